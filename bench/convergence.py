@@ -33,7 +33,7 @@ from typing import IO, Any
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
-from vmckpt.hypervisor.migration import LibvirtMover
+from vmckpt.hypervisor.migration import LibvirtMigrationDriver
 from vmckpt.model.migration import JobSample
 from vmckpt.units import Seconds, parse_rate
 from vmckpt_lab import guests, lab, ledger, network
@@ -120,8 +120,10 @@ def start(command: list[str], out: IO[bytes]) -> subprocess.Popen[bytes]:
 class Stopwatch:
     """Looks at the source ten times a second, the same for every program."""
 
-    def __init__(self, mover: LibvirtMover, run: Run, act: Callable[[int], Any] | None) -> None:
-        self._mover = mover
+    def __init__(
+        self, migrations: LibvirtMigrationDriver, run: Run, act: Callable[[int], Any] | None
+    ) -> None:
+        self._migrations = migrations
         self._run = run
         self._act = act
         self.samples: list[JobSample] = []
@@ -130,7 +132,7 @@ class Stopwatch:
     async def watch(self, process: subprocess.Popen[bytes], limit: float) -> bool:
         """Until the program ends; False if it was stopped at the limit after the first byte."""
         while process.poll() is None:
-            sample = await self._mover.sample()
+            sample = await self._migrations.sample()
             now = time.monotonic()
             if sample is not None and sample.total:
                 self.first = self.first or now
@@ -140,14 +142,14 @@ class Stopwatch:
                 if self._act is not None and not self._run.switched:
                     await self._act(sample.iteration)
             if self.first and now - self.first > limit and not self._run.switched:
-                await self._mover.abort()
+                await self._migrations.abort()
                 process.wait(30)
                 return False
             await asyncio.sleep(0.1)
         return process.returncode == 0
 
 
-def schedule(mover: LibvirtMover) -> Callable[[int], Any]:
+def schedule(migrations: LibvirtMigrationDriver) -> Callable[[int], Any]:
     """oVirt's steps; its own monitor looks every ten seconds, this one at every sample."""
     done = {"pass": 0}
 
@@ -156,9 +158,9 @@ def schedule(mover: LibvirtMover) -> Callable[[int], Any]:
             return
         done["pass"] = iteration
         if iteration in (1, 2, 3):
-            await mover.set_max_downtime(Seconds({1: 0.1, 2: 0.15, 3: 0.2}[iteration]))
+            await migrations.set_max_downtime(Seconds({1: 0.1, 2: 0.15, 3: 0.2}[iteration]))
         else:
-            await mover.start_post_copy()
+            await migrations.start_post_copy()
 
     return act
 
@@ -173,10 +175,10 @@ async def move(plan: LabPlan, peer: str, source: str, limit: float) -> Run:
     ):
         guest = await find_guest(here, "web1")
         assert guest is not None
-        mover = LibvirtMover(here, there, guest.uuid)
+        migrations = LibvirtMigrationDriver(here, there, guest.uuid)
         if peer != "vmckpt":
-            await mover.set_max_downtime(Seconds(0.3))
-        watch = Stopwatch(mover, run, schedule(mover) if peer == "schedule" else None)
+            await migrations.set_max_downtime(Seconds(0.3))
+        watch = Stopwatch(migrations, run, schedule(migrations) if peer == "schedule" else None)
         quiet = client.status(
             plan.observer_socket, "web1", since=time.monotonic() - 2.0, until=time.monotonic()
         )
@@ -188,7 +190,7 @@ async def move(plan: LabPlan, peer: str, source: str, limit: float) -> Run:
             out.seek(0)
             told = out.read()
         await asyncio.sleep(0.3)
-        totals = await mover.totals() if run.finished and not run.switched else None
+        totals = await migrations.totals() if run.finished and not run.switched else None
         run.by_libvirt = None if totals is None else float(totals.total)
         seen = client.status(plan.observer_socket, "web1", since=began, until=time.monotonic())
     run.setup = watch.first - began

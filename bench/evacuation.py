@@ -28,17 +28,17 @@ from typing import Any
 
 from vmckpt.evacuation.bandwidth import Move, Under, advance, begin, gain, over
 from vmckpt.evacuation.plan import forecast, placement
-from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Fleet, Place, Rules, Tenant
 from vmckpt.evacuation.schedule import Windows, links_of
-from vmckpt.evacuation.state import Patience, Terms
+from vmckpt.evacuation.state import EvacuationTerms, RetryLimits
 from vmckpt.simulation.evacuation import Luck, Sim
 from vmckpt.units import GIB, Bytes, BytesPerSecond
 
 GBIT = 125_000_000
 RULES = Rules(keep_free=0.05)
 WINDOWS = Windows(per_source=2, per_target=2, total=1000)
-TERMS = Terms(rules=RULES, windows=WINDOWS, patience=Patience(tries=10))
+TERMS = EvacuationTerms(rules=RULES, windows=WINDOWS, patience=RetryLimits(tries=10))
 
 
 def rack(seed: int, hosts: int, guests: int, emptied: int) -> tuple[Fleet, list[Tenant]]:
@@ -125,13 +125,13 @@ class Others:
     tries: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.seating = Seating(self.fleet.places, self.fleet.tenants, RULES)
+        self.seating = CapacityModel(self.fleet.places, self.fleet.tenants, RULES)
         self.links = links_of(self.fleet)
         self.running: list[tuple[Under, Move, bool]] = []
 
     def begin(self, move: Move) -> None:
         """What it really sends, and whether it fails half-way, nobody knew before."""
-        self.seating.sit(move.tenant, self.seating.index[move.target])
+        self.seating.place(move.tenant, self.seating.index[move.target])
         fate = self.luck.of(self.seed, move, self.tries[move.name])
         self.tries[move.name] += 1
         self.running.append((begin(fate.real(move)), move, fate.fails is not None))
@@ -148,7 +148,7 @@ class Others:
                 still.append((under, move, fails))
                 continue
             gone = move.target if fails else move.source
-            self.seating.rise(move.tenant, self.seating.index[gone])
+            self.seating.remove(move.tenant, self.seating.index[gone])
             (failed if fails else arrived).append(move)
         self.running = still
         self.moved += len(arrived)
@@ -156,7 +156,7 @@ class Others:
 
     def roomiest(self, tenant: Tenant) -> str | None:
         """The host with the most free memory that may take it."""
-        may = self.seating.may(tenant)
+        may = self.seating.allowed_hosts(tenant)
         able = [at for at, yes in enumerate(may.tolist()) if yes]
         if not able:
             return None
@@ -195,7 +195,7 @@ def jobsets(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> t
         for tenant in list(waiting):
             if tenant.host in used:
                 continue
-            may = world.seating.may(tenant)
+            may = world.seating.allowed_hosts(tenant)
             for name in used:
                 may[world.seating.index[name]] = False
             if not may.any():

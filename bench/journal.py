@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import postgres
-from vmckpt.errors import GuestBusy
+from vmckpt.errors import GuestLocked
 from vmckpt.journal import location as locations
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.store import Journal
@@ -77,7 +77,7 @@ def contend(place: Path | str, folder: Path, requests: int) -> dict[str, int]:
         while acted < requests:
             try:
                 fence = journal.acquire(id_, GUEST)
-            except GuestBusy:
+            except GuestLocked:
                 refused += 1
                 time.sleep(0.003)
                 continue

@@ -32,7 +32,7 @@ from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import manifest
 from vmckpt.store.format.chunk_map import UNIT, Extent, Kind, What
 from vmckpt.store.format.manifest import Keys
-from vmckpt.store.format.metadata import Contents, Facts, Part, Public, new_id
+from vmckpt.store.format.metadata import Contents, Part, PrivateFacts, Public, new_id
 from vmckpt.store.format.private_part import Private, RegionMap, compacted
 from vmckpt.store.ingest import Ingest, Table, stored
 from vmckpt.store.keys import wrapped_keys
@@ -114,7 +114,7 @@ def create(folder: Path, guest: str, version: int) -> None:
             maps.append(RegionMap(name=region.name, kind=kind, size=region.size, map=map_))
         part = Part(name="tail", size=len(STREAM), chunks=tuple(stored(writer, table, STREAM)))
         writer.finish()
-        facts = Facts(
+        facts = PrivateFacts(
             domain_xml="<domain/>", cpu_xml=None, boot_files=(), ram=(), disks=(), stream=(part,)
         )
         private = compacted(
@@ -126,7 +126,7 @@ def create(folder: Path, guest: str, version: int) -> None:
         draft.keep(id_, list(private.chunks), {one.name: one.map for one in private.regions}, {})
 
 
-def _public(guest: str, version: int, past: parent_state.Line | None) -> Public:
+def _public(guest: str, version: int, past: parent_state.ParentState | None) -> Public:
     return Public(
         id=id_of(guest, version), name=f"{guest}-{version}", guest=guest,
         guest_uuid="0d6f7a57-be04-4dd1-80ff-c8e5fa28580b", contents=Contents.MEMORY,
@@ -187,7 +187,7 @@ def restore(folder: Path, name: str, id_: str) -> None:
 
 def restored(store: Store, id_: str) -> None:
     """The same. Raises ValueError if a byte is not what the guest had."""
-    looked = catalog.look(store, id_, {SIGNING.public})
+    looked = catalog.inspect(store, id_, {SIGNING.public})
     private, sealing = catalog.opened(store, looked, lambda: ADMIN, {SIGNING.public})
     guest, _, version = looked.public.name.rpartition("-")
     with store.reader(sealing) as reader:

@@ -23,7 +23,7 @@ from typing import Any
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
-from vmckpt.hypervisor.migration import LibvirtMover
+from vmckpt.hypervisor.migration import LibvirtMigrationDriver
 from vmckpt.units import parse_rate
 from vmckpt_lab import guests, lab, ledger
 from vmckpt_lab.observer import client
@@ -90,7 +90,7 @@ async def _totals(plan: LabPlan, host: str) -> tuple[float, float]:
     async with Hypervisor(known) as target:
         guest = await find_guest(target, "web1")
         assert guest is not None
-        totals = await LibvirtMover(target, target, guest.uuid).totals()
+        totals = await LibvirtMigrationDriver(target, target, guest.uuid).totals()
     assert totals is not None
     assert totals.downtime is not None
     return totals.total * 1000, totals.downtime * 1000

@@ -54,10 +54,12 @@ POINTS: Mapping[str, Point] = {
     "released": Point("vmckpt.replication.primary.network_buffer", "Buffers.release", after=True),
     "idle": Point("vmckpt.replication.primary.loop", "Primary._wait"),
     "standby invalid": Point(
-        "vmckpt.replication.primary.lease_holder", "Tenure.invalidate", after=True
+        "vmckpt.replication.primary.lease_holder", "LeaseHolder.invalidate", after=True
     ),
     "switching": Point("vmckpt.agent.replication.handover", "give"),
-    "handed over": Point("vmckpt.replication.primary.lease_holder", "Tenure.hand_over", after=True),
+    "handed over": Point(
+        "vmckpt.replication.primary.lease_holder", "LeaseHolder.hand_over", after=True
+    ),
     "ending": Point("vmckpt.agent.replication.teardown", "unprotect"),
     "output let out": Point("vmckpt.replication.primary.network_buffer", "remove", after=True),
     "committed": Point("vmckpt.replication.backup.epoch_stage", "Stage.seal", after=True),

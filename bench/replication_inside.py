@@ -24,7 +24,7 @@ from vmckpt.capture.memory import memory_files
 from vmckpt.capture.migration_settings import IGNORE_SHARED
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder
 from vmckpt.replication.primary.epoch_capture import Capturer
 from vmckpt.replication.primary.memory import Memory
@@ -54,15 +54,17 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {"compare": [], "none": []}
     told = subprocess.run(["virsh", "domuuid", guest], check=True, capture_output=True, text=True)
     uuid = told.stdout.strip()
-    with Monitor(uuid, host=os.uname().nodename) as monitor, ExitStack() as stack:
-        undo = migration_settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+    with QmpMonitor(uuid, host=os.uname().nodename) as monitor, ExitStack() as stack:
+        undo = migration_settings.settings_facts(
+            monitor, want=IGNORE_SHARED, runs=True, folder=None
+        )
         migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
         stack.callback(migration_settings.break_off, monitor, undo)
         process = stack.enter_context(identity.require(uuid, guest, monitor.host))
         memory = Memory(memory_files.files(monitor, process), folder, stack)
         compares = stack.enter_context(CompareFinder(memory.live, memory.last, most=16384))
         owner = qemu_user.owner("qemu:///system", "")
-        buffers = Buffers(monitor, network_hold.look(monitor).cards, folder, owner)
+        buffers = Buffers(monitor, network_hold.hold_facts(monitor).cards, folder, owner)
         buffers.add()
         stack.callback(buffers.remove)
         for turn in range(turns):

@@ -32,7 +32,7 @@ from vmckpt.store.chunk_reader import Reader
 from vmckpt.store.format import manifest
 from vmckpt.store.format.chunk_map import UNIT, Extent, Kind, Region, What
 from vmckpt.store.format.manifest import Keys
-from vmckpt.store.format.metadata import Contents, Facts, Public, new_id
+from vmckpt.store.format.metadata import Contents, PrivateFacts, Public, new_id
 from vmckpt.store.format.private_part import Private, RegionMap, compacted
 from vmckpt.store.ingest import Ingest, Table
 from vmckpt.store.keys import identity as keys_identity
@@ -47,7 +47,7 @@ from vmckpt.units import Bytes
 KINDS = ("mixed", "random", "zeros", "sparse")
 """Made memory: a third each of random bytes, small numbers and zeros; all of one; or one page of
 small numbers in 64, with holes between."""
-_FACTS = Facts(domain_xml="<domain/>", cpu_xml=None, boot_files=(), ram=(), disks=())
+_FACTS = PrivateFacts(domain_xml="<domain/>", cpu_xml=None, boot_files=(), ram=(), disks=())
 _PAGE = UNIT[Kind.RAM]
 
 

@@ -30,7 +30,7 @@ from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.capture.memory.page_diff import Mapping, bring_up
 from vmckpt.capture.memory.shared_memory import SharedMemory
 from vmckpt.capture.qemu_stream.header import PAGE
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 
 _BLOCK = (1 << 20) // 8
 _TASK = 8 * _BLOCK
@@ -38,9 +38,9 @@ _WRITTEN = 64
 """Pages that a guest changes between two comparisons, all over its memory."""
 
 
-def _monitor(guest: str) -> Monitor:
+def _monitor(guest: str) -> QmpMonitor:
     told = subprocess.run(["virsh", "domuuid", guest], check=True, capture_output=True, text=True)
-    return Monitor(told.stdout.strip(), host=os.uname().nodename)
+    return QmpMonitor(told.stdout.strip(), host=os.uname().nodename)
 
 
 def _hooks() -> Hooks:

@@ -67,7 +67,7 @@ def chaos(
         except Wrong as exc:
             shaken.tally.failed = exc.message
             again = chaos_run.replay_command(seed, first, exc.operation, postgres=postgres)
-            raise LabError(f"seed {seed}, {exc.message}", mend=f"do it again: {again}") from exc
+            raise LabError(f"seed {seed}, {exc.message}", hint=f"do it again: {again}") from exc
         finally:
             if json:
                 output.print_json(shaken.tally.as_json())
@@ -87,7 +87,7 @@ def _lab(name: str | None, *, postgres: bool) -> Iterator[LabPlan]:
         if found.host_count < _HOSTS or (postgres and not found.witness):
             raise BadInput(
                 f"lab {name!r} is too small for this",
-                mend=f"run vmckpt lab up --hosts {_HOSTS} --witness --name another",
+                hint=f"run vmckpt lab up --hosts {_HOSTS} --witness --name another",
             )
         yield found
         return
@@ -365,5 +365,5 @@ def _host(name: str, host_name: str) -> tuple[LabPlan, str]:
     found = lab.load(name)
     names = [h.name for h in found.hosts]
     if host_name not in names:
-        raise BadInput(f"lab {name!r} has no host {host_name!r}", mend=f"use {', '.join(names)}")
+        raise BadInput(f"lab {name!r} has no host {host_name!r}", hint=f"use {', '.join(names)}")
     return found, host_name

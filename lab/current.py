@@ -13,6 +13,6 @@ def inventory() -> Path | None:
         names_ = ", ".join(path.parent.name for path in found)
         raise BadInput(
             f"several labs are up ({names_})",
-            mend=f"choose with --inventory or VMCKPT_INVENTORY, like {LABS}/NAME/hosts.yaml",
+            hint=f"choose with --inventory or VMCKPT_INVENTORY, like {LABS}/NAME/hosts.yaml",
         )
     return found[0] if found else None

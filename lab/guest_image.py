@@ -53,7 +53,7 @@ def kernel_package() -> str:
         word = line.strip().removeprefix("Depends: ")
         if word.startswith("linux-image-") and word != "linux-image-cloud-amd64":
             return word
-    raise LabError("apt knows no linux-image-cloud-amd64", mend="run apt-get update")
+    raise LabError("apt knows no linux-image-cloud-amd64", hint="run apt-get update")
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def _fetch_kernel(folder: Path, package: str) -> Path:
         )
         packages = list(Path(work).glob("*.deb"))
         if done.returncode != 0 or not packages:
-            raise LabError(f"apt-get download {package} failed", mend="run apt-get update")
+            raise LabError(f"apt-get download {package} failed", hint="run apt-get update")
         run(["dpkg", "-x", str(packages[0]), f"{work}/tree"])
         built = Path(work, "built")
         built.mkdir()

@@ -58,7 +58,7 @@ async def start(hypervisor: Hypervisor, host: HostPlan, xml: str, *, disk: Bytes
                 await _make(hypervisor, host, described, disk, wanted)
             saved = _opened(wanted)
     if saved is None:
-        raise LabError(f"{wanted} was removed as soon as it was made", mend="run it again")
+        raise LabError(f"{wanted} was removed as soon as it was made", hint="run it again")
     with saved:
         await _restore(hypervisor, host, xml, saved.fileno())
 
@@ -132,7 +132,7 @@ async def _until_it_waits(console: Path) -> None:
         if give_up.passed():
             raise LabError(
                 f"a guest did not boot within {_BOOTS:g} s",
-                mend=f"see {console}; try again once the machine is less busy",
+                hint=f"see {console}; try again once the machine is less busy",
             )
         await asyncio.sleep(0.05)
 

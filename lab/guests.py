@@ -180,18 +180,18 @@ def start(
 def _check_host(lab: LabPlan, on: str) -> None:
     names = [h.name for h in lab.hosts]
     if on not in names:
-        raise BadInput(f"no host {on!r} in lab {lab.name!r}", mend=f"use one of {', '.join(names)}")
+        raise BadInput(f"no host {on!r} in lab {lab.name!r}", hint=f"use one of {', '.join(names)}")
 
 
 def _check(lab: LabPlan, name: str, size: Bytes, region: Bytes, disk_format: str) -> None:
     if disk_format not in ("raw", "qcow2"):
-        raise BadInput(f"disk format {disk_format!r}", mend="use raw or qcow2")
+        raise BadInput(f"disk format {disk_format!r}", hint="use raw or qcow2")
     if any(guest.name == name for guest in stored(lab)):
         raise BadInput(f"lab {lab.name!r} has a guest {name!r} already")
     if size < 128 * MIB or region > size - 96 * MIB:
         raise BadInput(
             f"guest {name}: {size // MIB} MiB of memory for a region of {region // MIB} MiB",
-            mend="give at least 128 MiB and 96 MiB more than the region",
+            hint="give at least 128 MiB and 96 MiB more than the region",
         )
 
 
@@ -237,7 +237,7 @@ def _wait_until_heard(lab: LabPlan, on: str, name: str, *, limit: float = 60.0) 
         if give_up.passed():
             raise LabError(
                 f"guest {name} was not heard of within {limit:.0f} s and is removed",
-                mend=f"see {lab.host(on).root}/log/{name}.console; try again once the machine is"
+                hint=f"see {lab.host(on).root}/log/{name}.console; try again once the machine is"
                 " less busy",
             )
         time.sleep(0.05)

@@ -121,7 +121,7 @@ def enter(host: HostPlan, *args: str) -> list[str]:
     """The command that runs `args` inside the host, as a person logged in there would."""
     pid = first_process(host)
     if pid is None:
-        raise LabError(f"host {host.name} is off", mend=f"run vmckpt lab heal {host.name}")
+        raise LabError(f"host {host.name} is off", hint=f"run vmckpt lab heal {host.name}")
     return ["nsenter", "-t", str(pid), "-m", "-u", "-n", "-p", "--", *args]
 
 

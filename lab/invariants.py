@@ -19,7 +19,7 @@ from vmckpt import inventory
 from vmckpt.errors import HypervisorError, LabError
 from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.migration import LibvirtMover
+from vmckpt.hypervisor.migration import LibvirtMigrationDriver
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.units import Seconds
 from vmckpt_lab import guest_image, guests, host, ledger
@@ -27,7 +27,7 @@ from vmckpt_lab.faults import inject
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.observer import client
 from vmckpt_lab.plan import HostPlan, LabPlan
-from vmckpt_lab.processes import Census, Copy
+from vmckpt_lab.processes import Census, QemuCopy
 
 # What a lab guest's QEMU starts with, and must have again when it stayed.
 USUAL_DOWNTIME = Seconds(0.3)
@@ -40,7 +40,7 @@ _FOLDERS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class HostCopy:
     """What one host has of a guest."""
 
     host: str
@@ -65,7 +65,7 @@ class Seen:
         )
 
 
-def judge(seen: Sequence[Seen], *, allowed: Iterable[str]) -> list[str]:
+def violations(seen: Sequence[HostCopy], *, allowed: Iterable[str]) -> list[str]:
     """Everything that is wrong with a guest that must run on exactly one of these hosts."""
     allowed = set(allowed)
     wrong = [f"{one.host} does not answer: {one.error}" for one in seen if one.error]
@@ -80,7 +80,7 @@ def judge(seen: Sequence[Seen], *, allowed: Iterable[str]) -> list[str]:
     return wrong
 
 
-def _at_home(one: Seen, allowed: set[str]) -> list[str]:
+def _at_home(one: HostCopy, allowed: set[str]) -> list[str]:
     wrong = []
     if one.host not in allowed:
         wrong.append(f"it is on {one.host}, not on {' or '.join(sorted(allowed))}")
@@ -97,7 +97,7 @@ def _at_home(one: Seen, allowed: set[str]) -> list[str]:
     return wrong
 
 
-def _away(one: Seen, *, several: bool) -> list[str]:
+def _away(one: HostCopy, *, several: bool) -> list[str]:
     """`several`: it has a process elsewhere, so that a definition here is one too many."""
     wrong = [f"left on {one.host}: {file}" for file in one.files]
     if one.state is not None and one.state.is_active:
@@ -130,16 +130,16 @@ class Checker:
         self._census = Census(plan)
         self._inventory = inventory.load(plan.inventory)
 
-    def look(self, guest: str) -> list[Seen]:
+    def look(self, guest: str) -> list[HostCopy]:
         """What every host that is up has of a guest."""
 
-        async def everywhere() -> list[Seen]:
+        async def everywhere() -> list[HostCopy]:
             up = [one for one in self._plan.hosts if host.is_up(one)]
             return list(await asyncio.gather(*(self._one(one, guest) for one in up)))
 
         return asyncio.run(everywhere())
 
-    async def _one(self, where: HostPlan, guest: str) -> Seen:
+    async def _one(self, where: HostPlan, guest: str) -> HostCopy:
         found: Guest | None = None
         limit: Seconds | None = None
         error: str | None = None
@@ -151,11 +151,13 @@ class Checker:
                     seen = await hypervisor_domains.presence(hypervisor, found.uuid)
                     in_parts = seen.post_copy
                 if found is not None and found.state.runs and not in_parts:
-                    limit = await LibvirtMover(hypervisor, hypervisor, found.uuid).max_downtime()
+                    limit = await LibvirtMigrationDriver(
+                        hypervisor, hypervisor, found.uuid
+                    ).max_downtime()
             except HypervisorError as exc:
                 error = exc.message
         processes = [copy for copy in self._census.copies(guest) if copy.host == where.name]
-        return Seen(
+        return HostCopy(
             host=where.name,
             processes=len(processes),
             in_parts=in_parts,
@@ -174,7 +176,7 @@ class Checker:
     def settled(self, guest: str, allowed: Iterable[str], *, limit: float = 10.0) -> list[str]:
         """What is wrong with where it is; libvirt is given a moment to clear away."""
         give_up = Deadline(limit)
-        while (wrong := judge(self.look(guest), allowed=allowed)) and not give_up.passed():
+        while (wrong := violations(self.look(guest), allowed=allowed)) and not give_up.passed():
             time.sleep(0.2)
         return wrong
 
@@ -284,10 +286,10 @@ class Together:
 
     seen: list[str] = field(default_factory=list)
     """Every finding in a sentence."""
-    _before: Mapping[Copy, int] = field(default_factory=dict)
-    _ran_before: frozenset[Copy] = frozenset()
+    _before: Mapping[QemuCopy, int] = field(default_factory=dict)
+    _ran_before: frozenset[QemuCopy] = frozenset()
 
-    def take(self, ran: Mapping[Copy, int], at: float) -> None:
+    def take(self, ran: Mapping[QemuCopy, int], at: float) -> None:
         """CPU time of every copy, now."""
         now = frozenset(
             copy for copy, time_ in ran.items() if time_ - self._before.get(copy, time_) > RUNS

@@ -28,7 +28,7 @@ def start(plan: LabPlan) -> None:
     """Create a cluster and start it; LabError if PostgreSQL is not installed or does not start."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs:
-        raise LabError("the witness needs PostgreSQL", mend="run apt-get install postgresql")
+        raise LabError("the witness needs PostgreSQL", hint="run apt-get install postgresql")
     data = plan.folder / "witness"
     data.mkdir(mode=0o700)
     shutil.chown(data, "postgres", "postgres")
@@ -84,7 +84,7 @@ def _may(name: str) -> None:
     except ValueError as exc:
         raise BadInput(f"lab name {exc}") from None
     if os.geteuid() != 0:
-        raise LabError("the lab makes network namespaces and needs root", mend="run it with sudo")
+        raise LabError("the lab makes network namespaces and needs root", hint="run it with sudo")
 
 
 @contextmanager
@@ -124,10 +124,10 @@ def load(name: str) -> LabPlan:
     except FileNotFoundError:
         others = ", ".join(names()) or "none"
         raise LabError(
-            f"no lab {name!r} is up (labs here: {others})", mend="run vmckpt lab up"
+            f"no lab {name!r} is up (labs here: {others})", hint="run vmckpt lab up"
         ) from None
     except (OSError, ValueError, TypeError) as exc:
-        raise LabError(f"{path}: {exc}", mend=f"run vmckpt lab down --name {name}") from exc
+        raise LabError(f"{path}: {exc}", hint=f"run vmckpt lab down --name {name}") from exc
 
 
 def up(
@@ -155,7 +155,7 @@ def up(
                     f"lab {name!r} is up with {running.host_count} hosts,"
                     f" {'a' if running.witness else 'no'} witness"
                     f" and QEMU as {running.qemu_user}",
-                    mend=f"run vmckpt lab down --name {name} first",
+                    hint=f"run vmckpt lab down --name {name} first",
                 )
             say(f"lab {name} is up already")
             return running

@@ -147,7 +147,7 @@ def kill_all(found: list[str], *, limit: float = 20.0) -> None:
     give_up = Deadline(limit)
     while pids := [pid for name in found for pid in processes_in(name)]:
         if give_up.passed():
-            raise LabError(f"processes {pids} do not die", mend="look at them with ps")
+            raise LabError(f"processes {pids} do not die", hint="look at them with ps")
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ _SETTLED = 15.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Copy:
+class QemuCopy:
     """A QEMU process of a guest."""
 
     guest: str
@@ -40,7 +40,7 @@ class Census:
         self._others: dict[int, float] = {}
         """Processes that are no QEMU, and when they were first seen."""
 
-    def copies(self, guest: str | None = None) -> tuple[Copy, ...]:
+    def copies(self, guest: str | None = None) -> tuple[QemuCopy, ...]:
         """Every QEMU of a guest, running or not; of one guest if it is named."""
         found = []
         for pid in self._qemus():
@@ -48,7 +48,7 @@ class Census:
             with suppress(OSError):
                 name = _GUEST.search((_PROC / str(pid) / "cmdline").read_bytes())
                 if host is not None and name is not None and not _ended(pid):
-                    found.append(Copy(guest=name[1].decode(), host=host, pid=pid))
+                    found.append(QemuCopy(guest=name[1].decode(), host=host, pid=pid))
         return tuple(sorted(one for one in found if guest in (None, one.guest)))
 
     def daemon(self, host: str, name: str) -> int | None:
@@ -56,7 +56,7 @@ class Census:
         found = [pid for pid in self._called(name) if self._host_of(pid) == host]
         return min(found, default=None)
 
-    def ran(self, copy: Copy) -> int:
+    def ran(self, copy: QemuCopy) -> int:
         """Nanoseconds of CPU time that the guest's CPUs had in that process; 0 if it is gone.
 
         A stopped guest's CPU threads use none at all.

@@ -29,7 +29,7 @@ def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> 
     except subprocess.TimeoutExpired as exc:
         raise LabError(f"{' '.join(args)}: no end in {exc.timeout:g} s") from exc
     except FileNotFoundError as exc:
-        raise LabError(f"{args[0]} is not installed here", mend="run ./check --install") from exc
+        raise LabError(f"{args[0]} is not installed here", hint="run ./check --install") from exc
     if check and running.returncode != 0:
         reason = (complaint.strip() or printed.strip()).splitlines()[-1:] or ["no reason"]
         raise LabError(f"{' '.join(args)}: {reason[0]}")

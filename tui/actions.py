@@ -192,7 +192,7 @@ def missing(action: Action, scene: Scene, answers: Answers) -> str | None:
     return None
 
 
-def fits(action: Action, scene: Scene) -> str | None:
+def why_not(action: Action, scene: Scene) -> str | None:
     """Why an action cannot be done now; None: it can."""
     if scene.where not in action.where:
         return "not here"

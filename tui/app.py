@@ -207,7 +207,7 @@ class Dashboard(App[None]):
         """The footer shows what can be done now; it is only drawn again if that has changed."""
         scene = self.scene()
         able = () if scene is None else tuple(
-            actions.fits(one, scene) is None for one in actions.of(TABLE,
+            actions.why_not(one, scene) is None for one in actions.of(TABLE,
                                                                    scene.where)
         )  # fmt: skip
         if (self._here, able) != self._footer:
@@ -245,7 +245,7 @@ class Dashboard(App[None]):
         if action != "do":
             return True
         scene, wanted = self.scene(), BY_NAME.get(str(parameters[0]))
-        return scene is not None and wanted is not None and actions.fits(wanted, scene) is None
+        return scene is not None and wanted is not None and actions.why_not(wanted, scene) is None
 
     def action_go(self, part: str) -> None:
         if self.screen is self.screen_stack[0]:
@@ -296,7 +296,7 @@ class Dashboard(App[None]):
     def action_do(self, name: str) -> None:
         """An action of the table, by its name."""
         action, scene = BY_NAME[name], self.scene()
-        why = "not here" if scene is None else actions.fits(action, scene)
+        why = "not here" if scene is None else actions.why_not(action, scene)
         if scene is None or why is not None:
             self.notify(why or "", severity="warning")
             return

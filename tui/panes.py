@@ -23,7 +23,7 @@ from vmckpt_tui.action_lists.all import TABLE
 from vmckpt_tui.actions import Model, Scene, Where, of
 from vmckpt_tui.screens import protection_view
 from vmckpt_tui.tables import Column, Leaf, Use
-from vmckpt_tui.widgets.basic import Filter, Line
+from vmckpt_tui.widgets.basic import Filter, TextLine
 from vmckpt_tui.widgets.data_grid import Grid
 
 _AT_ONCE = 50
@@ -104,7 +104,7 @@ class FleetPane(Pane):
         hosts: Sequence[Column[HostNow]] = view.host_columns(lambda: self._index)
         guests: Sequence[Column[GuestNow]] = view.guest_columns(lambda: self._index)
         yield Grid(hosts, lambda one: one.name, id="hosts", sort=0, empty="no host is known yet")
-        yield Line(id="of")
+        yield TextLine(id="of")
         yield Filter(placeholder="name, host, state or label", id="filter")
         yield Grid(guests, lambda one: f"{one.uuid} {one.host}", id="guests", sort=0, marks=True,
                    empty="looking …")  # fmt: skip
@@ -150,7 +150,7 @@ class FleetPane(Pane):
         on = "" if self._host is None else f" on {self._host} (Esc: all)"
         few = "" if shown == len(fleet.guests) else f"{shown:,} of "
         marked = f", {len(self.guests.marked)} marked" if self.guests.marked else ""
-        self.query_one("#of", Line).say(
+        self.query_one("#of", TextLine).say(
             f"{len(fleet.hosts):,} hosts · {few}{len(fleet.guests):,} guests{on}{marked}"
             " · / filter · Space mark · Tab hosts"
         )
@@ -341,8 +341,8 @@ class DoctorPane(Pane):
 
     def on_grid_moved(self) -> None:
         one: Finding | None = self.query_one(Grid).current
-        mend = "" if one is None or one.mend is None else f"→ {one.mend}"
-        self.query_one("#mend", Static).update(mend)
+        hint = "" if one is None or one.hint is None else f"→ {one.hint}"
+        self.query_one("#mend", Static).update(hint)
 
 
 def findings(text: str) -> Sequence[Finding] | None:
@@ -353,7 +353,7 @@ def findings(text: str) -> Sequence[Finding] | None:
         return [
             Finding(
                 severity=Severity(one["severity"]), code=one["code"], where=one["where"],
-                text=one["text"], mend=one.get("mend"),
+                text=one["text"], hint=one.get("mend"),
             )
             for one in told
         ]  # fmt: skip

@@ -118,7 +118,7 @@ def guarded(entry: Mapping[str, object]) -> Cell:
     """How a protection stands, in a word or two."""
     if of_protections([entry]):
         return "✗ 2 copies", "bad"
-    seen = status.look(entry)
+    seen = status.parse_status(entry)
     if seen.end is not None:
         return "✗ ended", "bad"
     if not seen.ready:
@@ -385,7 +385,7 @@ def finding_columns() -> Sequence[Column[Finding]]:
                order=lambda one: one.where),
         Column(label="finding", width=20, grows=4, cell=lambda one: (one.text, "")),
         Column(label="what mends it", width=16, grows=3, from_width=100,
-               cell=lambda one: (one.mend or "", "dim")),
+               cell=lambda one: (one.hint or "", "dim")),
     )  # fmt: skip
 
 

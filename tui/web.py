@@ -41,7 +41,7 @@ _ELSEWHERE = re.compile(r"<link[^>]*\bhref=[\"']https?://[^>]*>")
 """It asks another site for a font."""
 
 
-class Guarded(Server):
+class TokenRequired(Server):
     """Lets in who has the token: first in the address, from then on in a cookie.
 
     Whoever may open it may do all that whoever began it may do.
@@ -154,14 +154,14 @@ def serve(
     """
     if url is not None and not re.fullmatch(r"https?://[^/\s]+/?", url):
         raise BadInput(
-            f"{url!r} is no address without a path", mend="write --url https://ops.example"
+            f"{url!r} is no address without a path", hint="write --url https://ops.example"
         )
     if url is None and host in ("0.0.0.0", "::"):
         raise BadInput(
-            f"browsers cannot open {host}", mend="add --url, how they see it: http://ops1:8010"
+            f"browsers cannot open {host}", hint="add --url, how they see it: http://ops1:8010"
         )
     command = shlex.join([*PROGRAM, *words])
     place = f"[{host}]" if ":" in host else host
-    server = Guarded(command, host, port, (url or f"http://{place}:{port}").rstrip("/"), say)
+    server = TokenRequired(command, host, port, (url or f"http://{place}:{port}").rstrip("/"), say)
     server.serve()
     sys.stdout.flush()

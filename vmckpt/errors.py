@@ -1,41 +1,41 @@
 """Every error this package raises on purpose, with the exit code of the command that meets it.
 
     VmckptError                      1   anything below; never raised itself
-     +-- BadInput                    2   an argument or a file is wrong; nothing was done
-     |    +-- InventoryError         3   hosts.yaml is wrong or cannot be found
-     |    +-- PolicyError            4   a policy is wrong, cannot be found, or two are for a guest
-     |    +-- ReadOnly               5   only looking is allowed
-     +-- HypervisorError            10   libvirt or QEMU said no
-     |    +-- HostUnreachable       11   no connection to the host's libvirt
-     |    +-- OutcomeUnknown        13   a call that changes something may or may not have happened
-     |    +-- PeerLoginFailed       15   the source's libvirtd cannot log in at the target's
-     +-- RemoteError                12   ssh: no connection, no login, or the command failed
-     |    +-- HostKeyRefused        14   the host's ssh key is unknown or has changed
-     +-- JournalError              16   the journal cannot be opened, read or written
-     +-- Unattended                17   no controller runs the job any more, or it does not listen
-     +-- GuestBusy                 18   the guest has an operation already
-     +-- LeaseLost                 19   another controller has taken over; nothing more was changed
-     +-- MigrationFailed            20   the migration ended; the guest runs on the source
-     +-- PostcopyPaused             22   the guest waits on the target for the rest of its memory
-     +-- Blocked                    21   preflight found reasons not to start; nothing was changed
-     +-- WentBack                   23   a guarded command failed; the guest is as it was before
-     +-- HookFailed                 24   the guest is back, but what was to follow outside failed
-     +-- FencingFailed              25   a host may be on; its guest was not started elsewhere
-     +-- SomeLeft                   26   not all guests of a host could be moved
-     +-- LabError                   30   the lab could not do what was asked
-     +-- StoreError                 40   a snapshot store cannot be opened, read or written
-     |    +-- StoreDamaged          41   something in it is not what was written
-     |    +-- StoreNewer            42   a newer vmckpt wrote it
-     |    +-- KeyRefused            43   the key is missing, or is not the right one
-     |    +-- StoreFull             44   there is no room left
-     |    +-- NotInStore            45   it has no such object
-     +-- CaptureFailed              50   no checkpoint was made; the guest is as it was
-     |    +-- CannotCapture         51   this way cannot capture this guest; the message says why
-     |    +-- StreamDamaged         52   what QEMU wrote is no whole migration stream
-     +-- WaitedInVain               1   another guest of its group could not come as far
-     +-- Cancelled                 130   the operator stopped it (Ctrl-C or SIGTERM)
+     +-- BadInput                  2   an argument or a file is wrong; nothing was done
+     |    +-- InventoryError       3   hosts.yaml is wrong or cannot be found
+     |    +-- PolicyError          4   a policy is wrong, cannot be found, or two are for a guest
+     |    +-- ReadOnly             5   only looking is allowed
+     +-- HypervisorError          10   libvirt or QEMU said no
+     |    +-- HostUnreachable     11   no connection to the host's libvirt
+     |    +-- OutcomeUnknown      13   a call that changes something may or may not have happened
+     |    +-- PeerLoginFailed     15   the source's libvirtd cannot log in at the target's
+     +-- RemoteError              12   ssh: no connection, no login, or the command failed
+     |    +-- HostKeyRefused      14   the host's ssh key is unknown or has changed
+     +-- JournalError             16   the journal cannot be opened, read or written
+     +-- OrphanedJobs             17   no controller runs the job any more, or it does not listen
+     +-- GuestLocked              18   the guest has an operation already
+     +-- LeaseLost                19   another controller has taken over; nothing more was changed
+     +-- MigrationFailed          20   the migration ended; the guest runs on the source
+     +-- PostcopyPaused           22   the guest waits on the target for the rest of its memory
+     +-- Blocked                  21   preflight found reasons not to start; nothing was changed
+     +-- GuardRolledBack          23   a guarded command failed; the guest is as it was before
+     +-- HookFailed               24   the guest is back, but what was to follow outside failed
+     +-- FencingFailed            25   a host may be on; its guest was not started elsewhere
+     +-- GuestsRemaining          26   not all guests of a host could be moved
+     +-- LabError                 30   the lab could not do what was asked
+     +-- StoreError               40   a snapshot store cannot be opened, read or written
+     |    +-- StoreDamaged        41   something in it is not what was written
+     |    +-- StoreNewer          42   a newer vmckpt wrote it
+     |    +-- KeyRefused          43   the key is missing, or is not the right one
+     |    +-- StoreFull           44   there is no room left
+     |    +-- NotInStore          45   it has no such object
+     +-- CaptureFailed            50   no checkpoint was made; the guest is as it was
+     |    +-- CannotCapture       51   this way cannot capture this guest; the message says why
+     |    +-- StreamDamaged       52   what QEMU wrote is no whole migration stream
+     +-- TimedOut                  1   another guest of its group could not come as far
+     +-- Cancelled               130   the operator stopped it (Ctrl-C or SIGTERM)
 
-An error is one line: what, where, and what to do. `mend` is the last part.
+An error is one line: what, where, and what to do. `hint` is the last part.
 """
 
 import difflib
@@ -49,13 +49,13 @@ class VmckptError(Exception):
     undone: bool = True
     """False: not all of what was set could be put back; its job stays open for recovery."""
 
-    def __init__(self, message: str, *, mend: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.mend = mend
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}; {self.mend}" if self.mend else self.message
+        return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
 class BadInput(VmckptError):
@@ -88,9 +88,9 @@ class HypervisorError(VmckptError):
     exit_code = 10
 
     def __init__(
-        self, message: str, *, host: str, code: int | None = None, mend: str | None = None
+        self, message: str, *, host: str, code: int | None = None, hint: str | None = None
     ) -> None:
-        super().__init__(message, mend=mend)
+        super().__init__(message, hint=hint)
         self.host = host
         self.code = code
         """libvirt's VIR_ERR_* number; None when the error is our own."""
@@ -138,13 +138,13 @@ class JournalError(VmckptError):
     exit_code = 16
 
 
-class Unattended(VmckptError):
+class OrphanedJobs(VmckptError):
     """No controller runs the job any more, or it does not listen; nothing was done."""
 
     exit_code = 17
 
 
-class GuestBusy(VmckptError):
+class GuestLocked(VmckptError):
     """The guest has an operation already."""
 
     exit_code = 18
@@ -174,7 +174,7 @@ class Blocked(VmckptError):
     exit_code = 21
 
 
-class WentBack(VmckptError):
+class GuardRolledBack(VmckptError):
     """A guarded command, or the check after it, failed; the guest is as it was before."""
 
     exit_code = 23
@@ -192,7 +192,7 @@ class FencingFailed(VmckptError):
     exit_code = 25
 
 
-class SomeLeft(VmckptError):
+class GuestsRemaining(VmckptError):
     """A host was not emptied, or not filled again; what was moved is moved."""
 
     exit_code = 26
@@ -264,7 +264,7 @@ class StreamDamaged(CaptureFailed):
     exit_code = 52
 
 
-class WaitedInVain(VmckptError):
+class TimedOut(VmckptError):
     """Another guest of its group could not come as far; the message says how it stands with it."""
 
 
@@ -274,12 +274,12 @@ class Cancelled(VmckptError):
     exit_code = 130
 
 
-class Dismissed(Cancelled):
+class Superseded(Cancelled):
     """It was made ready, and is not wanted any more; nothing was changed."""
 
 
 def meant(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The mend for a name that nothing has: those that are nearly it, or what else to do."""
+    """The hint for a name that nothing has: those that are nearly it, or what else to do."""
     close = difflib.get_close_matches(word, [*known], n=3)
     return f"did you mean {' or '.join(close)}?" if close else otherwise
 

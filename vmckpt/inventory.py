@@ -251,7 +251,7 @@ class Inventory:
         if self.read_only:
             raise ReadOnly(
                 f"only looking is allowed, as {self.path} says; nothing was changed",
-                mend="use an inventory without read_only",
+                hint="use an inventory without read_only",
             )
 
     def store(self, name: str | None = None) -> StorePlace:
@@ -259,7 +259,7 @@ class Inventory:
         if not self.stores:
             raise InventoryError(
                 f"{self.path} names no store for snapshots",
-                mend="add stores: {near: /srv/vmckpt} to it",
+                hint="add stores: {near: /srv/vmckpt} to it",
             )
         if name is None:
             return next(iter(self.stores.values()))
@@ -296,7 +296,7 @@ def may_act() -> None:
     if looks_only():
         raise ReadOnly(
             "only looking is allowed; nothing was changed",
-            mend=f"leave --read-only and {READ_ONLY} away",
+            hint=f"leave --read-only and {READ_ONLY} away",
         )
 
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, TwoCopies, VmckptError
+from vmckpt.errors import Cancelled, GuestLocked, LeaseLost, TwoCopies, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, location, maintenance, recorder
-from vmckpt.journal.recorder import Recorder, Unattended
+from vmckpt.journal.recorder import OrphanedJob, Recorder
 from vmckpt.journal.records import MAINTENANCE, Operation
-from vmckpt.migration.cancellable import stoppable
+from vmckpt.migration.cancellable import cancellable
 from vmckpt.migration.recovery import recover as moves
 from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 class Room(Protocol):
     """How a room finishes and undoes its operations."""
 
-    async def __call__(self, case: Unattended, policies: Sequence[Policy]) -> Settled:
+    async def __call__(self, case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
         """Look at the hosts, decide, and do it, as far as the case says."""
 
 
-async def _settle_protection(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def _settle_protection(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     # Only who recovers one pays for what it needs.
     from vmckpt.protection import recovery as protections  # noqa: PLC0415
 
     return await protections.settle(case, policies)
 
 
-async def _settle_move(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def _settle_move(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """Whoever drove it: libvirt, or agents as those of a protection."""
     if not any(step.name == Step.PROTECT for step in case.steps):
         return await moves.settle(case, policies)
@@ -50,11 +50,11 @@ async def _settle_move(case: Unattended, policies: Sequence[Policy]) -> Settled:
     return await recovery.settle(case, policies)
 
 
-async def _settle_evacuation(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def _settle_evacuation(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     from vmckpt.evacuation import service as evacuations  # noqa: PLC0415
 
     async def resolve(job: str) -> Outcome | None:
-        return (await one(case.inventory, policies, case.caller, job)).outcome
+        return (await recover_job(case.inventory, policies, case.caller, job)).outcome
 
     return await evacuations.settle(case, policies, resolve)
 
@@ -107,7 +107,7 @@ class Recovered:
         }
 
 
-async def everything(
+async def recover_all(
     inventory: Inventory, policies: Sequence[Policy], caller: Caller, *, dry_run: bool
 ) -> list[Recovered]:
     """All operations that nobody attends, the oldest first.
@@ -126,7 +126,7 @@ async def everything(
         return told
 
 
-async def before_acting(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> bool:
+async def recover_before(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> bool:
     """Put in order what can be at once, before a command acts; whether anything was changed.
 
     What still runs, and what cannot be settled, is only told: it keeps its guest.
@@ -146,7 +146,7 @@ async def before_acting(inventory: Inventory, policies: Sequence[Policy], caller
     return any(recovered.settled.outcome is not None for recovered in told)
 
 
-async def one(
+async def recover_job(
     inventory: Inventory, policies: Sequence[Policy], caller: Caller, job: str
 ) -> Settled:
     """One operation whose controller could not tell how it ended; watched if it still runs."""
@@ -171,7 +171,7 @@ class _One:
         on with, too."""
         found = await asyncio.to_thread(self._journal.abandoned)
         if entrusted:
-            found += await asyncio.to_thread(self._journal.entrusted)
+            found += await asyncio.to_thread(self._journal.delegated_to_agents)
         looks = await asyncio.gather(*(self.look(operation) for operation in found))
         return [Recovered(operation=o, settled=s) for o, s in zip(found, looks, strict=True)]
 
@@ -189,7 +189,7 @@ class _One:
             if not one.settled.goes_on:
                 return one
             try:
-                return await stoppable(self._settled(one, adopt=True), stop)
+                return await cancellable(self._settled(one, adopt=True), stop)
             except Cancelled:
                 return one
 
@@ -210,7 +210,7 @@ class _One:
         try:
             with recorder.taken_over(self._journal, operation, self._caller.warn) as kept:
                 return await self._ask(operation, kept, adopt=adopt)
-        except (GuestBusy, LeaseLost) as exc:
+        except (GuestLocked, LeaseLost) as exc:
             return Settled(truth=f"somebody else is at it: {exc.message}", outcome=None)
         except VmckptError as exc:
             return _unsettled(exc)
@@ -224,7 +224,7 @@ class _One:
                 settle="use the newer vmckpt that began it",
             )
         steps = await asyncio.to_thread(self._journal.steps, operation.id)
-        case = Unattended(
+        case = OrphanedJob(
             inventory=self._inventory, operation=operation, steps=steps, recorder=kept,
             caller=self._caller, adopt=adopt,
         )  # fmt: skip
@@ -233,6 +233,6 @@ class _One:
 
 def _unsettled(error: VmckptError) -> Settled:
     return Settled(
-        truth=error.message, outcome=None, settle=error.mend or "",
+        truth=error.message, outcome=None, settle=error.hint or "",
         two_copies=isinstance(error, TwoCopies),
     )  # fmt: skip

@@ -20,8 +20,8 @@ from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.primary import epoch_capture, lease_holder, loop
 from vmckpt.replication.primary.epoch_capture import Capturer
 from vmckpt.replication.primary.loop import Flight, Primary, Switched
-from vmckpt.replication.primary.solo_permission import Leave
-from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.primary.solo_permission import SoloPermission
+from vmckpt.replication.protocol.connection import ConnectionLost
 from vmckpt.replication.protocol.messages import WireError
 from vmckpt.replication.watchdog import process
 
@@ -69,15 +69,17 @@ def _primary(
         monitor=monitor, memory=fakes.Quiet(), finder=None, logs=[], disks=None, buffers=output,
         capturer=Capturer(monitor, fakes.UNDO, finder=fakes.Finder(), output=output, logs=[],
                           still=lambda _: None),
-        tenure=held_tenure, wishes=fakes.Wishes(), leave=Leave(needed=False), status=quiet,
+        lease_holder=held_tenure, requests=fakes.Wishes(),
+        leave=SoloPermission(needed=False), status=quiet,
         mirrors=SimpleNamespace(begin_again=lambda: do("mirrors"), end=lambda: do("no mirrors")),
         begun=False, held=False, whole=False, devices=fakes.Devices(),
         is_alone=is_alone, alone=lambda on: (fakes.File(teardown.ALONE).touch if on
                           else fakes.File(teardown.ALONE).unlink)(),
         switching=lambda: fakes.File("switching").touch(),
         go_on=lambda: _Agent._resume(agent, monitor),
-        switch=lambda line: handover.give(
-            _SESSION, fakes.FOLDER, line, tenure=held_tenure, process=agent._process, stopped=0.0
+        switch=lambda line: handover.hand_over(
+            _SESSION, fakes.FOLDER, line, lease_holder=held_tenure, process=agent._process,
+            stopped=0.0,
         ),
     )  # fmt: skip
     one: Any = Primary(_choosing(_SESSION), fakes.FOLDER, parts)
@@ -205,7 +207,7 @@ def _tried(life: int, fields: Fields, step: Callable[[Primary, Any], str]) -> Ne
     line: Any = fakes.Line("up", lambda: held_tenure.token)
     try:
         at = step(one, line)
-    except (Cut, WireError, LeaseUnreachable, ValueError):
+    except (ConnectionLost, WireError, LeaseUnreachable, ValueError):
         at = "cut"
     return at, _kept(one)
 
@@ -214,7 +216,7 @@ def cut(life: int, fields: Fields) -> Next:
     """The connection is gone."""
     one, _ = _primary(life, fields)
     try:
-        one._cut(Cut("gone"))
+        one._cut(ConnectionLost("gone"))
     except Again:
         pass
     return "connect", _kept(one)

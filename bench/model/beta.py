@@ -12,8 +12,8 @@ from bench.model.world import BETA, TERMS
 from vmckpt.replication.backup import lease_claimant, loop
 from vmckpt.replication.backup.lease_claimant import LeaseClaim
 from vmckpt.replication.backup.loop import Backup
-from vmckpt.replication.protocol.connection import Cut
-from vmckpt.replication.protocol.messages import Seal, WireError
+from vmckpt.replication.protocol.connection import ConnectionLost
+from vmckpt.replication.protocol.messages import EpochEnd, WireError
 from vmckpt.units import Seconds
 
 Told = tuple[Any, ...]
@@ -55,7 +55,7 @@ class _Stage:
     def last(self) -> Any:
         return SimpleNamespace(final=do("read", "final"), taken=0.0) if self.committed else None
 
-    def seal(self, seal: Seal) -> int:
+    def seal(self, seal: EpochEnd) -> int:
         """Raises WireError, as Order.take does."""
         if seal.base != self.committed:
             raise WireError("an epoch on another one than the last")
@@ -75,10 +75,10 @@ class _Stage:
 def _backup(handed: bool, captured: Told = ()) -> tuple[Backup, _Claim]:
     held = _Claim()
     stage: Any = _Stage(captured)
-    wishes: Any = SimpleNamespace(has=lambda _: False, drop=lambda _: None)
+    requests: Any = SimpleNamespace(has=lambda _: False, drop=lambda _: None)
     one = Backup(
-        _SESSION, fakes.FOLDER, stage=stage, standby=mock.MagicMock(), claim=held, wishes=wishes,
-        between=lambda: None,
+        _SESSION, fakes.FOLDER, stage=stage, standby=mock.MagicMock(), claim=held,
+        requests=requests, between=lambda: None,
     )  # fmt: skip
     one._handed_over = handed
     return one, held
@@ -92,7 +92,7 @@ def message(handed: bool, told: Told) -> Told:
         if not held.takes(told[1]):
             raise WireError("an old token")
         one._take(line, fakes.message_of(told))
-    except (Cut, WireError, ValueError):
+    except (ConnectionLost, WireError, ValueError):
         return "cut", one._handed_over
     return "over" if one._over else "taken", one._handed_over
 

@@ -158,7 +158,7 @@ def _alpha(world: World, **changes: Any) -> tuple[World, Answer]:
     return world._replace(alpha=world.alpha._replace(**changes)), _DONE
 
 
-def _tenure(world: World, name: str, value: Any) -> tuple[World, Answer]:
+def _lease_holder(world: World, name: str, value: Any) -> tuple[World, Answer]:
     agent = world.alpha.agent
     assert agent is not None
     return _alpha(world, agent=agent._replace(**{name: value}))
@@ -168,7 +168,7 @@ def _lock(world: World, thread: str) -> tuple[World, Answer]:
     agent = world.alpha.agent
     if agent is None or agent.lock:
         raise Blocked
-    return _tenure(world, "lock", thread)
+    return _lease_holder(world, "lock", thread)
 
 
 def _put(world: World, name: str, text: str) -> tuple[World, Answer]:
@@ -381,8 +381,8 @@ _BETA: dict[str, Callable[..., tuple[World, Answer]]] = {
 _OF_QEMU = ("stop", "cont", "close epoch", "release", "let out", "hold")
 _LOCAL: dict[str, Callable[..., tuple[World, Answer]]] = {
     "drop": lambda world, _: _alpha(world, wish=""),
-    "tenure": _tenure,
-    "unlock": lambda world: _tenure(world, "lock", ""),
+    "tenure": _lease_holder,
+    "unlock": lambda world: _lease_holder(world, "lock", ""),
     "saw": lambda world, newest: _beta(world, seen=int(newest)),
     "since": lambda world, age: _beta(world, since=age),
 }

@@ -10,10 +10,18 @@ from bench.model.world import ALPHA, BETA, TERMS
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import HypervisorError
 from vmckpt.lease.client import LeaseClient
-from vmckpt.replication.primary.lease_holder import Tenure
-from vmckpt.replication.protocol.connection import Cut
-from vmckpt.replication.protocol.messages import Ack, Beat, End, Hello, Message, Seal, Welcome
-from vmckpt.replication.session import Lease, Session, Terms
+from vmckpt.replication.primary.lease_holder import LeaseHolder
+from vmckpt.replication.protocol.connection import ConnectionLost
+from vmckpt.replication.protocol.messages import (
+    Ack,
+    End,
+    EpochEnd,
+    Heartbeat,
+    Hello,
+    HelloAck,
+    Message,
+)
+from vmckpt.replication.session import Lease, ProtectionTerms, Session
 from vmckpt.units import Seconds
 
 UNDO = Undo(guest="g", capabilities={}, bandwidth=0, runs=True, folder="")
@@ -25,8 +33,8 @@ def session(host: str) -> Session:
     return Session(
         role="primary" if host == ALPHA else "backup", session="s", guest="g", name="g",
         host=host, peer=BETA if host == ALPHA else ALPHA, uri="", lease=LEASE, disks=(),
-        terms=Terms(interval=Seconds(0.1), automatic=True), address="", port=0, owner=(0, 0),
-        undo=UNDO.to_json(),
+        terms=ProtectionTerms(interval=Seconds(0.1), automatic=True), address="", port=0,
+        owner=(0, 0), undo=UNDO.to_json(),
     )  # fmt: skip
 
 
@@ -214,7 +222,7 @@ class _Lock:
             do("unlock")
 
 
-class ModelTenure(Tenure):
+class ModelTenure(LeaseHolder):
     """The real one, for one thread of the agent."""
 
     token = _shared("token")
@@ -418,7 +426,7 @@ class Line:
         match message:
             case Hello():
                 do("send", self._end, ("hello", self._token(), message.captured))
-            case Welcome():
+            case HelloAck():
                 do("send", self._end, ("welcome", self._token(), message.committed))
             case Ack():
                 do("send", self._end, ("ack", self._token(), message.epoch))
@@ -439,7 +447,7 @@ class Line:
         """Raises Cut, also for a message of another kind."""
         found = self.receive(0)
         if not isinstance(found, kind):
-            raise Cut("the other end says something else")
+            raise ConnectionLost("the other end says something else")
         return found
 
 
@@ -449,15 +457,15 @@ def message_of(told: tuple[Any, ...]) -> Message:
         case ("hello", _, captured):
             return Hello(session="s", captured=captured)
         case ("welcome", _, committed):
-            return Welcome(session="s", committed=committed)
+            return HelloAck(session="s", committed=committed)
         case ("ack", _, epoch):
             return Ack(epoch=epoch)
         case ("end", _, why):
             return End(why=why)
         case ("seal", _, number, base, final, *_):
-            return Seal(epoch=number, base=base, messages=0, digest=b"", final=final, taken=0.0)
+            return EpochEnd(epoch=number, base=base, messages=0, digest=b"", final=final, taken=0.0)
         case _:
-            return Beat(sent=0.0, note=b"{}")
+            return Heartbeat(sent=0.0, note=b"{}")
 
 
 @contextmanager

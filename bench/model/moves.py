@@ -178,7 +178,7 @@ def _watchdog(world: World) -> Iterator[Move]:
     held = world.alpha
     if not held.watchdog:
         return
-    seen = rules.Seen(
+    seen = rules.WatchdogFacts(
         guest_lives=held.guest != DEAD, over="over" in held.files or held.shut,
         gone=NOW if held.guest == DEAD else 0.0, renewed=time_of(held.page), lasts=TERMS.lasts,
         stopped=_PAUSED if _paused_by_an_agent(held) else 0.0,

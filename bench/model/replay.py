@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.protocol.connection import ConnectionLost
 
 NOW = 1000.0
 """What clocks show while code is replayed: times in the model are ages, in ticks before now."""
@@ -56,7 +56,7 @@ class _Pending(BaseException):
 
 
 _ERRORS: dict[str, Callable[[], Exception]] = {
-    "cut": lambda: Cut("the link broke"),
+    "cut": lambda: ConnectionLost("the link broke"),
     "unreachable": lambda: LeaseUnreachable("no answer"),
     "gone": lambda: HypervisorError("QEMU is gone", host="alpha"),
     "lost": lambda: LeaseLost("the lease is lost"),

@@ -14,13 +14,13 @@ from bench.model.moves import Moves
 from bench.model.starts import QUIET
 from bench.model.world import OLD, Budget, World
 from vmckpt.agent.replication import orders, primary, teardown
-from vmckpt.capture.memory.shared_memory import Standstill
+from vmckpt.capture.memory.shared_memory import PausedCapture
 from vmckpt.lease import terms
 from vmckpt.replication.backup.lease_claimant import LeaseClaim
 from vmckpt.replication.backup.loop import Backup
-from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.primary.lease_holder import LeaseHolder
 from vmckpt.replication.primary.loop import Primary
-from vmckpt.replication.protocol.messages import Ack, Seal
+from vmckpt.replication.protocol.messages import Ack, EpochEnd
 from vmckpt.units import Seconds
 
 Patch = tuple[Any, str, Any]
@@ -58,7 +58,7 @@ class Reverted:
             yield
 
 
-def _armed_too_late(self: Tenure) -> None:
+def _armed_too_late(self: LeaseHolder) -> None:
     """The standby is eligible before anything ends this guest with its lease."""
     with self._tokens:
         self._renew()
@@ -72,7 +72,7 @@ def _speaks_alone_first(self: Primary, why: str) -> bool:
     """Output gets out before the standby is invalidated."""
     self._valid = False
     self._let_out()
-    self._parts.tenure.invalidate()
+    self._parts.lease_holder.invalidate()
     self._parts.alone(True)
     self._whole = self._begun = False
     return True
@@ -99,7 +99,7 @@ def _unprotects_first(session: Any, folder: Any, monitor: Any, held: Any = None)
     teardown.forget(session, folder)
 
 
-def _acknowledged_first(self: Backup, line: Any, seal: Seal) -> None:
+def _acknowledged_first(self: Backup, line: Any, seal: EpochEnd) -> None:
     """The acknowledgement is sent before the epoch is committed."""
     line.send(Ack(epoch=seal.epoch))
     self._stage.seal(seal)
@@ -124,7 +124,7 @@ def _removes_what_is_left(*_: Any, alone: bool) -> tuple[fakes.Buffers, bool]:
     return fakes.Buffers(), held
 
 
-def _renewed_when_answered(self: Tenure) -> None:
+def _renewed_when_answered(self: LeaseHolder) -> None:
     """A renewal is counted from its answer."""
     with self._tokens:
         assert self._renewer is not None
@@ -138,7 +138,7 @@ def _renewed_when_answered(self: Tenure) -> None:
             self._enforce(self._renewed)
 
 
-def _disarmed_first(self: Tenure) -> None:
+def _disarmed_first(self: LeaseHolder) -> None:
     """Nothing ends the guest any more, before the standby is invalidated."""
     self._page.renewed = 0.0
     self._disarm()
@@ -181,12 +181,12 @@ ALL = (
     ),
     Reverted(
         name="the timer is armed after the standby is eligible",
-        patches=lambda: [(Tenure, "validate", _armed_too_late)], start="committed",
+        patches=lambda: [(LeaseHolder, "validate", _armed_too_late)], start="committed",
         budget=_KILLS, first=("fault: the watchdog",),
     ),
     Reverted(
         name="the timer is disarmed before the standby is invalidated",
-        patches=lambda: [(Tenure, "_change", _disarmed_first)], budget=_KILLS._replace(cuts=1),
+        patches=lambda: [(LeaseHolder, "_change", _disarmed_first)], budget=_KILLS._replace(cuts=1),
         first=("fault: the link breaks",),
     ),
     Reverted(
@@ -228,7 +228,7 @@ ALL = (
     ),
     Reverted(
         name="an epoch during which the guest ran is committed",
-        patches=lambda: [(Standstill, "_must_stand", _nothing)],
+        patches=lambda: [(PausedCapture, "_must_stand", _nothing)],
         budget=QUIET._replace(resumes=1, moments=2),
     ),
     Reverted(
@@ -243,16 +243,17 @@ ALL = (
     ),
     Reverted(
         name="output is released without a look at the lease",
-        patches=lambda: [(Tenure, "check", _nothing)], budget=_KILLS, timer=False,
+        patches=lambda: [(LeaseHolder, "check", _nothing)], budget=_KILLS, timer=False,
     ),
     Reverted(
         name="a renewal is counted from its answer",
-        patches=lambda: [(Tenure, "_renew", _renewed_when_answered)], budget=QUIET,
+        patches=lambda: [(LeaseHolder, "_renew", _renewed_when_answered)], budget=QUIET,
         start="renewed", first=_WATCHED,
     ),
     Reverted(
         name="the lease lasts as long as others wait",
-        patches=lambda: [(terms.Terms, "lasts", _SECOND_LIMIT)], budget=QUIET._replace(drifts=1),
+        patches=lambda: [(terms.LeaseTerms, "lasts", _SECOND_LIMIT)],
+        budget=QUIET._replace(drifts=1),
     ),
     Reverted(
         name="silence alone lets the standby run",

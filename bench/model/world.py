@@ -7,10 +7,10 @@ the capture of epoch n - 1 to its own. `heard` is the last moment of which outpu
 from typing import Any, NamedTuple
 
 from bench.model.replay import NEVER, NONE, Task
-from vmckpt.lease.terms import Terms
+from vmckpt.lease.terms import LeaseTerms
 from vmckpt.units import Seconds
 
-TERMS = Terms(ttl=Seconds(4.0), margin=Seconds(1.0))
+TERMS = LeaseTerms(ttl=Seconds(4.0), margin=Seconds(1.0))
 """In ticks of a second: a guest runs for 3 after its renewal was sent, a takeover waits for 5."""
 OLD = round(TERMS.ttl + TERMS.margin) + 1
 ALPHA, BETA = "alpha", "beta"

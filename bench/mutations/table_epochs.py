@@ -18,7 +18,7 @@ _OUTPUT_ORDER = (
     Mutation(
         name="output-without-lease", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/loop.py",
-        old="            parts.tenure.check()\n            parts.buffers.release()",
+        old="            parts.lease_holder.check()\n            parts.buffers.release()",
         new="            parts.buffers.release()",
         suite=_PRIMARY,
         breaks="A host that lost the lease still lets output out.",
@@ -51,8 +51,8 @@ _OUTPUT_ORDER = (
     Mutation(
         name="alone-before-invalid", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/loop.py",
-        old="        try:\n            parts.tenure.invalidate()\n",
-        new="        self._let_out()\n        try:\n            parts.tenure.invalidate()\n",
+        old="        try:\n            parts.lease_holder.invalidate()\n",
+        new="        self._let_out()\n        try:\n            parts.lease_holder.invalidate()\n",
         suite=_PRIMARY,
         breaks="Output gets out that a standby which may still take over has never seen.",
     ),
@@ -91,7 +91,7 @@ _OUTPUT_ORDER = (
     Mutation(
         name="first-copy-keeps-standby-valid", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/loop.py",
-        old="        self._parts.tenure.invalidate()\n        self._parts.alone(True)",
+        old="        self._parts.lease_holder.invalidate()\n        self._parts.alone(True)",
         new="        self._parts.alone(True)",
         suite=_PRIMARY,
         breaks="A standby that is copied anew may take over half-copied.",
@@ -142,9 +142,9 @@ _OUTPUT_ORDER = (
     Mutation(
         name="ended-before-invalid", area=Area.OUTPUT_ORDER,
         file="vmckpt/agent/replication/teardown.py",
-        old="        tenure.invalidate()\n    else:\n",
+        old="        lease_holder.invalidate()\n    else:\n",
         new="        network_buffer.remove(monitor, folder)\n"
-        "        tenure.invalidate()\n    else:\n",
+        "        lease_holder.invalidate()\n    else:\n",
         suite=unit("agent/replication/teardown"),
         breaks="The end of a protection lets output out while the standby may take over.",
     ),
@@ -196,8 +196,8 @@ _OUTPUT_ORDER = (
     Mutation(
         name="invalid-before-filters-are-gone", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/loop.py",
-        old="        self._until_unplugged()\n        self._go_alone(why)",
-        new="        self._go_alone(why)",
+        old="        self._until_unplugged()\n        self._run_unprotected(why)",
+        new="        self._run_unprotected(why)",
         suite=_PLUGGED,
         breaks="A guest whose QEMU crashes when a card is unplugged is lost.",
     ),

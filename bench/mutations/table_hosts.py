@@ -63,8 +63,8 @@ _FENCING = (
     ),
     Mutation(
         name="lost-journal-fails-over", area=Area.FENCING, file="vmckpt/protection/stop.py",
-        old="            JournalDesk(recorder).check()",
-        new="            JournalDesk(recorder)",
+        old="            JournalStepLog(recorder).check()",
+        new="            JournalStepLog(recorder)",
         suite=_ENDING,
         breaks="A controller that was replaced while it fenced starts a standby that is behind.",
     ),
@@ -113,8 +113,8 @@ _FENCING = (
     ),
     Mutation(
         name="failed-over-guest-is-primarys", area=Area.FENCING, file="vmckpt/protection/stop.py",
-        old='    if theirs.get("outcome") == Fate.FAILED_OVER:\n        return True',
-        new='    if theirs.get("outcome") == Fate.ENDED:\n        return True',
+        old='    if theirs.get("outcome") == ProtectionOutcome.FAILED_OVER:\n        return True',
+        new='    if theirs.get("outcome") == ProtectionOutcome.ENDED:\n        return True',
         suite=unit("protection/recovery", "protection/stop"),
         breaks="Recovery lets out a copy that another host has taken over.",
     ),

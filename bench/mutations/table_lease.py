@@ -421,7 +421,7 @@ _TAKEOVERS = (
     ),
     Mutation(
         name="hello-is-death", area=Area.TAKEOVER, file="vmckpt/replication/backup/loop.py",
-        old="        self._wishes.drop(Wish.FAILOVER)\n        if hello.captured == 0:",
+        old="        self._requests.drop(Request.FAILOVER)\n        if hello.captured == 0:",
         new="        if hello.captured == 0:",
         suite=unit("replication/backup/loop_takeover", keyword="comes_back"),
         breaks="A primary that comes back is taken for dead at its next hiccup.",

@@ -104,8 +104,8 @@ _GARBAGE_COLLECTION = (
     Mutation(
         name="unreadable-lock-is-none", area=Area.GARBAGE_COLLECTION,
         file="vmckpt/store/gc_plan.py",
-        old="        if lock.work in (Work.WRITE, None) and one.token not in lock.knows:",
-        new="        if lock.work is Work.WRITE and one.token not in lock.knows:",
+        old="        if lock.work in (LockPurpose.WRITE, None) and one.token not in lock.knows:",
+        new="        if lock.work is LockPurpose.WRITE and one.token not in lock.knows:",
         suite=_REACHABILITY,
         breaks="A writer whose lock cannot be read is not waited for.",
     ),

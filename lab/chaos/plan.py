@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class GuestPlan:
     """A guest of the run."""
 
     name: str
@@ -103,7 +103,7 @@ _INSIDE = (
 )
 
 
-def guests(seed: int) -> tuple[Wish, ...]:
+def guests(seed: int) -> tuple[GuestPlan, ...]:
     """The guests of a run: one that writes much and one that writes little."""
     dice = random.Random(f"{seed} guests")
     busy, calm = dice.choice((20, 24, 28)), dice.choice((4, 8, 16))
@@ -111,8 +111,8 @@ def guests(seed: int) -> tuple[Wish, ...]:
     # late pass and writes 80 MiB/s, without vmckpt as well (docs/adr/0005-tcg-lost-writes.md).
     fast, slow = dice.choice((30, 40)), dice.choice((1, 5, 10))
     return (
-        Wish(name="busy", memory="128MiB", dirty=f"{busy}MiB@{fast}MiB/s", busy=True),
-        Wish(name="calm", memory="128MiB", dirty=f"{calm}MiB@{slow}MiB/s", busy=False),
+        GuestPlan(name="busy", memory="128MiB", dirty=f"{busy}MiB@{fast}MiB/s", busy=True),
+        GuestPlan(name="calm", memory="128MiB", dirty=f"{calm}MiB@{slow}MiB/s", busy=False),
     )
 
 

@@ -139,7 +139,7 @@ class Campaign:
                 )
                 told = trial.recovered(scene, told)
                 ends = chaos_plan.ends(operation, hit=told.hit)
-                verdict = trial.check(scene, told, ends, self._checker)
+                verdict = trial.check_trial(scene, told, ends, self._checker)
                 gone = verdict.gone
                 wrong = verdict.wrong + self._bystanders(operation, scene, homes)
                 wrong += self._history(recorder)

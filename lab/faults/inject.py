@@ -17,7 +17,7 @@ from vmckpt.errors import LabError
 from vmckpt_lab import host, network
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.plan import LabPlan
-from vmckpt_lab.processes import Census, Copy
+from vmckpt_lab.processes import Census, QemuCopy
 from vmckpt_lab.shell import run, start_daemon
 
 _FAKETIME = "/usr/lib/*-linux-gnu/faketime/libfaketimeMT.so.1"
@@ -47,7 +47,7 @@ def libvirtd(plan: LabPlan, name: str) -> int:
     return pid
 
 
-def qemu(plan: LabPlan, guest: str, name: str) -> Copy | None:
+def qemu(plan: LabPlan, guest: str, name: str) -> QemuCopy | None:
     """The guest's QEMU on a host."""
     found = [copy for copy in Census(plan).copies(guest) if copy.host == name]
     return found[0] if found else None
@@ -138,7 +138,7 @@ class Clock:
         """For the process whose clock it is; LabError if faketime is not installed."""
         found = sorted(Path("/").glob(_FAKETIME.lstrip("/")))
         if not found:
-            raise LabError("a clock that jumps needs faketime", mend="apt-get install faketime")
+            raise LabError("a clock that jumps needs faketime", hint="apt-get install faketime")
         return {
             "LD_PRELOAD": str(found[0]),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),

@@ -87,7 +87,7 @@ class Injury:
         """Now; whether there was something to strike."""
         return True
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Put right what was broken. May be called though nothing was struck, and twice."""
 
     def clear(self) -> None:
@@ -118,7 +118,7 @@ class LibvirtdKilled(Injury):
     def strike(self) -> bool:
         return inject.kill(self._pid)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         inject.start_libvirtd(self.scene.plan, self._where)
 
 
@@ -162,7 +162,7 @@ class PoweredOff(Injury):
         host.power_off(self._host)
         return struck
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         lab.heal(self.scene.plan, self._host.name)
 
 
@@ -178,7 +178,7 @@ class CutOff(Injury):
         network.cut(self.scene.plan, self._where)
         return True
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         network.heal(self.scene.plan, self._where)
 
 
@@ -199,7 +199,7 @@ class DiskFull(Injury):
         self._disk.fill()
         return True
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._disk.free()
 
     def clear(self) -> None:
@@ -217,7 +217,7 @@ class MemoryFull(Injury):
     def prepare(self) -> None:
         inject.starve(self.scene.plan, self.scene.target, spare=48 << 20)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         inject.feed(self.scene.plan, self.scene.target)
 
 
@@ -238,7 +238,7 @@ class JournalFull(Injury):
         self._disk.fill()
         return True
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._disk.free()
 
     def clear(self) -> None:
@@ -262,7 +262,7 @@ class ClockJumps(Injury):
         self._clock.jump(self._seconds)
         return True
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._clock.jump(0)
 
     def clear(self) -> None:
@@ -289,7 +289,7 @@ class SecondController(Injury):
         self.scene.others.append(self.scene.start(self._to))
         return True
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         while self.scene.others:
             self.scene.ends.append(self.scene.others.pop().end(limit=90.0))
 

@@ -8,9 +8,9 @@ from enum import StrEnum
 from vmckpt_lab import command_runner, network
 from vmckpt_lab.command_runner import End, Moment
 from vmckpt_lab.faults.scenarios import Injury, Scene
-from vmckpt_lab.invariants import Checker, Seen, truthful
+from vmckpt_lab.invariants import Checker, HostCopy, truthful
 from vmckpt_lab.machine_speed import Deadline
-from vmckpt_lab.processes import Census, Copy
+from vmckpt_lab.processes import Census, QemuCopy
 
 # Longer than every time limit of a controller: who needs more hangs.
 PATIENCE = 150.0
@@ -44,7 +44,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialResult:
     """What the checker found."""
 
     wrong: list[str]
@@ -80,7 +80,7 @@ def play(
             began.interrupt()
         end = _after(scene, injury, killed=not began.running and hit)
     finally:
-        injury.mend()
+        injury.repair()
         for one in scene.plan.hosts:
             network.shape(scene.plan, one.name, None)
         if scene.controller is not None:
@@ -94,19 +94,19 @@ def _after(scene: Scene, injury: Injury, *, killed: bool) -> End | None:
     for_good = injury.lasts == float("inf")
     if not for_good:
         time.sleep(injury.lasts)
-        injury.mend()
+        injury.repair()
     for one in scene.plan.hosts:
         network.shape(scene.plan, one.name, None)
     end = scene.controller.end(limit=PATIENCE)
     if for_good:
-        injury.mend()
+        injury.repair()
     return None if killed and end.code < 0 else end
 
 
 def _arrives(scene: Scene) -> bool:
     """Wait until the guest runs on the target and its source is still there."""
     assert scene.controller is not None
-    census, first = Census(scene.plan), dict[Copy, int]()
+    census, first = Census(scene.plan), dict[QemuCopy, int]()
     give_up = Deadline(_TO_THE_MOMENT)
     while scene.controller.running and not give_up.passed():
         copies = census.copies(scene.guest)
@@ -147,7 +147,7 @@ def homes(ends: Ends, scene: Scene) -> tuple[str, ...]:
             return ()
 
 
-def check(scene: Scene, told: Told, ends: Ends, checker: Checker) -> Verdict:
+def check_trial(scene: Scene, told: Told, ends: Ends, checker: Checker) -> TrialResult:
     """Everything that is wrong then. A guest that is rightly gone runs again afterwards."""
     wrong = []
     if told.end is not None and told.end.code in _COMMAND_LINE:
@@ -157,14 +157,14 @@ def check(scene: Scene, told: Told, ends: Ends, checker: Checker) -> Verdict:
     if told.recovered is not None and told.recovered.code != 0 and not gone:
         wrong.append(f"recover ended with {told.recovered.code}: {told.recovered.err.strip()}")
     if gone:
-        return Verdict(wrong + rightly_gone(scene, told, checker), gone=True)
+        return TrialResult(wrong + rightly_gone(scene, told, checker), gone=True)
     wrong += checker.settled(scene.guest, homes(ends, scene))
     places = checker.places(scene.guest)
     if told.end is not None and not any(one.outcome == "completed" for one in told.others):
         way = {"source": scene.source, "target": scene.target}
         wrong += filter(None, [truthful(told.end.outcome, places, **way)])
     wrong += checker.ledgers(scene.guest) + checker.strays(scene.guest, scene.source)
-    return Verdict(wrong, gone=False)
+    return TrialResult(wrong, gone=False)
 
 
 def rightly_gone(scene: Scene, told: Told, checker: Checker) -> list[str]:
@@ -182,7 +182,7 @@ def rightly_gone(scene: Scene, told: Told, checker: Checker) -> list[str]:
     return wrong
 
 
-def _remains(seen: Sequence[Seen], told: Told) -> list[str]:
+def _remains(seen: Sequence[HostCopy], told: Told) -> list[str]:
     """What is left of a guest in two parts is kept for the operator; then that must be said."""
     kept = [one.host for one in seen if one.processes]
     said = f"{told.end.out if told.end else ''}{told.recovered.out if told.recovered else ''}"

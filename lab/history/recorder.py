@@ -39,7 +39,7 @@ class Judgement:
     """What was not found out in time."""
 
 
-def judge(known: History, over: Callable[[], bool]) -> Judgement:
+def check_runs(known: History, over: Callable[[], bool]) -> Judgement:
     """Check each of the guest's runs; `over` says whether the time for that is over."""
     wrong = list(known.contradictions)
     if not known.answered:
@@ -61,7 +61,7 @@ def judge(known: History, over: Callable[[], bool]) -> Judgement:
 
 def judge_in_time(known: History) -> Judgement:
     """The same, in `TIME` at most; longer on a slow machine."""
-    return judge(known, Deadline(TIME).passed)
+    return check_runs(known, Deadline(TIME).passed)
 
 
 def keep(recording: Iterable[str], folder: Path) -> Path:

@@ -78,23 +78,23 @@ class Told:
     async def set_cache(self, size: Bytes) -> None:
         self.note("cache", size)
 
-    async def halt(self) -> None:
+    async def pause_guest(self) -> None:
         self.note("halt")
 
     async def start_post_copy(self) -> None:
         self.note("post-copy")
 
-    async def stream_given_up(self) -> bool:
+    async def is_postcopy_paused(self) -> bool:
         return False
 
     async def free_target(self) -> None:
         self.note("free target")
 
-    async def forget_source(self) -> bool:
+    async def undefine_on_source(self) -> bool:
         self.note("forget source")
         return True
 
-    async def forget_target(self) -> bool:
+    async def undefine_on_target(self) -> bool:
         self.note("forget target")
         return True
 
@@ -116,7 +116,7 @@ class FakeMover(Told):
     taken: int = 0
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def move(self, order: MoveOrder) -> None:
+    async def migrate(self, order: MoveOrder) -> None:
         self.note("move", order.driver)
         aborted = asyncio.create_task(self.aborted.wait())
         await asyncio.wait([aborted], timeout=self.lasts)
@@ -207,7 +207,7 @@ class FakeHosts(Told):
             self.broken, self.dead_since = True, None
         return at
 
-    async def move(self, order: MoveOrder) -> None:
+    async def migrate(self, order: MoveOrder) -> None:
         self.note("resume" if order.resume else "move", order.driver)
         if not order.resume:
             self.began = asyncio.get_running_loop().time()
@@ -269,8 +269,8 @@ class FakeHosts(Told):
         if post_copy is self._in_two_parts():
             self.machine.limit = limit
 
-    async def halt(self) -> None:
-        await super().halt()
+    async def pause_guest(self) -> None:
+        await super().pause_guest()
         self.machine.halt()
 
     async def start_post_copy(self) -> None:
@@ -280,7 +280,7 @@ class FakeHosts(Told):
             self.machine.switch()
         self.switch_takes = True
 
-    async def stream_given_up(self) -> bool:
+    async def is_postcopy_paused(self) -> bool:
         self.now()
         return self.broken
 

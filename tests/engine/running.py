@@ -6,10 +6,10 @@ from typing import Any
 
 from tests.engine.fakes import FakeDesk, Told
 from tests.support.policies import policy
-from vmckpt.migration.run.decide import Terms, time_limit
+from vmckpt.migration.run.decide import RunTerms, time_limit
 from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.model.events import Event, PhaseChanged
-from vmckpt.model.migration import Driver, JobPhase, Mode, MoveOrder, Mover
+from vmckpt.model.migration import Driver, JobPhase, MigrationDriver, Mode, MoveOrder
 from vmckpt.units import MIB, Bytes, Seconds
 
 ORDER = MoveOrder(
@@ -19,27 +19,27 @@ ORDER = MoveOrder(
 HYBRID = dataclasses.replace(ORDER, post_copy=True)
 
 
-def terms(rules: str = "", *, mode: Mode = Mode.PRECOPY, more: str = "") -> Terms:
+def terms(rules: str = "", *, mode: Mode = Mode.PRECOPY, more: str = "") -> RunTerms:
     """Under a policy with these rules (YAML, one in a line) and 100 ms of downtime."""
     text = f"version: vmckpt/v1\nname: mine\nmode: {mode}\n"
     limits = "" if "limits:" in more else "limits: {max_downtime: 100ms}\n"
     made = policy(text + limits + more + "converge: {rules: [" + rules + "]}\n")
     memory = Bytes(1024 * MIB)
-    return Terms(
+    return RunTerms(
         policy=made, mode=mode, memory=memory, post_copy=mode.may_switch_early,
         time_limit=time_limit(made, memory), max_downtime=made.limits.max_downtime,
     )  # fmt: skip
 
 
 async def run(
-    mover: Mover,
-    under: Terms | None = None,
+    migrations: MigrationDriver,
+    under: RunTerms | None = None,
     *,
     timeout: float | None = None,
     stops: tuple[float, ...] = (),
     events: list[Event] | None = None,
     order: MoveOrder = ORDER,
-    desk: FakeDesk | None = None,
+    step_log: FakeDesk | None = None,
     stop: asyncio.Event | None = None,
     **more: Any,
 ) -> Ending:
@@ -51,7 +51,7 @@ async def run(
     if timeout is not None:
         under = dataclasses.replace(under, time_limit=Seconds(timeout))
     emit = (events if events is not None else []).append
-    return await Migration(mover, under, emit, stop, desk=desk, **more).run(order)
+    return await Migration(migrations, under, emit, stop, step_log=step_log, **more).run(order)
 
 
 def phases(events: list[Event]) -> list[JobPhase]:
@@ -67,7 +67,7 @@ def told(ending: Ending) -> list[tuple[str, str]]:
 ENDS_A_PART = {"abort", "forget source", "autostart", "downtime", "throttle", "bandwidth"}
 
 
-def after_the_switch(mover: Told) -> list[str]:
+def after_the_switch(migrations: Told) -> list[str]:
     """What was called from the switch on, without details."""
-    names = [name for _, name in mover.times]
+    names = [name for _, name in migrations.times]
     return names[names.index("post-copy") + 1 :]

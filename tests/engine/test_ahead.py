@@ -7,8 +7,8 @@ import pytest
 from tests.support.fleets import guest
 from vmckpt.errors import Cancelled
 from vmckpt.evacuation.bandwidth import Move
-from vmckpt.evacuation.interfaces import Ahead, Turn
-from vmckpt.migration.cancellable import following
+from vmckpt.evacuation.interfaces import Prefetcher, Turn
+from vmckpt.migration.cancellable import stop_requested
 
 
 def move(name: str, target: str = "beta") -> Move:
@@ -21,7 +21,7 @@ class Workers:
     def __init__(self) -> None:
         self.events: dict[str, asyncio.Event] = {}
         self.began: list[str] = []
-        self.ahead = Ahead(self.start)
+        self.ahead = Prefetcher(self.start)
 
     def start(self, one: Move, turn: Turn) -> "asyncio.Task[str]":
         event = self.events[f"{one.name} {one.target}"] = asyncio.Event()
@@ -88,7 +88,7 @@ async def test_who_goes_elsewhere_by_now_is_made_ready_anew(how: str) -> None:
 
 async def test_one_of_several_stops_alone_and_all_stop_together() -> None:
     every = asyncio.Event()
-    async with following(every) as mine, following(every) as other:
+    async with stop_requested(every) as mine, stop_requested(every) as other:
         mine.set()
         await asyncio.sleep(0)
         assert (every.is_set(), other.is_set()) == (False, False)

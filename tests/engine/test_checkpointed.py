@@ -14,7 +14,7 @@ from tests.support.policies import policy
 from vmckpt.errors import BadInput, LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.journal.records import RequestKind, StepState
-from vmckpt.migration.attempt import Around
+from vmckpt.migration.attempt import MigrationContext
 from vmckpt.migration.epochs import attempt
 from vmckpt.migration.plan.planner import Plan
 from vmckpt.migration.report import MigrationReport, as_json
@@ -55,18 +55,18 @@ class Beginning:
     asked: list[ProtectRequest]
 
     def __init__(
-        self, setting: object, request: ProtectRequest, guest: object, *, desk: Desk,
+        self, setting: object, request: ProtectRequest, guest: object, *, step_log: Desk,
         looked: Mapping[str, Any], caller: object,
     ) -> None:  # fmt: skip
         del setting, guest, looked, caller
-        self.session, self._desk = SESSION, desk
+        self.session, self._step_log = SESSION, step_log
         self.asked.append(request)
 
     async def intend(self) -> None:
-        await self._desk.intend("protect", {"session": SESSION})
+        await self._step_log.intend("protect", {"session": SESSION})
 
     async def start(self) -> None:
-        assert self._desk.intents == ["protect"]
+        assert self._step_log.intents == ["protect"]
         if self.trouble is not None:
             raise self.trouble
 
@@ -75,7 +75,7 @@ class One:
     """A move, and all around it."""
 
     def __init__(self, hosts: Hosts) -> None:
-        self.hosts, self.desk = hosts, Desk(coming=[])
+        self.hosts, self.step_log = hosts, Desk(coming=[])
         self.events: list[Event] = []
         self.stop = asyncio.Event()
         self.plan = Plan(
@@ -84,13 +84,13 @@ class One:
         )  # fmt: skip
 
     async def move(self, **changes: Any) -> MigrationReport:
-        around = {
+        context = {
             "setting": Setting(source=ALPHA, target=BETA, policies=(), outside=None),
             "here": cast("Any", None), "there": cast("Any", None), "remotes": None,
-            "desk": cast("Any", self.desk), "tracer": None, "emit": self.events.append,
+            "step_log": cast("Any", self.step_log), "tracer": None, "emit": self.events.append,
             "stop": self.stop, "observe": False,
         }  # fmt: skip
-        return await attempt.run(self.plan, Around(**{**around, **changes}))
+        return await attempt.run(self.plan, MigrationContext(**{**context, **changes}))
 
     def later(self, seconds: float, what: Any) -> None:
         asyncio.get_running_loop().call_later(seconds, what)
@@ -136,7 +136,7 @@ async def test_a_guest_whose_epochs_fit_is_switched_and_nothing_is_left(one: One
     assert one.phases[0] is JobPhase.SETUP
     assert one.phases[-1] is JobPhase.DONE
     assert as_json(done)["downtime_ms"] == pytest.approx(100)
-    assert one.desk.settled == []
+    assert one.step_log.settled == []
 
 
 @pytest.mark.looptime
@@ -187,7 +187,7 @@ async def test_at_the_time_limit_it_is_given_up_and_the_guest_stays(one: One) ->
     assert one.hosts.source.defined
     assert done.error is not None
     assert "a switch would take 1.6 s" in done.error
-    assert one.desk.settled == [StepState.UNDONE]
+    assert one.step_log.settled == [StepState.UNDONE]
 
 
 @pytest.mark.looptime
@@ -301,7 +301,7 @@ async def test_a_source_that_stays_silent_leaves_it_to_recovery(one: One) -> Non
 
     assert done.outcome is Outcome.UNKNOWN
     assert one.hosts.did == []
-    assert one.desk.settled == []
+    assert one.step_log.settled == []
     assert any("alpha" in warning for warning in done.warnings)
 
 
@@ -321,7 +321,7 @@ async def test_a_silent_target_keeps_nobody_from_staying(one: One) -> None:
 @pytest.mark.looptime
 async def test_another_terminal_cancels_and_sets_the_downtime_and_nothing_else(one: One) -> None:
     one.hosts.source.recent = SLOW
-    one.desk.coming = [
+    one.step_log.coming = [
         (1.0, RequestKind.PAUSE, {}), (1.0, RequestKind.POSTCOPY, {}),
         (1.0, RequestKind.BANDWIDTH, {"bytes_per_second": MIB}),
         (2.0, RequestKind.MAX_DOWNTIME, {"seconds": 2.0}),
@@ -329,7 +329,7 @@ async def test_another_terminal_cancels_and_sets_the_downtime_and_nothing_else(o
     done = await one.move()
 
     assert done.outcome is Outcome.COMPLETED
-    told = {kind: (ok, text) for kind, ok, text in one.desk.answers}
+    told = {kind: (ok, text) for kind, ok, text in one.step_log.answers}
     assert told["pause"] == (False, "mode checkpoint has nothing of the kind")
     assert told["bandwidth"] == (False, "mode checkpoint has nothing of the kind")
     assert told["postcopy"][0] is False
@@ -339,16 +339,16 @@ async def test_another_terminal_cancels_and_sets_the_downtime_and_nothing_else(o
 @pytest.mark.looptime
 async def test_cancelled_from_another_terminal_it_ends_as_by_ctrl_c(one: One) -> None:
     one.hosts.source.recent = SLOW
-    one.desk.coming = [(1.0, RequestKind.CANCEL, {})]
+    one.step_log.coming = [(1.0, RequestKind.CANCEL, {})]
     done = await one.move()
 
     assert done.outcome is Outcome.CANCELLED
-    assert ("cancel", True, "cancelling") in one.desk.answers
+    assert ("cancel", True, "cancelling") in one.step_log.answers
 
 
 @pytest.mark.looptime
 async def test_who_is_replaced_touches_nothing_any_more(one: One) -> None:
-    one.later(0.0, lambda: setattr(one.desk, "lost", True))
+    one.later(0.0, lambda: setattr(one.step_log, "lost", True))
     with pytest.raises(LeaseLost):
         await one.move()
     assert one.hosts.did == []
@@ -391,4 +391,4 @@ async def test_a_host_that_cannot_be_asked_at_all_ends_it_before_it_begins(
     monkeypatch.setattr(agent_client, "order", fails)
     with pytest.raises(RemoteError):
         await one.move()
-    assert one.desk.intents == []
+    assert one.step_log.intents == []

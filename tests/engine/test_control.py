@@ -13,7 +13,7 @@ from vmckpt.errors import OutcomeUnknown
 from vmckpt.journal.records import RequestKind
 from vmckpt.migration.request import IDLE_THROTTLE
 from vmckpt.migration.run import progress
-from vmckpt.migration.run.decide import Terms
+from vmckpt.migration.run.decide import RunTerms
 from vmckpt.migration.run.engine import Ending
 from vmckpt.model.events import Event, Sampled
 from vmckpt.model.migration import JobPhase, Mode, Outcome
@@ -35,15 +35,15 @@ def hosts(rate: float = 150 * MIB, **how: Any) -> FakeHosts:
     return FakeHosts(machine=Machine(memory=1024 * MIB, setup=0.5, writers=[writer]), **how)
 
 
-def hybrid(*rules: str) -> Terms:
+def hybrid(*rules: str) -> RunTerms:
     """It may switch, but no rule asks for it before pass 99."""
     late = "{when: {iteration: 99}, do: start_postcopy}"
     return terms(", ".join((*rules, late)), mode=Mode.HYBRID)
 
 
 async def test_rules_act_in_their_order_until_it_arrives() -> None:
-    mover = hosts(200 * MIB)
-    ending = await run(mover, terms(f"{LONGER}, {SLOWER}"), order=THROTTLED)
+    migrations = hosts(200 * MIB)
+    ending = await run(migrations, terms(f"{LONGER}, {SLOWER}"), order=THROTTLED)
 
     assert ending.outcome is Outcome.COMPLETED
     assert told(ending)[:3] == [
@@ -51,15 +51,15 @@ async def test_rules_act_in_their_order_until_it_arrives() -> None:
         ("slower", "slow the guest down by 20 % to 90 %"),
         ("longer", "allow 300 ms of downtime"),
     ]
-    assert mover.calls[:3] == ["downtime 0.1", "throttle 1", "move peer-to-peer"]
+    assert migrations.calls[:3] == ["downtime 0.1", "throttle 1", "move peer-to-peer"]
     assert all(one.acted and one.numbers["iteration"] for one in ending.decisions)
 
 
 async def test_a_guest_that_was_paused_is_not_given_up_at_the_time_limit() -> None:
     events: list[Event] = []
-    mover = hosts()
+    migrations = hosts()
     rules = "{name: stop it, when: {time_used: 13s}, do: pause}"
-    ending = await run(mover, terms(rules), timeout=14.0, events=events)
+    ending = await run(migrations, terms(rules), timeout=14.0, events=events)
 
     assert ending.outcome is Outcome.COMPLETED
     assert ending.elapsed > 14
@@ -68,59 +68,59 @@ async def test_a_guest_that_was_paused_is_not_given_up_at_the_time_limit() -> No
 
 
 async def test_the_operator_may_still_stop_it() -> None:
-    mover = hosts()
-    ending = await run(mover, terms("{when: {time_used: 13s}, do: pause}"), stops=(13.5,))
+    migrations = hosts()
+    ending = await run(migrations, terms("{when: {time_used: 13s}, do: pause}"), stops=(13.5,))
 
     assert ending.outcome is Outcome.CANCELLED
 
 
 async def test_what_was_set_is_set_back_on_a_guest_that_stays() -> None:
-    desk = FakeDesk([(3.0, RequestKind.BANDWIDTH, {"bytes_per_second": 50 * MIB})])
-    mover = hosts(400 * MIB)
-    ending = await run(mover, terms(SLOWER), order=THROTTLED, stops=(30.0,), desk=desk)
+    step_log = FakeDesk([(3.0, RequestKind.BANDWIDTH, {"bytes_per_second": 50 * MIB})])
+    migrations = hosts(400 * MIB)
+    ending = await run(migrations, terms(SLOWER), order=THROTTLED, stops=(30.0,), step_log=step_log)
 
     assert ending.outcome is Outcome.CANCELLED
-    assert mover.calls[-3:] == ["throttle usual", "bandwidth None", "downtime 0.3"]
+    assert migrations.calls[-3:] == ["throttle usual", "bandwidth None", "downtime 0.3"]
 
 
 async def test_one_thing_that_cannot_be_set_back_does_not_keep_the_others() -> None:
-    mover = hosts(400 * MIB)
-    mover.refuses["throttle"] = []
+    migrations = hosts(400 * MIB)
+    migrations.refuses["throttle"] = []
 
     async def refusing() -> None:
         await asyncio.sleep(20)
-        mover.refuses["throttle"] = [refusal("busy")]
+        migrations.refuses["throttle"] = [refusal("busy")]
 
     later = asyncio.create_task(refusing())
-    ending = await run(mover, terms(), order=THROTTLED, stops=(30.0,))
+    ending = await run(migrations, terms(), order=THROTTLED, stops=(30.0,))
     await later
 
-    assert mover.calls[-1] == "downtime 0.3"
+    assert migrations.calls[-1] == "downtime 0.3"
     assert ending.warnings == (
         "the CPU throttle of the guest's QEMU could not be set back: alpha: busy",
     )
 
 
 async def test_nothing_is_set_back_on_a_guest_that_arrived() -> None:
-    mover = hosts(0)
-    await run(mover, order=THROTTLED)
+    migrations = hosts(0)
+    await run(migrations, order=THROTTLED)
 
-    assert mover.calls[2:] == ["move peer-to-peer", "forget source"]
+    assert migrations.calls[2:] == ["move peer-to-peer", "forget source"]
 
 
 async def test_giving_up_by_a_rule_is_no_failure() -> None:
-    mover = hosts()
-    ending = await run(mover, terms("{name: no use, when: {iteration: 4}, do: abort}"))
+    migrations = hosts()
+    ending = await run(migrations, terms("{name: no use, when: {iteration: 4}, do: abort}"))
 
     assert ending.outcome is Outcome.NOT_CONVERGED
     assert told(ending) == [("no use", "abort")]
 
 
 async def test_what_was_refused_is_said_and_tried_again_after_a_moment() -> None:
-    mover = hosts(refuses={"post-copy": [refusal("not now"), refusal("not now")]})
-    ending = await run(mover, hybrid(NOW), order=HYBRID)
+    migrations = hosts(refuses={"post-copy": [refusal("not now"), refusal("not now")]})
+    ending = await run(migrations, hybrid(NOW), order=HYBRID)
 
-    tries = mover.when("post-copy")
+    tries = migrations.when("post-copy")
     assert ending.outcome is Outcome.COMPLETED
     assert len(tries) == 3
     assert tries[1] - tries[0] == pytest.approx(2.1, abs=0.2)
@@ -129,9 +129,9 @@ async def test_what_was_refused_is_said_and_tried_again_after_a_moment() -> None
 
 
 async def test_what_is_refused_for_ever_does_not_keep_the_next_rule_from_acting() -> None:
-    mover = hosts(refuses={"post-copy": [refusal("never")] * 99})
+    migrations = hosts(refuses={"post-copy": [refusal("never")] * 99})
     last = "{name: last, when: {iteration: 4}, do: abort}"
-    ending = await run(mover, terms(f"{NOW}, {last}", mode=Mode.HYBRID), order=HYBRID)
+    ending = await run(migrations, terms(f"{NOW}, {last}", mode=Mode.HYBRID), order=HYBRID)
 
     assert ending.outcome is Outcome.NOT_CONVERGED
     assert told(ending) == [("last", "abort")]
@@ -140,27 +140,27 @@ async def test_what_is_refused_for_ever_does_not_keep_the_next_rule_from_acting(
 async def test_a_pause_without_an_answer_is_asked_for_again() -> None:
     """Else a guest that runs on would have neither rules nor a time limit any more."""
     lost = OutcomeUnknown("alpha: no answer", host="alpha")
-    mover = hosts(refuses={"halt": [lost]})
+    migrations = hosts(refuses={"halt": [lost]})
     rule = "{name: stop it, when: {iteration: 2}, do: pause}"
-    ending = await run(mover, terms(rule), stops=(30.0,))
+    ending = await run(migrations, terms(rule), stops=(30.0,))
 
-    assert mover.calls.count("halt") == 2
+    assert migrations.calls.count("halt") == 2
     assert ending.warnings == ("to pause the guest had no answer: alpha: no answer",)
 
 
 async def test_observing_decides_and_does_nothing() -> None:
-    mover = hosts()
-    ending = await run(mover, hybrid(LONGER), stops=(40.0,), observe=True)
+    migrations = hosts()
+    ending = await run(migrations, hybrid(LONGER), stops=(40.0,), observe=True)
 
     assert ending.outcome is Outcome.CANCELLED
     assert [one.acted for one in ending.decisions] == [False, False, True]
     assert told(ending)[-1] == ("operator", "abort")
-    assert mover.calls == ["downtime 0.1", "move peer-to-peer", "abort", "downtime 0.3"]
+    assert migrations.calls == ["downtime 0.1", "move peer-to-peer", "abort", "downtime 0.3"]
 
 
 async def test_an_observer_who_would_have_switched_can_still_be_stopped() -> None:
-    mover = hosts()
-    ending = await run(mover, hybrid(NOW), order=HYBRID, stops=(20.0,), observe=True)
+    migrations = hosts()
+    ending = await run(migrations, hybrid(NOW), order=HYBRID, stops=(20.0,), observe=True)
 
     assert ending.outcome is Outcome.CANCELLED
     assert [(one.action, one.acted) for one in ending.decisions] == [
@@ -169,8 +169,8 @@ async def test_an_observer_who_would_have_switched_can_still_be_stopped() -> Non
 
 
 async def test_an_observer_says_once_that_it_would_have_given_up() -> None:
-    mover = hosts()
-    ending = await run(mover, terms(LONGER), timeout=9.0, stops=(20.0,), observe=True)
+    migrations = hosts()
+    ending = await run(migrations, terms(LONGER), timeout=9.0, stops=(20.0,), observe=True)
 
     assert [(one.rule, one.acted) for one in ending.decisions] == [
         ("time limit", False), ("operator", True),
@@ -185,69 +185,69 @@ def ask(kind: RequestKind | str, **arguments: Any) -> tuple[float, RequestKind |
 async def asked(
     *requests: Any, stops: tuple[float, ...] = (20.0,), **how: Any
 ) -> tuple[FakeHosts, FakeDesk, Ending]:
-    mover, desk = hosts(**how), FakeDesk(list(requests))
-    ending = await run(mover, hybrid(), order=HYBRID, desk=desk, stops=stops)
-    return mover, desk, ending
+    migrations, step_log = hosts(**how), FakeDesk(list(requests))
+    ending = await run(migrations, hybrid(), order=HYBRID, step_log=step_log, stops=stops)
+    return migrations, step_log, ending
 
 
 async def test_bandwidth_and_downtime_can_be_asked_for() -> None:
-    mover, desk, ending = await asked(
+    migrations, step_log, ending = await asked(
         ask(RequestKind.BANDWIDTH, bytes_per_second=40 * MIB),
         ask(RequestKind.MAX_DOWNTIME, seconds=0.25),
     )
 
-    assert desk.answers == [
+    assert step_log.answers == [
         ("bandwidth", True, "limit to 40 MiB/s"),
         ("max-downtime", True, "allow 250 ms of downtime"),
     ]
-    assert {f"bandwidth {40 * MIB}", "downtime 0.25"} <= set(mover.calls)
+    assert {f"bandwidth {40 * MIB}", "downtime 0.25"} <= set(migrations.calls)
     assert [one.rule for one in ending.decisions] == ["operator"] * 3
     assert ending.decisions[0].reason == "anna@desk asked for it"
 
 
 async def test_post_copy_can_be_asked_for() -> None:
-    mover, desk, ending = await asked(ask(RequestKind.POSTCOPY))
+    migrations, step_log, ending = await asked(ask(RequestKind.POSTCOPY))
 
-    assert desk.answers == [("postcopy", True, "switch to post-copy")]
+    assert step_log.answers == [("postcopy", True, "switch to post-copy")]
     assert ending.outcome is Outcome.COMPLETED
-    assert "abort" not in mover.calls
+    assert "abort" not in migrations.calls
 
 
 async def test_a_pause_can_be_asked_for() -> None:
-    mover, desk, ending = await asked(
+    migrations, step_log, ending = await asked(
         ask(RequestKind.PAUSE), (12.3, RequestKind.PAUSE, {}), stops=()
     )
 
-    assert [answer[1:] for answer in desk.answers] == [
+    assert [answer[1:] for answer in step_log.answers] == [
         (True, "pause the guest"), (False, "the guest stands still already"),
     ]  # fmt: skip
     assert ending.outcome is Outcome.COMPLETED
-    assert mover.calls.count("halt") == 1
+    assert migrations.calls.count("halt") == 1
 
 
 async def test_it_can_be_cancelled_and_then_does_nothing_else() -> None:
-    mover, desk, ending = await asked(ask(RequestKind.CANCEL), ask(RequestKind.POSTCOPY))
+    migrations, step_log, ending = await asked(ask(RequestKind.CANCEL), ask(RequestKind.POSTCOPY))
 
-    assert desk.answers == [
+    assert step_log.answers == [
         ("cancel", True, "cancelling"), ("postcopy", False, "it is being stopped"),
     ]  # fmt: skip
     assert ending.outcome is Outcome.CANCELLED
-    assert "post-copy" not in mover.calls
+    assert "post-copy" not in migrations.calls
 
 
 async def test_a_refused_request_is_answered_with_libvirts_words() -> None:
-    _, desk, ending = await asked(
+    _, step_log, ending = await asked(
         ask(RequestKind.PAUSE), refuses={"halt": [refusal("guest is busy")]}
     )
 
-    assert desk.answers == [("pause", False, "could not pause the guest: alpha: guest is busy")]
-    assert desk.answers[0][2] in ending.warnings
+    assert step_log.answers == [("pause", False, "could not pause the guest: alpha: guest is busy")]
+    assert step_log.answers[0][2] in ending.warnings
 
 
 async def test_a_request_that_makes_no_sense_ends_nothing() -> None:
-    _, desk, ending = await asked(ask("dance"), ask(RequestKind.MAX_DOWNTIME))
+    _, step_log, ending = await asked(ask("dance"), ask(RequestKind.MAX_DOWNTIME))
 
-    assert [(kind, ok) for kind, ok, _ in desk.answers] == [
+    assert [(kind, ok) for kind, ok, _ in step_log.answers] == [
         ("dance", False), ("max-downtime", False),
     ]  # fmt: skip
     assert ending.outcome is Outcome.CANCELLED
@@ -256,8 +256,8 @@ async def test_a_request_that_makes_no_sense_ends_nothing() -> None:
 async def test_estimates_from_where_passes_began_are_those_from_all_samples() -> None:
     """To go through all samples at each one would take longer and longer."""
     events: list[Event] = []
-    mover = hosts(60 * MIB)
-    ending = await run(mover, events=events)
+    migrations = hosts(60 * MIB)
+    ending = await run(migrations, events=events)
     told_ = [event.estimate for event in events if isinstance(event, Sampled)]
 
     assert ending.outcome is Outcome.COMPLETED

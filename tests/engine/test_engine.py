@@ -21,22 +21,22 @@ LOST = OutcomeUnknown("alpha: the connection broke", host="alpha")
 
 
 async def test_a_migration_that_goes_well_is_complete() -> None:
-    mover = FakeMover(lasts=3.0)
-    ending = await run(mover)
+    migrations = FakeMover(lasts=3.0)
+    ending = await run(migrations)
 
     assert ending.outcome is Outcome.COMPLETED
-    assert ending.totals == mover.statistics
-    assert mover.calls == ["downtime 0.1", "move peer-to-peer", "forget source"]
+    assert ending.totals == migrations.statistics
+    assert migrations.calls == ["downtime 0.1", "move peer-to-peer", "forget source"]
     assert ending.elapsed == pytest.approx(3.0, abs=0.2)
 
 
 async def test_samples_and_phases_are_told_as_they_come() -> None:
     events: list[Event] = []
-    mover = FakeMover(lasts=3.5 * INTERVAL, samples=[
+    migrations = FakeMover(lasts=3.5 * INTERVAL, samples=[
         sample(iteration=0, total=0), sample(iteration=1), sample(iteration=2),
         sample(iteration=2, phase=JobPhase.SWITCHOVER),
     ])  # fmt: skip
-    ending = await run(mover, events=events)
+    ending = await run(migrations, events=events)
 
     assert phases(events) == [
         JobPhase.SETUP, JobPhase.PRE_COPY, JobPhase.SWITCHOVER, JobPhase.CLEANUP, JobPhase.DONE,
@@ -48,77 +48,79 @@ async def test_samples_and_phases_are_told_as_they_come() -> None:
 
 async def test_the_operators_stop_aborts_and_ends_on_the_source() -> None:
     events: list[Event] = []
-    mover = FakeMover(lasts=1000, samples=[sample(iteration=4, remaining=9 * MIB)])
-    ending = await run(mover, stops=(2.0,), events=events)
+    migrations = FakeMover(lasts=1000, samples=[sample(iteration=4, remaining=9 * MIB)])
+    ending = await run(migrations, stops=(2.0,), events=events)
 
     assert ending.outcome is Outcome.CANCELLED
-    assert mover.calls == ["downtime 0.1", "move peer-to-peer", "abort", "downtime 0.3"]
+    assert migrations.calls == ["downtime 0.1", "move peer-to-peer", "abort", "downtime 0.3"]
     assert [d.action for d in ending.decisions] == ["abort"]
     assert ending.decisions[0].numbers["remaining"] == 9 * MIB
     assert sum(isinstance(event, Decided) for event in events) == 1
 
 
 async def test_an_abort_that_came_too_early_is_given_again() -> None:
-    mover = FakeMover(lasts=1000, aborts_ignored=2)
-    ending = await run(mover, stops=(0.0,))
+    migrations = FakeMover(lasts=1000, aborts_ignored=2)
+    ending = await run(migrations, stops=(0.0,))
 
     assert ending.outcome is Outcome.CANCELLED
-    assert mover.calls.count("abort") == 3
+    assert migrations.calls.count("abort") == 3
     assert len(ending.decisions) == 1
 
 
 async def test_a_stop_that_came_too_late_is_said_and_changes_nothing() -> None:
-    mover = FakeMover(lasts=1.0, aborts_ignored=99)
-    ending = await run(mover, stops=(0.5,))
+    migrations = FakeMover(lasts=1.0, aborts_ignored=99)
+    ending = await run(migrations, stops=(0.5,))
 
     assert ending.outcome is Outcome.COMPLETED
     assert "before it could be stopped" in ending.warnings[0]
 
 
 async def test_the_time_limit_aborts() -> None:
-    mover = FakeMover(lasts=1000)
-    ending = await run(mover, timeout=5.0)
+    migrations = FakeMover(lasts=1000)
+    ending = await run(migrations, timeout=5.0)
 
     assert ending.outcome is Outcome.TIMED_OUT
     assert ending.elapsed == pytest.approx(5.3, abs=0.2)
 
 
 async def test_a_failure_is_told_in_libvirts_words_and_the_limit_set_back() -> None:
-    mover = FakeMover(errors=[refusal("migration: no room")])
-    ending = await run(mover)
+    migrations = FakeMover(errors=[refusal("migration: no room")])
+    ending = await run(migrations)
 
     assert (ending.outcome, ending.error) == (Outcome.FAILED, "alpha: migration: no room")
-    assert mover.calls[-1] == "downtime 0.3"
+    assert migrations.calls[-1] == "downtime 0.3"
 
 
 async def test_a_source_that_cannot_log_in_at_the_target_lets_the_client_drive() -> None:
-    mover = FakeMover(errors=[PeerLoginFailed("alpha: no route", host="alpha")])
-    ending = await run(mover)
+    migrations = FakeMover(errors=[PeerLoginFailed("alpha: no route", host="alpha")])
+    ending = await run(migrations)
 
     assert (ending.outcome, ending.driver) == (Outcome.COMPLETED, Driver.CLIENT)
     assert [d.action for d in ending.decisions] == ["client-driven"]
-    assert mover.calls[1:3] == ["move peer-to-peer", "move client-driven"]
+    assert migrations.calls[1:3] == ["move peer-to-peer", "move client-driven"]
 
 
 async def test_a_broken_call_is_no_failure_the_hosts_are_asked() -> None:
-    mover = FakeMover(errors=[LOST], presences=[(MOVING, PAUSED), (PAUSED, PAUSED), (GONE, RUNS)])
-    ending = await run(mover)
+    migrations = FakeMover(
+        errors=[LOST], presences=[(MOVING, PAUSED), (PAUSED, PAUSED), (GONE, RUNS)]
+    )
+    ending = await run(migrations)
 
     assert ending.outcome is Outcome.COMPLETED
     assert ending.error is None
 
 
 async def test_a_job_that_outlives_our_call_is_followed_and_can_be_stopped() -> None:
-    mover = FakeMover(errors=[LOST], presences=[(MOVING, PAUSED)] * 400 + [(RUNS, GONE)])
-    ending = await run(mover, stops=(60.0,))
+    migrations = FakeMover(errors=[LOST], presences=[(MOVING, PAUSED)] * 400 + [(RUNS, GONE)])
+    ending = await run(migrations, stops=(60.0,))
 
     assert ending.outcome is Outcome.CANCELLED
-    assert "abort" in mover.calls
+    assert "abort" in migrations.calls
 
 
 async def test_when_hosts_stay_silent_the_outcome_is_not_guessed() -> None:
-    mover = FakeMover(lasts=1.0, errors=[LOST], presences=[(SILENT, RUNS)])
-    ending = await run(mover)
+    migrations = FakeMover(lasts=1.0, errors=[LOST], presences=[(SILENT, RUNS)])
+    ending = await run(migrations)
 
     assert ending.outcome is Outcome.UNKNOWN
     assert ending.elapsed >= PATIENCE
@@ -133,27 +135,27 @@ async def test_missing_final_statistics_are_said_not_invented() -> None:
 
 
 async def test_passes_of_an_earlier_cancelled_job_are_not_counted() -> None:
-    mover = FakeMover(lasts=3.5 * INTERVAL, samples=[
+    migrations = FakeMover(lasts=3.5 * INTERVAL, samples=[
         sample(iteration=5, total=0), sample(iteration=6), sample(iteration=7),
     ])  # fmt: skip
-    ending = await run(mover)
+    ending = await run(migrations)
 
     assert [s.iteration for s in ending.samples] == [1, 2, 2]
 
 
 async def test_autostart_is_set_once_the_guest_has_arrived() -> None:
-    mover = FakeMover()
-    await run(mover, order=AUTOSTART)
+    migrations = FakeMover()
+    await run(migrations, order=AUTOSTART)
     left = FakeMover(errors=[refusal("no")])
     await run(left, order=AUTOSTART)
 
-    assert mover.calls[-2:] == ["autostart", "forget source"]
+    assert migrations.calls[-2:] == ["autostart", "forget source"]
     assert "autostart" not in left.calls
 
 
 async def test_autostart_that_cannot_be_set_is_said() -> None:
-    mover = FakeMover(refuses={"autostart": [refusal("no")]})
-    ending = await run(mover, order=AUTOSTART)
+    migrations = FakeMover(refuses={"autostart": [refusal("no")]})
+    ending = await run(migrations, order=AUTOSTART)
 
     assert ending.outcome is Outcome.COMPLETED
     assert "virsh autostart" in ending.warnings[0]
@@ -169,7 +171,7 @@ async def test_a_listener_that_fails_does_not_end_the_migration() -> None:
 
 
 async def test_a_guest_that_ends_on_the_way_is_said_to_run_nowhere() -> None:
-    mover = FakeMover(errors=[refusal("gone")])
-    mover.presences = [(GONE, GONE)]
+    migrations = FakeMover(errors=[refusal("gone")])
+    migrations.presences = [(GONE, GONE)]
 
-    assert (await run(mover)).outcome is Outcome.SHUT_OFF
+    assert (await run(migrations)).outcome is Outcome.SHUT_OFF

@@ -11,9 +11,9 @@ from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.errors import Cancelled
 from vmckpt.evacuation import state
 from vmckpt.evacuation.engine import Run
-from vmckpt.evacuation.interfaces import Ended, Moved, Turn
-from vmckpt.evacuation.plan.inventory import Known, Look, Seen
-from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.interfaces import Moved, MoveEnd, Turn
+from vmckpt.evacuation.plan.inventory import FleetView, Known, Look
+from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.journal.records import RequestKind
 from vmckpt.model.events import Decided
@@ -46,7 +46,7 @@ class Hosts:
     dismissed: list[str] = field(default_factory=list)
     after_look: Callable[["Hosts"], None] = lambda _: None
 
-    async def look(self) -> Seen:
+    async def look(self) -> FleetView:
         self.looks += 1
         await asyncio.sleep(0.3)
         self.after_look(self)
@@ -114,14 +114,14 @@ def hosts(*guests: Guest, **more: object) -> Hosts:
 
 async def run(
     world: Hosts, order: Task = ORDER, *, stop: asyncio.Event | None = None,
-    desk: FakeDesk | None = None, told: list[str] | None = None,
-) -> Ended:  # fmt: skip
+    step_log: FakeDesk | None = None, told: list[str] | None = None,
+) -> MoveEnd:  # fmt: skip
     def tell(event: Decided) -> None:
         if told is not None:
             told.append(f"{event.decision.action}: {event.decision.reason}")
 
     limits = terms(USUAL.evacuation, order.kind)
-    going = Run(world, order, limits, stop or asyncio.Event(), tell=tell, desk=desk)
+    going = Run(world, order, limits, stop or asyncio.Event(), tell=tell, step_log=step_log)
     return await going.through(None)
 
 
@@ -173,7 +173,7 @@ async def test_what_nobody_knows_the_end_of_is_not_tried_again() -> None:
     fate = failing(("a", "*", -1), why="unknown", final="run vmckpt recover")
     world = hosts(vm("a"), vm("b"), fate=fate)
     ended = await run(world)
-    assert [(one.tenant.name, one.mend) for one in ended.left] == [("a", "run vmckpt recover")]
+    assert [(one.tenant.name, one.hint) for one in ended.left] == [("a", "run vmckpt recover")]
     assert [one for one, _ in world.moves].count("a") == 1
 
 
@@ -186,7 +186,9 @@ async def test_a_host_that_fails_everybody_is_left_out() -> None:
 
 
 async def test_a_guest_that_does_not_converge_is_not_its_targets_fault() -> None:
-    world = hosts(*(vm(f"w{n}") for n in range(3)), fate=failing(("w0", "*", 0), blame=Blame.GUEST))
+    world = hosts(
+        *(vm(f"w{n}") for n in range(3)), fate=failing(("w0", "*", 0), blame=FailureSide.GUEST)
+    )
     ended = await run(world)
     assert not ended.left
     assert [one for one, _ in world.moves].count("w0") == 2
@@ -200,7 +202,7 @@ async def test_stopped_what_is_on_its_way_arrives_and_nothing_new_begins() -> No
     begun = [one for one, _ in world.moves]
     assert sorted(one.guest for one in ended.arrived) == sorted(begun)
     assert {one.tenant.name for one in ended.left} == {f"w{n}" for n in range(6)} - set(begun)
-    assert all("goes on" in one.mend for one in ended.left)
+    assert all("goes on" in one.hint for one in ended.left)
 
 
 async def test_the_next_ones_are_made_ready_while_others_move() -> None:
@@ -250,25 +252,25 @@ async def test_who_cannot_move_is_known_before_its_turn_and_keeps_nobody() -> No
 
 async def test_paused_nothing_new_begins_until_it_goes_on() -> None:
     world = hosts(*(vm(f"w{number}") for number in range(4)))
-    desk = FakeDesk([(2.0, RequestKind.PAUSE, {}), (100.0, RequestKind.GO_ON, {})])
-    ended = await run(world, desk=desk)
+    step_log = FakeDesk([(2.0, RequestKind.PAUSE, {}), (100.0, RequestKind.GO_ON, {})])
+    ended = await run(world, step_log=step_log)
     assert not ended.left
-    assert [ok for _, ok, _ in desk.answers] == [True, True]
+    assert [ok for _, ok, _ in step_log.answers] == [True, True]
     assert 100 < ended.took < 140
 
 
 async def test_cancelled_from_another_terminal_while_paused() -> None:
     world = hosts(*(vm(f"w{number}") for number in range(4)))
-    desk = FakeDesk([(2.0, RequestKind.PAUSE, {}), (50.0, RequestKind.CANCEL, {})])
-    ended = await run(world, desk=desk)
+    step_log = FakeDesk([(2.0, RequestKind.PAUSE, {}), (50.0, RequestKind.CANCEL, {})])
+    ended = await run(world, step_log=step_log)
     assert ended.stopped
     assert ended.took < 60
 
 
 async def test_what_is_asked_of_a_guest_is_not_asked_of_the_host() -> None:
-    desk = FakeDesk([(1.0, RequestKind.POSTCOPY, {})])
-    await run(hosts(vm("a")), desk=desk)
-    assert desk.answers == [("postcopy", False, "ask that of the guest's own job")]
+    step_log = FakeDesk([(1.0, RequestKind.POSTCOPY, {})])
+    await run(hosts(vm("a")), step_log=step_log)
+    assert step_log.answers == [("postcopy", False, "ask that of the guest's own job")]
 
 
 async def test_a_guest_that_moves_on_its_own_account_is_waited_for() -> None:
@@ -335,18 +337,18 @@ async def test_who_is_to_be_suspended_is_told_of_in_these_words() -> None:
 
 async def test_paused_nobody_is_shut_down_either() -> None:
     quiet = by("strategy: shutdown-and-return", name="quiet")
-    desk = FakeDesk([(2.0, RequestKind.PAUSE, {}), (100.0, RequestKind.GO_ON, {})])
-    ended = await run(hosts(vm("a"), vm("b"), own={"b": quiet}), desk=desk)
+    step_log = FakeDesk([(2.0, RequestKind.PAUSE, {}), (100.0, RequestKind.GO_ON, {})])
+    ended = await run(hosts(vm("a"), vm("b"), own={"b": quiet}), step_log=step_log)
     assert ended.shut_down == ("u-b",)
-    assert [ok for _, ok, _ in desk.answers] == [True, True]
+    assert [ok for _, ok, _ in step_log.answers] == [True, True]
     assert 100 < ended.took < 120
 
 
 async def test_cancelled_while_paused_nobody_is_shut_down() -> None:
     quiet = by("strategy: shutdown-and-return", name="quiet")
-    desk = FakeDesk([(2.0, RequestKind.PAUSE, {}), (50.0, RequestKind.CANCEL, {})])
+    step_log = FakeDesk([(2.0, RequestKind.PAUSE, {}), (50.0, RequestKind.CANCEL, {})])
     world = hosts(vm("a"), vm("b"), own={"b": quiet})
-    ended = await run(world, desk=desk)
+    ended = await run(world, step_log=step_log)
     assert (ended.stopped, ended.shut_down, world.names["alpha"]) == (True, (), ["b"])
 
 

@@ -10,10 +10,10 @@ from tests.engine.test_evacuate import GOOD, ORDER, USUAL, Hosts, failing, hosts
 from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuation.engine import Run
-from vmckpt.evacuation.interfaces import Ended, Moved, Turn
-from vmckpt.evacuation.plan.inventory import Known, Protected, Seen, Way
+from vmckpt.evacuation.interfaces import Moved, MoveEnd, Turn
+from vmckpt.evacuation.plan.inventory import FleetView, Known, Protected, TravelMethod
 from vmckpt.evacuation.report import Report
-from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.journal.records import RequestKind
 from vmckpt.model.guest import OUTGOING, GuestState
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.looptime(end=20000)
 MAKES_ROOM = by("keep_free: 1%, displace: true, at_once: {source: 2, target: 2}")
 
 
-def outcome(ended: Ended, order: Task = ORDER) -> Outcome:
+def outcome(ended: MoveEnd, order: Task = ORDER) -> Outcome:
     return Report(task=order, job="e-1", ended=ended).outcome
 
 
-def left(ended: Ended) -> dict[str, str]:
+def left(ended: MoveEnd) -> dict[str, str]:
     return {one.tenant.name: one.why for one in ended.left}
 
 
@@ -105,7 +105,7 @@ async def test_a_guest_in_two_parts_that_was_given_up_does_not_keep_the_run_from
 
 
 @pytest.mark.parametrize(
-    ("came", "tries"), [({"final": "see vmckpt job"}, 1), ({"blame": Blame.GUEST}, 3)]
+    ("came", "tries"), [({"final": "see vmckpt job"}, 1), ({"blame": FailureSide.GUEST}, 3)]
 )
 async def test_who_was_to_make_room_and_was_given_up_is_not_asked_again(
     came: dict[str, object], tries: int
@@ -127,7 +127,7 @@ class _Guarded(Hosts):
     near: frozenset[str] = frozenset()
     held: dict[str, Protected]
 
-    async def look(self) -> Seen:
+    async def look(self) -> FleetView:
         await asyncio.sleep(0.3)
         looks = [at(name, *found, free=8 * GIB) for name, found in self.guests.items()]
         return seen(answers(*looks, protected=dict(self.held)), by("keep_free: 1%"), self.own,
@@ -135,7 +135,7 @@ class _Guarded(Hosts):
 
     async def move(self, known: Known, target: str, turn: Turn) -> Moved:
         await turn.wait()
-        if known.way is not Way.ANEW:
+        if known.way is not TravelMethod.ANEW:
             await asyncio.sleep(3)
             self.near = frozenset({known.name})  # the standby's turn comes meanwhile
             await asyncio.sleep(3)
@@ -187,15 +187,17 @@ async def test_a_host_that_falls_silent_is_not_waited_for_for_ever(who: str) -> 
 async def test_whoever_goes_on_with_it_knows_how_it_stood() -> None:
     marks: list[str] = []
 
-    async def through(stop: asyncio.Event, desk: FakeDesk | None = None) -> None:
+    async def through(stop: asyncio.Event, step_log: FakeDesk | None = None) -> None:
         world, limits = hosts(*(vm(f"w{n}") for n in range(4))), terms(USUAL.evacuation, ORDER.kind)
-        going = Run(world, ORDER, limits, stop, tell=lambda _: None, desk=desk, mark=marks.append)
+        going = Run(
+            world, ORDER, limits, stop, tell=lambda _: None, step_log=step_log, mark=marks.append
+        )
         await going.through(None)
 
     for last, stands in ((RequestKind.GO_ON, ""), (RequestKind.CANCEL, "stopping")):
         now = asyncio.get_running_loop().time()
-        desk = FakeDesk([(now + 2.0, RequestKind.PAUSE, {}), (now + 50.0, last, {})])
-        await through(asyncio.Event(), desk)
+        step_log = FakeDesk([(now + 2.0, RequestKind.PAUSE, {}), (now + 50.0, last, {})])
+        await through(asyncio.Event(), step_log)
         assert marks == ["paused", stands]
         marks.clear()
     await through(after(2.0))  # by a signal: whose machine goes down wants it gone on with
@@ -254,7 +256,7 @@ async def test_the_host_may_be_away_for_a_moment_however_many_fail_meanwhile() -
             return await usual(known, target, turn)
         await turn.wait()
         await asyncio.sleep(0.1)
-        return Moved(good=False, why="alpha: connection refused", blame=Blame.GUEST)
+        return Moved(good=False, why="alpha: connection refused", blame=FailureSide.GUEST)
 
     def silent(one: Hosts) -> None:
         one.silent = {"alpha"} if away() else set()

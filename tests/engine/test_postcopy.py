@@ -35,19 +35,19 @@ def hosts(**how: Any) -> FakeHosts:
     return FakeHosts(machine=Machine(memory=1024 * MIB, setup=0.5, writers=[writer]), **how)
 
 
-async def move(mover: FakeHosts, **how: Any) -> Ending:
-    return await run(mover, UNDER, order=HYBRID, **how)
+async def move(migrations: FakeHosts, **how: Any) -> Ending:
+    return await run(migrations, UNDER, order=HYBRID, **how)
 
 
 async def test_a_hybrid_switches_completes_and_leaves_no_definition_behind() -> None:
     events: list[Event] = []
-    mover = hosts(statistics=None)
-    ending = await move(mover, events=events)
+    migrations = hosts(statistics=None)
+    ending = await move(migrations, events=events)
 
     assert ending.outcome is Outcome.COMPLETED
     assert told(ending) == [("now", "switch to post-copy")]
     assert ending.switched == pytest.approx(10.7, abs=0.4)
-    assert after_the_switch(mover) == ["forget source"]
+    assert after_the_switch(migrations) == ["forget source"]
     assert phases(events) == [
         JobPhase.SETUP, JobPhase.PRE_COPY, JobPhase.POST_COPY, JobPhase.CLEANUP, JobPhase.DONE,
     ]  # fmt: skip
@@ -55,30 +55,30 @@ async def test_a_hybrid_switches_completes_and_leaves_no_definition_behind() -> 
 
 
 async def test_a_guest_that_was_defined_nowhere_leaves_nothing_to_undefine() -> None:
-    mover = hosts()
-    await run(mover, UNDER, order=replace(HYBRID, persistent=False))
+    migrations = hosts()
+    await run(migrations, UNDER, order=replace(HYBRID, persistent=False))
 
-    assert "forget source" not in mover.calls
+    assert "forget source" not in migrations.calls
 
 
 @pytest.mark.parametrize("seconds", [1, 4, 10, 60, 560])
 async def test_a_link_that_is_cut_is_left_to_tcp(seconds: float) -> None:
     events: list[Event] = []
-    mover = hosts(unplugged=[(12.0, 12.0 + seconds)])
-    ending = await move(mover, events=events)
+    migrations = hosts(unplugged=[(12.0, 12.0 + seconds)])
+    ending = await move(migrations, events=events)
 
     assert ending.outcome is Outcome.COMPLETED
-    assert after_the_switch(mover) == ["forget source"]
+    assert after_the_switch(migrations) == ["forget source"]
     assert told(ending)[1:] == ([KEEPS, GOES_ON] if seconds > 5 else [])
     assert (JobPhase.POST_COPY_PAUSED in phases(events)) is (seconds > 5)
     assert ending.elapsed < 12 + seconds + 10
 
 
 async def test_a_stream_that_qemu_gave_up_is_resumed_again_and_again() -> None:
-    mover = hosts(resets=[12.0], unplugged=[(12.0, 60.0)])
-    ending = await move(mover)
+    migrations = hosts(resets=[12.0], unplugged=[(12.0, 60.0)])
+    ending = await move(migrations)
 
-    freed, resumed = mover.when("free target"), mover.when("resume")
+    freed, resumed = migrations.when("free target"), migrations.when("resume")
     assert ending.outcome is Outcome.COMPLETED
     assert resumed[0] == pytest.approx(12.2, abs=0.4)
     assert all(a <= b for a, b in zip(freed, resumed, strict=True))
@@ -88,97 +88,97 @@ async def test_a_stream_that_qemu_gave_up_is_resumed_again_and_again() -> None:
     assert told(ending)[1] == KEEPS
     assert told(ending)[-1] == GOES_ON
     assert told(ending).count(("post-copy", "resume post-copy")) == len(resumed)
-    assert set(after_the_switch(mover)) == {"free target", "resume", "forget source"}
+    assert set(after_the_switch(migrations)) == {"free target", "resume", "forget source"}
 
 
 async def test_so_is_one_that_tcp_gave_up() -> None:
-    mover = hosts(unplugged=[(12.0, 200.0)], tcp_patience=120.0)
-    ending = await move(mover)
+    migrations = hosts(unplugged=[(12.0, 200.0)], tcp_patience=120.0)
+    ending = await move(migrations)
 
     assert ending.outcome is Outcome.COMPLETED
-    assert mover.when("resume")[0] == pytest.approx(132, abs=1)
+    assert migrations.when("resume")[0] == pytest.approx(132, abs=1)
 
 
 async def test_a_reset_without_a_dead_link_costs_a_moment() -> None:
-    mover = hosts(resets=[12.0])
-    ending = await move(mover)
+    migrations = hosts(resets=[12.0])
+    ending = await move(migrations)
 
     assert ending.outcome is Outcome.COMPLETED
-    assert mover.resumes == 1
+    assert migrations.resumes == 1
     assert ending.elapsed < 18
 
 
 @pytest.mark.parametrize("how", [{}, {"resets": [12.0]}, {"call_lost_at": 12.0}])
 async def test_a_link_that_stays_dead_ends_the_asking_and_nothing_else(how: Any) -> None:
-    mover = hosts(unplugged=[(12.0, 712.0)], **how)
-    ending = await move(mover)
+    migrations = hosts(unplugged=[(12.0, 712.0)], **how)
+    ending = await move(migrations)
 
     assert ending.outcome is Outcome.POST_COPY_PAUSED
     assert ending.elapsed == pytest.approx(12 + 600, abs=35)
-    assert not ENDS_A_PART & set(after_the_switch(mover))
+    assert not ENDS_A_PART & set(after_the_switch(migrations))
     assert told(ending)[-1] == ASKS
     assert told(ending).count(ASKS) == 1
     assert ending.error is not None
-    assert mover.resumes < 30
+    assert migrations.resumes < 30
 
 
 async def test_a_second_break_is_resumed_as_quickly_as_the_first() -> None:
-    mover = hosts(resets=[12.0, 59.0], unplugged=[(12.0, 57.0)])
-    ending = await move(mover)
+    migrations = hosts(resets=[12.0, 59.0], unplugged=[(12.0, 57.0)])
+    ending = await move(migrations)
 
     assert ending.outcome is Outcome.COMPLETED
     assert told(ending).count(GOES_ON) == 2
-    assert min(at for at in mover.when("resume") if at > 59) < 60
+    assert min(at for at in migrations.when("resume") if at > 59) < 60
 
 
 async def test_a_stream_that_goes_on_without_our_call_needs_no_resume() -> None:
-    mover = hosts(call_lost_at=12.0)
-    ending = await move(mover)
+    migrations = hosts(call_lost_at=12.0)
+    ending = await move(migrations)
 
     assert ending.outcome is Outcome.COMPLETED
     assert ending.error is None
-    assert after_the_switch(mover) == ["forget source"]
+    assert after_the_switch(migrations) == ["forget source"]
 
 
 async def test_a_target_that_cannot_be_freed_is_said_and_the_resume_tried() -> None:
     refuses = {"free target": [HypervisorError("beta: no ssh", host="beta")]}
-    mover = hosts(resets=[12.0], refuses=refuses)
-    ending = await move(mover)
+    migrations = hosts(resets=[12.0], refuses=refuses)
+    ending = await move(migrations)
 
     assert ending.outcome is Outcome.COMPLETED
     assert "beta: no ssh" in ending.warnings[0]
 
 
 async def test_a_target_that_lost_the_guest_is_not_resumed_for_ten_minutes() -> None:
-    mover = hosts(target_dies_at=13.0, resets=[13.0])
-    ending = await move(mover)
+    migrations = hosts(target_dies_at=13.0, resets=[13.0])
+    ending = await move(migrations)
 
     assert ending.outcome is Outcome.LOST
     assert ending.elapsed < 30
-    assert not ENDS_A_PART & set(after_the_switch(mover))
+    assert not ENDS_A_PART & set(after_the_switch(migrations))
 
 
 async def test_a_source_that_is_gone_is_asked_for_and_nothing_is_guessed() -> None:
-    mover = hosts(source_dies_at=13.0)
-    ending = await move(mover)
+    migrations = hosts(source_dies_at=13.0)
+    ending = await move(migrations)
 
     assert ending.outcome is Outcome.UNKNOWN
-    assert not ENDS_A_PART & set(after_the_switch(mover))
+    assert not ENDS_A_PART & set(after_the_switch(migrations))
 
 
 async def test_the_operators_stop_does_nothing_in_post_copy_but_is_answered() -> None:
-    mover = hosts()
-    ending = await move(mover, stops=(12.0,))
+    migrations = hosts()
+    ending = await move(migrations, stops=(12.0,))
 
     assert ending.outcome is Outcome.COMPLETED
     assert told(ending) == [("now", "switch to post-copy"), ("operator", "go on")]
     assert "no way back" in ending.decisions[-1].reason
-    assert "abort" not in mover.calls
+    assert "abort" not in migrations.calls
 
 
 async def test_it_does_not_keep_a_break_that_comes_later_from_being_mended() -> None:
-    mover = hosts(unplugged=[(13.0, 30.0)])
-    ending = await move(mover, stops=(12.0,))
+    migrations = hosts(unplugged=[(13.0, 30.0)])
+    ending = await move(migrations, stops=(12.0,))
 
     assert ending.outcome is Outcome.COMPLETED
 
@@ -186,21 +186,21 @@ async def test_it_does_not_keep_a_break_that_comes_later_from_being_mended() -> 
 @pytest.mark.parametrize("how", [{}, {"resets": [20.0]}])
 async def test_in_a_broken_post_copy_it_ends_the_waiting(how: Any) -> None:
     stop = asyncio.Event()
-    mover = hosts(unplugged=[(12.0, 9999.0)], **how)
-    ending = await move(mover, stops=(12.5, 40.0, 41.0), stop=stop)
+    migrations = hosts(unplugged=[(12.0, 9999.0)], **how)
+    ending = await move(migrations, stops=(12.5, 40.0, 41.0), stop=stop)
 
     assert ending.outcome is Outcome.POST_COPY_PAUSED
     assert ending.elapsed == pytest.approx(40, abs=1)
     assert ending.decisions[-1].reason == "the operator does not want to wait"
-    assert not ENDS_A_PART & set(after_the_switch(mover))
+    assert not ENDS_A_PART & set(after_the_switch(migrations))
     assert stop.is_set()
 
 
 async def test_a_call_that_ends_when_nobody_waits_for_it_any_more_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    mover = hosts(unplugged=[(12.0, 9999.0)], tcp_patience=60.0)
-    ending = await move(mover, stops=(30.0,))
+    migrations = hosts(unplugged=[(12.0, 9999.0)], tcp_patience=60.0)
+    ending = await move(migrations, stops=(30.0,))
     await asyncio.sleep(60)
     gc.collect()
 
@@ -210,8 +210,8 @@ async def test_a_call_that_ends_when_nobody_waits_for_it_any_more_is_no_error(
 
 async def test_a_stop_that_was_refused_still_keeps_from_a_further_attempt() -> None:
     stop = asyncio.Event()
-    mover = hosts(target_dies_at=14.0)
-    ending = await move(mover, stops=(12.5,), stop=stop)
+    migrations = hosts(target_dies_at=14.0)
+    ending = await move(migrations, stops=(12.5,), stop=stop)
 
     assert ending.outcome is Outcome.LOST
     assert stop.is_set()
@@ -219,39 +219,39 @@ async def test_a_stop_that_was_refused_still_keeps_from_a_further_attempt() -> N
 
 async def test_a_switch_whose_order_got_lost_is_given_again() -> None:
     refuses = {"post-copy": [OutcomeUnknown("alpha: no answer", host="alpha")]}
-    mover = hosts(refuses=refuses)
-    ending = await move(mover)
+    migrations = hosts(refuses=refuses)
+    ending = await move(migrations)
 
     assert ending.outcome is Outcome.COMPLETED
-    assert mover.calls.count("post-copy") == 2
-    assert "abort" not in mover.calls
+    assert migrations.calls.count("post-copy") == 2
+    assert "abort" not in migrations.calls
     assert "had no answer" in ending.warnings[0]
 
 
 async def test_a_switch_that_was_taken_and_forgotten_is_given_again() -> None:
-    mover = hosts(switch_takes=False)
-    ending = await move(mover, stops=(11.5,))
+    migrations = hosts(switch_takes=False)
+    ending = await move(migrations, stops=(11.5,))
 
     assert ending.outcome is Outcome.COMPLETED
-    assert mover.calls.count("post-copy") == 2
-    assert "abort" not in mover.calls
+    assert migrations.calls.count("post-copy") == 2
+    assert "abort" not in migrations.calls
 
 
 async def test_somebody_elses_switch_is_post_copy_like_ours() -> None:
-    mover = hosts()
+    migrations = hosts()
     never = terms("{when: {iteration: 99}, do: start_postcopy}", mode=Mode.HYBRID)
-    asyncio.get_running_loop().call_later(5.0, mover.machine.switch)
-    ending = await run(mover, never, order=HYBRID, stops=(6.0,))
+    asyncio.get_running_loop().call_later(5.0, migrations.machine.switch)
+    ending = await run(migrations, never, order=HYBRID, stops=(6.0,))
 
     assert ending.outcome is Outcome.COMPLETED
     assert ending.switched == pytest.approx(5.1, abs=0.3)
-    assert mover.calls[-1] == "forget source"
-    assert "abort" not in mover.calls
+    assert migrations.calls[-1] == "forget source"
+    assert "abort" not in migrations.calls
 
 
 async def test_mode_post_copy_switches_when_the_first_pass_is_over() -> None:
-    mover = hosts()
-    ending = await run(mover, terms(mode=Mode.POSTCOPY), order=HYBRID)
+    migrations = hosts()
+    ending = await run(migrations, terms(mode=Mode.POSTCOPY), order=HYBRID)
 
     assert ending.outcome is Outcome.COMPLETED
     assert told(ending) == [("mode", "switch to post-copy")]
@@ -259,48 +259,48 @@ async def test_mode_post_copy_switches_when_the_first_pass_is_over() -> None:
 
 
 async def test_only_the_bandwidth_can_still_be_asked_for() -> None:
-    desk = FakeDesk([
+    step_log = FakeDesk([
         (12.0, RequestKind.BANDWIDTH, {"bytes_per_second": 200 * MIB}),
         (12.0, RequestKind.CANCEL, {}),
         (12.0, RequestKind.PAUSE, {}),
     ])  # fmt: skip
-    mover = hosts()
-    await move(mover, desk=desk)
+    migrations = hosts()
+    await move(migrations, step_log=step_log)
 
-    assert [(kind, ok) for kind, ok, _ in desk.answers] == [
+    assert [(kind, ok) for kind, ok, _ in step_log.answers] == [
         ("bandwidth", True), ("cancel", False), ("pause", False),
     ]  # fmt: skip
-    assert f"postcopy-bandwidth {200 * MIB}" in mover.calls
+    assert f"postcopy-bandwidth {200 * MIB}" in migrations.calls
 
 
 async def test_a_post_copy_that_another_controller_left_broken_is_resumed() -> None:
-    mover = hosts(unplugged=[(12.0, 60.0)])
-    mover.began = asyncio.get_running_loop().time()
+    migrations = hosts(unplugged=[(12.0, 60.0)])
+    migrations.began = asyncio.get_running_loop().time()
     await asyncio.sleep(11.0)
-    mover.now()
-    mover.machine.switch()
+    migrations.now()
+    migrations.machine.switch()
     await asyncio.sleep(3.0)
-    mover.broken = True
-    engine = Migration(mover, UNDER, lambda _event: None, asyncio.Event())
+    migrations.broken = True
+    engine = Migration(migrations, UNDER, lambda _event: None, asyncio.Event())
     ending = await engine.resume(HYBRID)
 
     assert ending.outcome is Outcome.COMPLETED
-    assert mover.calls[-1] == "forget source"
-    assert mover.resumes > 1
-    assert not ENDS_A_PART & set(mover.calls[:-1])
+    assert migrations.calls[-1] == "forget source"
+    assert migrations.resumes > 1
+    assert not ENDS_A_PART & set(migrations.calls[:-1])
 
 
 @pytest.mark.parametrize("more", ["", "on_postcopy_broken: ask\n"])
 async def test_who_asks_for_a_resume_has_answered_a_policy_that_asks(more: str) -> None:
     policy = contract.answered(terms(RULE, mode=Mode.HYBRID, more=more).policy)
-    mover = hosts()
-    mover.began = asyncio.get_running_loop().time()
+    migrations = hosts()
+    migrations.began = asyncio.get_running_loop().time()
     await asyncio.sleep(11.0)
-    mover.now()
-    mover.machine.switch()
+    migrations.now()
+    migrations.machine.switch()
     await asyncio.sleep(3.0)
-    mover.broken = True
-    engine = Migration(mover, contract.resumed(policy), lambda _event: None, asyncio.Event())
+    migrations.broken = True
+    engine = Migration(migrations, contract.resumed(policy), lambda _event: None, asyncio.Event())
     ending = await engine.resume(HYBRID)
     assert ending.outcome is Outcome.COMPLETED
-    assert mover.resumes == 1
+    assert migrations.resumes == 1

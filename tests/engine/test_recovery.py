@@ -11,9 +11,9 @@ from tests.engine.running import ENDS_A_PART, HYBRID, ORDER, after_the_switch, r
 from tests.support.simulated import Machine, Writer
 from vmckpt.errors import HypervisorError, JournalError, LeaseLost
 from vmckpt.journal.records import Request, RequestKind
-from vmckpt.migration.run.decide import Terms
+from vmckpt.migration.run.decide import RunTerms
 from vmckpt.migration.run.engine import Ending, Migration
-from vmckpt.model.migration import Mode, MoveOrder, Mover, Outcome
+from vmckpt.model.migration import MigrationDriver, Mode, MoveOrder, Outcome
 from vmckpt.units import MIB
 
 pytestmark = pytest.mark.looptime(end=3000)
@@ -27,67 +27,69 @@ def hosts(**how: Any) -> FakeHosts:
     return FakeHosts(machine=Machine(memory=1024 * MIB, setup=0.5, writers=[writer]), **how)
 
 
-async def adopted(mover: Mover, under: Terms, order: MoveOrder) -> Ending:
-    return await Migration(mover, under, lambda _event: None, asyncio.Event()).adopt(order)
+async def adopted(migrations: MigrationDriver, under: RunTerms, order: MoveOrder) -> Ending:
+    return await Migration(migrations, under, lambda _event: None, asyncio.Event()).adopt(order)
 
 
 async def test_a_migration_that_still_runs_is_watched_to_its_end() -> None:
-    mover = FakeMover(presences=[(MOVING, GONE)] * 20 + [(GONE, RUNS)])
-    ending = await adopted(mover, terms(), ORDER)
+    migrations = FakeMover(presences=[(MOVING, GONE)] * 20 + [(GONE, RUNS)])
+    ending = await adopted(migrations, terms(), ORDER)
 
     assert ending.outcome is Outcome.COMPLETED
     assert ending.elapsed > 3.0
-    assert mover.calls == ["forget source"]
+    assert migrations.calls == ["forget source"]
 
 
 async def test_an_adopted_migration_that_fails_leaves_the_guest_where_it_was() -> None:
-    mover = FakeMover(presences=[(MOVING, GONE)] * 5 + [(RUNS, GONE)])
-    ending = await adopted(mover, terms(), ORDER)
+    migrations = FakeMover(presences=[(MOVING, GONE)] * 5 + [(RUNS, GONE)])
+    ending = await adopted(migrations, terms(), ORDER)
 
     assert ending.outcome is Outcome.FAILED
     assert "controller that is gone" in (ending.error or "")
 
 
 async def test_a_source_that_ends_in_post_copy_takes_the_guest_along() -> None:
-    mover = FakeMover(presences=[(MOVING, ON_PART)] * 5 + [(GONE, ON_PART)])
-    ending = await adopted(mover, terms(), HYBRID)
+    migrations = FakeMover(presences=[(MOVING, ON_PART)] * 5 + [(GONE, ON_PART)])
+    ending = await adopted(migrations, terms(), HYBRID)
 
     assert ending.outcome is Outcome.LOST
 
 
 async def test_at_the_end_of_a_post_copy_it_looks_so_for_a_moment() -> None:
-    mover = FakeMover(presences=[(MOVING, ON_PART)] * 5 + [(GONE, ON_PART)] * 20 + [(GONE, RUNS)])
-    ending = await adopted(mover, terms(), HYBRID)
+    migrations = FakeMover(
+        presences=[(MOVING, ON_PART)] * 5 + [(GONE, ON_PART)] * 20 + [(GONE, RUNS)]
+    )
+    ending = await adopted(migrations, terms(), HYBRID)
 
     assert ending.outcome is Outcome.COMPLETED
 
 
-async def orphan(mover: FakeHosts) -> "asyncio.Task[None]":
+async def orphan(migrations: FakeHosts) -> "asyncio.Task[None]":
     """libvirt's call goes on; nobody waits for it."""
-    call = asyncio.create_task(mover.move(HYBRID))
+    call = asyncio.create_task(migrations.migrate(HYBRID))
     await asyncio.sleep(2.0)
     return call
 
 
 async def test_its_policy_still_decides() -> None:
-    mover = hosts()
-    call = await orphan(mover)
-    ending = await adopted(mover, UNDER, HYBRID)
+    migrations = hosts()
+    call = await orphan(migrations)
+    ending = await adopted(migrations, UNDER, HYBRID)
     await call
 
     assert ending.outcome is Outcome.COMPLETED
     assert ("now", "switch to post-copy") in told(ending)
-    assert not ENDS_A_PART - {"forget source"} & set(after_the_switch(mover))
+    assert not ENDS_A_PART - {"forget source"} & set(after_the_switch(migrations))
 
 
 async def test_a_post_copy_that_breaks_under_the_second_controller_is_resumed() -> None:
-    mover = hosts(resets=[12.0])
-    call = await orphan(mover)
-    ending = await adopted(mover, UNDER, HYBRID)
+    migrations = hosts(resets=[12.0])
+    call = await orphan(migrations)
+    ending = await adopted(migrations, UNDER, HYBRID)
     call.exception()
 
     assert ending.outcome is Outcome.COMPLETED
-    assert mover.resumes >= 1
+    assert migrations.resumes >= 1
 
 
 class Fence:
@@ -106,29 +108,29 @@ class Fence:
 class Fenced:
     """Hosts whose lanes ask `check` before each change, as Hypervisor.command does."""
 
-    def __init__(self, mover: FakeHosts, check: Callable[[], None]) -> None:
-        self._mover, self._check = mover, check
+    def __init__(self, migrations: FakeHosts, check: Callable[[], None]) -> None:
+        self._migrations, self._check = migrations, check
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("sample", "totals", "presence", "max_downtime", "stream_given_up"):
             self._check()
-        return getattr(self._mover, name)
+        return getattr(self._migrations, name)
 
 
 LOST = LeaseLost("another controller has taken over")
 
 
 async def test_whoever_lost_the_lease_changes_nothing_any_more() -> None:
-    mover = hosts()
+    migrations = hosts()
     fence = Fence(2, LOST)  # the downtime limit and the order; the switch is refused
     with pytest.raises(LeaseLost):
-        await run(Fenced(mover, fence.check), UNDER, order=HYBRID)
+        await run(Fenced(migrations, fence.check), UNDER, order=HYBRID)
 
-    assert [call.split()[0] for call in mover.calls] == ["downtime", "move"]
+    assert [call.split()[0] for call in migrations.calls] == ["downtime", "move"]
 
 
 async def test_while_the_lease_is_in_doubt_it_is_tried_again_later() -> None:
-    mover = hosts()
+    migrations = hosts()
     doubt = HypervisorError("the journal does not answer", host="")
     fence = Fence(2, doubt)
 
@@ -136,7 +138,7 @@ async def test_while_the_lease_is_in_doubt_it_is_tried_again_later() -> None:
         if asyncio.get_running_loop().time() < 30.0:
             fence.check()
 
-    ending = await run(Fenced(mover, check), UNDER, order=HYBRID)
+    ending = await run(Fenced(migrations, check), UNDER, order=HYBRID)
 
     assert ending.outcome is Outcome.COMPLETED
     assert ending.switched is not None
@@ -155,7 +157,7 @@ class LostDesk(FakeDesk):
 
 async def test_a_controller_that_only_watches_notices_too() -> None:
     with pytest.raises(LeaseLost):
-        await run(hosts(), UNDER, order=HYBRID, desk=LostDesk([]))
+        await run(hosts(), UNDER, order=HYBRID, step_log=LostDesk([]))
 
 
 class FullDesk(FakeDesk):
@@ -167,20 +169,20 @@ class FullDesk(FakeDesk):
 
 
 async def test_what_must_be_put_back_is_not_done_unless_it_is_written_down() -> None:
-    desk = FullDesk([(4.0, RequestKind.PAUSE, {})])
-    mover = hosts()
-    await run(mover, UNDER, order=HYBRID, desk=desk)
+    step_log = FullDesk([(4.0, RequestKind.PAUSE, {})])
+    migrations = hosts()
+    await run(migrations, UNDER, order=HYBRID, step_log=step_log)
 
-    assert desk.intents == ["pause"]
-    assert "halt" not in mover.calls
-    assert desk.answers[0][1] is False
-    assert "no space left" in desk.answers[0][2]
+    assert step_log.intents == ["pause"]
+    assert "halt" not in migrations.calls
+    assert step_log.answers[0][1] is False
+    assert "no space left" in step_log.answers[0][2]
 
 
 async def test_a_pause_is_written_down_first() -> None:
-    desk = FakeDesk([(4.0, RequestKind.PAUSE, {})])
-    mover = hosts()
-    await run(mover, UNDER, order=HYBRID, desk=desk)
+    step_log = FakeDesk([(4.0, RequestKind.PAUSE, {})])
+    migrations = hosts()
+    await run(migrations, UNDER, order=HYBRID, step_log=step_log)
 
-    assert desk.intents == ["pause"]
-    assert "halt" in mover.calls
+    assert step_log.intents == ["pause"]
+    assert "halt" in migrations.calls

@@ -70,7 +70,7 @@ def attempt(bench: Bench, cell: Cell) -> tuple[bool, list[str]]:
             told = trial.play(set_up, injury, cell.moment, inside=inside)
             told = trial.recovered(set_up, told)
             ends = cell.ends if told.hit else Ends.LIVES_OR_GONE
-            wrong = trial.check(set_up, told, ends, checker).wrong
+            wrong = trial.check_trial(set_up, told, ends, checker).wrong
             wrong += lookout.two_copies()
             recorder.stop()
         history = recorder.check(EVIDENCE)

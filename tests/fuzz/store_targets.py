@@ -114,7 +114,7 @@ def read_small(data: bytes) -> None:
             if key == "format":
                 parse_format(raw, "here")
             else:
-                assert locks.read(Stored(key, len(raw), Seconds(1.0)), raw, "here").key == key
+                assert locks.parse_lock(Stored(key, len(raw), Seconds(1.0)), raw, "here").key == key
         with _refused(StoreError):
             pending_deletion.load(_One(key, raw))  # type: ignore[arg-type]
     with _refused(StoreError):
@@ -232,7 +232,7 @@ _EXPORT = Export(
 
 def read_nbd_client(data: bytes) -> None:
     """What a client says to our server."""
-    Session(wire.Line(_connected(data)), {"vda": _EXPORT}).run()
+    Session(wire.NbdSocket(_connected(data)), {"vda": _EXPORT}).run()
 
 
 TARGETS: Mapping[str, Callable[[bytes], None]] = {

@@ -31,12 +31,12 @@ from vmckpt.capture.migration_settings import Undo
 from vmckpt.capture.qemu_stream import save_image
 from vmckpt.errors import CaptureFailed, VmckptError
 from vmckpt.hypervisor import qmp as qmps
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 
 HOST = os.uname().nodename
 
 
-class Killing(Monitor):
+class Killing(QmpMonitor):
     """A monitor in front of which, or behind which, the process dies."""
 
     calls = 0

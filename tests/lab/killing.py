@@ -12,13 +12,13 @@ from typing import Any
 
 from vmckpt.agent.replication import main as replication_main
 from vmckpt.agent.replication import primary
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.primary.epoch_capture import Capturer, Epoch
 
 _EPOCH = 3
 
 
-class Killing(Monitor):
+class Killing(QmpMonitor):
     """A monitor at which the process dies."""
 
     command, left, after = "", 0, False

@@ -9,7 +9,7 @@ from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import migration
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
-from vmckpt.hypervisor.migration import LibvirtMover
+from vmckpt.hypervisor.migration import LibvirtMigrationDriver
 from vmckpt.model.migration import Driver, JobSample, JobTotals, MoveOrder
 
 
@@ -58,23 +58,23 @@ def move(
         ):
             guest = await find_guest(source, name)
             assert guest is not None
-            mover = LibvirtMover(source, target, guest.uuid)
-            moving = asyncio.create_task(mover.move(given))
+            migrations = LibvirtMigrationDriver(source, target, guest.uuid)
+            moving = asyncio.create_task(migrations.migrate(given))
             began, switched, samples = asyncio.get_running_loop().time(), False, []
             while not moving.done():
                 await asyncio.wait([moving], timeout=0.1)
-                sample = await mover.sample()
+                sample = await migrations.sample()
                 if sample is None or moving.done():
                     continue
                 samples.append(sample)
                 if switch_in_pass is not None and sample.iteration >= switch_in_pass:
                     if not switched:
-                        await mover.start_post_copy()
+                        await migrations.start_post_copy()
                     switched = True
                 if abort_after is not None:
                     late = asyncio.get_running_loop().time() - began > abort_after
                     if late and sample.total:
-                        await mover.abort()
+                        await migrations.abort()
             error = moving.exception()
             assert error is None or isinstance(error, HypervisorError)
             assert switched or switch_in_pass is None or error is not None
@@ -82,7 +82,7 @@ def move(
                 error=error,
                 explained="" if error is None
                 else str(migration.explained(error, given, inventory.host(to))),
-                totals=await mover.totals() if error is None else None,
+                totals=await migrations.totals() if error is None else None,
                 samples=tuple(samples),
             )  # fmt: skip
 

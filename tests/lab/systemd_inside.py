@@ -33,7 +33,7 @@ def story(folder: Path) -> dict[str, Any]:
     """From its beginning to its end."""
     name = systemd_unit.name_of(str(folder))
     bench, told = Bench(folder), dict[str, Any](available=systemd_unit.available())
-    process.begin(bench.facts, unit=True)
+    process.start(bench.facts, unit=True)
     watchdog = bench.guard()
     cgroup = Path(f"/proc/{watchdog}/cgroup").read_text().splitlines()[-1]
     told["cgroup"] = cgroup.rpartition(":")[2].endswith(f"/vmckpt.slice/{name}")
@@ -48,7 +48,7 @@ def story(folder: Path) -> dict[str, Any]:
     os.kill(watchdog, signal.SIGSTOP)
     watchdog = _again(bench, watchdog)
     os.kill(watchdog, signal.SIGKILL)
-    process.begin(bench.facts, unit=True)  # while systemd starts it again
+    process.start(bench.facts, unit=True)  # while systemd starts it again
     told["agents"] = len(bench.agents())
     told["agent_lives"] = Path(f"/proc/{bench.agents()[0]}").exists()
     bench.page.lasts = 0.4

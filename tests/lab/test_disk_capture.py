@@ -22,8 +22,8 @@ from vmckpt.hypervisor import qmp
 from vmckpt.hypervisor.backup import Backups, BitmapLost
 from vmckpt.hypervisor.domains import find_guest
 from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
-from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.model.disk import BackupOrder, DiskOrder, Wish
+from vmckpt.hypervisor.qmp import QmpMonitor
+from vmckpt.model.disk import BackupOrder, CopyOptions, DiskOrder
 from vmckpt.units import MIB, Bytes, Seconds
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
 SIZE = 64 * MIB
 
 
-class Sitting(Monitor):
+class Sitting(QmpMonitor):
     """A thread beside the guest."""
 
     def __enter__(self) -> "Sitting":
@@ -74,7 +74,7 @@ def capturing(
         assert DiskUndo.from_json(undo.to_json()) == undo
         if snapshot != "s-1":  # else libvirt does it
             disks.make_room()
-        disks.begin()
+        disks.freeze_point()
         yield disks
 
 
@@ -114,7 +114,7 @@ def snapshot(
     with capturing(bench, backups, name, parent, on) as disks:
         with only(disks) as reader:
             found = content(reader, before)
-        disks.keep()
+        disks.keep_bitmap()
     return found, disks
 
 
@@ -164,7 +164,7 @@ def test_incremental_is_the_same_as_whole_while_the_guest_writes(bench: Bench) -
                 assert second == whole(reader)
                 assert 0 < changed < 20
                 assert second != first
-                disks.keep()
+                disks.keep_bitmap()
             first = second
         assert bitmaps(backups) == ["vmckpt-s-3"]
         assert backups.opened() is None
@@ -195,7 +195,7 @@ def test_a_capture_that_fails_leaves_nothing_and_the_line_goes_on(bench: Bench) 
         )
         bench.ask(
             "alpha",
-            lambda hypervisor: qmp.at(
+            lambda hypervisor: qmp.call_on_domain(
                 hypervisor, undo.guest, "putting back",
                 lambda there: put_back(Backups(there), undo, published=False), changes=True,
             ),
@@ -253,7 +253,7 @@ def test_a_line_survives_a_migration(bench: Bench, private: bool) -> None:
         first, _ = snapshot(bench, backups, "s-1", None)
     more_written(bench)
     if private:
-        plan = planned(bench, Wish())
+        plan = planned(bench, CopyOptions())
         prepared(bench, plan)
         moved = move(bench, copied_disks=plan.disks, storage_proven=False)
     else:
@@ -267,7 +267,7 @@ def test_a_line_survives_a_migration(bench: Bench, private: bool) -> None:
             assert [one.name for one in backups.checkpoints()] == ["vmckpt-s-1", "vmckpt-s-2"]
             with only(disks) as reader:
                 assert content(reader, first) == whole(reader)
-            disks.keep()
+            disks.keep_bitmap()
         assert bitmaps(backups) == ["vmckpt-s-2"]
         line = backups.checkpoints()
         assert backups.redefine(line) == ()  # may be repeated
@@ -309,7 +309,7 @@ def test_a_guest_with_raw_and_other_disks_and_without_an_agent(bench: Bench) -> 
                 for disk in disks.disks:
                     with disks.reader(disk) as reader:
                         found[reader.name] = content(reader)
-                disks.keep()
+                disks.keep_bitmap()
             assert backups.checkpoints() == ()
         assert found["vdc"] == bytes(MIB)
         assert found["vda"] == Path(guest.disk_path).read_bytes()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.lab.bench import WHOLE, Bench, until
 from tests.lab.test_disk_capture import Sitting, uuid
-from vmckpt.capture.fs_freeze import Quiet, QuietUndo
+from vmckpt.capture.fs_freeze import FsFreeze, FsFreezeUndo
 from vmckpt.hypervisor import qmp
 from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
 from vmckpt.units import Seconds
@@ -124,12 +124,12 @@ def test_a_guest_is_held_still_and_always_goes_on(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started(bench, tmp_path, monkeypatch)
-    notes: list[QuietUndo] = []
+    notes: list[FsFreezeUndo] = []
     with Sitting(uuid(bench), host="alpha", uri=bench.inventory.host("alpha").uri) as sitting:
         agent = GuestAgent(sitting)
         until(agent.there)
         known = uuid(bench)
-        with Quiet(agent, guest=known, limit=Seconds(20.0), note=notes.append) as quiet:
+        with FsFreeze(agent, guest=known, limit=Seconds(20.0), note=notes.append) as quiet:
             assert agent.frozen()
             assert still(bench)
             assert quiet.release()
@@ -137,7 +137,7 @@ def test_a_guest_is_held_still_and_always_goes_on(
         assert quiet.finding("web1") is None
         goes_on(bench)
 
-        with Quiet(agent, guest=known, limit=Seconds(1.0), note=notes.append) as quiet:
+        with FsFreeze(agent, guest=known, limit=Seconds(1.0), note=notes.append) as quiet:
             until(lambda: not quiet.held)
             until(lambda: not agent.frozen())
         finding = quiet.finding("web1")
@@ -148,7 +148,7 @@ def test_a_guest_is_held_still_and_always_goes_on(
         assert still(bench)
         thawed = bench.ask(
             "alpha",
-            lambda hypervisor: qmp.at(
+            lambda hypervisor: qmp.call_on_domain(
                 hypervisor, notes[0].guest, "thawing",
                 lambda there: thaw_left(GuestAgent(there)), changes=True,
             ),
@@ -168,7 +168,7 @@ def test_a_freeze_that_comes_too_late_is_undone(
     with Sitting(uuid(bench), host="alpha", uri=bench.inventory.host("alpha").uri) as sitting:
         agent = GuestAgent(sitting)
         until(agent.there)
-        with Quiet(
+        with FsFreeze(
             agent, guest=uuid(bench), limit=Seconds(1.0), note=lambda _: None
         ) as quiet:  # fmt: skip
             assert not quiet.held

@@ -189,7 +189,7 @@ def test_statistics_do_not_wait_for_the_long_call(bench: Bench) -> None:
                 began.set()
                 asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
 
-            long_call = asyncio.create_task(hypervisor.long_command("waiting", block))
+            long_call = asyncio.create_task(hypervisor.execute_long("waiting", block))
             assert await asyncio.to_thread(began.wait, 60.0)
             assert await find_guest(hypervisor, "nobody") is None
             assert not long_call.done()

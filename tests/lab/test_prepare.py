@@ -13,7 +13,7 @@ from vmckpt.model.finding import Severity
 
 def looked(bench: Bench) -> tuple[Definition, Prepared]:
     known = uuid(bench)
-    found = bench.ask("alpha", lambda hypervisor: domains.read(hypervisor, known))
+    found = bench.ask("alpha", lambda hypervisor: domains.stored_definition(hypervisor, known))
     return found, prepare(found.stored, found.running, found.disks)
 
 

@@ -155,7 +155,7 @@ def test_a_key_that_qemu_may_not_read_is_found_before_the_start(pair: Bench) -> 
         finally:
             shutil.chown(pki(pair, name) / key, USER)
         assert (found.code, found.where) == ("tls-unreadable", name)
-        assert f"chown {USER} /etc/pki/qemu/{key}" in (found.mend or "")
+        assert f"chown {USER} /etc/pki/qemu/{key}" in (found.hint or "")
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
 from vmckpt.migration.plan import storage_cleanup, storage_copy
 from vmckpt.migration.plan.storage_cleanup import Tidied
-from vmckpt.model.disk import CopyPlan, Made, Wish
+from vmckpt.model.disk import CopyOptions, CopyPlan, Made
 from vmckpt.model.migration import Driver
 from vmckpt.remote import images, probe
 from vmckpt.remote.ssh import Remote
@@ -45,14 +45,14 @@ def uuid(bench: Bench) -> str:
     return guest.uuid
 
 
-def planned(bench: Bench, wish: Wish) -> CopyPlan:
+def planned(bench: Bench, wish: CopyOptions) -> CopyPlan:
     """As preflight would: drives from libvirt, the rest over ssh."""
     known = uuid(bench)
     drives = bench.ask("alpha", lambda hypervisor: storage.drives(hypervisor, known))
 
     async def look(here: Remote, there: Remote) -> CopyPlan:
         same = await probe.same_files(here, there, [drive.path or "" for drive in drives])
-        return await storage_copy.look(here, there, drives, same, wish)
+        return await storage_copy.plan_copies(here, there, drives, same, wish)
 
     return over_ssh(bench, look)
 
@@ -101,7 +101,7 @@ def digest(path: Path) -> str:
 )
 def test_a_private_disk_travels_along(bench: Bench, kind: str, full: bool) -> None:
     guest = bench.guest(**PRIVATE, disk_format=kind)
-    plan = planned(bench, Wish(full=full))
+    plan = planned(bench, CopyOptions(full=full))
     assert codes(plan) == ["disk-copied"]
     assert plan.disks == ("vda",)
     assert plan.left_behind == (guest.disk_path,)
@@ -130,7 +130,7 @@ def test_a_copy_may_get_another_folder(bench: Bench) -> None:
     folder = bench.plan.private / "new & old"
     inside(bench, "beta", str(folder)).mkdir(exist_ok=True)
     known = uuid(bench)
-    plan = planned(bench, Wish(folder=str(folder)))
+    plan = planned(bench, CopyOptions(folder=str(folder)))
     assert plan.placed == {"vda": str(folder / "web1.raw")}
     running, stored = bench.ask(
         "alpha", lambda source: storage.definitions_with_images_at(source, known, plan.placed)
@@ -166,7 +166,7 @@ def test_a_folder_may_be_a_pool(bench: Bench) -> None:
 
 def test_an_aborted_copy_leaves_nothing_on_the_target(bench: Bench) -> None:
     guest = bench.guest(**PRIVATE)
-    plan = planned(bench, Wish())
+    plan = planned(bench, CopyOptions())
     made = prepared(bench, plan)
     moved = move(
         bench, copied_disks=plan.disks, storage_proven=False, bandwidth=parse_rate("2MiB/s"),
@@ -183,7 +183,7 @@ def test_an_aborted_copy_leaves_nothing_on_the_target(bench: Bench) -> None:
 
 def test_a_file_that_is_there_is_neither_written_over_nor_removed(bench: Bench) -> None:
     guest = bench.guest(**PRIVATE)
-    plan = planned(bench, Wish())
+    plan = planned(bench, CopyOptions())
     path = inside(bench, "beta", guest.disk_path)
     path.write_text("somebody's")
 
@@ -197,13 +197,13 @@ def test_a_file_that_is_there_is_neither_written_over_nor_removed(bench: Bench) 
     left = removed(bench, made)
     assert "not the same file any more" in left[0]
     assert path.read_text() == "somebody's"
-    assert codes(planned(bench, Wish())) == ["disk-copied", "disk-in-the-way"]
+    assert codes(planned(bench, CopyOptions())) == ["disk-copied", "disk-in-the-way"]
 
 
 @pytest.mark.long
 def test_an_image_that_a_guest_runs_on_is_not_removed(bench: Bench) -> None:
     guest = bench.guest(**PRIVATE)
-    plan = planned(bench, Wish())
+    plan = planned(bench, CopyOptions())
     made = prepared(bench, plan)
     assert move(bench, copied_disks=plan.disks, storage_proven=False).good
 
@@ -213,7 +213,7 @@ def test_an_image_that_a_guest_runs_on_is_not_removed(bench: Bench) -> None:
 
 def test_a_copy_to_a_wrong_name_is_refused_and_named(bench: Bench) -> None:
     guest = bench.guest(**PRIVATE)
-    plan = planned(bench, Wish())
+    plan = planned(bench, CopyOptions())
     made = prepared(bench, plan)
     moved = move(bench, copied_disks=plan.disks, storage_proven=False, tls_name="gamma")
 
@@ -228,7 +228,7 @@ def test_a_copy_to_a_wrong_name_is_refused_and_named(bench: Bench) -> None:
 @pytest.mark.long
 def test_post_copy_goes_with_copied_disks(bench: Bench) -> None:
     bench.guest(memory="192MiB", dirty="64MiB@30MiB/s", disk="32MiB", private_disk=True)
-    plan = planned(bench, Wish())
+    plan = planned(bench, CopyOptions())
     prepared(bench, plan)
     moved = move(
         bench, switch_in_pass=2, post_copy=True, copied_disks=plan.disks, storage_proven=False,
@@ -244,7 +244,7 @@ def test_post_copy_goes_with_copied_disks(bench: Bench) -> None:
 @pytest.mark.long
 def test_copied_disks_go_with(bench: Bench, wishes: dict[str, Any]) -> None:
     bench.guest(**PRIVATE)
-    plan = planned(bench, Wish())
+    plan = planned(bench, CopyOptions())
     prepared(bench, plan)
     moved = move(
         bench, copied_disks=plan.disks, storage_proven=False, driver=Driver.CLIENT, **wishes
@@ -261,7 +261,7 @@ def test_an_image_with_another_below_it_is_refused_by_name(bench: Bench) -> None
         "alpha", "virsh", "-q", "snapshot-create-as", "web1", "--disk-only", "--no-metadata",
         "--diskspec", f"vda,file={overlay}",
     )  # fmt: skip
-    plan = planned(bench, Wish())
+    plan = planned(bench, CopyOptions())
     (bench.plan.host("alpha").root / "private" / Path(overlay).name).unlink()
 
     assert codes(plan) == ["disk-backing"]
@@ -272,7 +272,7 @@ def test_an_image_with_another_below_it_is_refused_by_name(bench: Bench) -> None
 def test_what_is_shared_is_not_copied_onto_itself(bench: Bench) -> None:
     bench.guest(memory="128MiB", dirty="16MiB@1MiB/s", disk="16MiB")
 
-    assert planned(bench, Wish()) == CopyPlan(rest_shared=True)
-    assert codes(planned(bench, Wish(disks=("vda",)))) == [
+    assert planned(bench, CopyOptions()) == CopyPlan(rest_shared=True)
+    assert codes(planned(bench, CopyOptions(disks=("vda",)))) == [
         "disk-shared", "disk-copied", "disk-in-the-way",
     ]  # fmt: skip

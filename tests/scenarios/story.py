@@ -13,10 +13,18 @@ from tests.support.simulated import Machine
 from vmckpt.migration import report, trace
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.run import actions, decide, progress
-from vmckpt.migration.run.actions import Abort, Cache, Halt, Limit, SetDowntime, Slow, Switch
-from vmckpt.migration.run.decide import Done
+from vmckpt.migration.run.actions import (
+    Abort,
+    LimitBandwidth,
+    PauseGuest,
+    SetDowntime,
+    SetThrottle,
+    SetXbzrleCache,
+    SwitchToPostcopy,
+)
+from vmckpt.migration.run.decide import AppliedActions
 from vmckpt.migration.run.outcome import PassCounter
-from vmckpt.migration.run.progress import Track
+from vmckpt.migration.run.progress import PassHistory
 from vmckpt.migration.trace import Header
 from vmckpt.model.migration import JobPhase, JobSample, Mode
 from vmckpt.policy import loader
@@ -75,12 +83,12 @@ class Judge:
 
     def __post_init__(self) -> None:
         policy, memory = self.policy, self.header.memory
-        self.terms = decide.Terms(
+        self.terms = decide.RunTerms(
             policy=policy, mode=self.header.mode, memory=memory, post_copy=self.header.post_copy,
             time_limit=decide.time_limit(policy, memory), max_downtime=policy.limits.max_downtime,
         )  # fmt: skip
-        self.done = Done(max_downtime=policy.limits.max_downtime)
-        self.track = Track(began=Seconds(0.0), curve=self.header.curve)
+        self.done = AppliedActions(max_downtime=policy.limits.max_downtime)
+        self.track = PassHistory(began=Seconds(0.0), curve=self.header.curve)
 
     def take(self, raw: JobSample) -> decide.Verdict | None:
         """What to do at this sample."""
@@ -154,12 +162,12 @@ def _obey(machine: Machine, action: actions.Action, policy: Policy) -> None:
     match action:
         case SetDowntime(limit):
             machine.max_downtime = limit
-        case Slow(how):
+        case SetThrottle(how):
             machine.throttle = how
-        case Switch():
+        case SwitchToPostcopy():
             machine.limit = policy.limits.postcopy_bandwidth
             machine.switch()
-        case Halt():
+        case PauseGuest():
             machine.halt()
-        case Cache() | Limit() | Abort():
+        case SetXbzrleCache() | LimitBandwidth() | Abort():
             pass

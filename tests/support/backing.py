@@ -13,15 +13,15 @@ from tests.support.staging import EMPTY, Epoch, Standby, World, epoch, seal
 from vmckpt.errors import VmckptError
 from vmckpt.replication.backup import loop as loops
 from vmckpt.replication.backup.epoch_stage import Stage
-from vmckpt.replication.backup.loop import Backup, Ours
-from vmckpt.replication.control_socket import Wish, Wishes
-from vmckpt.replication.protocol.connection import Cut, Line
-from vmckpt.replication.protocol.messages import Ack, Hello, Welcome
-from vmckpt.replication.session import Terms
-from vmckpt.replication.test_failover.pause import Standstill
+from vmckpt.replication.backup.loop import Backup, TakeoverGranted
+from vmckpt.replication.control_socket import Request, Requests
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
+from vmckpt.replication.protocol.messages import Ack, Hello, HelloAck
+from vmckpt.replication.session import ProtectionTerms
+from vmckpt.replication.test_failover.pause import LoopPause
 from vmckpt.units import Seconds
 
-AUTOMATIC = Terms(interval=None, automatic=True)
+AUTOMATIC = ProtectionTerms(interval=None, automatic=True)
 
 
 class Claim:
@@ -58,16 +58,16 @@ class Following:
     stage: Stage
     stack: ExitStack
     claim: Claim = field(default_factory=Claim)
-    wishes: Wishes = field(default_factory=Wishes)
-    standstill: Standstill = field(default_factory=Standstill)
-    told: list[Ours | None] = field(default_factory=list)
+    requests: Requests = field(default_factory=Requests)
+    standstill: LoopPause = field(default_factory=LoopPause)
+    told: list[TakeoverGranted | None] = field(default_factory=list)
     raised: list[BaseException] = field(default_factory=list)
 
     def begin(self, lives: Callable[[], bool] = lambda: True, **changes: Any) -> Backup:
         told = session(role="backup", disks=(), **changes)
         self.backup = Backup(
             told, self.ends.backup, stage=self.stage, standby=cast("Any", self.standby),
-            claim=self.claim, wishes=self.wishes, between=self.standstill.turn,
+            claim=self.claim, requests=self.requests, between=self.standstill.turn,
             lives=lives,
         )  # fmt: skip
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -82,26 +82,26 @@ class Following:
             self.raised.append(exc)
 
     def _end(self) -> None:
-        self.wishes.add(Wish.END)
+        self.requests.add(Request.END)
         self.thread.join(5.0)
         assert not self.thread.is_alive()
         self.backup.close()
 
-    def line(self, token: int = 1) -> Line:
+    def line(self, token: int = 1) -> PeerConnection:
         """A new line of the primary's, which listens to any token."""
-        made = Line(self.ends.connect(), lambda: token, takes=lambda _: True)
+        made = PeerConnection(self.ends.connect(), lambda: token, takes=lambda _: True)
         return self.stack.enter_context(made)
 
-    def hello(self, captured: int = 0, token: int = 1) -> tuple[Line, Welcome]:
+    def hello(self, captured: int = 0, token: int = 1) -> tuple[PeerConnection, HelloAck]:
         line = self.line(token)
         line.send(Hello(session=SESSION, captured=captured))
-        return line, line.expect(Welcome, SHORT)
+        return line, line.expect(HelloAck, SHORT)
 
     def world(self) -> World:
         """What the standby is. Only while the backup does nothing."""
         return self.standby.world(self.stage)
 
-    def came(self) -> Ours | None:
+    def came(self) -> TakeoverGranted | None:
         """What it returns, which it does by itself."""
         self.thread.join(5.0)
         assert not self.thread.is_alive()
@@ -109,13 +109,13 @@ class Following:
         return self.told[0]
 
 
-def send(line: Line, sent: Epoch) -> None:
+def send(line: PeerConnection, sent: Epoch) -> None:
     for part in sent.parts:
         line.send(part)
     line.send(sent.seal)
 
 
-def commit(line: Line, *sent: Epoch) -> None:
+def commit(line: PeerConnection, *sent: Epoch) -> None:
     for one in sent:
         send(line, one)
         assert line.expect(Ack, SHORT) == Ack(epoch=one.number)
@@ -140,9 +140,9 @@ def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
         yield Following(ends, standby, stage, stack)
 
 
-def refusal(line: Line) -> str:
+def refusal(line: PeerConnection) -> str:
     """Why the backup goes on no more with this line."""
-    with pytest.raises(Cut, match="will not go on") as told:
+    with pytest.raises(ConnectionLost, match="will not go on") as told:
         line.expect(Ack, SHORT)
     return str(told.value)
 

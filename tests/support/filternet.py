@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.replicas import Qemu
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.replication.primary.network_buffer import MOST, Buffers
 from vmckpt.replication.primary.network_filters import LONGEST
 from vmckpt.units import Seconds
@@ -120,11 +120,11 @@ class Net(Qemu):
             case "chardev-add":
                 assert arguments["backend"] == {"type": "null", "data": {}}
                 if name in self.chardevs:
-                    raise Refused(f"Chardev with id '{name}' already exists", host=self.host)
+                    raise QmpRefused(f"Chardev with id '{name}' already exists", host=self.host)
                 self.chardevs.append(name)
             case "chardev-remove":
                 if name in self.filters:
-                    raise Refused(f"Chardev '{name}' is busy", host=self.host)
+                    raise QmpRefused(f"Chardev '{name}' is busy", host=self.host)
                 self.chardevs.remove(name)
             case "set_link":
                 self.links.append(f"{arguments['name']} {'up' if arguments['up'] else 'down'}")
@@ -141,14 +141,14 @@ class Net(Qemu):
 
     def _known(self, name: str) -> None:
         if name not in self.filters:
-            raise Refused(f"object '{name}' not found", host=self.host)
+            raise QmpRefused(f"object '{name}' not found", host=self.host)
 
     def _add(self, name: str, told: dict[str, Any]) -> None:
         assert name not in self.filters
         assert told["queue"] == "rx"
         made = Filter(told["qom-type"], told["netdev"].removeprefix("host"))
         if made.card not in self.wire:
-            raise Refused("Parameter 'netdev' expects a network backend id", host=self.host)
+            raise QmpRefused("Parameter 'netdev' expects a network backend id", host=self.host)
         if made.kind == "filter-dump":
             assert told["maxlen"] == 1
             made.file = os.open(told["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

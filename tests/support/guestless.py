@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 
 
 class Qmp:
@@ -37,7 +37,7 @@ class Qmp:
             # Its greeting and its events are passed over.
             told = json.loads(self._lines.readline())
             if "error" in told:
-                raise Refused(told["error"]["desc"], host=self.host)
+                raise QmpRefused(told["error"]["desc"], host=self.host)
             if "return" in told:
                 return told["return"]
 

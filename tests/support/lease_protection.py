@@ -7,10 +7,10 @@ from tests.support import postgres
 from vmckpt.lease import client as lease_client
 from vmckpt.lease.client import Credential, LeaseClient, Wait
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.terms import Terms
+from vmckpt.lease.terms import LeaseTerms
 from vmckpt.units import Seconds
 
-TERMS = Terms(ttl=Seconds(1.0), margin=Seconds(0.2))
+TERMS = LeaseTerms(ttl=Seconds(1.0), margin=Seconds(0.2))
 
 
 class Protection:

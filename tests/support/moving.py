@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from tests.support.builders import sample
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
-from vmckpt.migration.run.decide import Terms
-from vmckpt.migration.run.progress import PassSeen, Track
+from vmckpt.migration.run.decide import RunTerms
+from vmckpt.migration.run.progress import PassHistory, PassSeen
 from vmckpt.model.migration import JobPhase, Mode
 from vmckpt.policy.model import Do, MoveLimits, Policy, Rule, RuleCondition, Stall
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
@@ -22,13 +22,13 @@ def rule(do: Do, when: RuleCondition | None = None, name: str = "it") -> Rule:
 def terms(
     *rules: Rule, mode: Mode = Mode.HYBRID, limit: float | None = None,
     max_downtime: float = 0.1, patience: float = 10.0, post_copy: bool = True,
-) -> Terms:  # fmt: skip
+) -> RunTerms:  # fmt: skip
     made = Policy(
         name="p", file="p.yaml", mode=mode, rules=rules,
         limits=MoveLimits(max_downtime=Seconds(max_downtime)),
         stall=Stall(patience=Seconds(patience)),
     )  # fmt: skip
-    return Terms(
+    return RunTerms(
         policy=made, mode=mode, memory=Bytes(1024 * MIB), post_copy=post_copy,
         time_limit=None if limit is None else Seconds(limit), max_downtime=Seconds(max_downtime),
     )  # fmt: skip
@@ -41,7 +41,7 @@ def on_its_way(
     silent: float = 0.0,
     phase: JobPhase = JobPhase.PRE_COPY,
     left: float | None = None,
-) -> Track:
+) -> PassHistory:
     """After passes that began with so many MiB, each of which sent 100 MiB; the last one goes on.
 
     The curve is in seconds and MiB.
@@ -59,7 +59,7 @@ def on_its_way(
         transferred=(len(sizes) * 100 + 50) * MIB,
     )  # fmt: skip
     last = replace(last, at=Seconds(now - silent))
-    return Track(
+    return PassHistory(
         began=Seconds(0.0),
         curve=DirtyCurve(tuple((t, u * MIB) for t, u in curve), 1024.0 * MIB),
         last=last,

@@ -13,27 +13,27 @@ from tests.support.replicas import Ends, GuestDisk, GuestMemory, Qemu, session, 
 from tests.support.staging import Disk, Ram
 from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
 from vmckpt.replication.backup.epoch_stage import Stage
-from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.control_socket import Request, Requests
 from vmckpt.replication.dirty_pages.finder import CompareFinder
 from vmckpt.replication.disks import mirror_job, resync
 from vmckpt.replication.primary import memory as memories
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.loop import Parts, Primary
 from vmckpt.replication.primary.memory import Memory
-from vmckpt.replication.primary.solo_permission import Leave
-from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.primary.solo_permission import SoloPermission
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import (
     Ack,
-    Beat,
+    DeviceState,
     End,
+    EpochEnd,
+    Heartbeat,
     Hello,
+    HelloAck,
     Message,
+    PageRequest,
     Pages,
-    Refused,
-    Seal,
-    State,
-    Wanted,
-    Welcome,
+    PeerRefused,
     Writes,
 )
 from vmckpt.replication.session import Session
@@ -54,7 +54,7 @@ class Peer:
         self.disk = Disk(bytearray(DISK))
         self.stage = Stage(folder / "stage", folder / "log", self.memory, [self.disk])
         self.hellos: list[Hello] = []
-        self.seals: list[Seal] = []
+        self.seals: list[EpochEnd] = []
         self.bulk: list[Message] = []
         self.ends: list[str] = []
         self.lose: set[int] = set()
@@ -86,7 +86,10 @@ class Peer:
             made = self._ends.accept(Seconds(0.02))
             if made is None:
                 continue
-            with Line(made, lambda: 1, takes=lambda _: True) as line, suppress(Cut):
+            with (
+                PeerConnection(made, lambda: 1, takes=lambda _: True) as line,
+                suppress(ConnectionLost),
+            ):
                 self._serve(line)
             self.stage.discard()
 
@@ -96,33 +99,33 @@ class Peer:
             time.sleep(0.002)
         self._ends.listen()
 
-    def _serve(self, line: Line) -> None:
+    def _serve(self, line: PeerConnection) -> None:
         while not (self._over or self.away):
             message = line.receive(Seconds(0.01))
             if self.refuses is not None and isinstance(message, Hello):
-                line.send(Refused(why=self.refuses))
+                line.send(PeerRefused(why=self.refuses))
                 return
             if message is not None and not self._take(line, message):
                 return
 
-    def _take(self, line: Line, message: Message) -> bool:
+    def _take(self, line: PeerConnection, message: Message) -> bool:
         """Whether to go on with the line."""
         match message:
             case Hello():
                 self.hellos.append(message)
                 if message.captured == 0:
                     self.stage.start_over()
-                line.send(Welcome(session=message.session, committed=self.stage.committed))
-            case Wanted(file=file) if file < 0:
+                line.send(HelloAck(session=message.session, committed=self.stage.committed))
+            case PageRequest(file=file) if file < 0:
                 line.send(resync.answer(message, [self.disk]))
-            case Wanted():
+            case PageRequest():
                 line.send(memories.answer(message, cast("Any", self.memory)))
-            case Pages() | Writes() | State() if message.epoch == 0:
+            case Pages() | Writes() | DeviceState() if message.epoch == 0:
                 self.bulk.append(message)
                 self.stage.bulk(message)
-            case Pages() | Writes() | State():
+            case Pages() | Writes() | DeviceState():
                 self.stage.take(message)
-            case Seal():
+            case EpochEnd():
                 return self._seal(line, message)
             case End():
                 self.ends.append(message.why)
@@ -132,7 +135,7 @@ class Peer:
                 raise AssertionError(message)
         return True
 
-    def _seal(self, line: Line, seal: Seal) -> bool:
+    def _seal(self, line: PeerConnection, seal: EpochEnd) -> bool:
         if seal.epoch in self.lose:
             return False
         self.stage.seal(seal)
@@ -144,8 +147,8 @@ class Peer:
         while self.mute and not self._over:
             time.sleep(0.002)
         line.send(Ack(epoch=seal.epoch))
-        with suppress(Cut):  # the last word of the other end may lie there already
-            line.send(Beat(sent=time.time(), note=self.note))
+        with suppress(ConnectionLost):  # the last word of the other end may lie there already
+            line.send(Heartbeat(sent=time.time(), note=self.note))
         return True
 
 
@@ -248,13 +251,13 @@ class Mirrors:
         self._qemu.jobs.clear()
 
 
-class Tenure:
+class LeaseHolder:
     """A lease that is had, until a test takes it away."""
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
         self.token = 1
-        self.line: Line | None = None
+        self.line: PeerConnection | None = None
         self.lost = False
         self.unreachable = False
         self.validated = True
@@ -290,18 +293,18 @@ class World:
         self.disk = GuestDisk(folder, 0, DISK, stack)
         self.qemu = Qemu(self.events)
         self.qemu.mirror(mirror_job.name_of(0))
-        self.held, self.tenure = Held(self.events), Tenure(self.events)
-        self.wishes, self.status = Wishes(), PrimaryStatus()
-        self.leave = Leave(needed=terms.needs_leave)
+        self.held, self.lease_holder = Held(self.events), LeaseHolder(self.events)
+        self.requests, self.status = Requests(), PrimaryStatus()
+        self.leave = SoloPermission(needed=terms.needs_leave)
         self.devices = Devices()
-        self.switch: Callable[[Line], None] = self._switch
+        self.switch: Callable[[PeerConnection], None] = self._switch
         seen = Memory(self.memory.files, folder, stack)
         finder = stack.enter_context(CompareFinder(seen.live, seen.last, most=20))
         self.capturer = Capturer(finder, self.disk, self.events)
         self.parts: dict[str, Any] = {
             "monitor": self.qemu, "memory": seen, "finder": finder, "capturer": self.capturer,
-            "logs": [self.disk.log], "buffers": self.held, "tenure": self.tenure,
-            "wishes": self.wishes, "leave": self.leave, "status": self.status, "begun": True,
+            "logs": [self.disk.log], "buffers": self.held, "lease_holder": self.lease_holder,
+            "requests": self.requests, "leave": self.leave, "status": self.status, "begun": True,
             "held": False, "disks": self._disks,
             "whole": False, "mirrors": Mirrors(self.qemu, self.events),
             "alone": lambda on: self.events.append("alone" if on else "not alone"),
@@ -318,7 +321,7 @@ class World:
         noted = [event for event in self.events if event in ("alone", "not alone")]
         return noted[-1:] != ["not alone"]
 
-    def _switch(self, line: Line) -> None:
+    def _switch(self, line: PeerConnection) -> None:
         self.events.append("given away")
         line.send(End(why="switched"))
 
@@ -338,9 +341,9 @@ class World:
         thread.start()
         try:
             yield
-            self.wishes.add(Wish.END)
+            self.requests.add(Request.END)
         finally:
-            self.wishes.add(Wish.END)
+            self.requests.add(Request.END)
             thread.join(10.0)
             assert not thread.is_alive()
 

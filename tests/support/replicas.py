@@ -22,8 +22,8 @@ from vmckpt.replication.disks import write_log
 from vmckpt.replication.disks.epoch_log import LogPlace, WriteLog
 from vmckpt.replication.disks.log_control import Control
 from vmckpt.replication.protocol import connection
-from vmckpt.replication.protocol.connection import Line
-from vmckpt.replication.session import Disk, Lease, Session, Terms
+from vmckpt.replication.protocol.connection import PeerConnection
+from vmckpt.replication.session import Disk, Lease, ProtectionTerms, Session
 from vmckpt.units import Seconds
 
 SHORT = Seconds(5.0)
@@ -42,7 +42,7 @@ def session(**changes: Any) -> Session:
     told: dict[str, Any] = {
         "role": "primary", "session": SESSION, "guest": "0d6f7a57-be04-4dd1-80ff-c8e5fa28580b",
         "name": "web1", "host": "alpha", "peer": "beta", "uri": "qemu:///system",
-        "terms": Terms(interval=Seconds(0.02), automatic=False), "lease": None,
+        "terms": ProtectionTerms(interval=Seconds(0.02), automatic=False), "lease": None,
         "disks": (Disk(target="vda", size=4096, path="/srv/web1.qcow2", format="qcow2"),),
         "address": "127.0.0.1", "port": 0, "owner": (os.getuid(), os.getgid()),
         "extra": {"nodes": {"vda": "node0"}, "sockets": ["/run/disk0.sock"]},
@@ -84,7 +84,7 @@ class Ends:
     def accept(self, limit: Seconds = SHORT) -> ssl.SSLSocket | None:
         return connection.accept(self.backup, self.server, limit=limit)
 
-    def lines(self, stack: ExitStack) -> tuple[Line, Line]:
+    def lines(self, stack: ExitStack) -> tuple[PeerConnection, PeerConnection]:
         """The primary's end and the backup's."""
         found: list[ssl.SSLSocket | None] = []
         waiter = threading.Thread(target=lambda: found.append(self.accept()))
@@ -93,8 +93,8 @@ class Ends:
         waiter.join()
         assert found[0] is not None
         return (
-            stack.enter_context(Line(near, lambda: 1)),
-            stack.enter_context(Line(found[0], lambda: 1)),
+            stack.enter_context(PeerConnection(near, lambda: 1)),
+            stack.enter_context(PeerConnection(found[0], lambda: 1)),
         )
 
 

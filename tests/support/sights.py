@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.builders import GUEST, HOST, host_facts
 from vmckpt.evacuation.plan import inventory as sights
-from vmckpt.evacuation.plan.inventory import Answers, Look, Seen
+from vmckpt.evacuation.plan.inventory import Answers, FleetView, Look
 from vmckpt.model.guest import Disk, Guest
 from vmckpt.policy import parse
 from vmckpt.policy.model import Policy
@@ -56,11 +56,11 @@ def answers(*looks: Look, **more: Any) -> Answers:
 def seen(
     told: Answers, policy: Policy | None = None, own: Mapping[str, Policy] = {},
     emptied: str | None = None,
-) -> Seen:  # fmt: skip
+) -> FleetView:  # fmt: skip
     """`own`: policies of guests, by name."""
     usual = policy or by()
     policies = {
         (one.host.name, guest.uuid): own.get(guest.name, usual)
         for one in told.looks for guest in one.guests
     }  # fmt: skip
-    return sights.seen(told, policies, usual.evacuation, emptied)
+    return sights.fleet_view(told, policies, usual.evacuation, emptied)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.fixtures.make_store_v1 import DATA_KEY, FACTS, ID, PUBLIC, SALT, SIGNING, WRITER, private
 from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind, Map
 from vmckpt.store.format.manifest import Keys
-from vmckpt.store.format.metadata import Facts
+from vmckpt.store.format.metadata import PrivateFacts
 from vmckpt.store.format.private_part import Private, RegionMap
 from vmckpt.units import Bytes
 
@@ -17,7 +17,7 @@ __all__ = ["FACTS", "ID", "KEYS", "OPEN", "PUBLIC", "TRUSTED", "bare", "maps", "
 KEYS = Keys(SIGNING, SALT, DATA_KEY)
 OPEN = Keys(SIGNING)
 TRUSTED = frozenset({WRITER})
-BARE = Facts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=())
+BARE = PrivateFacts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=())
 
 
 def ram(values: Sequence[int], name: str = "pc.ram", kind: Kind = Kind.RAM) -> RegionMap:

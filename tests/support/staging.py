@@ -19,7 +19,7 @@ from vmckpt.replication.backup.epoch_stage import Stage
 from vmckpt.replication.backup.redo_log import DiskLog, put_writes
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.protocol import page_codec
-from vmckpt.replication.protocol.messages import Pages, Part, Seal, State, Tally, Writes
+from vmckpt.replication.protocol.messages import DeviceState, EpochEnd, Pages, Part, Tally, Writes
 
 PAGES = (12, 5)
 """Pages of each memory file."""
@@ -171,7 +171,7 @@ class Epoch:
 
     number: int
     parts: tuple[Part, ...]
-    seal: Seal
+    seal: EpochEnd
     after: World
 
 
@@ -200,17 +200,19 @@ def epoch(
             parts.append(Writes(epoch=number, disk=disk, data=_writes(content, size, chance)))
             disks[disk] = bytes(content)
     state = before.state[:200] + chance.randbytes(300)
-    parts.append(State(epoch=number, data=page_codec.encode_state(state, before.state or None)))
+    parts.append(
+        DeviceState(epoch=number, data=page_codec.encode_state(state, before.state or None))
+    )
     after = World(memory=tuple(memory), disks=tuple(disks), state=state)
     sealed = seal(number, number - 1 if base is None else base, parts)
     return Epoch(number=number, parts=tuple(parts), seal=sealed, after=after)
 
 
-def seal(number: int, base: int, parts: list[Part], *, final: bool = False) -> Seal:
+def seal(number: int, base: int, parts: list[Part], *, final: bool = False) -> EpochEnd:
     tally = Tally()
     for part in parts:
         tally.add(part)
-    return Seal(
+    return EpochEnd(
         epoch=number, base=base, messages=tally.count, digest=tally.digest(),
         final=final, taken=1.5,
     )  # fmt: skip

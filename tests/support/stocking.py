@@ -15,7 +15,7 @@ from vmckpt.cli import app
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind
 from vmckpt.store.format.manifest import Keys, Signer, encode
-from vmckpt.store.format.metadata import DiskMake, Facts, Part, RamBlock, new_id
+from vmckpt.store.format.metadata import DiskMake, Part, PrivateFacts, RamBlock, new_id
 from vmckpt.store.format.private_part import Private, RegionMap
 from vmckpt.store.keys import wrapped_keys
 from vmckpt.store.keys.identity import public_of, text
@@ -123,7 +123,7 @@ def _private(pages: Sequence[int], digests: Sequence[bytes]) -> Private:
     for place, at in enumerate(at for at, number in enumerate(pages) if number >= 0):
         numbers[at] = place // PER_CHUNK * SLOTS + place % PER_CHUNK
     last = len(digests) - 1
-    facts: Facts = replace(
+    facts: PrivateFacts = replace(
         FACTS, ram=(RamBlock(name="pc.ram", size=4096 * len(pages)),),
         disks=(DiskMake(target="vda", format="qcow2", size=65536, options="compat=1.1"),),
         stream=(Part(name="tail", size=len(STREAM), chunks=(last,)),),

@@ -7,7 +7,7 @@ from vmckpt.migration import request as contract
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.forecast.forecast import Facts, Range
 from vmckpt.migration.forecast.simulator import World
-from vmckpt.migration.run.decide import Terms
+from vmckpt.migration.run.decide import RunTerms
 from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint, Mode
 from vmckpt.policy.model import MoveLimits, Policy, Rule
@@ -79,5 +79,5 @@ def world(
 
 def terms(
     *rules: Rule, limit: float | None = None, mode: Mode = Mode.PRECOPY, downtime: float = 0.3
-) -> Terms:
+) -> RunTerms:
     return contract.terms(policy(*rules, limit=limit, mode=mode, downtime=downtime), mode, GUEST)

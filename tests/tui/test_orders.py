@@ -129,7 +129,7 @@ def of(*chosen: SnapshotNow, every: tuple[SnapshotNow, ...] = ()) -> Scene:
 @pytest.mark.parametrize("name", ["delete", "verify", "diff", "prune", "gc"])
 def test_snapshots_of_two_stores_are_not_one_order(name: str) -> None:
     near, far = snapshot("s-a", 1, "a"), dataclasses.replace(snapshot("s-b", 1, "b"), store="far")
-    assert actions.fits(BY_NAME[name], of(near, far)) == "they are in several stores: far, main"
+    assert actions.why_not(BY_NAME[name], of(near, far)) == "they are in several stores: far, main"
 
 
 def test_to_restore_a_group_names_all_that_is_lost() -> None:

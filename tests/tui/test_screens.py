@@ -130,7 +130,7 @@ async def test_what_cannot_be_asked_is_told_and_what_was_known_stays() -> None:
     )))  # fmt: skip
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, "web1")
-        source.trouble = JournalError("the database does not answer", mend="start it")
+        source.trouble = JournalError("the database does not answer", hint="start it")
         await until(pilot, "the database does not answer")
         assert app.query_one(Trouble).display
         assert "the database does not answer" in seen(app)

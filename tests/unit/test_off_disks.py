@@ -37,6 +37,6 @@ def test_a_disk_is_there_when_it_can_be_read(
             disks, "_serve", lambda *_: subprocess.Popen([sys.executable, "-c", _LATE, place])
         )
         disks.prepare(None)
-        disks.begin()
+        disks.freeze_point()
         with socket.socket(socket.AF_UNIX) as reader:
             reader.connect(place)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from vmckpt.errors import BadInput
-from vmckpt.journal.recorder import Unattended
+from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.records import RequestKind, StepState, StoredStep
 from vmckpt.migration.recovery import direct_control
 from vmckpt.migration.recovery import recover as moves
@@ -21,8 +21,8 @@ def step(name: str, state: StepState = StepState.INTENDED) -> StoredStep:
     )
 
 
-def case(*steps: StoredStep) -> Unattended:
-    return Unattended(
+def case(*steps: StoredStep) -> OrphanedJob:
+    return OrphanedJob(
         inventory=cast("Any", None), operation=cast("Any", None), steps=steps, recorder=None,
         caller=cast("Any", None), adopt=False,
     )  # fmt: skip

@@ -12,7 +12,7 @@ _GUARD = (Where.GUARD,)
 
 
 def _seen(scene: Scene) -> Look | None:
-    return None if scene.entry is None else status.look(scene.entry)
+    return None if scene.entry is None else status.parse_status(scene.entry)
 
 
 def _guest(scene: Scene) -> str:

@@ -22,7 +22,7 @@ from vmckpt_tui.actions import Model, Scene, Where
 from vmckpt_tui.panes import bindings
 from vmckpt_tui.screens import evacuation_view, migration_view, protection_view
 from vmckpt_tui.screens.migration_view import Pass, Told
-from vmckpt_tui.screens.protection_view import Beat
+from vmckpt_tui.screens.protection_view import EpochMark
 from vmckpt_tui.tables import Column
 from vmckpt_tui.widgets.basic import Facts, Keys
 from vmckpt_tui.widgets.chart import Chart
@@ -37,7 +37,7 @@ _SERIES: dict[str, tuple[str, Callable[[float], str]]] = {
     "pause_s": ("pause", show_seconds),
     "bytes": ("sent per epoch", show_bytes),
 }
-"""Fields of a Beat."""
+"""Fields of a EpochMark."""
 
 
 class Detail(Screen[None]):
@@ -281,7 +281,7 @@ class GuardScreen(Detail):
     def __init__(self, source: Source, model: Model, job: str) -> None:
         super().__init__(source, model)
         self._job, self._entry = job, model.protections.get(job)
-        self._beats: list[Beat] = []
+        self._beats: list[EpochMark] = []
 
     def compose(self) -> ComposeResult:
         yield Static(self._job, id="title", markup=False)

@@ -49,7 +49,7 @@ def page(scene: Scene | None) -> Iterable[tuple[str, list[tuple[str, str, str]]]
         for one in actions.of(TABLE, where):
             why = ""
             if scene is not None and scene.where is where:
-                why = actions.fits(one, scene) or ""
+                why = actions.why_not(one, scene) or ""
             rows.append((one.key, one.help, why))
         yield _NAMES[where], rows
 
@@ -98,7 +98,7 @@ class Actions(Provider):
     def _fitting(self) -> Iterable[tuple[Action, str]]:
         scene: Scene | None = getattr(self.app, "scene", lambda: None)()
         for one in TABLE:
-            if scene is not None and actions.fits(one, scene) is None:
+            if scene is not None and actions.why_not(one, scene) is None:
                 yield one, f"{one.label}: {one.help}"
 
     async def discover(self) -> Hits:
@@ -113,11 +113,11 @@ class Actions(Provider):
             if (score := matcher.match(text)) > 0:
                 yield Hit(score, matcher.highlight(text), self._doing(one), text=text)
 
-    def _doing(self, action: Action) -> "Do":
-        return Do(self, action.name)
+    def _doing(self, action: Action) -> "DoAction":
+        return DoAction(self, action.name)
 
 
-class Do:
+class DoAction:
     """Does one action, when it is called."""
 
     def __init__(self, provider: Provider, name: str) -> None:

@@ -98,7 +98,7 @@ def _outlook(detail: JobDetail) -> list[tuple[str, str]]:
 
 
 def _left(one: Mapping[str, Any]) -> str:
-    return wording.left(
+    return wording.time_left(
         _seconds(one.get("left_low_ms")), _seconds(one.get("left_high_ms")),
         converging=one.get("converging"),
     )  # fmt: skip
@@ -197,7 +197,7 @@ def _pass(first: StoredSample, last: StoredSample) -> Pass:
 _TONES = {"decided": "bold", "checked": "warn"}
 
 
-def told(event: StoredEvent) -> Told | None:
+def event_line(event: StoredEvent) -> Told | None:
     """An event as a line; None if it is not worth one."""
     text = wording.event(event.kind, event.values)
     tone = "" if event.values.get("rule") == "evacuate" else _TONES.get(event.kind, "dim")
@@ -209,7 +209,7 @@ def told(event: StoredEvent) -> Told | None:
 
 def story(detail: JobDetail) -> Sequence[Told]:
     """All that happened, and what operators asked for."""
-    found = [line for event in detail.events if (line := told(event)) is not None]
+    found = [line for event in detail.events if (line := event_line(event)) is not None]
     began = detail.view.operation.began_at
     for one in detail.requests:
         answer = "not answered" if one.ok is None else one.answer

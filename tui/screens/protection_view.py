@@ -15,7 +15,7 @@ _PARTS = "░▒▓█▚▞▙▟"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class EpochMark:
     """One look at a protection."""
 
     pause_s: float
@@ -23,13 +23,15 @@ class Beat:
     bytes: float
 
 
-def beat(entry: Entry) -> Beat | None:
+def beat(entry: Entry) -> EpochMark | None:
     """What of a look is kept for the strip; None: the primary says nothing."""
     ours = said(entry, "primary")
     median = ours.get("median")
     if median is None:
         return None
-    return Beat(pause_s=median["pause_s"], behind_s=ours.get("rpo_s") or 0.0, bytes=median["bytes"])
+    return EpochMark(
+        pause_s=median["pause_s"], behind_s=ours.get("rpo_s") or 0.0, bytes=median["bytes"]
+    )
 
 
 def said(entry: Entry, role: str) -> Mapping[str, Any]:
@@ -68,13 +70,13 @@ def strip(entry: Entry, width: int) -> str:
 
 def rows(entry: Entry) -> Sequence[tuple[str, str]]:
     """How it stands, line by line."""
-    seen, ours = status.look(entry), said(entry, "primary")
+    seen, ours = status.parse_status(entry), said(entry, "primary")
     ready = "✓ ready" if seen.ready else "! not ready"
     found = [
         ("guest", f"{entry['guest']}, {entry['primary']} → {entry['backup']}"),
         ("phase", seen.phase if seen.epoch is None else f"{seen.phase}, epoch {seen.epoch}"),
         ("standby", f"{ready}: {seen.ready_why}"),
-        ("failover", status.judge(entry)),
+        ("failover", status.diff(entry)),
     ]
     if seen.in_the_way is not None:
         found.append(("in the way", seen.in_the_way))
@@ -120,10 +122,10 @@ def guard_columns() -> Sequence[Column[Entry]]:
     """Of the list of protections."""
 
     def behind(entry: Entry) -> float:
-        return status.look(entry).behind_s or 0.0
+        return status.parse_status(entry).behind_s or 0.0
 
     def pause(entry: Entry) -> Cell:
-        seen = status.look(entry)
+        seen = status.parse_status(entry)
         return (_time(seen.pause_s), "" if seen.pause_s is not None else "dim")
 
     return (
@@ -133,12 +135,12 @@ def guard_columns() -> Sequence[Column[Entry]]:
                cell=lambda one: (f"{one['primary']} → {one['backup']}", "")),
         Column(label="standby", width=13, cell=guarded),
         Column(label="phase", width=11, from_width=90,
-               cell=lambda one: (status.look(one).phase, "")),
+               cell=lambda one: (status.parse_status(one).phase, "")),
         Column(label="behind", width=8, right=True, order=behind,
-               cell=lambda one: (_time(status.look(one).behind_s), "")),
+               cell=lambda one: (_time(status.parse_status(one).behind_s), "")),
         Column(label="pause", width=8, right=True, cell=pause),
         Column(label="output waits", width=12, right=True, from_width=100,
-               cell=lambda one: (_time(status.look(one).output_delay_s), "")),
+               cell=lambda one: (_time(status.parse_status(one).output_delay_s), "")),
         Column(label="failover", width=9, from_width=120,
                cell=lambda one: ("automatic" if one.get("automatic") else "manual", "dim")),
     )  # fmt: skip

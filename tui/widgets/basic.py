@@ -39,7 +39,7 @@ class Head(Horizontal):
         yield Static("vmckpt", id="brand")
         for number, name in enumerate(self._names, 1):
             yield Tab(number, name)
-        yield Line(self._titled(), id="state")
+        yield TextLine(self._titled(), id="state")
 
     def _titled(self) -> str:
         return f"{self._title} · {self._HELP}" if self._title else self._HELP
@@ -67,10 +67,10 @@ class Head(Horizontal):
             tab.say(
                 text if here or not tight else f"{tab.number}{self._counts.get(tab.name_of, '')}"
             )
-        self.query_one("#state", Line).say(self._HELP if tight else self._titled())
+        self.query_one("#state", TextLine).say(self._HELP if tight else self._titled())
 
 
-class Line(Static):
+class TextLine(Static):
     """A text that is laid out again only if it is another one."""
 
     def __init__(self, text: str = "", *, id: str | None = None) -> None:  # noqa: A002
@@ -84,7 +84,7 @@ class Line(Static):
             self.update(Text(text, overflow="ellipsis", no_wrap=True))
 
 
-class Tab(Line):
+class Tab(TextLine):
     """One of the parts, to be clicked."""
 
     class Wanted(Message):
@@ -103,7 +103,7 @@ class Tab(Line):
         self.post_message(self.Wanted(self.name_of))
 
 
-class Trouble(Line):
+class Trouble(TextLine):
     """Guests that have two copies, and what cannot be asked, a line each; away when all is well."""
 
     DEFAULT_CSS = """

@@ -116,7 +116,7 @@ def _files() -> Iterator[tuple[str, Path]]:
             if name not in _PERHAPS:
                 raise RemoteError(
                     f"the agent cannot be sent to hosts: {name} is not installed here",
-                    mend="install vmckpt here with all that it requires, or on the hosts",
+                    hint="install vmckpt here with all that it requires, or on the hosts",
                 ) from None
             continue
         if found.files is None:  # a distribution's package: it may have no list

@@ -18,7 +18,7 @@ from vmckpt.errors import RemoteError
 from vmckpt.model.events import Copied, Emit
 from vmckpt.model.host import Host
 from vmckpt.remote import agent_install
-from vmckpt.remote.agent_channel import Program
+from vmckpt.remote.agent_channel import AgentProcess
 from vmckpt.remote.agent_install import Parcel
 from vmckpt.remote.shell_files import PROGRAMS
 from vmckpt.remote.ssh import Remote
@@ -58,17 +58,17 @@ _known = WeakKeyDictionary()
 """By host: what was found, and when."""
 
 
-async def known(host: Host) -> tuple[str, ...]:
+async def cached_command(host: Host) -> tuple[str, ...]:
     """As `command`, which takes half a second there: not asked again for a minute."""
     found = _known.setdefault(asyncio.get_running_loop(), {})
     at, words = found.get(host.name, (-_FRESH, ()))
     if time.monotonic() - at >= _FRESH:
-        words = await command(host)
+        words = await ensure_agent(host)
         found[host.name] = (time.monotonic(), words)
     return words
 
 
-async def command(host: Host) -> tuple[str, ...]:
+async def ensure_agent(host: Host) -> tuple[str, ...]:
     """What starts an agent there, which is installed if need be.
 
     Raises RemoteError if there is none and none can be.
@@ -81,7 +81,7 @@ async def command(host: Host) -> tuple[str, ...]:
         return (await _installed(remote),)
 
 
-async def startable(host: Host) -> None:
+async def require_agent(host: Host) -> None:
     """Raises RemoteError if no agent is there and none could be brought; nothing is changed."""
     if host.ssh is None:
         _here(host)
@@ -89,14 +89,14 @@ async def startable(host: Host) -> None:
     async with Remote(host) as remote:
         if await _found(remote) is None:
             parcel = _parcel(host, await _bundle(host))
-            if await agent_install.look(remote, parcel) is not None and host.read_only:
+            if await agent_install.inspect_agent(remote, parcel) is not None and host.read_only:
                 raise _untouched(host)
 
 
 def _untouched(host: Host) -> RemoteError:
     return RemoteError(
         f"{host.name}: no vmckpt-agent there, and nothing may be changed there",
-        mend=agent_install.BY_HAND,
+        hint=agent_install.BY_HAND,
     )
 
 
@@ -104,7 +104,7 @@ def _here(host: Host) -> tuple[str, ...]:
     if not host.uri.startswith("qemu:///"):
         raise RemoteError(
             f"{host.name}: no ssh address, and it is not this machine",
-            mend="add ssh: {address: ...} to the inventory",
+            hint="add ssh: {address: ...} to the inventory",
         )
     found = shutil.which(_NAME)
     return (found,) if found else (sys.executable, *_MODULE)
@@ -131,7 +131,7 @@ async def _installed(remote: Remote) -> str:
     parcel = _parcel(host, made)
     locks = _installing.setdefault(asyncio.get_running_loop(), {})
     async with locks.setdefault(host.name, asyncio.Lock()):
-        python = await agent_install.look(remote, parcel)
+        python = await agent_install.inspect_agent(remote, parcel)
         if python is None:
             return parcel.launcher
         if host.read_only:
@@ -161,7 +161,7 @@ def _not_made(host: Host, exc: OSError) -> RemoteError:
     where = f"{exc.filename}: " if exc.filename else ""
     return RemoteError(
         f"{host.name}: no vmckpt-agent there, and none can be sent: {where}{exc.strerror or exc}",
-        mend="see that the files of vmckpt can be read here and its state folder be written",
+        hint="see that the files of vmckpt can be read here and its state folder be written",
     )
 
 
@@ -183,7 +183,7 @@ async def _nothing(_: str, __: Mapping[str, Any]) -> dict[str, Any]:
     return {"refused": "that is not what was ordered"}
 
 
-async def carried_out(
+async def run_order(
     host: Host,
     order: Mapping[str, Any],
     emit: Emit,
@@ -195,12 +195,12 @@ async def carried_out(
     Raises what the agent tells, and RemoteError if it ended without a word, or tells what makes no
     sense: then it is unknown how far it came.
     """
-    async with Program(host, await known(host)) as agent:
-        await agent.tell(order)
+    async with AgentProcess(host, await cached_command(host)) as agent:
+        await agent.send(order)
         stopping = asyncio.create_task(_pass_on(stop, agent))
         try:
             while True:
-                told = await agent.hear()
+                told = await agent.receive()
                 with sensible(host):
                     if "done" in told:
                         return _mapping(told["done"])
@@ -208,7 +208,7 @@ async def carried_out(
                         raise error_from_json(_mapping(told["error"]), host.name)
                     if "ask" in told:
                         about = _mapping(told.get("about", {}))
-                        await agent.tell(await answer(str(told["ask"]), about))
+                        await agent.send(await answer(str(told["ask"]), about))
                     elif "progress" in told:
                         emit(_copied(_mapping(told["progress"])))
         finally:
@@ -229,7 +229,7 @@ def sensible(host: Host) -> Iterator[None]:
         why = str(exc)[:80]
         raise RemoteError(
             f"{host.name}: what its agent tells makes no sense: {why!r}",
-            mend=f"see that vmckpt is the same version there; vmckpt doctor {host.name}",
+            hint=f"see that vmckpt is the same version there; vmckpt doctor {host.name}",
         ) from exc
 
 
@@ -262,10 +262,10 @@ def _mapping(told: object) -> dict[str, Any]:
     return told
 
 
-async def _pass_on(stop: asyncio.Event, agent: Program) -> None:
+async def _pass_on(stop: asyncio.Event, agent: AgentProcess) -> None:
     await stop.wait()
     with suppress(RemoteError):
-        await agent.tell({"stop": True})
+        await agent.send({"stop": True})
 
 
 def _copied(told: Mapping[str, Any]) -> Copied:

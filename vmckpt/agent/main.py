@@ -18,10 +18,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vmckpt.agent.protocol import Talk, error_as_json
+from vmckpt.agent.protocol import ControllerChannel, error_as_json
 from vmckpt.errors import BadInput, VmckptError
 from vmckpt.util import host_directories
-from vmckpt.util.host_files import Refused
+from vmckpt.util.host_files import FileRefused
 
 log = logging.getLogger("vmckpt.agent")
 
@@ -32,13 +32,13 @@ def main() -> None:
     os.umask(0o022)  # folders of ours that QEMU enters; what is private says so
     # The terminal's Ctrl-C is the controller's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    talk = Talk(sys.stdin, sys.stdout)
-    signal.signal(signal.SIGTERM, lambda *_: talk.stop.set())
-    signal.signal(signal.SIGHUP, lambda *_: talk.stop.set())
+    channel = ControllerChannel(sys.stdin, sys.stdout)
+    signal.signal(signal.SIGTERM, lambda *_: channel.stop.set())
+    signal.signal(signal.SIGHUP, lambda *_: channel.stop.set())
     try:
-        done = _carry_out(talk)
+        done = _carry_out(channel)
     except VmckptError as exc:
-        talk.tell(error=error_as_json(exc))
+        channel.send(error=error_as_json(exc))
         sys.exit(1)
     # Whatever it is, the controller must hear of it, and the exits above have undone what was set.
     except Exception as exc:
@@ -47,12 +47,12 @@ def main() -> None:
             failed = VmckptError(f"unexpected: {type(exc).__name__}: {exc}")
         else:
             where = f"{exc.filename}: " if exc.filename else ""
-            mend = exc.mend if isinstance(exc, Refused) else None
-            failed = VmckptError(f"{where}{exc.strerror or exc}", mend=mend)
+            hint = exc.hint if isinstance(exc, FileRefused) else None
+            failed = VmckptError(f"{where}{exc.strerror or exc}", hint=hint)
         failed.__cause__ = exc
-        talk.tell(error=error_as_json(failed))
+        channel.send(error=error_as_json(failed))
         sys.exit(1)
-    talk.tell(done=done)
+    channel.send(done=done)
 
 
 ORDERS = {
@@ -79,19 +79,19 @@ def named(name: str) -> Any:
     return getattr(import_module(f"vmckpt.agent.{module}"), what)
 
 
-def _carry_out(talk: Talk) -> dict[str, Any]:
+def _carry_out(channel: ControllerChannel) -> dict[str, Any]:
     try:
-        told = talk.order()
+        told = channel.order()
         kind = str(told.get("do"))
         if kind not in ORDERS:
-            raise BadInput(f"an order that is not known: {kind!r}", mend="update vmckpt there")
+            raise BadInput(f"an order that is not known: {kind!r}", hint="update vmckpt there")
         parse, do = (named(name) for name in ORDERS[kind])
         order = parse.from_json(told)
     except (ValueError, TypeError, KeyError, AttributeError, EOFError) as exc:
         raise BadInput(f"no order that can be read: {exc}") from exc
     if state := getattr(order, "state", ""):
         host_directories.check_state(Path(state))
-    return dict(do(order, talk))
+    return dict(do(order, channel))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from vmckpt import errors
 from vmckpt.errors import Cancelled, VmckptError
@@ -22,7 +22,7 @@ _LONGEST = 2000
 _GONE: dict[str, Any] = {}
 
 
-class Talk:
+class ControllerChannel:
     """The agent's end."""
 
     def __init__(self, heard: IO[str], said: IO[str]) -> None:
@@ -55,7 +55,7 @@ class Talk:
         self.stop.set()
         self._answers.put(_GONE)
 
-    def tell(self, **what: Any) -> None:
+    def send(self, **what: Any) -> None:
         """Say something; a controller that hears nothing any more is noticed by what it says."""
         with self._lock:
             try:
@@ -69,12 +69,12 @@ class Talk:
         now = time.monotonic()
         if now - self._told_at >= _INTERVAL:
             self._told_at = now
-            self.tell(progress=what)
+            self.send(progress=what)
 
-    def ask(self, what: str, *, limit: Seconds | None = None, **about: Any) -> Any:
+    def request(self, what: str, *, limit: Seconds | None = None, **about: Any) -> Any:
         """Ask and wait for the answer. Raises VmckptError if it is no, Cancelled if the controller
         is gone, or says nothing for so long: then nothing more may be asked."""
-        self.tell(ask=what, about=about)
+        self.send(ask=what, about=about)
         try:
             told = self._answers.get(timeout=limit)
         except queue.Empty:
@@ -89,11 +89,20 @@ class Talk:
         return told.get("answer")
 
 
+_WIRE_KINDS: Mapping[str, type[VmckptError]] = {
+    "WaitedInVain": errors.TimedOut, "SomeLeft": errors.GuestsRemaining,
+    "WentBack": errors.GuardRolledBack, "Dismissed": errors.Superseded,
+    "GuestBusy": errors.GuestLocked, "Unattended": errors.OrphanedJobs,
+}  # fmt: skip
+"""Errors that are called otherwise here than what the other end, of any version, reads."""
+_KIND_OF = {made: kind for kind, made in _WIRE_KINDS.items()}
+
+
 def error_as_json(error: VmckptError) -> dict[str, Any]:
     """An error as it is told to the other end."""
     return {
-        "kind": type(error).__name__, "message": error.message, "mend": error.mend,
-        "undone": _undone(error),
+        "kind": _KIND_OF.get(type(error), type(error).__name__), "message": error.message,
+        "mend": error.hint, "undone": _undone(error),
     }  # fmt: skip
 
 
@@ -109,16 +118,15 @@ def _undone(error: BaseException) -> bool:
 
 def error_from_json(told: Mapping[str, Any], host: str) -> VmckptError:
     """The other end's error as one of ours; of a kind that is not known, the general one."""
-    kind = getattr(errors, str(told.get("kind")), VmckptError)
-    message, mend = str(told.get("message"))[:_LONGEST], told.get("mend")
-    mend = None if mend is None else str(mend)[:_LONGEST]
+    name = str(told.get("kind"))
+    kind = _WIRE_KINDS.get(name) or getattr(errors, name, VmckptError)
+    message, hint = str(told.get("message"))[:_LONGEST], told.get("mend")
+    hint = None if hint is None else str(hint)[:_LONGEST]
     if not (isinstance(kind, type) and issubclass(kind, VmckptError)):
         kind = VmckptError
     if issubclass(kind, errors.HypervisorError):
-        error: VmckptError = cast("type[errors.HypervisorError]", kind)(
-            message, host=host, mend=mend
-        )
+        error: VmckptError = kind(message, host=host, hint=hint)
     else:
-        error = kind(message, mend=mend)
+        error = kind(message, hint=hint)
     error.undone = told.get("undone") is not False
     return error

@@ -36,7 +36,7 @@ async def boot(
         if opened.public.contents is not Contents.MEMORY:
             raise BadInput(
                 f"{opened.public.id} has no memory: it cannot be seen to run",
-                mend="restore it as another guest with --as, and start that",
+                hint="restore it as another guest with --as, and start that",
             )
         host = inventory.host(on or opened.public.host)
         booted = await boot_test.boot(host, opened, folder, watch, caller)

@@ -20,7 +20,7 @@ def load_inventory(explicit: Path | None = None) -> Inventory:
     if path is None:
         raise InventoryError(
             "no inventory: no --inventory, no VMCKPT_INVENTORY, no ./hosts.yaml, no running lab",
-            mend="write a hosts.yaml (see README) or run vmckpt lab up",
+            hint="write a hosts.yaml (see README) or run vmckpt lab up",
         )
     return inventories.load(path)
 

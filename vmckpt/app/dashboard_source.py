@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from vmckpt.errors import HypervisorError, JournalError, VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.host_facts import Glancer
+from vmckpt.hypervisor.host_facts import HostPoller
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs as journal_jobs
 from vmckpt.journal import location, maintenance
@@ -80,7 +80,7 @@ class Live:
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._hosts = {name: Hypervisor(host) for name, host in inventory.hosts.items()}
-        self._glancers = {name: Glancer(host) for name, host in self._hosts.items()}
+        self._glancers = {name: HostPoller(host) for name, host in self._hosts.items()}
         self._narrow = asyncio.Semaphore(_AT_ONCE)
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._known: dict[str, _Look] = {}
@@ -131,7 +131,7 @@ class Live:
         async with self._narrow:
             began = time.monotonic()
             try:
-                self._known[name] = await self._glancers[name].look()
+                self._known[name] = await self._glancers[name].poll()
                 self._looked[name] = began
             except HypervisorError as exc:
                 self._known[name] = self._silent(name, exc.message), ()
@@ -157,8 +157,10 @@ class Live:
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
         from vmckpt.app import protection  # noqa: PLC0415  # what it needs is loaded at need
 
-        found = await self._read(lambda journal: journal.entrusted()) if _journal() else ()
-        return await protection.glances(
+        found = (
+            await self._read(lambda journal: journal.delegated_to_agents()) if _journal() else ()
+        )
+        return await protection.protection_summaries(
             self._inventory, [one for one in found if one.kind == "protect"]
         )
 

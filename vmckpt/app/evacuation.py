@@ -8,13 +8,13 @@ from types import MappingProxyType
 from typing import Any
 
 from vmckpt import recovery as recovering
-from vmckpt.errors import BadInput, Blocked, Cancelled, GuestBusy
+from vmckpt.errors import BadInput, Blocked, Cancelled, GuestLocked
 from vmckpt.evacuation import service
 from vmckpt.evacuation.host_actions import Orders
 from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan import planner
 from vmckpt.evacuation.plan.gather import Hosts
-from vmckpt.evacuation.plan.inventory import Seen
+from vmckpt.evacuation.plan.inventory import FleetView
 from vmckpt.evacuation.plan.plan import Plan
 from vmckpt.evacuation.plan.planner import Scope
 from vmckpt.evacuation.report import Report
@@ -78,7 +78,7 @@ class Emptying:
         deaf = Caller(emit=lambda _: None, warn=self._caller.warn, stop=asyncio.Event())
 
         async def resolve(job: str) -> Outcome | None:
-            found = await recovering.one(self._inventory, self._policies, deaf, job)
+            found = await recovering.recover_job(self._inventory, self._policies, deaf, job)
             return found.outcome
 
         orders = Orders(
@@ -86,7 +86,7 @@ class Emptying:
         )
         try:
             return await service.begin(orders, self._hosts, plan)
-        except (GuestBusy, Blocked, Cancelled):  # nothing was begun
+        except (GuestLocked, Blocked, Cancelled):  # nothing was begun
             if new and not await asyncio.to_thread(_emptied, task.host):
                 await asyncio.to_thread(maintenance.leave, task.host)
             elif was is not None:
@@ -105,7 +105,7 @@ def _emptied(host: str) -> bool:
 async def put_in_order(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> None:
     """What dead controllers left, before anything is planned."""
     inventory.may_act()
-    await recovering.before_acting(inventory, policies, caller)
+    await recovering.recover_before(inventory, policies, caller)
 
 
 def back_to(host: str, policy: str | None) -> Task:
@@ -118,7 +118,7 @@ def back_to(host: str, policy: str | None) -> Task:
     closed = host in maintenance.held()
     raise BadInput(
         f"no guest was moved away from {host} by vmckpt evacuate",
-        mend=f"vmckpt maintenance leave {host} ends its maintenance"
+        hint=f"vmckpt maintenance leave {host} ends its maintenance"
         if closed else f"move guests there with vmckpt migrate GUEST --to {host}",
     )  # fmt: skip
 
@@ -135,7 +135,7 @@ def away_from(host: str, policy: str | None) -> Task | None:
     for one in found:
         if one.active:
             raise BadInput(
-                f"{one.id} is still emptying {host}", mend="wait for it, or run vmckpt recover"
+                f"{one.id} is still emptying {host}", hint="wait for it, or run vmckpt recover"
             )
         if one.began_at < since:
             continue
@@ -219,7 +219,7 @@ def emptied(path: Path, task: Task, folder: Path | None) -> Imagined:
     for host in (task.host, *(task.to or ())):
         if host not in names:
             raise BadInput(f"{path}: no host {host!r}{likely(host, names)}")
-    seen = Seen(fleet=found, known=MappingProxyType({}), silent=MappingProxyType({}))
+    seen = FleetView(fleet=found, known=MappingProxyType({}), silent=MappingProxyType({}))
     there, asked = task.fleet(seen), task.asked(seen)
     plan = plans.made(task, seen, plans.placed(there, asked, limits), plans.NO_CHECKS, limits)
     able = frozenset(one.tenant.name for one in plan.going)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vmckpt.errors import BadInput, GuestBusy, HypervisorError, meant
+from vmckpt.errors import BadInput, GuestLocked, HypervisorError, meant
 from vmckpt.hypervisor import domains as hypervisor_domains
 from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
@@ -103,19 +103,19 @@ async def label(
     active = [(host, one) for host, one in at if one.state.is_active] or at
     if len(active) > 1 and len({one.uuid for _, one in active}) == 1:
         ends = " and ".join(host.name for host, _ in active)
-        raise GuestBusy(
+        raise GuestLocked(
             f"{guest} is on {ends}: a migration is under way, or it was left on one of them;"
             " nothing was changed",
-            mend="label it once it has arrived, or undefine it where it does not belong",
+            hint="label it once it has arrived, or undefine it where it does not belong",
         )
     if len(active) != 1:
         where = f" (not asked: {', '.join(errors)})" if errors else ""
-        raise BadInput(f"{len(active)} guests are called {guest}{where}", mend="run vmckpt guests")
+        raise BadInput(f"{len(active)} guests are called {guest}{where}", hint="run vmckpt guests")
     host, one = active[0]
     if one.locked:
-        raise GuestBusy(
+        raise GuestLocked(
             f"a job holds {guest} on {host.name}: {one.job}; nothing was changed",
-            mend="label it once that has ended",
+            hint="label it once that has ended",
         )
     kept = {**one.labels, **changes}
     labels = {name: value for name, value in kept.items() if value is not None}
@@ -127,4 +127,4 @@ async def label(
 def no_guest(inventory: Inventory, name: str, found: Sequence[tuple[Host, Guest]]) -> BadInput:
     """The error for a guest that no host knows, with those that are called nearly so."""
     hint = meant(name, {guest.name for _, guest in found}, "run vmckpt guests")
-    return BadInput(f"no guest {name!r} on {', '.join(inventory.hosts)}", mend=hint)
+    return BadInput(f"no guest {name!r} on {', '.join(inventory.hosts)}", hint=hint)

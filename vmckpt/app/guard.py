@@ -17,7 +17,7 @@ from vmckpt.model.migration import Outcome
 from vmckpt.snapshot import guard_rules
 from vmckpt.snapshot.catalog import Identity
 from vmckpt.snapshot.guard import Outside, in_words
-from vmckpt.snapshot.guard_rules import Ending, Guarded, GuardRequest
+from vmckpt.snapshot.guard_rules import Ending, GuardRequest, GuardResult
 from vmckpt.snapshot.request import Restored, RestoreRequest, Step, Taken, TakeRequest
 from vmckpt.snapshot.restore import restore
 from vmckpt.snapshot.restore.restore import Opened
@@ -33,7 +33,7 @@ _TURN = Seconds(2.0)
 async def guard(
     inventory: Inventory, store: str | None, request: GuardRequest, caller: Caller,
     *, identity: Identity | None, outside: Outside,
-) -> Guarded:  # fmt: skip
+) -> GuardResult:  # fmt: skip
     """Run a command that may harm a guest; if it or the check fails, the guest goes back.
 
     Setting `caller.stop` gives it up: before the command is run nothing is left, after that the
@@ -81,12 +81,12 @@ def _can_open(keys: Keyring, identity: Identity | None) -> None:
     if identity is None:
         raise KeyRefused(
             "snapshots are encrypted, and there is no way back without a key; nothing was done",
-            mend="name an identity with --identity, or by VMCKPT_IDENTITY",
+            hint="name an identity with --identity, or by VMCKPT_IDENTITY",
         )
     if public_of(identity()) not in {one.key for one in keys.admins()}:
         raise KeyRefused(
             "snapshots are not encrypted for this identity; nothing was done",
-            mend="vmckpt snapshot keys list shows for whom they are",
+            hint="vmckpt snapshot keys list shows for whom they are",
         )
 
 
@@ -135,7 +135,7 @@ class _Guarding:
     checks: int = field(default=0)
     status: int = field(default=0)
 
-    async def run(self) -> Guarded:
+    async def run(self) -> GuardResult:
         meant = {
             "snapshot": self.taken.id,
             "store": self.place.name,
@@ -156,7 +156,7 @@ class _Guarding:
         if not why and self.request.drop:
             await asyncio.to_thread(_delete, self.place, self.taken.id)
             ending = Ending.DROPPED
-        done = Guarded(
+        done = GuardResult(
             ending=ending, why=why, stopped=self.caller.stop.is_set(), command=self.status,
             checks=self.checks, taken=self.taken, restored=restored, job=self.recorder.id,
         )  # fmt: skip
@@ -167,7 +167,9 @@ class _Guarding:
     async def _wrong(self) -> str:
         """Run the command, and look at the guest; why it must go back, or nothing."""
         try:
-            self.status = await self.outside.run(self.request.command, guard_rules.told(self.taken))
+            self.status = await self.outside.run(
+                self.request.command, guard_rules.guard_env(self.taken)
+            )
         except BadInput as exc:
             self.status = 127  # as a shell says it
             self.caller.warn(str(exc))
@@ -195,7 +197,7 @@ class _Guarding:
         if why or self.request.check is None:
             return why
         try:
-            told = guard_rules.told(self.taken)
+            told = guard_rules.guard_env(self.taken)
             status = await self.outside.shell(
                 self.request.check, told, Seconds(max(left, 0.1))
             )  # fmt: skip

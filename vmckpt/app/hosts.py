@@ -26,9 +26,9 @@ async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, .
     chosen = [inventory.host(name) for name in names] or list(inventory.hosts.values())
     examined = await gather.examine(chosen, list(inventory.hosts.values()))
     now = datetime.now(UTC)
-    found = tuple(finding for one in examined for finding in checks.check(one, now))
+    found = tuple(finding for one in examined for finding in checks.check_host(one, now))
     if inventory.lease is not None:
-        found = (*found, await asyncio.to_thread(replicas.look, inventory.lease))
+        found = (*found, await asyncio.to_thread(replicas.examine, inventory.lease))
     if not inventory.stores:
         return found
     return (*found, *await findings(inventory, chosen))
@@ -39,7 +39,9 @@ async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding
     folders = {
         name: place.url for name, place in inventory.stores.items() if "://" not in place.url
     }
-    asked = await asyncio.gather(*(gather.ask(host, folders, client.startable) for host in hosts))
+    asked = await asyncio.gather(
+        *(gather.ask_host(host, folders, client.require_agent) for host in hosts)
+    )
     own = await asyncio.to_thread(_controller, inventory)
     found = [one for host in asked if host is not None for one in checks.of_host(host)]
     return (*found, *checks.of_controller(own))
@@ -51,7 +53,7 @@ def _store(inventory: Inventory, name: str) -> StoreReady:
         if not inventory.read_only:
             opened.backend.prove_locks()
     except VmckptError as exc:
-        return StoreReady(wrong=exc.message, mend=exc.mend)
+        return StoreReady(wrong=exc.message, hint=exc.hint)
     return StoreReady(tried=not inventory.read_only)
 
 
@@ -64,10 +66,10 @@ def _controller(inventory: Inventory) -> ControllerReady:
     return ControllerReady(stores=stores, admins=admins, keys=None)
 
 
-async def look(inventory: Inventory, guest: str) -> Readiness:
+async def guest_readiness(inventory: Inventory, guest: str) -> Readiness:
     """What a guest lacks, wherever it is; see snapshot.prepare."""
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
-    return await _with_lease_store(inventory, await prepare.look(host, guest))
+    return await _with_lease_store(inventory, await prepare.readiness(host, guest))
 
 
 async def make_ready(inventory: Inventory, guest: str, caller: Caller) -> Readiness:
@@ -81,5 +83,5 @@ async def _with_lease_store(inventory: Inventory, found: Readiness) -> Readiness
     """A guest is ready for replication only if what decides a failover is."""
     if inventory.lease is None:
         return found
-    seen = await asyncio.to_thread(replicas.look, inventory.lease)
+    seen = await asyncio.to_thread(replicas.examine, inventory.lease)
     return replace(found, findings=(*found.findings, seen))

@@ -16,7 +16,7 @@ from vmckpt.journal.jobs import Answer
 from vmckpt.journal.records import FORGOTTEN, MIGRATE, WHOLE_HOST, Operation, RequestKind
 from vmckpt.migration import replay as migration_replay
 from vmckpt.migration import service
-from vmckpt.migration.cancellable import stoppable
+from vmckpt.migration.cancellable import cancellable
 from vmckpt.migration.plan import locate
 from vmckpt.migration.plan.locate import GuestAt
 from vmckpt.migration.plan.planner import Plan
@@ -51,7 +51,7 @@ async def migrate(
         return report
     # Recovery may know what to do where an engine may only wait.
     try:
-        found = await recovering.one(inventory, policies, caller, report.job)
+        found = await recovering.recover_job(inventory, policies, caller, report.job)
     except JournalError as exc:
         return replace(report, warnings=(*report.warnings, str(exc)))
     said = (f"it was not known at first; then: {found.truth}", *found.did, *found.warnings)
@@ -65,8 +65,8 @@ async def _put_in_order_and_find(
     """What dead controllers left is put in order first; meanwhile the guest is looked for."""
     if request.dry_run:
         return await _setting(inventory, policies, request, caller)
-    await asyncio.to_thread(jobs.refuse_entrusted, request.guest)
-    first = asyncio.create_task(recovering.before_acting(inventory, policies, caller))
+    await asyncio.to_thread(jobs.require_not_delegated, request.guest)
+    first = asyncio.create_task(recovering.recover_before(inventory, policies, caller))
     try:
         setting = await _setting(inventory, policies, request, caller)
     except VmckptError:
@@ -98,7 +98,7 @@ async def _setting(
     source = inventory.host(request.from_) if request.from_ else None
     if source is None:
         finding = _find(inventory, request.guest, request.to)
-        source = await stoppable(finding, caller.stop)
+        source = await cancellable(finding, caller.stop)
     watcher = _observer(inventory.observer) if inventory.observer else None
     return Setting(source=source, target=target, policies=policies, outside=watcher)
 
@@ -112,13 +112,13 @@ async def recover(
     """
     if not dry_run:
         inventory.may_act()
-    return await recovering.everything(inventory, policies, caller, dry_run=dry_run)
+    return await recovering.recover_all(inventory, policies, caller, dry_run=dry_run)
 
 
 def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
     """End an unattended job by the operator's word. No host is asked or touched.
 
-    Raises BadInput, ReadOnly, and GuestBusy if somebody attends it.
+    Raises BadInput, ReadOnly, and GuestLocked if somebody attends it.
     """
     _may_act(inventory)
     with jobs.open_journal() as journal:
@@ -169,7 +169,7 @@ async def resume(
 ) -> MigrationReport:
     """Go on with a broken post-copy whose controller has ended.
 
-    Raises BadInput if there is nothing to resume, GuestBusy if somebody is at it.
+    Raises BadInput if there is nothing to resume, GuestLocked if somebody is at it.
     """
     inventory.may_act()
     with jobs.open_journal() as journal:
@@ -177,17 +177,17 @@ async def resume(
         if not operation.active:
             raise BadInput(
                 f"{operation.id} has ended: {operation.outcome}; there is nothing to resume",
-                mend=f"vmckpt job {operation.id} tells how",
+                hint=f"vmckpt job {operation.id} tells how",
             )
         jobs.refuse_uncontrolled(operation)
         if operation.kind != MIGRATE:
             raise BadInput(
                 f"{operation.id} is a {operation.kind} job: only a migration is resumed",
-                mend="run vmckpt recover",
+                hint="run vmckpt recover",
             )
         setting = migrate_recover.setting_of(operation, inventory, policies)
         with recorder.taken_over(journal, operation, caller.warn) as kept:
-            left = migrate_recover.left(operation, journal.steps(operation.id))
+            left = migrate_recover.open_steps(operation, journal.steps(operation.id))
             return await recovery_resume.resume(setting, left, kept, caller)
 
 
@@ -241,6 +241,6 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
         raise HostUnreachable(
             f"no host that answers runs guest {name}; not asked: {silent}",
             host=next(iter(errors)),
-            mend="mend the host, or name the source with --from",
+            hint="mend the host, or name the source with --from",
         )
     raise fleet.no_guest(inventory, name, found)

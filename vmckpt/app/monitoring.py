@@ -15,13 +15,13 @@ from vmckpt.journal import evacuation_progress, jobs
 from vmckpt.journal.follow import ENDED, Follower, Happening
 from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import WHOLE_HOST
-from vmckpt.model.webhook import Wishes
+from vmckpt.model.webhook import WebhookOptions
 from vmckpt.monitor import alerts
 from vmckpt.monitor.alerts import Lasting, Page
 from vmckpt.monitor.health import Standing, troubles
 from vmckpt.monitor.prometheus import Exporter, Served
 from vmckpt.monitor.webhooks import MOST, Poster
-from vmckpt.scheduler.leases import Whose
+from vmckpt.scheduler.leases import LeaseOwner
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class Monitor:
     """Looks at everything, again and again, and tells it; an async context manager."""
 
     inventory: Inventory
-    wishes: Wishes
+    wishes: WebhookOptions
     warn: Callable[[str], None]
-    whose: Callable[[], Awaitable[Whose]]
+    whose: Callable[[], Awaitable[LeaseOwner]]
     """Which service sends pages."""
     exporter: Exporter = field(default_factory=Exporter)
     served: Served | None = None
@@ -171,9 +171,9 @@ class Monitor:
         if not self._posters:
             return
         self._due.extend(pages)
-        if not self._due or (whose := await self.whose()) is Whose.UNSURE:
+        if not self._due or (whose := await self.whose()) is LeaseOwner.UNSURE:
             return  # twice is better than never
-        if whose is Whose.OURS:
+        if whose is LeaseOwner.OURS:
             for page in self._due:
                 for poster in self._posters:
                     poster.post(page)

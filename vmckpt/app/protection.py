@@ -7,7 +7,7 @@ from typing import Any
 
 from vmckpt.app import fleet
 from vmckpt.app.snapshots import host_of
-from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, maintenance
 from vmckpt.journal.records import Operation
@@ -21,8 +21,8 @@ from vmckpt.protection import status as protection_status
 from vmckpt.protection.request import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protection.resync import Earlier
 from vmckpt.protection.start import Told
-from vmckpt.protection.stop import Ended, Known
-from vmckpt.protection.test_failover import Tested
+from vmckpt.protection.stop import Known, StopResult
+from vmckpt.protection.test_failover import TestedFailover
 from vmckpt.scheduler import leases
 from vmckpt.units import Seconds
 
@@ -77,13 +77,13 @@ async def protect(
 
 
 def _earlier(uuid: str, host: str) -> Earlier | None:
-    """How a guest (a UUID) came to the host where it runs. Raises GuestBusy: it is protected."""
+    """How a guest (a UUID) came to the host where it runs. Raises GuestLocked: it is protected."""
     with jobs.open_journal() as journal:
         found = [one for one in journal.recent(uuid, 0.0) if one.kind == active.KIND]
         if busy := next((one for one in found if one.active), None):
-            raise GuestBusy(
+            raise GuestLocked(
                 f"guest {busy.guest} is protected ({busy.id}); nothing was changed",
-                mend=f"if it has failed over, vmckpt recover ends that; else vmckpt unprotect"
+                hint=f"if it has failed over, vmckpt recover ends that; else vmckpt unprotect"
                 f" {busy.guest}",
             )
         return resync.earlier(((one, journal.steps(one.id)) for one in found), host)
@@ -94,7 +94,7 @@ def _to(request: Request, earlier: Earlier | None, host: str) -> str:
     if earlier is not None and request.to not in (None, earlier.host):
         raise BadInput(
             f"{request.guest} was on {earlier.host} before, and not on {request.to}",
-            mend="leave --to out; or leave --reverse out, and all of its disks are copied",
+            hint="leave --to out; or leave --reverse out, and all of its disks are copied",
         )
     if earlier is not None:
         return earlier.host
@@ -103,13 +103,13 @@ def _to(request: Request, earlier: Earlier | None, host: str) -> str:
     what = f"nothing is known of a protection that brought {request.guest} to {host}"
     raise BadInput(
         what if request.reverse else f"no host for the standby of {request.guest}",
-        mend=f"vmckpt protect {request.guest} --to HOST",
+        hint=f"vmckpt protect {request.guest} --to HOST",
     )
 
 
 async def unprotect(
     inventory: Inventory, guest: str, caller: Caller, *, lost_journal: bool = False
-) -> Ended:
+) -> StopResult:
     """See protection.stop.unprotect, and `_known`."""
     inventory.may_act()
     known = await _known(inventory, guest, caller, lost_journal=lost_journal)
@@ -129,14 +129,14 @@ async def _known(
     uuids = {one.uuid for _, one in found if guest in (one.name, one.uuid)}
     if len(uuids) != 1:
         silent = f"; {' and '.join(errors)} cannot be asked" if errors else ""
-        raise BadInput(f"{guest} is not protected{silent}", mend="vmckpt status lists them")
+        raise BadInput(f"{guest} is not protected{silent}", hint="vmckpt status lists them")
     return await adopt.adopt(inventory, guest, uuids.pop(), caller.warn, dead=dead)
 
 
 async def failover(
     inventory: Inventory, guest: str, caller: Caller, *, planned: bool = False, dead: bool = False,
     fence: bool = False, lost_journal: bool = False,
-) -> Ended:  # fmt: skip
+) -> StopResult:  # fmt: skip
     """See protection.stop, and `_known`. `planned` goes with neither of the others, nor `dead` with
     `fence`; `lost_journal` goes with `dead` alone."""
     inventory.may_act()
@@ -146,13 +146,13 @@ async def failover(
     return await stop.failover(known, caller, dead=dead, fence=fence)
 
 
-async def test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
+async def test(inventory: Inventory, guest: str, caller: Caller) -> TestedFailover:
     """See protection.test_failover.begin."""
     inventory.may_act()
     return await test_failover.begin(active.of(inventory, guest), caller)
 
 
-async def end_test(inventory: Inventory, guest: str, caller: Caller) -> Tested:
+async def end_test(inventory: Inventory, guest: str, caller: Caller) -> TestedFailover:
     """See protection.test_failover.end."""
     inventory.may_act()
     return await test_failover.end(active.of(inventory, guest), caller)
@@ -162,8 +162,8 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
     """How protections stand, one entry each: what the journal and both agents say."""
     found = [one for one in active.active() if guest in (None, one.guest, one.guest_uuid)]
     if guest is not None and not found:
-        raise BadInput(f"{guest} is not protected", mend="run vmckpt status")
-    told = await asyncio.gather(*(stands(inventory, one) for one in found))
+        raise BadInput(f"{guest} is not protected", hint="run vmckpt status")
+    told = await asyncio.gather(*(job_status(inventory, one) for one in found))
     if any(one["judge"] == Judge.WATCH for one in told):
         kept = await asyncio.to_thread(_watch_is_kept)
         told = [
@@ -179,7 +179,7 @@ def _watch_is_kept() -> bool:
         return holder is not None and jobs.attended(journal, holder) is not False
 
 
-async def stands(
+async def job_status(
     inventory: Inventory, operation: Operation, *, at_once: bool = False
 ) -> dict[str, Any]:
     """How one of them stands. `at_once`: a host that does not take a call in a second, or
@@ -221,12 +221,12 @@ async def stands(
     }  # fmt: skip
 
 
-async def glances(
+async def protection_summaries(
     inventory: Inventory, operations: Sequence[Operation]
 ) -> Mapping[str, dict[str, Any]]:
     """How they stand at once, by job; without those of hosts that the inventory does not have."""
     found = [one for one in operations if {one.source, one.target} <= set(inventory.hosts)]
-    told = await asyncio.gather(*(stands(inventory, one, at_once=True) for one in found))
+    told = await asyncio.gather(*(job_status(inventory, one, at_once=True) for one in found))
     return {operation.id: one for operation, one in zip(found, told, strict=True)}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from vmckpt.app import evacuation
 from vmckpt.app import hosts as app_hosts
 from vmckpt.app.evacuation import Emptying
-from vmckpt.errors import BadInput, Blocked, Cancelled, HookFailed, RemoteError, SomeLeft
+from vmckpt.errors import BadInput, Blocked, Cancelled, GuestsRemaining, HookFailed, RemoteError
 from vmckpt.evacuation.plan.plan import Plan
 from vmckpt.evacuation.report import Report
 from vmckpt.evacuation.task import Kind, Task
@@ -37,7 +37,7 @@ sed 's/.*) //' /proc/1/stat | cut -d' ' -f20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class RollingOptions:
     """What is done to each host."""
 
     command: str
@@ -74,12 +74,12 @@ Show = Callable[[Plan], None]
 
 
 async def roll(
-    inventory: Inventory, policies: Sequence[Policy], hosts: Sequence[str], wishes: Wishes,
+    inventory: Inventory, policies: Sequence[Policy], hosts: Sequence[str], options: RollingOptions,
     caller: Caller, *, show: Show, abort: asyncio.Event,
 ) -> list[Rolled]:  # fmt: skip
     """One host after the other; the first that goes wrong is the last, and stays in maintenance.
 
-    Raises Blocked, SomeLeft, HookFailed, RemoteError, Cancelled.
+    Raises Blocked, GuestsRemaining, HookFailed, RemoteError, Cancelled.
     """
     inventory.may_act()
     chosen = [inventory.host(name) for name in hosts]
@@ -87,15 +87,15 @@ async def roll(
     if without:
         raise BadInput(
             f"{', '.join(without)}: no ssh address, so no command can be run there",
-            mend="add ssh: {address: ...} to the inventory",
+            hint="add ssh: {address: ...} to the inventory",
         )
     done = []
-    await asyncio.to_thread(_free, hosts, wishes.why)
+    await asyncio.to_thread(_free, hosts, options.why)
     for host in chosen:
         if caller.stop.is_set():
             raise Cancelled(f"stopped before {host.name}; it and what follows are untouched")
-        await asyncio.to_thread(_free, [host.name], wishes.why)
-        done.append(await _one(inventory, policies, host, wishes, caller, show=show, abort=abort))
+        await asyncio.to_thread(_free, [host.name], options.why)
+        done.append(await _one(inventory, policies, host, options, caller, show=show, abort=abort))
     return done
 
 
@@ -109,13 +109,13 @@ def _free(hosts: Sequence[str], why: str) -> None:
             ends = "repopulate" if evacuation.was_emptied(name) else "maintenance leave"
             raise Blocked(
                 f"{name}: {one.closed}; it is untouched",
-                mend=f"leave it out, or end that with vmckpt {ends} {name}",
+                hint=f"leave it out, or end that with vmckpt {ends} {name}",
             )
 
 
 async def _one(
-    inventory: Inventory, policies: Sequence[Policy], host: Host, wishes: Wishes, caller: Caller,
-    *, show: Show, abort: asyncio.Event,
+    inventory: Inventory, policies: Sequence[Policy], host: Host, options: RollingOptions,
+    caller: Caller, *, show: Show, abort: asyncio.Event,
 ) -> Rolled:  # fmt: skip
     async def through(task: Task, before: str | None = None) -> Report:
         async with Emptying(inventory, policies, task, caller) as emptying:
@@ -125,50 +125,52 @@ async def _one(
                 first = plan.left[0]
                 raise Blocked(
                     f"{host.name}: {first.tenant.name} has no place to go to: {first.why}",
-                    mend=first.mend,
+                    hint=first.hint,
                 )
             if before is not None:
                 if caller.stop.is_set():
                     raise Cancelled(f"stopped; {host.name} is untouched")
                 caller.warn(f"{host.name}: running: {before}")
-                await _run(host, "--before", before, wishes.limit, "nothing was moved")
-            done = await emptying.carry_out(plan, wishes.why, abort)
+                await _run(host, "--before", before, options.limit, "nothing was moved")
+            done = await emptying.carry_out(plan, options.why, abort)
             _complete(host, done)
             return done
 
     emptied = await through(
-        Task(kind=Kind.EVACUATE, host=host.name, policy=wishes.policy), wishes.before
+        Task(kind=Kind.EVACUATE, host=host.name, policy=options.policy), options.before
     )
     if caller.stop.is_set():
         raise Cancelled(f"stopped; {host.name} is empty, in maintenance, and nothing was run there")
-    caller.warn(f"{host.name}: empty; running: {wishes.command}")
+    caller.warn(f"{host.name}: empty; running: {options.command}")
     empty = f"it is empty and in maintenance; mend it, then vmckpt repopulate {host.name}"
-    left = await _run(host, "the command", wishes.command, wishes.limit, empty, may_go=True)
+    left = await _run(host, "the command", options.command, options.limit, empty, may_go=True)
     caller.warn(f"{host.name}: waiting until it is well")
-    await _well(inventory, host, wishes.healthy_in, caller.stop, left=left)
-    back = evacuation.away_from(host.name, wishes.policy)
+    await _well(inventory, host, options.healthy_in, caller.stop, left=left)
+    back = evacuation.away_from(host.name, options.policy)
     if back is None:  # nobody was there
         evacuation.leave(inventory, host.name)
         filled = None
     else:
         filled = await through(back)
-    if wishes.after is not None:
+    if options.after is not None:
         if caller.stop.is_set():
             raise Cancelled(f"stopped; {host.name} has its guests back, and --after was not run")
-        caller.warn(f"{host.name}: running: {wishes.after}")
+        caller.warn(f"{host.name}: running: {options.after}")
         back_again = "it takes guests again, and has its own back"
-        await _run(host, "--after", wishes.after, wishes.limit, back_again)
+        await _run(host, "--after", options.after, options.limit, back_again)
     return Rolled(host=host.name, emptied=emptied, filled=filled)
 
 
 def _complete(host: Host, done: Report) -> None:
-    """Raises SomeLeft if not all went as it should: the next host may be where that matters."""
+    """Raises GuestsRemaining if not all is well: the next host may be where that matters."""
     if done.ended.left:
         first = done.ended.left[0]
-        raise SomeLeft(f"{host.name}: {first.tenant.name} is left: {first.why}", mend=first.mend)
+        raise GuestsRemaining(
+            f"{host.name}: {first.tenant.name} is left: {first.why}", hint=first.hint
+        )
     if done.bare:
         lost = done.bare[0]
-        raise SomeLeft(f"{host.name}: {lost.guest} has no standby any more", mend=lost.mend)
+        raise GuestsRemaining(f"{host.name}: {lost.guest} has no standby any more", hint=lost.hint)
 
 
 async def _run(
@@ -189,14 +191,14 @@ async def _run(
         except RemoteError as exc:
             if may_go and loop.time() - began < limit:
                 return start
-            raise HookFailed(f"{host.name}: {name}: {exc.message}", mend=stands) from exc
+            raise HookFailed(f"{host.name}: {name}: {exc.message}", hint=stands) from exc
     if may_go and answer.status == _BROKEN:
         return start
     if answer.status != 0:
         raise HookFailed(
             f"{host.name}: {name} ended with {answer.status}:"
             f" {last_line(answer.err or answer.out, 'it said nothing')}",
-            mend=stands,
+            hint=stands,
         )
     return None
 
@@ -241,6 +243,6 @@ async def _well(
         if loop.time() > until:
             raise HookFailed(
                 f"{host.name} is not well after {show_seconds(limit)}: {why or 'it just was not'}",
-                mend=f"run vmckpt doctor {host.name}; it is empty and in maintenance",
+                hint=f"run vmckpt doctor {host.name}; it is empty and in maintenance",
             )
         await asyncio.sleep(_AGAIN)

@@ -15,15 +15,15 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
-from vmckpt.model.webhook import NOBODY, Wishes
+from vmckpt.model.webhook import NOBODY, WebhookOptions
 from vmckpt.policy.model import Auto, Policy
 from vmckpt.scheduler import schedules
 from vmckpt.scheduler.agenda import Agenda, Scene
-from vmckpt.scheduler.executor import Hands
+from vmckpt.scheduler.executor import Executor
 from vmckpt.scheduler.failure_detector import Vigil
-from vmckpt.scheduler.jobs import Cut, Take
-from vmckpt.scheduler.leases import VIGIL, Claims, Whose
-from vmckpt.scheduler.schedules import Reckoned, Wanted
+from vmckpt.scheduler.jobs import CreateGroup, CreateSnapshot
+from vmckpt.scheduler.leases import VIGIL, LeaseOwner, ScheduleLeases
+from vmckpt.scheduler.schedules import OptimalInterval, ScheduleSelection
 from vmckpt.scheduler.service import Service, Setting, Told
 from vmckpt.scheduler.store_cache import Shelves
 from vmckpt.snapshot.catalog import Identity
@@ -41,13 +41,13 @@ _FRESH = 300.0
 async def run(
     inventory: Inventory,
     policies: Sequence[Policy],
-    wanted: Wanted,
+    wanted: ScheduleSelection,
     *,
     identity: Identity | None,
     once: bool,
     stop: asyncio.Event,
     tell: Callable[[Told], None],
-    wishes: Wishes = NOBODY,
+    wishes: WebhookOptions = NOBODY,
 ) -> int:
     """Do what schedules ask for until `stop` is set; how much went wrong. Raises ReadOnly,
     JournalError, LeaseLost, BadInput, OSError if the address for metrics cannot be had."""
@@ -58,19 +58,19 @@ async def run(
 
     caller = Caller(emit=lambda _: None, warn=warn, stop=asyncio.Event())
 
-    async def mend() -> None:
-        await recovering.before_acting(inventory, policies, caller)
+    async def recover() -> None:
+        await recovering.recover_before(inventory, policies, caller)
 
-    await mend()
+    await recover()
     watches = keeps_watch(inventory) and not once
-    claims = await asyncio.to_thread(Claims, socket.gethostname(), warn)
+    claims = await asyncio.to_thread(ScheduleLeases, socket.gethostname(), warn)
     async with AsyncExitStack() as around:
         around.push_async_callback(claims.end)
         if wishes != NOBODY:
             # Only who tells others loads what that needs.
             from vmckpt.app.monitoring import Monitor  # noqa: PLC0415
 
-            whose = functools.partial(asyncio.to_thread, claims.whose, PAGES)
+            whose = functools.partial(asyncio.to_thread, claims.owner_of, PAGES)
             monitor = Monitor(inventory, wishes, warn, whose)
             await around.enter_async_context(monitor)
             tell = _counted(tell, monitor.exporter.told)
@@ -79,7 +79,9 @@ async def run(
         if watches:
             vigil = Vigil(inventory, lambda: _is_ours(VIGIL, claims), tell)
             await around.enter_async_context(_vigil(vigil, stop))
-        setting = _setting(inventory, policies, wanted, identity=identity, tell=tell, mend=mend)
+        setting = _setting(
+            inventory, policies, wanted, identity=identity, tell=tell, recover=recover
+        )
         service = Service(setting, claims, stop)
         tell(Told(event="started", text=f"started as {claims.job or 'no job'}"))
         await service.run(once=once)
@@ -95,8 +97,8 @@ def _counted(tell: Callable[[Told], None], count: Callable[[str], None]) -> Call
     return both
 
 
-async def _is_ours(what: str, claims: Claims) -> bool:
-    return await asyncio.to_thread(claims.whose, what) is Whose.OURS
+async def _is_ours(what: str, claims: ScheduleLeases) -> bool:
+    return await asyncio.to_thread(claims.owner_of, what) is LeaseOwner.OURS
 
 
 def keeps_watch(inventory: Inventory) -> bool:
@@ -117,14 +119,14 @@ async def _vigil(vigil: Vigil, stop: asyncio.Event) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def look(
+async def due_now(
     inventory: Inventory,
     policies: Sequence[Policy],
-    wanted: Wanted,
+    wanted: ScheduleSelection,
     tell: Callable[[Told], None],
 ) -> tuple[Agenda, Scene]:
     """What is due when, and why; nothing is done."""
-    setting = _setting(inventory, policies, wanted, identity=None, tell=tell, mend=_nothing)
+    setting = _setting(inventory, policies, wanted, identity=None, tell=tell, recover=_nothing)
     return await Service(setting, None, asyncio.Event()).look()
 
 
@@ -135,11 +137,11 @@ async def _nothing() -> None:
 def _setting(
     inventory: Inventory,
     policies: Sequence[Policy],
-    wanted: Wanted,
+    wanted: ScheduleSelection,
     *,
     identity: Identity | None,
     tell: Callable[[Told], None],
-    mend: Callable[[], Awaitable[None]],
+    recover: Callable[[], Awaitable[None]],
 ) -> Setting:
     ring = snapshots.keyring()
     shelves = Shelves(lambda name: snapshot_store.open_store(inventory, name), ring.trusted)
@@ -150,11 +152,11 @@ def _setting(
 
         return Caller(emit=lambda _: None, warn=warn, stop=stop)
 
-    async def take(work: Take, stop: asyncio.Event) -> Taken:
+    async def take(work: CreateSnapshot, stop: asyncio.Event) -> Taken:
         request = TakeRequest(guest=work.guest, memory=work.memory, tags={SCHEDULE: work.schedule})
         return await snapshots.take(inventory, work.store, request, calling(stop))
 
-    async def cut(work: Cut, stop: asyncio.Event) -> GroupTaken:
+    async def cut(work: CreateGroup, stop: asyncio.Event) -> GroupTaken:
         request = TakeRequest(guest="", tags={SCHEDULE: work.schedule})
         names = [uuid for uuid, _, _ in work.guests]
         return await snapshots.take_group(inventory, work.store, names, request, calling(stop))
@@ -167,8 +169,8 @@ def _setting(
         take=take,
         cut=cut,
         reckon=_Past().reckon,
-        mend=mend,
-        hands=Hands(shelves=shelves, keys=ring, identity=identity, stop=threading.Event()),
+        recover=recover,
+        hands=Executor(shelves=shelves, keys=ring, identity=identity, stop=threading.Event()),
         zone=snapshot_store.local_zone(),
         tell=tell,
     )
@@ -180,13 +182,13 @@ class _Past:
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, Sequence[Operation]]] = {}
 
-    def reckon(self, guest: str, auto: Auto) -> Reckoned:
+    def reckon(self, guest: str, auto: Auto) -> OptimalInterval:
         """See ordering.Reckon."""
         now = time.time()
         known = self._known.get(guest)
         if known is None or not 0 <= now - known[0] < _FRESH:
             known = self._known[guest] = (now, _past(guest, now))
-        return schedules.reckoned(auto, known[1], now)
+        return schedules.optimal_interval(auto, known[1], now)
 
 
 def _past(guest: str, now: float) -> Sequence[Operation]:

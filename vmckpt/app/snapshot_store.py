@@ -24,13 +24,13 @@ from vmckpt.snapshot.browse import Browse
 from vmckpt.snapshot.catalog import Found, Identity, Looked, Progress
 from vmckpt.snapshot.copy import Moved
 from vmckpt.snapshot.diff import RegionDiff
-from vmckpt.snapshot.prune import Fate
+from vmckpt.snapshot.prune import PruneDecision
 from vmckpt.snapshot.rekey import Rotated
 from vmckpt.snapshot.verify import repair as verify_repair
 from vmckpt.snapshot.verify import results
 from vmckpt.snapshot.verify import verify as verify_verify
 from vmckpt.snapshot.verify.repair import Repaired
-from vmckpt.snapshot.verify.results import Verdict
+from vmckpt.snapshot.verify.results import VerifySummary
 from vmckpt.snapshot.verify.verify import Depth, Proved
 from vmckpt.store import gc as collecting
 from vmckpt.store.format.metadata import Public
@@ -64,7 +64,7 @@ class Shown:
     looked: Looked
     stores: tuple[str, ...]
     """Those that have it, the one that was read first."""
-    verdict: Verdict
+    verdict: VerifySummary
     """What checks of it found there."""
     admins: tuple[Named, ...]
     """Whose names are known here."""
@@ -78,7 +78,7 @@ def show(inventory: Inventory, store: str | None, word: str, identity: Identity 
     opened = found.store
     ring = keyring()
     trusted = ring.trusted()
-    looked = catalog.look(opened, found.id, trusted)
+    looked = catalog.inspect(opened, found.id, trusted)
     return Shown(
         looked=looked,
         stores=tuple(one.place.name for one in found.tiers),
@@ -138,7 +138,7 @@ def compare(
     """What changed from the first to the second. Raises NotInStore, BadInput, StoreError."""
     opened = open_store(inventory, store)
     trusted = keyring().trusted()
-    before, after = (catalog.look(opened, catalog.find(opened, word), trusted) for word in words)
+    before, after = (catalog.inspect(opened, catalog.find(opened, word), trusted) for word in words)
     old, _ = catalog.opened(opened, before, identity, trusted)
     new, _ = catalog.opened(opened, after, identity, trusted)
     return Compared(before=before.public, after=after.public, regions=diff.compare(old, new))
@@ -185,7 +185,7 @@ def repair(
     opened = open_store(inventory, store)
     others = [open_store(inventory, one) for one in dict.fromkeys(sources)]
     if any(one.id == opened.id for one in others):
-        raise BadInput("a store cannot be mended from itself", mend="name another one with --from")
+        raise BadInput("a store cannot be mended from itself", hint="name another one with --from")
     return verify_repair.repair(opened, others, progress)
 
 
@@ -208,7 +208,7 @@ def unpin(inventory: Inventory, store: str | None, word: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doomed:
+class DeletionPlan:
     """Snapshots that are to be deleted."""
 
     store: Store
@@ -223,16 +223,16 @@ class Doomed:
             yield id_
 
 
-def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> Doomed:
+def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> DeletionPlan:
     """Find what is to be deleted. Raises ReadOnly, NotInStore, BadInput, also if one is pinned."""
     inventory.may_act()
     opened = open_store(inventory, store)
     ids = tuple(dict.fromkeys(catalog.find(opened, word) for word in words))
     for id_ in sorted(opened.pins().intersection(ids)):
         raise BadInput(
-            f"snapshot {id_} is pinned; nothing was deleted", mend=f"vmckpt snapshot unpin {id_}"
+            f"snapshot {id_} is pinned; nothing was deleted", hint=f"vmckpt snapshot unpin {id_}"
         )
-    return Doomed(store=opened, ids=ids, known=catalog.readable(opened, ids))
+    return DeletionPlan(store=opened, ids=ids, known=catalog.readable(opened, ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,9 +241,9 @@ class Pruning:
 
     store: Store
     schedule: str
-    fates: tuple[Fate, ...]
+    fates: tuple[PruneDecision, ...]
 
-    def carry_out(self) -> Iterator[Fate]:
+    def carry_out(self) -> Iterator[PruneDecision]:
         """Delete what goes; tells of each. Raises StoreError."""
         return snapshot_prune.carry_out(self.store, self.fates)
 
@@ -395,13 +395,13 @@ def heirs(drop: str | None) -> tuple[Named, ...]:
     if drop is not None and drop not in {one.name for one in admins}:
         raise KeyRefused(
             f"no key named {drop[:80]!r}",
-            mend="if it was removed already, rotate without --drop; see vmckpt snapshot keys list",
+            hint="if it was removed already, rotate without --drop; see vmckpt snapshot keys list",
         )
     left = tuple(one for one in admins if one.name != drop)
     if not left:
         raise KeyRefused(
             "no administrator's key would be left: nobody could read the snapshots",
-            mend="add one with vmckpt snapshot keys add NAME KEY",
+            hint="add one with vmckpt snapshot keys add NAME KEY",
         )
     return left
 
@@ -440,7 +440,7 @@ def opened(
     wherever it is. Raises StoreError, BadInput."""
     found = located(inventory, store, snapshot)
     trusted = keyring().trusted()
-    looked = catalog.look(found.store, found.id, trusted)
+    looked = catalog.inspect(found.store, found.id, trusted)
     private, sealing = catalog.opened(found.store, looked, identity, trusted)
     with TieredReader([one.store for one in found.tiers], sealing) as reader:
         yield Browse(looked.public, private, reader)

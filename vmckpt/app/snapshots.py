@@ -26,7 +26,7 @@ from vmckpt.snapshot.request import Restored, RestoreRequest, Taken, TakeRequest
 from vmckpt.snapshot.restore import restore as restore_restore
 from vmckpt.snapshot.restore.restore import Opened
 from vmckpt.snapshot.verify import results
-from vmckpt.snapshot.verify.results import UNKNOWN, Verdict
+from vmckpt.snapshot.verify.results import UNKNOWN, VerifySummary
 from vmckpt.store import repository, snapshot_list
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.format import manifest
@@ -79,7 +79,7 @@ def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
         return running[0][0]
     if running:
         where = ", ".join(host.name for host, _ in running)
-        raise BadInput(f"{guest} is on {where}", mend="name it by its UUID, or wait for its move")
+        raise BadInput(f"{guest} is on {where}", hint="name it by its UUID, or wait for its move")
     if errors:
         name, why = next(iter(errors.items()))
         raise HostUnreachable(
@@ -139,7 +139,7 @@ def opened_in(place_: StorePlace, word: str, identity: Identity | None) -> Opene
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class SnapshotRow:
     """A snapshot as its store tells it."""
 
     id: str
@@ -151,16 +151,20 @@ class Listed:
     wrong: str | None
     group: Standing | None = None
     """The cut it is part of."""
-    verdict: Verdict = UNKNOWN
+    verdict: VerifySummary = UNKNOWN
     """What checks of it found."""
 
 
-async def listed(inventory: Inventory, store: str | None, guest: str | None) -> Sequence[Listed]:
+async def listed(
+    inventory: Inventory, store: str | None, guest: str | None
+) -> Sequence[SnapshotRow]:
     """The snapshots of a store, the oldest first; those that cannot be read, last."""
     return await asyncio.to_thread(listing, inventory, store, guest)
 
 
-def listing(inventory: Inventory, name: str | None, guest: str | None = None) -> Sequence[Listed]:
+def listing(
+    inventory: Inventory, name: str | None, guest: str | None = None
+) -> Sequence[SnapshotRow]:
     """The same, waited for."""
     store = open_place(inventory.store(name))
     pins, trusted = store.pins(), keyring().trusted()
@@ -170,13 +174,13 @@ def listing(inventory: Inventory, name: str | None, guest: str | None = None) ->
     for id_, public in snapshot_list.proved(store).items():
         if not isinstance(public, Public):
             wrong = str(public)
-            found.append(Listed(id=id_, public=None, pinned=False, trusted=False, wrong=wrong))
+            found.append(SnapshotRow(id=id_, public=None, pinned=False, trusted=False, wrong=wrong))
             continue
         everything.append(public)
         if guest is None or guest in (public.guest, public.guest_uuid):
             signed = bytes.fromhex(public.signer) in trusted
             found.append(
-                Listed(
+                SnapshotRow(
                     id=id_,
                     public=public,
                     pinned=id_ in pins,
@@ -270,4 +274,4 @@ def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Publi
         if standing is not None:
             there.append(f"{place.name}: {standing}")
     said = "; ".join([f"no store has a whole group {id_}", *there])
-    raise NotInStore(said, mend="vmckpt snapshot list shows what is there")
+    raise NotInStore(said, hint="vmckpt snapshot list shows what is there")

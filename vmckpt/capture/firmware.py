@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import domain_xml
 from vmckpt.hypervisor.domain_xml import path_of
-from vmckpt.util.host_files import Folder, Refused, opened
+from vmckpt.util.host_files import FileRefused, Folder, opened
 
 NVRAM, TPM = "nvram", "tpm"
 _TPM_FOLDER = PurePosixPath("/var/lib/libvirt/swtpm")
@@ -95,8 +95,8 @@ def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
             found |= {f"{TPM}/{name}": data for name, data in _below(Path(folder), host)}
     except OSError as exc:
         text = f"{host}: {exc.filename}: {exc.strerror}"
-        mend = exc.mend if isinstance(exc, Refused) else None
-        raise HypervisorError(text, host=host, mend=mend) from exc
+        hint = exc.hint if isinstance(exc, FileRefused) else None
+        raise HypervisorError(text, host=host, hint=hint) from exc
     return found
 
 

@@ -22,7 +22,7 @@ _HELD = re.compile(r"^(?:VmRSS|VmSwap|HugetlbPages):\s+(\d+) kB", re.MULTILINE)
 _MEND = "make room there, or name another folder with agent_state in hosts.yaml"
 
 
-def held(status: str) -> Bytes:
+def resident_memory(status: str) -> Bytes:
     """What a process has of memory, from its /proc/PID/status. Pure."""
     return Bytes(sum(int(kib) << 10 for kib in _HELD.findall(status)))
 
@@ -36,7 +36,9 @@ def memory(monitor: Commands) -> Bytes:
         if process is None:
             return Bytes(whole)
         with process:
-            return Bytes(min(whole, held(Path(f"/proc/{process.pid}/status").read_text())))
+            return Bytes(
+                min(whole, resident_memory(Path(f"/proc/{process.pid}/status").read_text()))
+            )
     except (OSError, QemuUnclear):
         return Bytes(whole)
 
@@ -47,14 +49,14 @@ def free(folder: Path) -> Bytes:
     return Bytes(stat.f_bavail * stat.f_frsize)
 
 
-def check(folder: Path, wanted: Bytes) -> None:
+def require_space(folder: Path, wanted: Bytes) -> None:
     """Raises CaptureFailed if there is no room for so much, and OSError."""
     there = free(folder)
     if there < wanted + RESERVE:
         raise CaptureFailed(
             f"{folder} has {show_bytes(there)} free; the snapshot may take {show_bytes(wanted)}"
             f" there, and {show_bytes(RESERVE)} must stay free for others: nothing was captured",
-            mend=_MEND,
+            hint=_MEND,
         )
 
 
@@ -76,5 +78,5 @@ class Watch:
             raise CaptureFailed(
                 f"{self._folder} has only {show_bytes(there)} free: the snapshot was given up"
                 " before other programs there stop",
-                mend=_MEND,
+                hint=_MEND,
             )

@@ -32,7 +32,7 @@ class Agent(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuietUndo:
+class FsFreezeUndo:
     """Whose file systems may be held still."""
 
     guest: str
@@ -50,7 +50,7 @@ class QuietUndo:
         return cls(guest=told["guest"])
 
 
-class Quiet:
+class FsFreeze:
     """File systems held still while it is open. Use as `with Quiet(...) as quiet`.
 
     A guest without an agent, or with one that fails, is captured all the same, as after a power
@@ -63,7 +63,7 @@ class Quiet:
         *,
         guest: str,
         limit: Seconds,
-        note: Callable[[QuietUndo], object],
+        note: Callable[[FsFreezeUndo], object],
         between: Seconds = _BETWEEN,
     ) -> None:
         """`guest` is a UUID. `note` writes the facts down, before the first change."""
@@ -80,7 +80,7 @@ class Quiet:
         if not self._agent.there():
             self._trouble = ("no-agent", "no guest agent answers")
             return self
-        self._note(QuietUndo(guest=self._guest))
+        self._note(FsFreezeUndo(guest=self._guest))
         self._held = True
         self._watching.start()
         try:
@@ -120,7 +120,7 @@ class Quiet:
             severity=Severity.INFO if code == "no-agent" else Severity.WARNING,
             where=guest,
             text=f"its file systems are captured as after a power cut: {why}",
-            mend="install qemu-guest-agent in it" if code == "no-agent" else None,
+            hint="install qemu-guest-agent in it" if code == "no-agent" else None,
         )
 
     def _watch(self) -> None:

@@ -104,7 +104,9 @@ def changed(now: Mapping[str, bool], want: str | None) -> dict[str, bool]:
     return wrong
 
 
-def look(monitor: Commands, *, want: str | None, runs: bool | None, folder: Path | None) -> Undo:
+def settings_facts(
+    monitor: Commands, *, want: str | None, runs: bool | None, folder: Path | None
+) -> Undo:
     """The facts before a capture. `runs`: whether it must run afterwards; None: as it is now.
 
     Raises CannotCapture if something else migrates the guest, or QEMU has no such capability.
@@ -113,7 +115,7 @@ def look(monitor: Commands, *, want: str | None, runs: bool | None, folder: Path
     if status in ACTIVE or status.startswith("postcopy"):
         raise CannotCapture(
             f"{monitor.name} on {monitor.host} is in a migration ({status})",
-            mend="try again when it has ended",
+            hint="try again when it has ended",
         )
     told = monitor.ask("query-migrate-capabilities")
     now = {str(one["capability"]): bool(one["state"]) for one in told}
@@ -122,18 +124,18 @@ def look(monitor: Commands, *, want: str | None, runs: bool | None, folder: Path
     except KeyError:
         raise CannotCapture(
             f"QEMU of {monitor.name} on {monitor.host} does not know {want}",
-            mend="use another way of capture",
+            hint="use another way of capture",
         ) from None
     state = monitor.run_state()
     if state == "postmigrate":
         raise CannotCapture(
             f"{monitor.name} on {monitor.host} was paused by an earlier migration or snapshot,"
             " after which QEMU captures nothing until it has run again",
-            mend="resume it, then pause it again if it shall not run",
+            hint="resume it, then pause it again if it shall not run",
         )
     if state not in ("running", "paused"):
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} is {state}", mend="try again when it runs"
+            f"{monitor.name} on {monitor.host} is {state}", hint="try again when it runs"
         )
     return Undo(
         guest=monitor.guest,
@@ -237,7 +239,7 @@ class Rescue:
                 raise CaptureFailed(
                     f"{self._monitor.name} on {self._monitor.host} may hang: a background snapshot"
                     f" broke off, and its memory is still write-protected: {exc}",
-                    mend="run vmckpt recover as root on that host",
+                    hint="run vmckpt recover as root on that host",
                 ) from exc
 
     def _run(self) -> None:
@@ -268,7 +270,7 @@ def wait_for_end(monitor: Commands) -> None:
         if time.monotonic() > give_up:
             raise CaptureFailed(
                 f"QEMU of {monitor.name} on {monitor.host} does not end the capture ({status})",
-                mend="look at query-migrate there",
+                hint="look at query-migrate there",
             )
         time.sleep(0.01)
 

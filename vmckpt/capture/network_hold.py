@@ -16,11 +16,11 @@ from typing import Protocol, Self
 from xml.etree import ElementTree as ET
 
 from vmckpt.capture import migration_settings
-from vmckpt.capture.memory.undo_process import Keeper
+from vmckpt.capture.memory.undo_process import UndoProcess
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor import domain_xml
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 LIMIT = Seconds(15.0)
@@ -124,7 +124,7 @@ class HoldUndo:
         return undo
 
 
-def look(monitor: Commands) -> HoldUndo:
+def hold_facts(monitor: Commands) -> HoldUndo:
     """The facts before the guest's output is held; nothing is changed.
 
     Raises CannotCapture, naming the cards, if it cannot be, and HypervisorError.
@@ -135,7 +135,7 @@ def look(monitor: Commands) -> HoldUndo:
     if reasons:
         raise CannotCapture(
             f"{monitor.name} on {monitor.host}: its output cannot be held: {', '.join(reasons)}",
-            mend="give its cards <driver name='qemu'/> without queues, and start it anew",
+            hint="give its cards <driver name='qemu'/> without queues, and start it anew",
         )
     names = tuple(card.name for card in known)
     return HoldUndo(guest=monitor.guest, cards=names, runs=monitor.run_state() == "running")
@@ -154,7 +154,7 @@ def _uses_vhost(guest: str) -> bool:
     return False
 
 
-class Hold:
+class OutputHold:
     """Output that can be held and let out once. Use as `with Hold(...) as hold`.
 
     Leaving it lets all out, whatever happened.
@@ -170,13 +170,13 @@ class Hold:
     ) -> None:
         """`undo`: from `look`, and noted since."""
         self._monitor, self._undo, self._limit, self._clock = monitor, undo, limit, clock
-        self._keeper: Keeper | None = None
+        self._keeper: UndoProcess | None = None
         self._since: float | None = None
         """When holding began; None: nothing is held."""
 
     def __enter__(self) -> Self:
         facts = json.dumps({"undo": self._undo.to_json(), "limit": self._limit})
-        self._keeper = Keeper(
+        self._keeper = UndoProcess(
             uri=self._monitor.uri, host=self._monitor.host, undo=facts, stream=None,
             module="vmckpt.capture.network_hold_undo_process",
         )  # fmt: skip
@@ -199,11 +199,11 @@ class Hold:
         try:
             for card in self._undo.cards:
                 self._monitor.tell("object-add", _filter(card, self._limit))
-        except Refused as exc:
+        except QmpRefused as exc:
             raise CannotCapture(
                 f"{self._monitor.name} on {self._monitor.host}: its output cannot be held:"
                 f" {exc.message}",
-                mend="give its cards <driver name='qemu'/> without queues, and start it anew",
+                hint="give its cards <driver name='qemu'/> without queues, and start it anew",
             ) from exc
 
     def let_go(self) -> Seconds:
@@ -220,7 +220,7 @@ class Hold:
             raise CaptureFailed(
                 f"{self._monitor.name} on {self._monitor.host}: its output was not held to the end"
                 f" ({held:.1f} s; {self._limit:g} s is the limit)",
-                mend="try again when hosts and network are less busy",
+                hint="try again when hosts and network are less busy",
             )
         return held
 

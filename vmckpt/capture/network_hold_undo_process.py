@@ -36,11 +36,11 @@ def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
     from vmckpt.capture import network_hold  # noqa: PLC0415
     from vmckpt.errors import HypervisorError  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
-    from vmckpt.hypervisor.qmp import Monitor  # noqa: PLC0415
+    from vmckpt.hypervisor.qmp import QmpMonitor  # noqa: PLC0415
 
     facts = network_hold.HoldUndo.from_json(undo)
     for _ in range(_TRIES):
-        with suppress(HypervisorError), Monitor(facts.guest, host=host, uri=uri) as monitor:
+        with suppress(HypervisorError), QmpMonitor(facts.guest, host=host, uri=uri) as monitor:
             network_hold.put_back(monitor, facts, resume=resume)
             return True
         with suppress(HypervisorError):

@@ -152,8 +152,8 @@ def _told(part: _Part, guest: str, *, wanted: bool, waits: bool) -> Finding:
         text = f"{part.bad} until it is restarted: {part.why}"
     else:
         return Finding(code=part.code, severity=Severity.OK, where=guest, text=part.good)
-    mend = f"shut {guest} down and start it again (a reboot is not enough)" if waits else None
-    return Finding(code=part.code, severity=Severity.WARNING, where=guest, text=text, mend=mend)
+    hint = f"shut {guest} down and start it again (a reboot is not enough)" if waits else None
+    return Finding(code=part.code, severity=Severity.WARNING, where=guest, text=text, hint=hint)
 
 
 def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
@@ -162,7 +162,7 @@ def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
         yield Finding(
             code="memory-folder", severity=Severity.INFO, where=guest,
             text="its memory will be a file in the folder that its host's libvirt has for such",
-            mend="see that memory_backing_dir in each host's qemu.conf is on a tmpfs (/dev/shm)",
+            hint="see that memory_backing_dir in each host's qemu.conf is on a tmpfs (/dev/shm)",
         )  # fmt: skip
 
 
@@ -176,7 +176,7 @@ def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
                 code="network-outside", severity=Severity.WARNING, where=guest,
                 text=f"card {address} ({card.get('type')}) sends past QEMU: its output cannot be"
                 " held back, so no replication and no consistent group snapshot",
-                mend="give it a virtio card on a bridge",
+                hint="give it a virtio card on a bridge",
             )  # fmt: skip
 
 
@@ -185,18 +185,18 @@ def _images(guest: str, disks: Sequence[DiskFacts]) -> Iterator[Finding]:
     for disk in disks:
         if disk.device != "disk" or disk.read_only or disk.source is None:
             continue
-        known, mend = "disk-bitmaps", None
+        known, hint = "disk-bitmaps", None
         if disk.format != "qcow2":
             why = f"{disk.format} images cannot note what is written, so it is read whole each time"
             if disk.kind in ("file", "block"):
                 new = f"{disk.source}.qcow2"
-                mend = f"with {guest} off: qemu-img convert -O qcow2 {disk.source} {new}"
+                hint = f"with {guest} off: qemu-img convert -O qcow2 {disk.source} {new}"
         elif disk.version == 2:
             why = "an image of the old qcow2 version 2: it is read whole each time"
-            mend = f"with {guest} off: qemu-img amend -f qcow2 -o compat=1.1 {disk.source}"
+            hint = f"with {guest} off: qemu-img amend -f qcow2 -o compat=1.1 {disk.source}"
         else:
             text = f"disk {disk.name}: only what changed is read"
             yield Finding(code=known, severity=Severity.OK, where=guest, text=text)
             continue
         text = f"disk {disk.name}: {why}"
-        yield Finding(code=known, severity=Severity.WARNING, where=guest, text=text, mend=mend)
+        yield Finding(code=known, severity=Severity.WARNING, where=guest, text=text, hint=hint)

@@ -118,7 +118,7 @@ def _choose_journal(journal: str, *, typed: bool) -> None:
     if typed and location.has_password(journal):
         raise BadInput(
             "--journal has a password in it, which every user of this machine can read (ps)",
-            mend="change that password; put the new one in ~/.pgpass or PGPASSFILE, or the URL in"
+            hint="change that password; put the new one in ~/.pgpass or PGPASSFILE, or the URL in"
             f" {location.VARIABLE}",
         )
     location.choose(journal)

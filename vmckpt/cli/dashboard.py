@@ -65,16 +65,16 @@ def dashboard(
     from vmckpt import inventory as inventories
 
     if fleet is not None and not simulate:
-        raise BadInput(f"{fleet!r}: hosts are made up with --simulate", mend="add --simulate")
+        raise BadInput(f"{fleet!r}: hosts are made up with --simulate", hint="add --simulate")
     if simulate and replay is not None:
-        raise BadInput("--simulate and --replay are two things", mend="say one of them")
+        raise BadInput("--simulate and --replay are two things", hint="say one of them")
     if inventory is not None:  # what is begun from there is to find it, too
         os.environ[inventories.VARIABLE] = str(inventory.absolute())
     if serve:
         _serve(fleet, replay, simulate=simulate, host=host, port=port, url=url)
         return
     if not (sys.stdout.isatty() or "TEXTUAL_DRIVER" in os.environ):
-        raise BadInput("this is no terminal", mend="run it in one; scripts take vmckpt jobs --json")
+        raise BadInput("this is no terminal", hint="run it in one; scripts take vmckpt jobs --json")
     _show(fleet, replay, simulate=simulate)
 
 

@@ -149,7 +149,7 @@ def of(name: str) -> dict[str, Any]:
     """The schema of a command's output. Raises BadInput."""
     if name not in names():
         raise BadInput(
-            f"no command {name!r} prints JSON", mend="vmckpt schema tells which commands do"
+            f"no command {name!r} prints JSON", hint="vmckpt schema tells which commands do"
         )
     text = _folder().joinpath(name.replace(" ", "_") + _END).read_text()
     return dict(jsonlib.loads(text))

@@ -17,7 +17,7 @@ from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.app.evacuation import Imagined
-    from vmckpt.evacuation.plan.placement import Going
+    from vmckpt.evacuation.plan.placement import Assignment
     from vmckpt.evacuation.plan.plan import Checked, Plan
     from vmckpt.evacuation.report import Report
 import asyncio
@@ -31,7 +31,7 @@ import typer
 
 from vmckpt.cli.arguments import HOST, INVENTORY, JSON, POLICIES
 from vmckpt.cli.output import stop_on_signals
-from vmckpt.errors import BadInput, Blocked, SomeLeft
+from vmckpt.errors import BadInput, Blocked, GuestsRemaining
 from vmckpt.policy.model import Policy
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def show_plan(plan: "Plan", console: Console) -> None:
         console.print(f"not used: {at_host(name, why)}")
     for one in (*plan.left, *plan.not_started):
         console.print(output.styled("bold", f"stays: {one.tenant.name}:"), one.why)
-        console.print(f"        → {one.mend}")
+        console.print(f"        → {one.hint}")
     stops = plan.shut_down or plan.suspended
     if not (plan.going or plan.left or stops or plan.starts or plan.not_started):
         text = {
@@ -160,11 +160,11 @@ def _moves(plan: "Plan", console: Console) -> None:
             console.print(f"warning: {one.tenant.name} → {one.target}: {warning.text}")
 
 
-def _size(going: "Going", found: "Checked | None") -> str:
+def _size(going: "Assignment", found: "Checked | None") -> str:
     """Of its memory; of one that is off, what travels."""
-    from vmckpt.evacuation.plan.inventory import Way
+    from vmckpt.evacuation.plan.inventory import TravelMethod
 
-    if found is None or found.mode != Way.OFFLINE:
+    if found is None or found.mode != TravelMethod.OFFLINE:
         return show_bytes(going.tenant.travels)
     return "–" if found.sent is None else show_bytes(Bytes(round(found.sent.high)))
 
@@ -212,10 +212,10 @@ def show_report(report: "Report") -> None:
         output.out.print(f"started: {name}")
     for lost in report.bare:
         output.out.print(output.styled("bold", f"{lost.guest} has no standby any more"))
-        output.out.print(f"        → {lost.mend}")
+        output.out.print(f"        → {lost.hint}")
     for left in report.ended.left:
         output.out.print(output.styled("bold", f"left: {left.tenant.name}:"), left.why)
-        output.out.print(f"        → {left.mend}")
+        output.out.print(f"        → {left.hint}")
     took = show_seconds(report.ended.took)
     if report.task.kind is Kind.EVACUATE and not report.ended.left:
         host = report.task.host
@@ -292,7 +292,7 @@ def evacuate(
     order = Task(kind=Kind.EVACUATE, host=host, to=hosts, policy=policy)
     if fleet is not None:
         if not dry_run:
-            raise BadInput("a fleet of a file can only be planned for", mend="add --dry-run")
+            raise BadInput("a fleet of a file can only be planned for", hint="add --dry-run")
         _imagine(order, fleet, policies, json=json)
         return
     _ask(order, _Wishes(dry_run, yes, partly, why, json), inventory, policies)
@@ -376,15 +376,15 @@ class _Wishes:
     json: bool
 
 
-def _ask(order: "Task", wishes: _Wishes, inventory: Path | None, folder: Path | None) -> None:
+def _ask(order: "Task", options: _Wishes, inventory: Path | None, folder: Path | None) -> None:
     from vmckpt.evacuation.task import Kind
 
-    if not (wishes.dry_run or wishes.yes or sys.stdin.isatty()):
-        raise BadInput("nobody is there to say yes to the plan", mend="add --yes, or --dry-run")
-    report = asyncio.run(_run(order, wishes, inventory, folder))
+    if not (options.dry_run or options.yes or sys.stdin.isatty()):
+        raise BadInput("nobody is there to say yes to the plan", hint="add --yes, or --dry-run")
+    report = asyncio.run(_run(order, options, inventory, folder))
     if report is None:
         return
-    if wishes.json:
+    if options.json:
         output.print_json(report.as_json())
     else:
         show_report(report)
@@ -395,16 +395,16 @@ def _ask(order: "Task", wishes: _Wishes, inventory: Path | None, folder: Path | 
         where = {Kind.EVACUATE: f"still on {order.host}", Kind.REPOPULATE: "not back"}.get(
             order.kind, "not moved"
         )
-        raise SomeLeft(f"{names}{more}: {where}", mend=left[0].mend)
+        raise GuestsRemaining(f"{names}{more}: {where}", hint=left[0].hint)
     if report.bare:
         first = report.bare[0]
-        raise SomeLeft(
-            f"{first.guest}, which ran elsewhere, has no standby any more", mend=first.mend
+        raise GuestsRemaining(
+            f"{first.guest}, which ran elsewhere, has no standby any more", hint=first.hint
         )
 
 
 async def _run(
-    order: "Task", wishes: _Wishes, inventory: Path | None, folder: Path | None
+    order: "Task", options: _Wishes, inventory: Path | None, folder: Path | None
 ) -> "Report | None":
     from vmckpt.app import controller, evacuation
     from vmckpt.app.evacuation import Emptying
@@ -419,25 +419,25 @@ async def _run(
     order = replace(order, policy=forced)
     story = Story()
     caller = controller.Caller(emit=story.take, warn=output.say, stop=stop)
-    if not wishes.dry_run:
+    if not options.dry_run:
         await evacuation.put_in_order(known, shelf, caller)
     async with Emptying(known, shelf, order, caller) as emptying:
         with story.looking(f"looking at {len(known.hosts)} hosts and their guests"):
             plan = await emptying.plan()
-        if wishes.dry_run and wishes.json:
+        if options.dry_run and options.json:
             output.print_json(plan.as_json())
-        elif not wishes.json or sys.stdin.isatty():
-            show_plan(plan, output.out if not wishes.json else output.err)
-        if wishes.dry_run:
+        elif not options.json or sys.stdin.isatty():
+            show_plan(plan, output.out if not options.json else output.err)
+        if options.dry_run:
             _refuse(plan, order, partly=False)
             return None
-        _refuse(plan, order, partly=wishes.partly)
+        _refuse(plan, order, partly=options.partly)
         # Nothing else is under way: who presses Ctrl-C at the question wants to leave it.
-        if not wishes.yes and not _agreed(order):
+        if not options.yes and not _agreed(order):
             output.say("nothing was changed")
             raise typer.Exit(130)
         with story.going(f"{order.kind} {order.host}"):
-            return await emptying.carry_out(plan, wishes.why, abort)
+            return await emptying.carry_out(plan, options.why, abort)
 
 
 def with_policy(
@@ -463,8 +463,8 @@ def _refuse(plan: "Plan", order: "Task", *, partly: bool) -> None:
     many = f"{len(plan.left)} guests have" if len(plan.left) > 1 else "one guest has"
     raise Blocked(
         f"{many} no place to go to: {first.tenant.name}: {first.why}; nothing was changed",
-        mend=f"{first.mend}; or --partly moves the others"
-        if order.kind is Kind.EVACUATE else f"{first.mend}; or --partly brings back the others",
+        hint=f"{first.hint}; or --partly moves the others"
+        if order.kind is Kind.EVACUATE else f"{first.hint}; or --partly brings back the others",
     )  # fmt: skip
 
 

@@ -10,14 +10,14 @@ import typer
 from vmckpt.cli import output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, seconds
 from vmckpt.cli.snapshot.options import IDENTITY, STORE, Ticker, identity_of
-from vmckpt.errors import BadInput, Cancelled, HookFailed, VmckptError, WentBack
+from vmckpt.errors import BadInput, Cancelled, GuardRolledBack, HookFailed, VmckptError
 from vmckpt.units import Seconds, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
     from vmckpt.snapshot.catalog import Identity
     from vmckpt.snapshot.guard import Outside
-    from vmckpt.snapshot.guard_rules import Guarded, GuardRequest
+    from vmckpt.snapshot.guard_rules import GuardRequest, GuardResult
 
 app = typer.Typer(name="guard", rich_markup_mode=None, add_completion=False)
 
@@ -69,7 +69,7 @@ def guard(
     from vmckpt.snapshot.guard_rules import CHECK_FOR, Ending, GuardRequest
 
     if not command:
-        raise BadInput("no command to be guarded", mend="add it after --")
+        raise BadInput("no command to be guarded", hint="add it after --")
     known = controller.load_inventory(inventory)
     request = GuardRequest(
         guest=guest, command=tuple(command), name=name, check=check,
@@ -88,7 +88,7 @@ def guard(
 async def _guard(
     inventory: "controller.Inventory", store: str | None, request: "GuardRequest",
     key: "Identity | None", outside: "Outside",
-) -> "Guarded":  # fmt: skip
+) -> "GuardResult":  # fmt: skip
     from vmckpt.app import controller
     from vmckpt.app import guard as app_guard
 
@@ -119,7 +119,7 @@ def stop_of(outside: "Outside") -> asyncio.Event:
     return stop
 
 
-def ended(done: "Guarded") -> VmckptError | None:
+def ended(done: "GuardResult") -> VmckptError | None:
     """What the command ends with; None if all is well."""
     if done.restored is None:
         return None
@@ -128,4 +128,4 @@ def ended(done: "Guarded") -> VmckptError | None:
         return Cancelled(f"stopped; {where}")
     if done.restored.hook:
         return HookFailed(f"{done.why}; {where}, but on_restore ended with {done.restored.hook}")
-    return WentBack(f"{done.why}; {where} (it took {show_seconds(done.restored.took)})")
+    return GuardRolledBack(f"{done.why}; {where} (it took {show_seconds(done.restored.took)})")

@@ -60,7 +60,7 @@ def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
             )
         output.out.print(shown)
     if errors := [f"{view.error}" for view in views if view.error is not None]:
-        raise HostUnreachable("; ".join(errors), host="", mend="run vmckpt doctor")
+        raise HostUnreachable("; ".join(errors), host="", hint="run vmckpt doctor")
 
 
 def _host_json(view: "fleet.HostView") -> dict[str, Any]:
@@ -112,7 +112,7 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
         raise model_guest.error(twice)
     if errors:
         raise HostUnreachable(
-            "; ".join(errors.values()), host=next(iter(errors)), mend="run vmckpt doctor"
+            "; ".join(errors.values()), host=next(iter(errors)), hint="run vmckpt doctor"
         )
 
 
@@ -196,7 +196,7 @@ def doctor(
         output.findings(output.out, shown)
     count = sum(finding.severity is Severity.BLOCKER for finding in found)
     if count:
-        raise Blocked(f"{count} finding(s) keep migrations from working", mend="see above")
+        raise Blocked(f"{count} finding(s) keep migrations from working", hint="see above")
 
 
 prepare_app = typer.Typer(name="prepare", rich_markup_mode=None, add_completion=False)
@@ -226,7 +226,7 @@ def prepare(
     from vmckpt.app import hosts as app_hosts
 
     known = controller.load_inventory(inventory)
-    found = asyncio.run(app_hosts.look(known, guest))
+    found = asyncio.run(app_hosts.guest_readiness(known, guest))
     if found.lacks and not dry_run:
         if not json:
             output.findings(output.out, found.findings)

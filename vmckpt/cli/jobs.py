@@ -88,7 +88,7 @@ def protections(
             raise
         output.say(f"protections are shown as the journal has them: {exc}")
         return {}
-    return asyncio.run(protection.glances(known, found))
+    return asyncio.run(protection.protection_summaries(known, found))
 
 
 def _as_json(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _as_json(view: "JobView", entries: Mapping[str, Mapping[str, Any]]) -> dict[
     from vmckpt.protection import status
     from vmckpt.protection.copies import of_protections
 
-    told: dict[str, Any] = {"protection": status.look(entry).as_json()}
+    told: dict[str, Any] = {"protection": status.parse_status(entry).as_json()}
     for one in of_protections([entry]):
         told["two_copies"] = one.as_json()
     return view.as_json() | told

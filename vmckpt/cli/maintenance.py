@@ -26,7 +26,7 @@ from vmckpt.errors import BadInput
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
-    from vmckpt.app.rolling_maintenance import Rolled, Wishes
+    from vmckpt.app.rolling_maintenance import Rolled, RollingOptions
 
 app = typer.Typer(name="maintenance", invoke_without_command=True, rich_markup_mode=None)
 
@@ -160,18 +160,18 @@ def roll(
 
         vmckpt roll alpha --before "silence alpha" --run "systemctl reboot" --after "speak alpha"
     """
-    from vmckpt.app.rolling_maintenance import Wishes
+    from vmckpt.app.rolling_maintenance import RollingOptions
 
     if not yes and not sys.stdin.isatty():
-        raise BadInput("nobody is there to say yes", mend="add --yes")
+        raise BadInput("nobody is there to say yes", hint="add --yes")
     if not yes:
         commands = ", then ".join(one for one in (before, run, after) if one)
         typer.confirm(f"{', then '.join(hosts)}: {commands}?", err=True, abort=True)
-    wishes = Wishes(
+    options = RollingOptions(
         command=run, before=before, after=after, policy=policy, limit=limit,
         healthy_in=healthy_in, why=why,
     )  # fmt: skip
-    done = asyncio.run(_run(hosts, wishes, inventory, policies, json=json))
+    done = asyncio.run(_run(hosts, options, inventory, policies, json=json))
     if json:
         output.print_json([one.as_json() for one in done])
         return
@@ -182,7 +182,12 @@ def roll(
 
 
 async def _run(
-    hosts: list[str], wishes: "Wishes", inventory: Path | None, folder: Path | None, *, json: bool
+    hosts: list[str],
+    options: "RollingOptions",
+    inventory: Path | None,
+    folder: Path | None,
+    *,
+    json: bool,
 ) -> "list[Rolled]":
     from vmckpt.app import controller, evacuation, rolling_maintenance
 
@@ -192,14 +197,14 @@ async def _run(
         "what is on its way goes back", abort,
     )  # fmt: skip
     known = controller.load_inventory(inventory)
-    shelf, forced = with_policy(known, folder, wishes.policy)
-    wishes = replace(wishes, policy=forced)
+    shelf, forced = with_policy(known, folder, options.policy)
+    options = replace(options, policy=forced)
     story = Story()
     caller = controller.Caller(emit=story.take, warn=output.say, stop=stop)
     await evacuation.put_in_order(known, shelf, caller)
     with story.going(f"roll {', '.join(hosts)}"):
         return await rolling_maintenance.roll(
-            known, shelf, hosts, wishes, caller, abort=abort,
+            known, shelf, hosts, options, caller, abort=abort,
             # What is shown besides on a terminal would erase what another console has written.
             show=lambda plan: show_plan(
                 plan, output.err if json or output.err.is_terminal else output.out

@@ -48,7 +48,7 @@ def _blocked(report: MigrationReport) -> VmckptError:
     noun = "reason" if count == 1 else "reasons"
     return Blocked(
         f"{report.guest} cannot move from {report.source} to {report.target}: {count} {noun}",
-        mend="see above; nothing was changed",
+        hint="see above; nothing was changed",
     )
 
 
@@ -59,14 +59,14 @@ def _cancelled(report: MigrationReport) -> VmckptError:
 def _timed_out(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
         f"time limit reached; {report.guest} runs on {report.source}",
-        mend="allow more time, a longer --max-downtime or more --bandwidth",
+        hint="allow more time, a longer --max-downtime or more --bandwidth",
     )
 
 
 def _not_converged(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
         f"given up, as policy {report.policy} wants it; {report.guest} runs on {report.source}",
-        mend="see the decisions above, or use --policy must-finish",
+        hint="see the decisions above, or use --policy must-finish",
     )
 
 
@@ -79,7 +79,7 @@ def _failed(report: MigrationReport) -> VmckptError:
 def _shut_off(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
         f"{report.guest} ended meanwhile and runs on neither {report.source} nor {report.target}",
-        mend="look at its console and log, then start it with virsh start (should libvirtd say"
+        hint="look at its console and log, then start it with virsh start (should libvirtd say"
         " that a job still holds it, restart that libvirtd first)",
     )
 
@@ -88,7 +88,7 @@ def _postcopy_paused(report: MigrationReport) -> VmckptError:
     return PostcopyPaused(
         f"the stream is broken and {report.guest} waits on {report.target} for memory that is on"
         f" {report.source}; nothing is lost as long as both are left alone",
-        mend=f"mend the network, then run vmckpt resume {report.job}"
+        hint=f"mend the network, then run vmckpt resume {report.job}"
         if report.job is not None
         else "mend the network, then run virsh migrate --postcopy-resume with all its options",
     )
@@ -99,7 +99,7 @@ def _lost(report: MigrationReport) -> VmckptError:
         f"one end of {report.guest}'s post-copy died, and part of its memory with it; the other end"
         f" stands still on {report.source} or {report.target}",
         host=report.target,
-        mend=f"run virsh destroy {report.guest} there, then start it from its disks",
+        hint=f"run virsh destroy {report.guest} there, then start it from its disks",
     )
 
 
@@ -107,7 +107,7 @@ def _unknown(report: MigrationReport) -> VmckptError:
     return OutcomeUnknown(
         f"it is not known where {report.guest} runs ({'; '.join(report.warnings)})",
         host=report.source,
-        mend=f"look with virsh at {report.source} and {report.target} before anything is started",
+        hint=f"look with virsh at {report.source} and {report.target} before anything is started",
     )
 
 
@@ -187,7 +187,7 @@ def migrate(
 
         vmckpt migrate web1 --to beta --dry-run --json
     """
-    from vmckpt.migration.request import MigrateRequest, Wishes
+    from vmckpt.migration.request import MigrateRequest, PolicyOverrides
 
     if bandwidth is not None and bandwidth < MIB:
         raise typer.BadParameter("libvirt limits in whole MiB/s: 1MiB/s is the least")
@@ -198,7 +198,7 @@ def migrate(
         to=to,
         from_=from_,
         policy=policy,
-        wishes=Wishes(
+        overrides=PolicyOverrides(
             mode=mode,
             bandwidth=bandwidth,
             max_downtime=max_downtime,
@@ -257,7 +257,7 @@ def resume(
     if migration.of_whole_host(job):
         answer = migration.go_on(lambda: controller.load_inventory(inventory), job)
         if not answer.ok:
-            raise BadInput(answer.text, mend=f"see vmckpt job {job}")
+            raise BadInput(answer.text, hint=f"see vmckpt job {job}")
         if json:
             output.print_json({"ok": answer.ok, "text": answer.text})
         else:

@@ -150,8 +150,8 @@ def findings(console: Console, found: Iterable[Finding]) -> None:
                 (f"({finding.code})", "dim"),
             )
         )
-        if finding.mend is not None:
-            console.print(Text(f"        → {in_one_line(finding.mend)}"))
+        if finding.hint is not None:
+            console.print(Text(f"        → {in_one_line(finding.hint)}"))
 
 
 def table(*columns: str) -> Table:

@@ -51,14 +51,14 @@ def plan(
 
         vmckpt plan web1 --to beta
     """
-    from vmckpt.migration.request import MigrateRequest, Wishes
+    from vmckpt.migration.request import MigrateRequest, PolicyOverrides
 
     request = MigrateRequest(
         guest=guest,
         to=to,
         from_=from_,
         policy=policy,
-        wishes=Wishes(mode=mode),
+        overrides=PolicyOverrides(mode=mode),
         dry_run=True,
         probe=_LOOK if probe is None else probe,
     )
@@ -68,7 +68,7 @@ def plan(
     else:
         _show(made, source, target)
     if made.blocked:
-        raise Blocked(f"{guest} cannot move to {to}", mend="see above; nothing was changed")
+        raise Blocked(f"{guest} cannot move to {to}", hint="see above; nothing was changed")
 
 
 async def _plan(

@@ -215,7 +215,7 @@ def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
         raise HostUnreachable(
             f"no host that answers knows guest {name}; not asked: {silent}",
             host=next(iter(errors)),
-            mend="run vmckpt doctor",
+            hint="run vmckpt doctor",
         )
     raise fleet.no_guest(known, name, found)
 

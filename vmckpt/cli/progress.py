@@ -35,7 +35,7 @@ _LOG_EVERY = 1.0
 
 
 def _left(estimate: Estimate) -> str:
-    return wording.left(estimate.low, estimate.high, converging=estimate.converging)
+    return wording.time_left(estimate.low, estimate.high, converging=estimate.converging)
 
 
 def show_downtime(sample: JobSample) -> str:
@@ -149,7 +149,7 @@ class Row:
     def left(self) -> str:
         """How long it will still take, in words."""
         estimate = self.sampled.estimate
-        return wording.left(estimate.low, estimate.high, converging=estimate.converging)
+        return wording.time_left(estimate.low, estimate.high, converging=estimate.converging)
 
 
 def rows_of(parts: "Iterable[JobView]") -> list[Row]:

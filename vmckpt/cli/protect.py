@@ -7,7 +7,7 @@ from vmckpt.cli import output
 from vmckpt.units import show_seconds
 
 if TYPE_CHECKING:
-    from vmckpt.protection.test_failover import Tested
+    from vmckpt.protection.test_failover import TestedFailover
 import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from vmckpt.app import controller
     from vmckpt.app.protection import Request
     from vmckpt.protection.request import Protected
-    from vmckpt.protection.stop import Ended
-    from vmckpt.protection.test_failover import Tested
+    from vmckpt.protection.stop import StopResult
+    from vmckpt.protection.test_failover import TestedFailover
 
 
-def show(done: "Tested", *, runs: bool, json: bool) -> None:
+def show(done: "TestedFailover", *, runs: bool, json: bool) -> None:
     """A copy that runs, or has ended."""
     if json:
         output.print_json({**done.as_json(), "runs": runs})
@@ -156,7 +156,7 @@ def protect(
     if blockers:
         raise Blocked(
             f"{done.guest} cannot be protected by {done.backup}: {blockers[0].text}",
-            mend=blockers[0].mend,
+            hint=blockers[0].hint,
         )
 
 
@@ -166,7 +166,7 @@ def _interval(text: str) -> Seconds | None:
     try:
         return parse_seconds(text)
     except ValueError as exc:
-        raise BadInput(f"--interval: {exc}", mend="write 100ms, 1s or auto") from None
+        raise BadInput(f"--interval: {exc}", hint="write 100ms, 1s or auto") from None
 
 
 async def _protect(
@@ -257,7 +257,7 @@ def unprotect(
 
 async def _unprotect(
     inventory: "controller.Inventory", guest: str, *, lost_journal: bool
-) -> "Ended":
+) -> "StopResult":
     from vmckpt.app import controller, protection
 
     stop = stop_on_signals("this ends by itself in a moment")
@@ -319,12 +319,12 @@ def failover(
     if planned + off + fence + test + end_test > 1:
         raise BadInput(
             "--planned, --host-is-off, --fence, --test and --end-test exclude each other",
-            mend="say one of them",
+            hint="say one of them",
         )
     if lost_journal and not off:
         raise BadInput(
             "--lost-journal goes with --host-is-off",
-            mend="while the guest's host answers: vmckpt unprotect --lost-journal",
+            hint="while the guest's host answers: vmckpt unprotect --lost-journal",
         )
     known = controller.load_inventory(inventory)
     if test or end_test:
@@ -336,7 +336,7 @@ def failover(
     _show_ended(ended, f"runs on {ended.runs_on}", json=json)
 
 
-async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) -> "Ended":
+async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) -> "StopResult":
     from vmckpt.app import controller, protection
 
     stop = stop_on_signals("what was asked for may happen yet: see vmckpt status")
@@ -344,7 +344,7 @@ async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) 
     return await protection.failover(inventory, guest, caller, **how)
 
 
-async def _test(inventory: "controller.Inventory", guest: str, *, begin: bool) -> "Tested":
+async def _test(inventory: "controller.Inventory", guest: str, *, begin: bool) -> "TestedFailover":
     from vmckpt.app import controller, protection
 
     stop = stop_on_signals("the copy is taken away" if begin else "this ends by itself in a moment")
@@ -352,7 +352,7 @@ async def _test(inventory: "controller.Inventory", guest: str, *, begin: bool) -
     return await (protection.test if begin else protection.end_test)(inventory, guest, caller)
 
 
-def _show_ended(ended: "Ended", what: str, *, json: bool) -> None:
+def _show_ended(ended: "StopResult", what: str, *, json: bool) -> None:
     if json:
         output.print_json(ended.as_json())
         return
@@ -400,7 +400,7 @@ def _show_status(one: dict[str, Any]) -> None:
 
     ours = one["says"].get(one["primary"]) or {}
     theirs = one["says"].get(one["backup"]) or {}
-    who = protection_status.judge(one)
+    who = protection_status.diff(one)
     output.out.print(
         output.styled("bold", f"{one['guest']}:"),
         f"{ours.get('phase') or ours.get('outcome') or ours.get('error') or 'unknown'},"

@@ -76,7 +76,7 @@ def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
     second = [one for one in found if one.settled.two_copies and one.settled.outcome is None]
     if second:
         raise TwoCopies(
-            "; ".join(one.settled.truth for one in second), mend=second[0].settled.settle or None
+            "; ".join(one.settled.truth for one in second), hint=second[0].settled.settle or None
         )
     if twice:
         raise guest.error(twice)
@@ -86,7 +86,7 @@ def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
         raise OutcomeUnknown(
             f"{jobs}: not settled",
             host=unknown[0].operation.source or "",
-            mend=unknown[0].settled.settle or None,
+            hint=unknown[0].settled.settle or None,
         )
 
 

@@ -13,13 +13,13 @@ from vmckpt.cli.arguments import INVENTORY, JSON, POLICIES, POLICY
 from vmckpt.cli.output import stop_on_signals
 from vmckpt.cli.snapshot.options import DRY_RUN, IDENTITY, identity_of
 from vmckpt.errors import BadInput, StoreError
-from vmckpt.model.webhook import NOBODY, Address, Wishes
+from vmckpt.model.webhook import NOBODY, Address, WebhookOptions
 from vmckpt.policy.model import Policy
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
     from vmckpt.scheduler.agenda import Agenda, Row, Scene
-    from vmckpt.scheduler.schedules import Wanted
+    from vmckpt.scheduler.schedules import ScheduleSelection
     from vmckpt.scheduler.service import Told
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -79,14 +79,14 @@ def run(
     """
     from vmckpt.app import controller, scheduler
     from vmckpt.app import policies as app_policies
-    from vmckpt.scheduler.schedules import Wanted
+    from vmckpt.scheduler.schedules import ScheduleSelection
 
     known = controller.load_inventory(inventory)
     everything, forced = app_policies.load_policies(known, policies, policy)
-    wanted = Wanted(guests=tuple(guests or ()), policy=forced)
+    wanted = ScheduleSelection(guests=tuple(guests or ()), policy=forced)
     say = _Teller(json=json)
     if dry_run:
-        told, scene = asyncio.run(scheduler.look(known, everything, wanted, say.aside))
+        told, scene = asyncio.run(scheduler.due_now(known, everything, wanted, say.aside))
         if json:
             output.print_json(_agenda_json(told))
         else:
@@ -94,7 +94,7 @@ def run(
         return
     if once and metrics is not None:
         raise typer.BadParameter("--metrics is for a service that stays, --once for one that ends")
-    wishes = Wishes(metrics=metrics, webhooks=bool(known.webhooks) and not once)
+    wishes = WebhookOptions(metrics=metrics, webhooks=bool(known.webhooks) and not once)
     if wishes == NOBODY and (once or not scheduler.keeps_watch(known)):
         _something(everything, wanted)
     wrong = asyncio.run(
@@ -102,18 +102,18 @@ def run(
     )
     if once and wrong:
         things = "1 thing" if wrong == 1 else f"{wrong} things"
-        raise StoreError(f"{things} went wrong, as told above", mend="run it again")
+        raise StoreError(f"{things} went wrong, as told above", hint="run it again")
 
 
 async def _run(
     inventory: "controller.Inventory",
     policies: Sequence[Policy],
-    wanted: "Wanted",
+    wanted: "ScheduleSelection",
     say: "_Teller",
     *,
     once: bool,
     identity: Any,
-    wishes: Wishes,
+    wishes: WebhookOptions,
 ) -> int:
     from vmckpt.app import scheduler
 
@@ -124,7 +124,7 @@ async def _run(
     )  # fmt: skip
 
 
-def _something(policies: Sequence[Policy], wanted: "Wanted") -> None:
+def _something(policies: Sequence[Policy], wanted: "ScheduleSelection") -> None:
     """Raises BadInput if no policy has a schedule: then it would run for nothing."""
     meant = [one for one in policies if wanted.policy in (None, one.name)]
     if not any(one.snapshots for one in meant):
@@ -132,7 +132,7 @@ def _something(policies: Sequence[Policy], wanted: "Wanted") -> None:
         no = "no schedules" if wanted.policy else "schedules"
         raise BadInput(
             f"{what} {no} of snapshots",
-            mend="add snapshots: [{name: nightly, at: daily 03:00}] to one; see docs/policies.md",
+            hint="add snapshots: [{name: nightly, at: daily 03:00}] to one; see docs/policies.md",
         )
 
 
@@ -161,7 +161,7 @@ def _agenda_json(told: "Agenda") -> dict[str, Any]:
     return {
         "schedules": [_row_json(row) for row in told.rows],
         "due": [
-            {"what": type(one).__name__.lower(), "text": str(one)} for one in told.work
+            {"what": one.what, "text": str(one)} for one in told.work
         ],
     }  # fmt: skip
 
@@ -169,9 +169,9 @@ def _agenda_json(told: "Agenda") -> dict[str, Any]:
 def _row_json(row: "Row") -> dict[str, Any]:
     order = row.order
     return {
-        "guest": order.seat.name,
-        "guest_uuid": order.seat.uuid,
-        "host": order.seat.host,
+        "guest": order.place.name,
+        "guest_uuid": order.place.uuid,
+        "host": order.place.host,
         "policy": order.policy,
         "schedule": order.schedule.name,
         "when": order.schedule.text,
@@ -184,14 +184,14 @@ def _row_json(row: "Row") -> dict[str, Any]:
 
 
 def _print_agenda(told: "Agenda", scene: "Scene") -> None:
-    from vmckpt.scheduler.jobs import Cut, Take
+    from vmckpt.scheduler.jobs import CreateGroup, CreateSnapshot
 
     table = output.table("guest", "host", "schedule", "when", "into", "last", "due", "why")
     for row in told.rows:
         order = row.order
         due = "now" if row.due is not None and row.due <= scene.now else _time(row.due, scene.zone)
         table.add_row(
-            order.seat.name, order.seat.host, f"{order.policy}/{order.schedule.name}",
+            order.place.name, order.place.host, f"{order.policy}/{order.schedule.name}",
             order.schedule.text, order.store, _time(row.last, scene.zone), due,
             output.in_one_line(row.why),
         )  # fmt: skip
@@ -199,11 +199,11 @@ def _print_agenda(told: "Agenda", scene: "Scene") -> None:
     for row in told.rows:
         if row.order.reckoned is not None:
             output.out.print(
-                f"{row.order.seat.name}, {row.order.schedule.name}: {row.order.reckoned}",
+                f"{row.order.place.name}, {row.order.schedule.name}: {row.order.reckoned}",
                 soft_wrap=True,
             )
     for work in told.work:
-        if not isinstance(work, Take | Cut):
+        if not isinstance(work, CreateSnapshot | CreateGroup):
             output.out.print(f"due now: {work}", soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from vmckpt.cli import output, progress
 from vmckpt.cli.arguments import INVENTORY, JOB
-from vmckpt.errors import Unattended
+from vmckpt.errors import OrphanedJobs
 from vmckpt.journal import evacuation_progress, serialization, wording
 from vmckpt.journal.records import WHOLE_HOST, Operation, StoredSample, StoredStep
 from vmckpt.model.events import Sampled
@@ -88,7 +88,7 @@ def _watch_protection(
     with asyncio.Runner() as runner:
         why = watch_protection.follow(
             follower,
-            lambda one: runner.run(protection.stands(known, one, at_once=True)),
+            lambda one: runner.run(protection.job_status(known, one, at_once=True)),
             take,
             output.say,
         )
@@ -101,7 +101,7 @@ def _watch_protection(
 
 
 def follow(follower: "Follower", take: "Callable[[News], None]") -> "JobView":
-    """Look until the job has ended; how it stands then. Raises Unattended if nobody runs it."""
+    """Look until the job has ended; how it stands then. Raises OrphanedJobs if nobody runs it."""
     while True:
         news = follower.look()
         take(news)
@@ -114,13 +114,13 @@ def follow(follower: "Follower", take: "Callable[[News], None]") -> "JobView":
         time.sleep(_LOOK_EVERY)
 
 
-def nobody(view: "JobView") -> Unattended:
+def nobody(view: "JobView") -> OrphanedJobs:
     """The error for a job whose controller has ended before it did."""
     operation = view.operation
-    return Unattended(
+    return OrphanedJobs(
         f"nobody attends {operation.id} any more: its controller, process"
         f" {operation.controller.pid} on {operation.controller.host}, has ended",
-        mend="look at both hosts with vmckpt guests",
+        hint="look at both hosts with vmckpt guests",
     )
 
 

@@ -36,7 +36,7 @@ def follow(
 ) -> str:
     """Ask its agents until it has ended; why it has. `say` is told who is at work with it.
 
-    Raises Unattended if whoever was died.
+    Raises OrphanedJobs if whoever was died.
     """
     last: Look | None = None
     told_at, said = 0.0, False
@@ -54,8 +54,8 @@ def follow(
                 controller = operation.controller
                 say(f"process {controller.pid} on {controller.host} is at work with it")
         else:
-            said, now = False, status.look(ask(operation))
-            because = status.worth(last, Seconds(time.monotonic() - told_at), now)
+            said, now = False, status.parse_status(ask(operation))
+            because = status.is_notable(last, Seconds(time.monotonic() - told_at), now)
             if because:
                 last, told_at = now, time.monotonic()
                 take(Told(at=time.time() - operation.began_at, because=because, look=now))
@@ -103,7 +103,7 @@ def line(look: Look) -> str:
 
 def word(entry: Mapping[str, Any]) -> str:
     """In a word or three, for a list of jobs: what `app.protection.glances` tells of one."""
-    seen = status.look(entry)
+    seen = status.parse_status(entry)
     if seen.end is not None:
         return "ended"
     if "error" in (entry["says"].get(entry["primary"]) or {}):

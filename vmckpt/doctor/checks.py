@@ -10,7 +10,7 @@ from vmckpt.model.fencing import Power, Ran, power
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host, HostFacts, HostProbe, NoTrace
 from vmckpt.replication.watchdog import rules
-from vmckpt.replication.watchdog.rules import Keeper
+from vmckpt.replication.watchdog.rules import KillMethod
 from vmckpt.units import MIB, Bytes, show_bytes, show_seconds
 
 OLDEST_LIBVIRT = (9, 0, 0)
@@ -27,10 +27,10 @@ _NEEDED = {
     "/etc/pki/qemu/server-cert.pem": "encrypted migration streams",
 }
 _WATCHDOGS = {
-    Keeper.KERNEL: Severity.OK,
-    Keeper.UNIT: Severity.INFO,
+    KillMethod.KERNEL: Severity.OK,
+    KillMethod.UNIT: Severity.INFO,
     # It does not outlast all of them being killed at once.
-    Keeper.PAIR: Severity.WARNING,
+    KillMethod.PAIR: Severity.WARNING,
 }
 _TRACES = {
     NoTrace.PROCESSOR: "run that host with systemd, which restarts a watchdog that is killed",
@@ -90,7 +90,7 @@ class Examined:
     """None: it has no fence agent."""
 
 
-def check(examined: Examined, now: datetime) -> tuple[Finding, ...]:
+def check_host(examined: Examined, now: datetime) -> tuple[Finding, ...]:
     """All findings about one host, in the order of the checks."""
     found = [*_libvirt(examined)]
     if examined.facts is not None:
@@ -111,9 +111,9 @@ def check(examined: Examined, now: datetime) -> tuple[Finding, ...]:
 
 
 def _finding(
-    code: str, severity: Severity, where: str, text: str, mend: str | None = None
+    code: str, severity: Severity, where: str, text: str, hint: str | None = None
 ) -> Finding:
-    return Finding(code=code, severity=severity, where=where, text=text, mend=mend)
+    return Finding(code=code, severity=severity, where=where, text=text, hint=hint)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -202,9 +202,9 @@ def _ssh(examined: Examined) -> Iterator[Finding]:
             "add ssh: {address: ...} to the inventory",
         )
     elif examined.probe_error is not None:
-        text, _, mend = examined.probe_error.partition("; ")
+        text, _, hint = examined.probe_error.partition("; ")
         yield _finding(
-            "ssh", Severity.BLOCKER, name, text, mend or f"try ssh {examined.host.ssh.address}"
+            "ssh", Severity.BLOCKER, name, text, hint or f"try ssh {examined.host.ssh.address}"
         )
     else:
         yield _finding(
@@ -367,23 +367,23 @@ def _fence(examined: Examined, seen: FenceSeen) -> Iterator[Finding]:
 def _fence_device(examined: Examined, seen: FenceSeen, device: DeviceSeen) -> Finding:
     """A warning at the most: migrations do without."""
     name, answers = examined.host.name, examined.facts is not None
-    severity, mend = Severity.WARNING, f"mend fence: of {name} in the inventory"
+    severity, hint = Severity.WARNING, f"mend fence: of {name} in the inventory"
     if device.ran is None:
         text, _, told = (device.error or "it was not asked").partition("; ")
         text = text if device.name == device.agent else f"{device.name}: {text}"
-        mend = told or mend
+        hint = told or hint
     elif device.power is Power.UNKNOWN:
         text = f"{device.name} cannot tell whether it is on: {device.ran.in_words}"
-        mend = f"run {device.agent} by hand with its options and action=status"
+        hint = f"run {device.agent} by hand with its options and action=status"
     elif device.power is Power.OFF and answers and seen.all_off(device.level):
         text = f"{device.name} says that it is off, but it answers: it asks another machine"
     elif device.power is Power.OFF and answers:
         text = f"{device.name} says that it is off: {name} has only its other supplies"
-        mend = f"switch it on; if it is on, mend fence: of {name} in the inventory"
+        hint = f"switch it on; if it is on, mend fence: of {name} in the inventory"
     else:
-        severity, mend = Severity.OK, ""
+        severity, hint = Severity.OK, ""
         text = f"{device.name} says that it is {device.power}"
-    return _finding("fence", severity, name, text, mend or None)
+    return _finding("fence", severity, name, text, hint or None)
 
 
 _LEAST = 2048 * MIB
@@ -410,7 +410,7 @@ class StoreReady:
 
     wrong: str | None = None
     """Why it cannot be used; None: it can."""
-    mend: str | None = None
+    hint: str | None = None
     tried: bool = True
     """It was tried whether what is there stays there, which locks depend on."""
 
@@ -447,7 +447,7 @@ def of_controller(ready: ControllerReady) -> Iterator[Finding]:
         text = seen.wrong or "can be opened" + (", and its locks hold" if seen.tried else "")
         yield _warning(
             "snapshot-store", where, f"store {store}: {text}", seen.wrong,
-            seen.mend or "vmckpt snapshot init makes a new one; else see its place in hosts.yaml",
+            seen.hint or "vmckpt snapshot init makes a new one; else see its place in hosts.yaml",
         )  # fmt: skip
     if ready.keys is not None:
         yield _warning(
@@ -463,17 +463,17 @@ def of_controller(ready: ControllerReady) -> Iterator[Finding]:
 
 
 def _room(ready: HostReady) -> Finding:
-    mend = "free some room, or name another folder with agent_state in hosts.yaml"
+    hint = "free some room, or name another folder with agent_state in hosts.yaml"
     if ready.room is None:
         why = f"{ready.state} cannot be made"
-        return _warning("snapshot-room", ready.name, why, why, mend)
+        return _warning("snapshot-room", ready.name, why, why, hint)
     short = "; a capture lays down a guest's memory" if ready.room < _LEAST else None
     text = f"{ready.state}: {show_bytes(ready.room)} free{short or ''}"
-    return _warning("snapshot-room", ready.name, text, short, mend)
+    return _warning("snapshot-room", ready.name, text, short, hint)
 
 
-def _warning(code: str, where: str, text: str, wrong: str | None, mend: str) -> Finding:
+def _warning(code: str, where: str, text: str, wrong: str | None, hint: str) -> Finding:
     return Finding(
         code=code, severity=Severity.OK if wrong is None else Severity.WARNING, where=where,
-        text=text, mend=None if wrong is None else mend,
+        text=text, hint=None if wrong is None else hint,
     )  # fmt: skip

@@ -73,7 +73,7 @@ async def _over_ssh(host: Host, everyone: Sequence[Host]) -> Examined:
     seen: HostProbe | None = None
     try:
         async with Remote(host) as remote:
-            seen = await probe.look(remote, host.storage)
+            seen = await probe.probe_host(remote, host.storage)
             boots = await probe.kvm_boots(remote) if seen.kvm_device else None
             logins = {
                 other.name: await probe.peer_login(remote, other.uri_for_peers) for other in others
@@ -110,7 +110,7 @@ done
 _WORDS = {"absent": "there is no store at {}", "closed": "{} is not writable"}
 
 
-async def ask(
+async def ask_host(
     host: Host, stores: Mapping[str, str], find_agent: Callable[[Host], Awaitable[object]]
 ) -> HostReady | None:
     """What a host has; `stores`: folders by name. None: it has no ssh address, or no answer.
@@ -131,10 +131,10 @@ async def ask(
         agent = None
     except RemoteError as exc:
         agent = exc.message.removeprefix(f"{host.name}: ")
-    return read(host, stores, told.out, agent)
+    return parse_answer(host, stores, told.out, agent)
 
 
-def read(host: Host, stores: Mapping[str, str], text: str, agent: str | None) -> HostReady:
+def parse_answer(host: Host, stores: Mapping[str, str], text: str, agent: str | None) -> HostReady:
     """The script's answer. Pure."""
     room: Bytes | None = None
     wrong: dict[str, str] = {}

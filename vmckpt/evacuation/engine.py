@@ -9,17 +9,17 @@ from dataclasses import replace
 from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuation import state as states
 from vmckpt.evacuation.bandwidth import Move
-from vmckpt.evacuation.interfaces import Ahead, Arrived, Ended, Moved, Turn, World
+from vmckpt.evacuation.interfaces import Arrived, Moved, MoveEnd, Prefetcher, Turn, World
 from vmckpt.evacuation.plan import inventory as sights
 from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan.fleet import Fleet, Tenant
-from vmckpt.evacuation.plan.inventory import ON_ITS_WAY, Known, Seen, Way
-from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.plan.inventory import ON_ITS_WAY, FleetView, Known, TravelMethod
+from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.plan.plan import Plan
-from vmckpt.evacuation.state import Course, Failed, Terms
+from vmckpt.evacuation.state import EvacuationTerms, Failed, RunState
 from vmckpt.evacuation.task import FLEET, Task
 from vmckpt.journal.records import Request, RequestKind
-from vmckpt.migration.run.operator_requests import Desk
+from vmckpt.migration.run.operator_requests import StepLog
 from vmckpt.model.events import Decided
 from vmckpt.model.migration import Decision
 from vmckpt.units import Seconds, show_seconds
@@ -46,17 +46,17 @@ class Run:
     how the run stands, for whoever may have to go on with it."""
 
     def __init__(
-        self, world: World, task: Task, terms: Terms, stop: asyncio.Event, *,
-        tell: Callable[[Decided], None], desk: Desk | None = None,
+        self, world: World, task: Task, terms: EvacuationTerms, stop: asyncio.Event, *,
+        tell: Callable[[Decided], None], step_log: StepLog | None = None,
         mark: Callable[[str], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._world, self._task, self._terms = world, task, terms
         self._stop, self._tell_ = stop, tell
-        self._desk, self._mark, self._marked = desk, mark, MOVING
+        self._step_log, self._mark, self._marked = step_log, mark, MOVING
         self._cancelled = False
         """By a person: a machine that goes down sends signals, too."""
-        self._course = Course()
-        self._seen: Seen | None = None
+        self._course = RunState()
+        self._seen: FleetView | None = None
         self._seen_at = self._look_took = Seconds(0.0)
         self._silent_since: Seconds | None = None
         """Since when the host has missed every look."""
@@ -64,7 +64,7 @@ class Run:
         """Who was begun with, by name; the last look may show a guest otherwise."""
         self._plan: Plan | None = None
         self._moves: dict[asyncio.Task[Moved], Move] = {}
-        self._ahead = Ahead(self._start)
+        self._ahead = Prefetcher(self._start)
         self._next: Sequence[Move] = ()
         """Who is worth being made ready, in order."""
         self._arrived: list[Arrived] = []
@@ -72,11 +72,11 @@ class Run:
         self._foreign: set[str] = set()
         self._stuck = 0
         """Looks one after the other that changed nothing."""
-        self._asked: Course | None = None
+        self._asked: RunState | None = None
         self._asked_until = Seconds(0.0)
         self._began = _now()
 
-    async def through(self, plan: Plan | None) -> Ended:
+    async def through(self, plan: Plan | None) -> MoveEnd:
         """To its end. `plan`: what it begins with, if that was just made."""
         self._plan = plan
         try:
@@ -118,7 +118,7 @@ class Run:
             self._mark(stands)
 
     def _take_requests(self) -> None:
-        for request in self._desk.take_requests() if self._desk is not None else ():
+        for request in self._step_log.take_requests() if self._step_log is not None else ():
             match request.kind:
                 case RequestKind.CANCEL:
                     self._cancelled = True
@@ -134,8 +134,8 @@ class Run:
                     self._answer(request, "ask that of the guest's own job", ok=False)
 
     def _answer(self, request: Request, text: str, *, ok: bool = True) -> None:
-        if self._desk is not None:
-            self._desk.answer(request, ok=ok, text=text)
+        if self._step_log is not None:
+            self._step_log.answer(request, ok=ok, text=text)
         self._tell(str(self._task.kind), text, "operator")
 
     async def _look_first(self) -> None:
@@ -149,7 +149,7 @@ class Run:
                 raise Cancelled(f"stopped: {self._task.host} does not answer; nobody was moved")
         raise Blocked(
             f"{self._task.host} does not answer any more; nobody was moved",
-            mend=f"run vmckpt doctor {self._task.host}",
+            hint=f"run vmckpt doctor {self._task.host}",
         )
 
     async def _replan(self) -> None:
@@ -169,13 +169,13 @@ class Run:
         if before is not None and not seen.silent.keys() - before.silent.keys():
             self._plan_by(seen)
 
-    async def _look(self) -> Seen:
+    async def _look(self) -> FleetView:
         began = _now()
         seen = await self._world.look()
         self._seen_at, self._look_took = _now(), Seconds(_now() - began)
         return seen
 
-    def _plan_by(self, seen: Seen) -> None:
+    def _plan_by(self, seen: FleetView) -> None:
         self._seen = seen
         asked, ours = self._task.asked(seen), {one.name for one in self._moves.values()}
         given_up = {one.tenant.name for one in self._course.left}
@@ -191,7 +191,7 @@ class Run:
             self._course, self._fleet(seen), self._terms.rules, _now(), asked=asked - self._foreign
         )
 
-    def _fleet(self, seen: Seen) -> Fleet:
+    def _fleet(self, seen: FleetView) -> Fleet:
         fleet = self._task.fleet(seen)
         if self._plan is None:
             return fleet
@@ -276,8 +276,8 @@ class Run:
         course, host = self._course, self._task.host
         late = [one.tenant for one in course.waiting] + [one.tenant for one in course.hoping]
         late += [_tenant(self._seen, name) for name in sorted(self._foreign)]
-        why, mend = f"{host} does not answer any more", f"run vmckpt doctor {host}"
-        left = (Left(tenant=one, why=why, mend=mend) for one in late)
+        why, hint = f"{host} does not answer any more", f"run vmckpt doctor {host}"
+        left = (Unplaced(tenant=one, why=why, hint=hint) for one in late)
         self._course = replace(course, waiting=(), hoping=(), left=(*course.left, *left))
         self._foreign = set()
 
@@ -293,7 +293,7 @@ class Run:
                 Arrived(
                     guest=move.name, uuid=known.guest.uuid, source=move.source, target=move.target,
                     job=moved.job, took=moved.took, downtime=moved.downtime,
-                    standby=known.way is Way.ANEW,
+                    standby=known.way is TravelMethod.ANEW,
                 )
             )  # fmt: skip
             self._tell(f"{move.name} → {move.target}", self._arrived_text(moved), "evacuate")
@@ -338,7 +338,7 @@ class Run:
                 self._shut.append(known.guest.uuid)
                 self._tell(name, f"is {done}", "evacuate")
                 return
-            left = Left(tenant=_tenant(self._seen, name), why=why, mend="shut it down by hand")
+            left = Unplaced(tenant=_tenant(self._seen, name), why=why, hint="shut it down by hand")
             self._course = replace(self._course, left=(*self._course.left, left))
 
         await asyncio.gather(*(one(name) for name in names))
@@ -346,22 +346,22 @@ class Run:
     def _tell(self, action: str, reason: str, rule: str) -> None:
         self._tell_(Decided(decision=Decision(at=_now(), action=action, reason=reason, rule=rule)))
 
-    def _ended(self) -> Ended:
+    def _ended(self) -> MoveEnd:
         course = self._course
-        left: tuple[Left, ...] = (*course.left, *course.hoping, *self._stopped_before())
+        left: tuple[Unplaced, ...] = (*course.left, *course.hoping, *self._stopped_before())
         if self._seen is not None:  # not who was only to make room for another one
             wanted = self._task.asked(self._seen) | self._task.to_stop(self._seen)
             left = plans.worded((one for one in left if one.tenant.name in wanted), self._seen)
             left += self._task.unseen(self._seen)
-        return Ended(
+        return MoveEnd(
             arrived=tuple(self._arrived), shut_down=tuple(self._shut), left=left,
             stopped=self._stop.is_set(),
             took=Seconds(_now() - self._began),
         )  # fmt: skip
 
-    def _stopped_before(self) -> list[Left]:
+    def _stopped_before(self) -> list[Unplaced]:
         """Whose turn has not come: all of them, however they were to leave."""
-        mend = _again(self._task)
+        hint = _again(self._task)
         late = [(one.tenant, "it was stopped before its turn") for one in self._course.waiting]
         if self._stop.is_set() and self._seen is not None:
             late += [(_tenant(self._seen, name), ON_ITS_WAY) for name in sorted(self._foreign)]
@@ -371,7 +371,7 @@ class Run:
                 for name in sorted(self._task.to_stop(self._seen) - told)
                 if self._seen.known[name].guest.uuid not in self._shut
             ]  # fmt: skip
-        return [Left(tenant=tenant, why=why, mend=mend) for tenant, why in late]
+        return [Unplaced(tenant=tenant, why=why, hint=hint) for tenant, why in late]
 
 
 def _again(task: Task) -> str:
@@ -380,7 +380,7 @@ def _again(task: Task) -> str:
     return f"vmckpt {task.kind} {task.host} goes on"
 
 
-def _tenant(seen: Seen | None, name: str) -> Tenant:
+def _tenant(seen: FleetView | None, name: str) -> Tenant:
     assert seen is not None
     return next(one for one in seen.fleet.tenants if one.name == name)
 

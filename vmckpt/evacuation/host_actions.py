@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from vmckpt.errors import (
     Cancelled,
-    GuestBusy,
+    GuestLocked,
     HypervisorError,
     JournalError,
     LeaseLost,
@@ -21,11 +21,11 @@ from vmckpt.evacuation.bandwidth import Streams
 from vmckpt.evacuation.interfaces import Moved, Turn
 from vmckpt.evacuation.plan import planner
 from vmckpt.evacuation.plan.gather import Hosts
-from vmckpt.evacuation.plan.inventory import Known, Seen, Way
-from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.plan.inventory import FleetView, Known, TravelMethod
+from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.plan.plan import Checks
 from vmckpt.evacuation.plan.planner import Scope
-from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Task
 from vmckpt.hypervisor import lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
@@ -34,10 +34,10 @@ from vmckpt.journal.evacuation_progress import MOVE, SHUT_DOWN, STANDBY
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState
 from vmckpt.migration import service as moves
-from vmckpt.migration.cancellable import following
+from vmckpt.migration.cancellable import stop_requested
 from vmckpt.migration.plan import preflight
 from vmckpt.migration.report import MigrationReport
-from vmckpt.migration.request import MigrateRequest, Setting, Wishes
+from vmckpt.migration.request import MigrateRequest, PolicyOverrides, Setting
 from vmckpt.model.events import Caller, Event, OnItsWay, Sampled
 from vmckpt.model.migration import Mode, Outcome
 from vmckpt.protection import active, relocate_standby
@@ -68,30 +68,30 @@ class Site:
         self._checks = checks
         self._nearing, self._streams = Nearing(), Streams()
 
-    async def look(self) -> Seen:
-        return await planner.look(self._hosts, self._orders.scope, self._orders.task)
+    async def look(self) -> FleetView:
+        return await planner.gather_fleet(self._hosts, self._orders.scope, self._orders.task)
 
     async def move(self, known: Known, target: str, turn: Turn) -> Moved:
         """See world.World."""
         try:
-            if known.way is not Way.LIVE:
+            if known.way is not TravelMethod.LIVE:
                 await turn.wait()
             self._recorder.check()
             match known.way:
-                case Way.LIVE:
+                case TravelMethod.LIVE:
                     return await self._migrate(known, target, turn)
-                case Way.OFFLINE:
+                case TravelMethod.OFFLINE:
                     return await self._define(known, target)
-                case Way.SWITCH:
+                case TravelMethod.SWITCH:
                     return await self._switch(known, target)
-                case Way.ANEW:
+                case TravelMethod.ANEW:
                     return await self._protect(known, target)
         except Cancelled as exc:
             return Moved(good=False, why=exc.message, final="it was cancelled")
-        except (GuestBusy, JournalError) as exc:
-            return Moved(good=False, why=exc.message, blame=Blame.GUEST)
+        except (GuestLocked, JournalError) as exc:
+            return Moved(good=False, why=exc.message, blame=FailureSide.GUEST)
         except VmckptError as exc:
-            blame = Blame.GUEST if _told_of(exc, known.host) else Blame.TARGET
+            blame = FailureSide.GUEST if _told_of(exc, known.host) else FailureSide.TARGET
             return Moved(good=False, why=exc.message, blame=blame)
         finally:
             self._nearing.ended(known.name)
@@ -102,7 +102,7 @@ class Site:
         at the beginning its target may still have been silent, or libvirt at it."""
         try:
             return await self._migrate_once(known, target, turn)
-        except GuestBusy:
+        except GuestLocked:
             job = await asyncio.to_thread(jobs.interrupted, known.guest.uuid)
             if job is None or await self._orders.resolve(job) is None:
                 raise
@@ -122,7 +122,7 @@ class Site:
         request = MigrateRequest(
             guest=known.guest.uuid, to=target, from_=known.host, policy=known.policy.name,
             part_of=self._recorder.id, probe=None if check is None else Seconds(0.0),
-            wishes=Wishes() if check is None else Wishes(mode=Mode(check.mode)),
+            overrides=PolicyOverrides(mode=None if check is None else Mode(check.mode)),
         )  # fmt: skip
 
         async def own_turn() -> None:
@@ -142,7 +142,7 @@ class Site:
                 tell(event)
 
         async with (
-            following(orders.abort) as stop,
+            stop_requested(orders.abort) as stop,
             self._hosts.logins(known.host, target) as logins,
         ):
             listener = Caller(emit=hear, warn=orders.caller.warn, stop=stop, turn=own_turn)
@@ -155,10 +155,10 @@ class Site:
         return reports.judged(await self._resolved(found), known.guest.name)
 
     async def _in_no_hands(self, uuid: str) -> None:
-        """Raises GuestBusy; what a dead controller has left is settled first, if it can be."""
+        """Raises GuestLocked; what a dead controller has left is settled first, if it can be."""
         try:
-            await asyncio.to_thread(jobs.refuse_held, uuid)
-        except GuestBusy:
+            await asyncio.to_thread(jobs.require_unlocked, uuid)
+        except GuestLocked:
             job = await asyncio.to_thread(jobs.interrupted, uuid)
             if job is None or await self._orders.resolve(job) is None:
                 raise
@@ -175,7 +175,7 @@ class Site:
         await self.tidy()  # an attempt before this one may have left images in the way
         async with (
             self._step(known, target),
-            following(orders.abort) as stop,
+            stop_requested(orders.abort) as stop,
             self._hosts.logins(known.host, target) as remotes,
         ):
             ends = offline_move.Ends(source=host(known.host), target=host(target), remotes=remotes)
@@ -236,12 +236,12 @@ class Site:
         another = await asyncio.to_thread(planner.another, orders.scope, known, target)
         final = ""
         try:
-            async with following(orders.abort) as stop:
+            async with stop_requested(orders.abort) as stop:
                 caller = Caller(emit=lambda _: None, warn=orders.caller.warn, stop=stop)
                 if against := preflight.blockers(
-                    (await relocate_standby.check(another, caller)).findings
+                    (await relocate_standby.require_relocatable(another, caller)).findings
                 ):
-                    blame = Blame.TARGET if against[0].where == target else Blame.GUEST
+                    blame = FailureSide.TARGET if against[0].where == target else FailureSide.GUEST
                     return Moved(
                         good=False, why=f"{against[0].where}: {against[0].text}", blame=blame
                     )
@@ -251,7 +251,7 @@ class Site:
         except VmckptError as exc:
             if final:  # its standby may be gone: what is tried again would not find it
                 orders.caller.warn(f"{another.guest} may have no standby now: {exc.message}")
-            blame = Blame.TARGET if _told_of(exc, target) else Blame.GUEST
+            blame = FailureSide.TARGET if _told_of(exc, target) else FailureSide.GUEST
             return Moved(good=False, why=exc.message, blame=blame, final=final)
         return Moved(good=True, job=done.job, took=Seconds(time.monotonic() - began))
 
@@ -259,7 +259,7 @@ class Site:
         """A protected guest goes on as its standby, without loss, and has none after that."""
         caller = self._orders.caller
         # Who is told to stop lets it arrive.
-        async with following(self._orders.abort) as stop, self._step(known, target):
+        async with stop_requested(self._orders.abort) as stop, self._step(known, target):
             ended = await protection_stop.planned(
                 active.of(self._orders.scope.inventory, known.guest.uuid),
                 replace(caller, stop=stop),
@@ -303,7 +303,7 @@ class Site:
             return exc.message
         return None
 
-    async def start_again(self, *, stopped: bool) -> tuple[tuple[str, ...], tuple[Left, ...]]:
+    async def start_again(self, *, stopped: bool) -> tuple[tuple[str, ...], tuple[Unplaced, ...]]:
         """Guests that were shut down before, and who of them is not started. `stopped`: nobody
         is."""
         task, scope = self._orders.task, self._orders.scope

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from vmckpt.errors import Dismissed
+from vmckpt.errors import Superseded
 from vmckpt.evacuation.bandwidth import Move
-from vmckpt.evacuation.plan.inventory import Known, Seen
-from vmckpt.evacuation.plan.placement import Left
-from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.plan.inventory import FleetView, Known
+from vmckpt.evacuation.plan.placement import Unplaced
+from vmckpt.evacuation.state import FailureSide
 from vmckpt.units import BytesPerSecond, Seconds
 
 T = TypeVar("T")
@@ -29,10 +29,10 @@ class Turn:
         """All that can be done before it is done."""
 
     async def wait(self) -> None:
-        """Raises Dismissed if it does not come."""
+        """Raises Superseded if it does not come."""
         self.ready = True
         if not await asyncio.shield(self._told):
-            raise Dismissed("others go first, or it goes elsewhere; nothing was changed")
+            raise Superseded("others go first, or it goes elsewhere; nothing was changed")
 
     def come(self) -> None:
         if not self._told.done():
@@ -50,7 +50,7 @@ class _Ready(Generic[T]):
     work: "asyncio.Task[T]"
 
 
-class Ahead(Generic[T]):
+class Prefetcher(Generic[T]):
     """Who is made ready, one at a time: several at once would keep each other waiting."""
 
     def __init__(self, start: "Callable[[Move, Turn], asyncio.Task[T]]") -> None:
@@ -127,7 +127,7 @@ class Moved:
     good: bool
     why: str = ""
     """Why not."""
-    blame: Blame = Blame.TARGET
+    blame: FailureSide = FailureSide.TARGET
     final: str = ""
     """What somebody has to do about it: it is not tried again; empty: it may be."""
     job: str | None = None
@@ -138,7 +138,7 @@ class Moved:
 class World(Protocol):
     """What a run acts on."""
 
-    async def look(self) -> Seen:
+    async def look(self) -> FleetView:
         """What is true now. Raises VmckptError only for what looking again does not mend."""
 
     async def move(self, known: Known, target: str, turn: Turn) -> Moved:
@@ -171,12 +171,12 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class MoveEnd:
     """How a run ended."""
 
     arrived: tuple[Arrived, ...]
     shut_down: tuple[str, ...]
     """UUIDs."""
-    left: tuple[Left, ...]
+    left: tuple[Unplaced, ...]
     stopped: bool
     took: Seconds

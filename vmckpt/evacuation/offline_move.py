@@ -10,14 +10,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
 from vmckpt.errors import HypervisorError, JournalError, LeaseLost, RemoteError, VmckptError
-from vmckpt.evacuation.plan.inventory import Known, Way, all_files
+from vmckpt.evacuation.plan.inventory import Known, TravelMethod, all_files
 from vmckpt.evacuation.plan.plan import Checked
 from vmckpt.hypervisor import domains, lifecycle, storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import jobs
 from vmckpt.journal.recorder import Recorder
 from vmckpt.journal.records import StepState, StoredStep
-from vmckpt.migration.cancellable import stoppable
+from vmckpt.migration.cancellable import cancellable
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.migration.forecast.measure import Links
 from vmckpt.migration.plan import preflight, storage_cleanup, storage_copy
@@ -50,12 +50,12 @@ class Ends:
     remotes: Remotes | None
 
 
-async def check(known: Known, ends: Ends, links: Links) -> Checked:
+async def check_move(known: Known, ends: Ends, links: Links) -> Checked:
     """What speaks against a move, what would travel, and how long that takes."""
     try:
-        found = await look(known, ends)
+        found = await plan_copies(known, ends)
     except VmckptError as exc:
-        found = CopyPlan(findings=(_unseen(ends.target.name, exc.message, exc.mend),))
+        found = CopyPlan(findings=(_unseen(ends.target.name, exc.message, exc.hint),))
     if found.copies and not preflight.blockers(found.findings):
         link, _ = await links.between(ends.source, ends.target, ends.remotes)
         return _forecast(known, found, None if link is None else link.rate)
@@ -77,25 +77,25 @@ def _forecast(known: Known, found: CopyPlan, link: BytesPerSecond | None) -> Che
 
 def _checked(known: Known, found: CopyPlan) -> Checked:
     return Checked(
-        policy=known.policy.name, mode=str(Way.OFFLINE),
+        policy=known.policy.name, mode=str(TravelMethod.OFFLINE),
         blockers=preflight.blockers(found.findings),
         warnings=tuple(one for one in found.findings if one.severity is Severity.WARNING),
         rooms=found.rooms,
     )  # fmt: skip
 
 
-async def look(known: Known, ends: Ends) -> CopyPlan:
+async def plan_copies(known: Known, ends: Ends) -> CopyPlan:
     """What is copied, by the guest's policy. Raises HypervisorError, RemoteError, BadInput."""
-    wishes, guest = known.policy.storage, known.guest
-    if wishes.copy is CopyKind.SHARED:
+    overrides, guest = known.policy.storage, known.guest
+    if overrides.copy is CopyKind.SHARED:
         return _NOTHING
     if ends.remotes is None:
         why = f"disks are copied only between hosts with ssh logins; {ends.source.name} or"
-        mend = "add ssh: {address: ...} for both to the inventory, or share its disks"
-        return CopyPlan(findings=(_unseen(ends.target.name, f"{why} it has none", mend),))
+        hint = "add ssh: {address: ...} for both to the inventory, or share its disks"
+        return CopyPlan(findings=(_unseen(ends.target.name, f"{why} it has none", hint),))
     async with Hypervisor(ends.source) as here, Hypervisor(ends.target) as there:
         drives = await storage.drives(here, guest.uuid)
-        wish = await storage_copy.wish_of(wishes, there)
+        wish = await storage_copy.wish_of(overrides, there)
     files = set(all_files(guest))
     if guest.nvram is not None:
         place = (await images.places(ends.remotes[0], [guest.nvram]))[guest.nvram]
@@ -104,7 +104,7 @@ async def look(known: Known, ends: Ends) -> CopyPlan:
         else:
             files.discard(guest.nvram)  # libvirt makes it when the guest starts for the first time
     same = await probe.same_files(*ends.remotes, sorted(files))
-    found = await storage_copy.look(*ends.remotes, drives, same, wish)
+    found = await storage_copy.plan_copies(*ends.remotes, drives, same, wish)
     # Also what lies below a disk that both see.
     unseen = [one for one in sorted(files) if not same.get(one) and one not in found.left_behind]
     if not unseen or preflight.blockers(found.findings):
@@ -120,10 +120,10 @@ def _nvram(path: str) -> Drive:
     )  # fmt: skip
 
 
-def _unseen(where: str, text: str, mend: str | None) -> Finding:
+def _unseen(where: str, text: str, hint: str | None) -> Finding:
     return Finding(
         code="disks-not-seen", severity=Severity.BLOCKER, where=where, text=text,
-        mend=mend or "share its disks between the hosts",
+        hint=hint or "share its disks between the hosts",
     )  # fmt: skip
 
 
@@ -135,9 +135,9 @@ async def move(
     Raises HypervisorError, RemoteError and Cancelled: it is where it was, and nothing of it on the
     target; OutcomeUnknown: both must be looked at. JournalError, LeaseLost.
     """
-    found = await look(known, ends)
+    found = await plan_copies(known, ends)
     if against := preflight.blockers(found.findings):
-        raise HypervisorError(against[0].text, host=against[0].where, mend=against[0].mend)
+        raise HypervisorError(against[0].text, host=against[0].where, hint=against[0].hint)
     async with Hypervisor(ends.source) as here:
         if ends.remotes is None or not found.copies:
             await lifecycle.move_offline(here, known.guest.uuid, ends.target.uri_for_peers)
@@ -165,7 +165,7 @@ class _Copy:
         old = await storage_cleanup.marks((self._here, self._there), self._plan, runs=False)
         await self._intend()
         try:
-            await stoppable(self._fill(tell), stop)
+            await cancellable(self._fill(tell), stop)
             await images.publish(self._there, self._made)
             self._recorder.check()
             if await images.stamps(self._here, paths) != before:
@@ -173,7 +173,7 @@ class _Copy:
                     "its disks were written to while they were copied", host=here.host.name
                 )
             _, stored = await storage.definitions_with_images_at(here, uuid, self._plan.placed)
-            here.guard = self._recorder.check
+            here.check_lease = self._recorder.check
             self._ordered = True
             await lifecycle.move_offline(here, uuid, self._target.uri_for_peers, stored)
         except LeaseLost:

@@ -4,10 +4,10 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.evacuation.interfaces import Arrived, Ended, Moved
+from vmckpt.evacuation.interfaces import Arrived, Moved, MoveEnd
 from vmckpt.evacuation.plan.fleet import Tenant
-from vmckpt.evacuation.plan.placement import Left
-from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.plan.placement import Unplaced
+from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Task
 from vmckpt.journal.records import Operation
 from vmckpt.migration.report import MigrationReport
@@ -26,7 +26,7 @@ class Bare:
 
     guest: str
     uuid: str
-    mend: str
+    hint: str
     """The command that protects it."""
 
 
@@ -36,7 +36,7 @@ class Report:
 
     task: Task
     job: str | None
-    ended: Ended
+    ended: MoveEnd
     earlier: tuple[Arrived, ...] = ()
     """Moved by a controller before."""
     shut_down: tuple[str, ...] = ()
@@ -82,12 +82,12 @@ class Report:
             "shut_down": list(self.shut_down), "suspended": sorted(self.suspended),
             "started": list(self.started),
             "unprotected": [
-                {"guest": one.guest, "guest_uuid": one.uuid, "mend": one.mend}
+                {"guest": one.guest, "guest_uuid": one.uuid, "mend": one.hint}
                 for one in self.bare
             ],
             "left": [
                 {"guest": one.tenant.name, "on": one.tenant.host, "why": one.why,
-                 "mend": one.mend}
+                 "mend": one.hint}
                 for one in self.ended.left
             ],
             "stopped": self.ended.stopped, "total_ms": _ms(self.ended.took),
@@ -105,15 +105,15 @@ def judged(report: MigrationReport, job_hint: str) -> Moved:
     if outcome is Outcome.COMPLETED:
         return Moved(good=True, job=report.job, took=report.total, downtime=downtime)
     if outcome in _TARGET:
-        return Moved(good=False, why=why, blame=Blame.TARGET, job=report.job)
+        return Moved(good=False, why=why, blame=FailureSide.TARGET, job=report.job)
     if outcome in _GUEST:
-        return Moved(good=False, why=why, blame=Blame.GUEST, job=report.job)
+        return Moved(good=False, why=why, blame=FailureSide.GUEST, job=report.job)
     if outcome is Outcome.SHUT_OFF:
         return Moved(good=False, why="it was shut off meanwhile", final="nothing", job=report.job)
-    mend = f"see vmckpt job {report.job or job_hint}"
+    hint = f"see vmckpt job {report.job or job_hint}"
     if outcome is Outcome.UNKNOWN:
-        mend = "run vmckpt recover"
-    return Moved(good=False, why=why, final=mend, job=report.job)
+        hint = "run vmckpt recover"
+    return Moved(good=False, why=why, final=hint, job=report.job)
 
 
 def _why(report: MigrationReport) -> str:
@@ -124,10 +124,10 @@ def _why(report: MigrationReport) -> str:
     return report.error or (report.warnings[-1] if report.warnings else str(report.outcome))
 
 
-def off(guest: str, host: str, why: str) -> Left:
+def off(guest: str, host: str, why: str) -> Unplaced:
     """A guest that was to be started again."""
     tenant = Tenant(name=guest, host=host, memory=Bytes(0), cpus=0.0)
-    return Left(tenant=tenant, why=f"not started: {why}", mend=f"start {guest} on {host}")
+    return Unplaced(tenant=tenant, why=f"not started: {why}", hint=f"start {guest} on {host}")
 
 
 def arrived_of(operation: Operation, stay: Container[str]) -> Arrived | None:
@@ -177,6 +177,6 @@ def standbys(
             wait.append(_stepped(intent, standby=True))
             continue
         guest, command = str(intent["guest"]), str(intent["command"])
-        mend = f"vmckpt unprotect {guest}, then {command}" if active else command
-        bare.append(Bare(guest=guest, uuid=uuid, mend=mend))
+        hint = f"vmckpt unprotect {guest}, then {command}" if active else command
+        bare.append(Bare(guest=guest, uuid=uuid, hint=hint))
     return tuple(wait), tuple(bare)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Rules, Tenant
-from vmckpt.evacuation.plan.inventory import Seen, Way, started
-from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.plan.inventory import FleetView, TravelMethod, started
+from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.task import Task
 from vmckpt.units import Bytes, show_bytes
 
@@ -17,31 +17,31 @@ class Waking:
 
     starts: Mapping[str, Tenant]
     """By UUID, with the room that they take."""
-    left: tuple[Left, ...] = ()
+    left: tuple[Unplaced, ...] = ()
     elsewhere: tuple[str, ...] = ()
     """Sentences about those whom somebody has brought up, or defined, on another host."""
 
 
-def decide(task: Task, seen: Seen) -> Waking:
+def decide(task: Task, seen: FleetView) -> Waking:
     """By what is true now. Nobody is started who may run elsewhere, or whose memory has no room by
     now. What else hosts are chosen by counts for those who have a choice: these would stay off."""
     by_uuid = {one.guest.uuid: one for one in seen.known.values()}
     named = dict(task.called)
-    seating = Seating(
+    seating = CapacityModel(
         seen.fleet.places, tuple(one for one in seen.fleet.tenants if not _off(one, task, seen)),
         Rules(keep_free=0.0),
     )  # fmt: skip
     starts: dict[str, Tenant] = {}
-    left: list[Left] = []
+    left: list[Unplaced] = []
     elsewhere: list[str] = []
     for uuid in sorted(task.start):
         known = by_uuid.get(uuid)
         if known is None:
             left.append(_left(named.get(uuid, uuid), task.host, _lost(uuid, seen), ""))
         elif known.host != task.host:
-            does = "is defined" if known.way is Way.OFFLINE else "runs"
+            does = "is defined" if known.way is TravelMethod.OFFLINE else "runs"
             elsewhere.append(f"{known.name} {does} on {known.host} by now; it is not started here")
-        elif known.way is not Way.OFFLINE:
+        elif known.way is not TravelMethod.OFFLINE:
             continue  # it runs there already
         elif silent := sorted(seen.silent):
             why = f"it may run on {silent[0]}, which does not answer"
@@ -51,21 +51,21 @@ def decide(task: Task, seen: Seen) -> Waking:
         else:
             of = next(one for one in seen.fleet.tenants if one.name == known.name)
             tenant, at = started(of, known.guest), seating.index[task.host]
-            if (short := seating.short(tenant, at)) > 0:
+            if (short := seating.shortage(tenant, at)) > 0:
                 why = f"{show_bytes(round(short))} of memory short"
                 left.append(_left(known.name, task.host, why, ""))
                 continue
-            seating.sit(tenant, at)
+            seating.place(tenant, at)
             starts[uuid] = tenant
     return Waking(starts=starts, left=tuple(left), elsewhere=tuple(elsewhere))
 
 
-def _off(tenant: Tenant, task: Task, seen: Seen) -> bool:
+def _off(tenant: Tenant, task: Task, seen: FleetView) -> bool:
     known = seen.known.get(tenant.name)
     return known is not None and known.host == task.host and known.guest.uuid in task.start
 
 
-def _lost(uuid: str, seen: Seen) -> str:
+def _lost(uuid: str, seen: FleetView) -> str:
     if names := seen.stuck.get(uuid):
         stays = {one.name: one.stays for one in seen.fleet.tenants}
         return f"{names[0]}: {stays.get(names[0])}"
@@ -74,6 +74,8 @@ def _lost(uuid: str, seen: Seen) -> str:
     return "it is defined on no host"
 
 
-def _left(name: str, host: str, why: str, mend: str) -> Left:
+def _left(name: str, host: str, why: str, hint: str) -> Unplaced:
     tenant = Tenant(name=name, host=host, memory=Bytes(0), cpus=0.0)
-    return Left(tenant=tenant, why=f"not started: {why}", mend=mend or f"start {name} on {host}")
+    return Unplaced(
+        tenant=tenant, why=f"not started: {why}", hint=hint or f"start {name} on {host}"
+    )

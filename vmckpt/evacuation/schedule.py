@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vmckpt.evacuation.bandwidth import Move, Under, alone, begin, pays
-from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Fleet
 from vmckpt.evacuation.plan.placement import cheapest
 from vmckpt.policy.model import Order
@@ -31,7 +31,7 @@ class Windows:
 
 
 def start(
-    seating: Seating, waiting: Sequence[Move], running: Sequence[Under],
+    seating: CapacityModel, waiting: Sequence[Move], running: Sequence[Under],
     links: Mapping[str, BytesPerSecond], windows: Windows, *,
     changed: Container[str] | None = None,
 ) -> list[Move]:  # fmt: skip
@@ -52,9 +52,9 @@ def start(
         if not (sources.free(move.source) and targets.free(move.target)):
             continue
         at = seating.index[move.target]
-        if seating.against(move.tenant, at) is not None or not pays(move, under, links):
+        if seating.reasons_against(move.tenant, at) is not None or not pays(move, under, links):
             continue
-        seating.sit(move.tenant, at)
+        seating.place(move.tenant, at)
         under.append(begin(move))
         begun.append(move)
         sources.take(move.source)
@@ -97,7 +97,7 @@ def ordered(
     return sorted(waiting, key=key)
 
 
-def detour(seating: Seating, waiting: Sequence[Move]) -> Move | None:
+def detour(seating: CapacityModel, waiting: Sequence[Move]) -> Move | None:
     """Nothing is on its way and nothing can begin: who steps aside for a while, and where to.
 
     The smallest whose leaving lets another begin; None: no single step helps. `seating` is as
@@ -109,14 +109,15 @@ def detour(seating: Seating, waiting: Sequence[Move]) -> Move | None:
         if aside is None:
             continue
         at = seating.index[move.source]
-        seating.rise(tenant, at)
-        seating.sit(tenant, aside)
+        seating.remove(tenant, at)
+        seating.place(tenant, aside)
         helps = any(
-            other is not move and seating.against(other.tenant, seating.index[other.target]) is None
+            other is not move
+            and seating.reasons_against(other.tenant, seating.index[other.target]) is None
             for other in waiting
         )
-        seating.rise(tenant, aside)
-        seating.sit(tenant, at)
+        seating.remove(tenant, aside)
+        seating.place(tenant, at)
         if helps:
             return Move(tenant=tenant, source=move.source, target=seating.places[aside].name)
     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from vmckpt.errors import Blocked, Cancelled, GuestBusy, PolicyError
+from vmckpt.errors import Blocked, Cancelled, GuestLocked, PolicyError
 from vmckpt.evacuation import report as reports
 from vmckpt.evacuation.engine import PAUSED, STOPPING, Run
 from vmckpt.evacuation.host_actions import Orders, Resolve, Site
@@ -19,7 +19,7 @@ from vmckpt.evacuation.task import Task
 from vmckpt.journal import jobs
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.evacuation_progress import MOVE, SHUT_DOWN, STANDBY
-from vmckpt.journal.recorder import JournalDesk, Recorder, Unattended
+from vmckpt.journal.recorder import JournalStepLog, OrphanedJob, Recorder
 from vmckpt.journal.records import NewOperation, Operation, StepState
 from vmckpt.lease.controller_lease import host_resource
 from vmckpt.model.events import Decided
@@ -35,7 +35,7 @@ POLICY = "policy"
 
 
 async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
-    """Carry out a plan. Raises GuestBusy if somebody is at that host already, Blocked if it is
+    """Carry out a plan. Raises GuestLocked if somebody is at that host already, Blocked if it is
     silent: nothing was done. JournalError."""
     task, caller = orders.task, orders.caller
     told, policy = plan.as_json(), orders.scope.run(task)
@@ -54,7 +54,7 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
     try:
         await asyncio.to_thread(recorder.acquire, host_resource(task.host))
         return await carry_out(orders, hosts, plan, recorder)
-    except (GuestBusy, Blocked, Cancelled) as exc:
+    except (GuestLocked, Blocked, Cancelled) as exc:
         outcome = Outcome.CANCELLED if isinstance(exc, Cancelled) else Outcome.BLOCKED
         recorder.finish(outcome, {"error": str(exc)})
         raise
@@ -73,7 +73,7 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
     site = Site(orders, hosts, recorder, NO_CHECKS if plan is None else plan.checks)
     terms = orders.scope.terms(task)
     run = Run(
-        site, task, terms, caller.stop, tell=tell, desk=JournalDesk(recorder),
+        site, task, terms, caller.stop, tell=tell, step_log=JournalStepLog(recorder),
         mark=lambda phase: recorder.update(phase=phase),
     )  # fmt: skip
     await site.tidy()
@@ -140,7 +140,7 @@ def in_force(operation: Operation, policies: Sequence[Policy]) -> tuple[Policy, 
     return (asked, *(one for one in policies if one.name != asked.name))
 
 
-async def settle(case: Unattended, policies: Sequence[Policy], resolve: Resolve) -> Settled:
+async def settle(case: OrphanedJob, policies: Sequence[Policy], resolve: Resolve) -> Settled:
     """See recovery.Room. Guests on their way have jobs of their own, and are left to those."""
     operation = case.operation
     try:
@@ -163,7 +163,7 @@ async def settle(case: Unattended, policies: Sequence[Policy], resolve: Resolve)
     async with Hosts(scope.hosts) as hosts:
         told = await carry_out(orders, hosts, None, case.recorder)
     left = [f"{one.tenant.name}: {one.why}" for one in told.ended.left]
-    bare = [f"{one.guest} has no standby any more: {one.mend}" for one in told.bare]
+    bare = [f"{one.guest} has no standby any more: {one.hint}" for one in told.bare]
     how = "was ended" if told.ended.stopped else "was gone on with"
     if operation.phase in (PAUSED, STOPPING):
         how = f"was {operation.phase} when its controller ended, and is ended"

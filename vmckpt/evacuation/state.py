@@ -14,9 +14,9 @@ from types import MappingProxyType
 from vmckpt.evacuation import bandwidth, schedule
 from vmckpt.evacuation.bandwidth import Move, Under
 from vmckpt.evacuation.plan import placement
-from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
-from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.schedule import Windows
 from vmckpt.units import BytesPerSecond, Seconds
 
@@ -26,7 +26,7 @@ _MORE = 1.1
 """A stream that does so many times what was known is news."""
 
 
-class Blame(StrEnum):
+class FailureSide(StrEnum):
     """Who a failure speaks against."""
 
     TARGET = "target"
@@ -35,7 +35,7 @@ class Blame(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryLimits:
     """How often and how soon something is tried again."""
 
     tries: int = 3
@@ -51,12 +51,12 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class EvacuationTerms:
     """What a run keeps to."""
 
     rules: Rules = field(default_factory=Rules)
     windows: Windows = field(default_factory=Windows)
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryLimits = field(default_factory=RetryLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Failed:
     target: str
     at: float
     why: str
-    blame: Blame
+    blame: FailureSide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +81,14 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class RunState:
     """Where a run is."""
 
     waiting: tuple[Move, ...] = ()
     running: tuple[Under, ...] = ()
     done: tuple[Move, ...] = ()
-    left: tuple[Left, ...] = ()
-    hoping: tuple[Left, ...] = ()
+    left: tuple[Unplaced, ...] = ()
+    hoping: tuple[Unplaced, ...] = ()
     """They would have a place if a host that is left out, or one on its way, changed something."""
     failed: Mapping[str, tuple[Failed, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """By guest."""
@@ -104,7 +104,7 @@ class Course:
         return not self.waiting and not self.running and not self.hoping
 
 
-def begins(course: Course, moves: Iterable[Move]) -> Course:
+def begins(course: RunState, moves: Iterable[Move]) -> RunState:
     """These have begun."""
     begun = tuple(moves)
     names = {one.name for one in begun}
@@ -127,7 +127,7 @@ def _beside(running: Sequence[Under]) -> tuple[Under, ...]:
     )
 
 
-def nearing(course: Course, guests: Container[str]) -> Course:
+def nearing(course: RunState, guests: Container[str]) -> RunState:
     """These, and no others, are about to end: what they leave of their links others may begin to
     use. One that has been taken for such, and does not converge, is none any more."""
     if all(one.ending is (one.move.name in guests) for one in course.running):
@@ -142,7 +142,7 @@ def nearing(course: Course, guests: Container[str]) -> Course:
     )  # fmt: skip
 
 
-def succeeded(course: Course, guest: str) -> Course:
+def succeeded(course: RunState, guest: str) -> RunState:
     """Its move has ended well."""
     under = _under(course, guest)
     records = {**course.records, under.move.target: Record()}
@@ -152,7 +152,7 @@ def succeeded(course: Course, guest: str) -> Course:
     )  # fmt: skip
 
 
-def carrying(course: Course, streams: Mapping[str, BytesPerSecond]) -> Course:
+def carrying(course: RunState, streams: Mapping[str, BytesPerSecond]) -> RunState:
     """What streams do, by guest: one that has its links for itself tells what others will."""
     known = dict(course.carried)
     for one in course.running:
@@ -168,46 +168,46 @@ def carrying(course: Course, streams: Mapping[str, BytesPerSecond]) -> Course:
     )  # fmt: skip
 
 
-def _as_carried(course: Course, move: Move) -> Move:
+def _as_carried(course: RunState, move: Move) -> Move:
     """What streams were seen to carry counts more than what was forecast."""
     most = course.carried.get(move.source)
     return move if most is None else replace(move, tenant=replace(move.tenant, most=most))
 
 
-def failed(course: Course, guest: str, failure: Failed, patience: Patience) -> Course:
+def failed(course: RunState, guest: str, failure: Failed, patience: RetryLimits) -> RunState:
     """Its move has ended badly: it waits for another try, or is left where it is."""
     move = _under(course, guest).move
     tries = (*course.failed.get(guest, ()), failure)
     known = MappingProxyType({**course.failed, guest: tries})
     records = course.records
-    if failure.blame is Blame.TARGET:
+    if failure.blame is FailureSide.TARGET:
         told = _blamed(records.get(move.target, Record()), failure.at, patience)
         records = MappingProxyType({**records, move.target: told})
     after = replace(course, running=_without(course, guest), failed=known, records=records)
     if len(tries) >= patience.tries:
         why = f"tried {len(tries)} times, last to {failure.target}: {failure.why}"
-        mend = f"see vmckpt jobs --all --guest {guest}; it is where it was"
-        return replace(after, left=(*after.left, Left(tenant=move.tenant, why=why, mend=mend)))
+        hint = f"see vmckpt jobs --all --guest {guest}; it is where it was"
+        return replace(after, left=(*after.left, Unplaced(tenant=move.tenant, why=why, hint=hint)))
     return replace(after, waiting=(*after.waiting, move))
 
 
-def given_up(course: Course, guest: str, why: str, mend: str) -> Course:
+def given_up(course: RunState, guest: str, why: str, hint: str) -> RunState:
     """Its move has ended so that it is not tried again."""
-    left = Left(tenant=_under(course, guest).move.tenant, why=why, mend=mend)
+    left = Unplaced(tenant=_under(course, guest).move.tenant, why=why, hint=hint)
     return replace(course, running=_without(course, guest), left=(*course.left, left))
 
 
-def stuck(course: Course, move: Move) -> Course:
+def stuck(course: RunState, move: Move) -> RunState:
     """It has waited for room that nobody will make."""
     waiting = tuple(one for one in course.waiting if one != move)
-    left = Left(
+    left = Unplaced(
         tenant=move.tenant, why=f"{move.target} has had no room for it, and nobody moves any more",
-        mend="free memory there, or add a host",
+        hint="free memory there, or add a host",
     )  # fmt: skip
     return replace(course, waiting=waiting, left=(*course.left, left))
 
 
-def _blamed(record: Record, at: float, patience: Patience) -> Record:
+def _blamed(record: Record, at: float, patience: RetryLimits) -> Record:
     failures = record.failures + 1
     if failures < patience.trips and not record.outs:
         return replace(record, failures=failures)
@@ -218,15 +218,15 @@ def _blamed(record: Record, at: float, patience: Patience) -> Record:
     return Record(failures=failures, outs=record.outs + 1, out_until=until)
 
 
-def _under(course: Course, guest: str) -> Under:
+def _under(course: RunState, guest: str) -> Under:
     return next(one for one in course.running if one.move.name == guest)
 
 
-def _without(course: Course, guest: str) -> tuple[Under, ...]:
+def _without(course: RunState, guest: str) -> tuple[Under, ...]:
     return tuple(one for one in course.running if one.move.name != guest)
 
 
-def closed(course: Course, fleet: Fleet, now: float) -> Fleet:
+def closed(course: RunState, fleet: Fleet, now: float) -> Fleet:
     """The fleet without hosts that are left out just now."""
     under = {one.move.target for one in course.running}
     places = tuple(
@@ -249,8 +249,8 @@ def _out(record: Record | None, now: float, *, busy: bool) -> str | None:
 
 
 def planned(
-    course: Course, fleet: Fleet, rules: Rules, now: float, *, asked: frozenset[str]
-) -> Course:
+    course: RunState, fleet: Fleet, rules: Rules, now: float, *, asked: frozenset[str]
+) -> RunState:
     """New targets for all that wait, by what is true now. `asked`: who is to leave at all."""
     usable = closed(course, fleet, now)
     under = [one.move for one in course.running]
@@ -284,7 +284,7 @@ def planned(
 
 
 def _placed(
-    course: Course, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules
+    course: RunState, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules
 ) -> placement.Placement:
     """Who has failed once on a host is tried there again before another one makes room for it."""
     failed_ = {one.name: course.failed.get(one.name, ()) for one in leaving}
@@ -303,21 +303,21 @@ def _upset(one: placement.Placement) -> tuple[int, int]:
 
 def _elsewhere(tenant: Tenant, failures: Sequence[Failed], fleet: Fleet) -> Tenant:
     """Not again to where it failed, as long as there is another host."""
-    bad = {(one.target, "it failed there") for one in failures if one.blame is Blame.TARGET}
+    bad = {(one.target, "it failed there") for one in failures if one.blame is FailureSide.TARGET}
     if not bad:
         return tenant
     needs = replace(tenant.needs, never=tenant.needs.never | bad)
-    seating = Seating(fleet.places, (), Rules())
+    seating = CapacityModel(fleet.places, (), Rules())
     if not any(
         fits and place.closed is None and place.name != tenant.host
-        for fits, place in zip(seating.fits(needs).tolist(), fleet.places, strict=True)
+        for fits, place in zip(seating.capable_hosts(needs).tolist(), fleet.places, strict=True)
     ):
         return tenant
     return replace(tenant, needs=needs)
 
 
 def due(
-    course: Course, fleet: Fleet, terms: Terms, now: float, *,
+    course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float, *,
     changed: Container[str] | None = None,
 ) -> list[Move]:  # fmt: skip
     """Who begins now. `changed`: as in schedule.start."""
@@ -332,25 +332,25 @@ def due(
     return [] if aside is None else [aside]
 
 
-def next_ones(course: Course, fleet: Fleet, terms: Terms, now: float) -> list[Move]:
+def next_ones(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> list[Move]:
     """Who may begin as soon as the links are free for it, in the order in which they are asked;
     their targets have room for each alone."""
     seating = _seated(course, fleet, terms, now)
     return [
         one for one in _ready(course, fleet, terms, now)
-        if seating.against(one.tenant, seating.index[one.target]) is None
+        if seating.reasons_against(one.tenant, seating.index[one.target]) is None
     ]  # fmt: skip
 
 
-def _seated(course: Course, fleet: Fleet, terms: Terms, now: float) -> Seating:
+def _seated(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> CapacityModel:
     """All hosts with their guests, and with those that are on their way there."""
-    seating = Seating(closed(course, fleet, now).places, fleet.tenants, terms.rules)
+    seating = CapacityModel(closed(course, fleet, now).places, fleet.tenants, terms.rules)
     for one in course.running:
-        seating.sit(one.move.tenant, seating.index[one.move.target])
+        seating.place(one.move.tenant, seating.index[one.move.target])
     return seating
 
 
-def _ready(course: Course, fleet: Fleet, terms: Terms, now: float) -> list[Move]:
+def _ready(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> list[Move]:
     """Whose wait is over, in order."""
     found = [
         one for one in course.waiting
@@ -360,7 +360,7 @@ def _ready(course: Course, fleet: Fleet, terms: Terms, now: float) -> list[Move]
     return _one_for_each_on_trial(course, schedule.ordered(found, terms.windows.order, links_))
 
 
-def _one_for_each_on_trial(course: Course, ready: Sequence[Move]) -> list[Move]:
+def _one_for_each_on_trial(course: RunState, ready: Sequence[Move]) -> list[Move]:
     """Of those to hosts that were left out, the first."""
     tried: set[str] = set()
     found = []
@@ -374,18 +374,18 @@ def _one_for_each_on_trial(course: Course, ready: Sequence[Move]) -> list[Move]:
     return found
 
 
-def again(move: Move, failures: Sequence[Failed], patience: Patience) -> float:
+def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> float:
     """When a guest may be tried again: sooner on a host that has not failed it."""
     if not failures:
         return 0.0
-    fresh = failures[-1].blame is Blame.TARGET and all(
+    fresh = failures[-1].blame is FailureSide.TARGET and all(
         one.target != move.target for one in failures
     )
     wait = patience.first_wait * float(2 ** (len(failures) - 1))
     return failures[-1].at + (wait * _ELSEWHERE if fresh else wait)
 
 
-def wakes(course: Course, now: float, patience: Patience) -> float | None:
+def wakes(course: RunState, now: float, patience: RetryLimits) -> float | None:
     """When something is due that no ending move brings; None: nothing."""
     times = [again(one, course.failed.get(one.name, ()), patience) for one in course.waiting]
     later = [one for one in times if one > now]
@@ -394,7 +394,7 @@ def wakes(course: Course, now: float, patience: Patience) -> float | None:
     return min(later, default=None)
 
 
-def _comes_back(course: Course, now: float) -> float | None:
+def _comes_back(course: RunState, now: float) -> float | None:
     """When the next host that is left out is tried again; None: none is."""
     times = [one.out_until for one in course.records.values()]
     return min((one for one in times if now < one < math.inf), default=None)

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from vmckpt.errors import BadInput
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant, Weights
-from vmckpt.evacuation.plan.inventory import Known, Seen, Way, started
-from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.plan.inventory import FleetView, Known, TravelMethod, started
+from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.schedule import Windows
-from vmckpt.evacuation.state import Patience, Terms
+from vmckpt.evacuation.state import EvacuationTerms, RetryLimits
 from vmckpt.policy.model import Evacuation
 from vmckpt.units import Bytes
 
@@ -45,9 +45,9 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.host in (self.to or ()):
-            raise BadInput(f"{self.host} is to be emptied", mend="name other hosts with --to")
+            raise BadInput(f"{self.host} is to be emptied", hint="name other hosts with --to")
 
-    def asked(self, seen: Seen) -> frozenset[str]:
+    def asked(self, seen: FleetView) -> frozenset[str]:
         """Who is still to move, by the names of `seen`."""
         if self.kind is not Kind.EVACUATE:
             goes = dict(self.goes)
@@ -58,7 +58,7 @@ class Task:
         there = {one.name for one in seen.fleet.tenants if one.host == self.host}
         return frozenset(there - self.to_stop(seen) - _stopped(seen))
 
-    def unseen(self, seen: Seen) -> tuple[Left, ...]:
+    def unseen(self, seen: FleetView) -> tuple[Unplaced, ...]:
         """Who is to go somewhere and cannot as it is, or was not found while hosts are silent that
         may have it."""
         found = {one.guest.uuid for one in seen.known.values()}
@@ -66,18 +66,18 @@ class Task:
         called, silent = dict(self.called), sorted(seen.silent)
         stuck = {name for uuid in missing for name in seen.stuck.get(uuid, ())}
         return *(
-            Left(tenant=one, why=str(one.stays), mend=f"see what {one.host} says of it")
+            Unplaced(tenant=one, why=str(one.stays), hint=f"see what {one.host} says of it")
             for one in seen.fleet.tenants if one.name in stuck and one.host != self.host
         ), *(
-            Left(
+            Unplaced(
                 tenant=Tenant(name=called.get(uuid, uuid), host="", memory=Bytes(0), cpus=0.0),
                 why=f"no host that answers has it; silent: {', '.join(silent)}",
-                mend=f"run vmckpt doctor {silent[0]}",
+                hint=f"run vmckpt doctor {silent[0]}",
             )
             for uuid in missing if silent and uuid not in seen.stuck
         )  # fmt: skip
 
-    def to_stop(self, seen: Seen) -> frozenset[str]:
+    def to_stop(self, seen: FleetView) -> frozenset[str]:
         """Who is to be shut down or suspended instead."""
         if self.kind is not Kind.EVACUATE:
             return frozenset()
@@ -86,7 +86,7 @@ class Task:
             if one.host == self.host and one.stays is None and _stops(seen.known.get(one.name))
         )  # fmt: skip
 
-    def fleet(self, seen: Seen) -> Fleet:
+    def fleet(self, seen: FleetView) -> Fleet:
         """As a placement for this task is to see it."""
         asked = self.asked(seen)
         places = tuple(
@@ -109,11 +109,11 @@ class Task:
         )
         return Fleet(places, _become(seen, asked, tenants))
 
-    def _wakes(self, name: str, seen: Seen) -> bool:
+    def _wakes(self, name: str, seen: FleetView) -> bool:
         """Whether it is off, and will take room there again."""
         known = seen.known.get(name)
         return (
-            known is not None and known.way is Way.OFFLINE and known.host == self.host
+            known is not None and known.way is TravelMethod.OFFLINE and known.host == self.host
             and known.guest.uuid in self.start
         )  # fmt: skip
 
@@ -140,26 +140,30 @@ class Task:
         )  # fmt: skip
 
 
-def _settled(seen: Seen, asked: frozenset[str]) -> tuple[Tenant, ...]:
+def _settled(seen: FleetView, asked: frozenset[str]) -> tuple[Tenant, ...]:
     """Who is protected leaves its standby only to empty its host: it would have none then."""
     return tuple(
         replace(one, stays="it is protected, and would have no standby then")
         if one.stays is None and one.name not in asked and one.name in seen.known
-        and seen.known[one.name].way is Way.SWITCH else one
+        and seen.known[one.name].way is TravelMethod.SWITCH else one
         for one in seen.fleet.tenants
     )  # fmt: skip
 
 
 def _stops(known: Known | None) -> bool:
     """Whether a guest's policy has it shut down or suspended."""
-    return known is not None and known.way is Way.LIVE and known.policy.evacuation.strategy.stops
+    return (
+        known is not None
+        and known.way is TravelMethod.LIVE
+        and known.policy.evacuation.strategy.stops
+    )
 
 
-def _stopped(seen: Seen) -> frozenset[str]:
+def _stopped(seen: FleetView) -> frozenset[str]:
     """Who is off, and would have been shut down or suspended: it is as its policy has it."""
     return frozenset(
         name for name, one in seen.known.items()
-        if one.way is Way.OFFLINE and one.policy.evacuation.strategy.stops
+        if one.way is TravelMethod.OFFLINE and one.policy.evacuation.strategy.stops
     )  # fmt: skip
 
 
@@ -167,11 +171,13 @@ def _both(wanted: frozenset[str], only: frozenset[str] | None) -> frozenset[str]
     return wanted if only is None else wanted & only
 
 
-def _become(seen: Seen, asked: frozenset[str], tenants: tuple[Tenant, ...]) -> tuple[Tenant, ...]:
+def _become(
+    seen: FleetView, asked: frozenset[str], tenants: tuple[Tenant, ...]
+) -> tuple[Tenant, ...]:
     """A standby that takes over has its memory already: the guest that comes takes it."""
     switched = {
         f"{name} on {host}"
-        for name in asked if name in seen.known and seen.known[name].way is Way.SWITCH
+        for name in asked if name in seen.known and seen.known[name].way is TravelMethod.SWITCH
         for one in tenants if one.name == name for host in one.needs.only or ()
     }  # fmt: skip
     return tuple(
@@ -179,9 +185,9 @@ def _become(seen: Seen, asked: frozenset[str], tenants: tuple[Tenant, ...]) -> t
     )
 
 
-def terms(run: Evacuation, kind: Kind) -> Terms:
+def terms(run: Evacuation, kind: Kind) -> EvacuationTerms:
     """What a run keeps to, by the policy that it is done by."""
-    return Terms(
+    return EvacuationTerms(
         rules=Rules(
             keep_free=run.keep_free,
             weights=Weights(spread=run.spread, prefer=run.prefer, stay_near=run.stay_near),
@@ -191,5 +197,5 @@ def terms(run: Evacuation, kind: Kind) -> Terms:
             per_source=run.per_source, per_target=run.per_target, total=run.at_once,
             order=run.order,
         ),
-        patience=Patience(tries=run.tries, first_wait=run.first_wait),
+        patience=RetryLimits(tries=run.tries, first_wait=run.first_wait),
     )  # fmt: skip

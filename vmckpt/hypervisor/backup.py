@@ -17,7 +17,7 @@ import libvirt
 
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import block, domain_xml
-from vmckpt.hypervisor.qmp import Seat
+from vmckpt.hypervisor.qmp import DomainCaller
 from vmckpt.model.disk import MARK, BackupOrder, Checkpoint, DiskFacts, OpenBackup, OpenDisk
 from vmckpt.units import Seconds
 
@@ -135,8 +135,8 @@ class BitmapLost(HypervisorError):
 class Backups:
     """One guest's backups and checkpoints. Every call raises HypervisorError."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, caller: DomainCaller) -> None:
+        self._seat = caller
 
     def facts(self) -> tuple[DiskFacts, ...]:
         """The guest's disks; of one that does not run only what its definition says."""
@@ -180,7 +180,7 @@ class Backups:
                 raise HypervisorError(
                     f"{host}: the backup has not ended in {limit:g} s",
                     host=host,
-                    mend="run virsh domjobabort for the guest",
+                    hint="run virsh domjobabort for the guest",
                 )
             time.sleep(0.02)
         return True

@@ -10,7 +10,7 @@ import libvirt
 import libvirt_qemu
 
 from vmckpt.hypervisor import domain_xml
-from vmckpt.hypervisor.qmp import Seat
+from vmckpt.hypervisor.qmp import DomainCaller
 from vmckpt.model.disk import Bitmap, DiskFacts
 from vmckpt.units import Bytes
 
@@ -94,20 +94,20 @@ class Pull:
     total: int
 
 
-def begin(seat: Seat, disk: str) -> None:
+def start_pull(caller: DomainCaller, disk: str) -> None:
     """Begin to pull a disk in; it goes on in QEMU. Raises HypervisorError."""
-    seat.on_domain("pulling a disk in", lambda domain: domain.blockPull(disk), changes=True)
+    caller.on_domain("pulling a disk in", lambda domain: domain.blockPull(disk), changes=True)
 
 
-def progress(seat: Seat, disk: str) -> Pull | None:
+def progress(caller: DomainCaller, disk: str) -> Pull | None:
     """None: nothing is pulled. Raises HypervisorError."""
-    told = seat.on_domain("looking at a pull", lambda domain: domain.blockJobInfo(disk))
+    told = caller.on_domain("looking at a pull", lambda domain: domain.blockJobInfo(disk))
     if not told:
         return None
     return Pull(int(told.get("cur", 0)), int(told.get("end", 0)))
 
 
-def stopped_by_disk(seat: Seat) -> bool:
+def stopped_by_disk(caller: DomainCaller) -> bool:
     """Whether the guest stands still because a disk could not be read."""
-    state = seat.on_domain("asking for the guest's state", lambda domain: domain.state())
+    state = caller.on_domain("asking for the guest's state", lambda domain: domain.state())
     return tuple(state) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)

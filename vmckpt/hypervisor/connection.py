@@ -31,7 +31,7 @@ from vmckpt.units import Seconds
 T = TypeVar("T")
 
 
-class Lane:
+class ConnectionThread:
     """Runs callables in the order given, in a thread that starts with the first."""
 
     def __init__(self, name: str) -> None:
@@ -125,8 +125,8 @@ def opened(uri: str, host: str) -> Iterator[libvirt.virConnect]:
     try:
         connection = libvirt.open(without_questions(uri))
     except libvirt.libvirtError as exc:
-        what = Broken(exc, sent=False)
-        raise broken(what, host=host, what="connecting", changes=False) from exc
+        what = ConnectionBroken(exc, sent=False)
+        raise map_broken(what, host=host, what="connecting", changes=False) from exc
     try:
         yield connection
     finally:
@@ -143,16 +143,16 @@ def once(
             return call(connection)
         except libvirt.libvirtError as exc:
             if connection.isAlive() == 1:
-                raise refused(exc, host=host, what=what) from exc
-            failed = Broken(exc, sent=True)
-            raise broken(failed, host=host, what=what, changes=changes) from exc
+                raise map_refusal(exc, host=host, what=what) from exc
+            failed = ConnectionBroken(exc, sent=True)
+            raise map_broken(failed, host=host, what=what, changes=changes) from exc
 
 
 NOT_HERE = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
 """Codes of errors that say: the host does not know the guest, or it does not run there."""
 
 
-class Broken(Exception):
+class ConnectionBroken(Exception):
     """The connection failed, not the call."""
 
     def __init__(self, error: libvirt.libvirtError, *, sent: bool) -> None:
@@ -162,14 +162,14 @@ class Broken(Exception):
         """False: the call never left, so it cannot have changed anything."""
 
 
-def refused(error: libvirt.libvirtError, *, host: str, what: str) -> HypervisorError:
+def map_refusal(error: libvirt.libvirtError, *, host: str, what: str) -> HypervisorError:
     """Our error for a call that libvirt answered with no."""
     return HypervisorError(
         f"{host}: {what}: {_text(error)}", host=host, code=error.get_error_code()
     )
 
 
-def broken(broken: Broken, *, host: str, what: str, changes: bool) -> HypervisorError:
+def map_broken(broken: ConnectionBroken, *, host: str, what: str, changes: bool) -> HypervisorError:
     """Our error for a call whose connection broke; `changes`: it may have changed something."""
     text, code = _text(broken.error), broken.error.get_error_code()
     if changes and broken.sent:
@@ -182,7 +182,7 @@ def broken(broken: Broken, *, host: str, what: str, changes: bool) -> Hypervisor
         f"{host}: libvirt cannot be reached: {text}",
         host=host,
         code=code,
-        mend=f"run vmckpt doctor {host}",
+        hint=f"run vmckpt doctor {host}",
     )
 
 
@@ -200,12 +200,12 @@ NONSENSE = (
 )  # fmt: skip
 
 
-class _Line:
+class _Connection:
     """One lane and its connection, opened at the first call and again after it broke."""
 
     def __init__(self, host: Host, name: str) -> None:
         self._host = host
-        self._lane = Lane(f"{host.name} {name}")
+        self._lane = ConnectionThread(f"{host.name} {name}")
         self._connection: libvirt.virConnect | None = None
 
     async def run(self, call: Callable[[libvirt.virConnect], T]) -> T:
@@ -219,12 +219,12 @@ class _Line:
         try:
             connection = self._open()
         except libvirt.libvirtError as exc:
-            raise Broken(exc, sent=False) from exc
+            raise ConnectionBroken(exc, sent=False) from exc
         try:
             return call(connection)
         except libvirt.libvirtError as exc:
             if connection.isAlive() != 1:
-                raise Broken(exc, sent=True) from exc
+                raise ConnectionBroken(exc, sent=True) from exc
             raise
 
     def _open(self) -> libvirt.virConnect:
@@ -257,10 +257,10 @@ class Hypervisor:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.guard: Callable[[], None] | None = None
+        self.check_lease: Callable[[], None] | None = None
         """Asked in the lane, right before a call that changes something; raises to forbid it."""
-        self._short = _Line(host, "short")
-        self._long = _Line(host, "long")
+        self._short = _Connection(host, "short")
+        self._long = _Connection(host, "long")
 
     async def __aenter__(self) -> "Hypervisor":
         return self
@@ -269,7 +269,7 @@ class Hypervisor:
         await self._short.close(Seconds(2.0))
         await self._long.close(Seconds(2.0))
 
-    async def ask(
+    async def query(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
     ) -> T:
         """A call that changes nothing; tried once more on a new connection if that broke.
@@ -278,7 +278,7 @@ class Hypervisor:
         """
         with self._translated(what, changes=False):
             async for attempt in AsyncRetrying(
-                retry=retry_if_exception_type(Broken),
+                retry=retry_if_exception_type(ConnectionBroken),
                 stop=stop_after_attempt(2),
                 wait=wait_fixed(0.2),
                 reraise=True,
@@ -287,7 +287,7 @@ class Hypervisor:
                     return await self._in_time(what, call, limit=limit, changes=False)
         raise AssertionError("tenacity ends with a result or an error")
 
-    async def command(
+    async def execute(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
     ) -> T:
         """A call that changes something; never repeated. Also raises OutcomeUnknown, ReadOnly."""
@@ -295,7 +295,7 @@ class Hypervisor:
         with self._translated(what, changes=True):
             return await self._in_time(what, self._guarded(call), limit=limit, changes=True)
 
-    async def long_command(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
+    async def execute_long(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
         """A call that changes something and may take as long as it likes, in the long lane.
 
         Only to connect has a limit: nothing has happened by then.
@@ -306,7 +306,7 @@ class Hypervisor:
                 async with asyncio.timeout(OPEN_LIMIT):
                     await self._long.open()
             except TimeoutError as exc:
-                self._long = _Line(self.host, "long")
+                self._long = _Connection(self.host, "long")
                 raise self._silent("libvirt", OPEN_LIMIT) from exc
             return await self._long.run(self._guarded(call))
 
@@ -314,8 +314,8 @@ class Hypervisor:
         self, call: Callable[[libvirt.virConnect], T]
     ) -> Callable[[libvirt.virConnect], T]:
         def guarded(connection: libvirt.virConnect) -> T:
-            if self.guard is not None:
-                self.guard()
+            if self.check_lease is not None:
+                self.check_lease()
             return call(connection)
 
         return guarded
@@ -330,9 +330,9 @@ class Hypervisor:
         try:
             yield
         except libvirt.libvirtError as exc:
-            raise refused(exc, host=self.host.name, what=what) from exc
-        except Broken as exc:
-            raise broken(exc, host=self.host.name, what=what, changes=changes) from exc
+            raise map_refusal(exc, host=self.host.name, what=what) from exc
+        except ConnectionBroken as exc:
+            raise map_broken(exc, host=self.host.name, what=what, changes=changes) from exc
         except NONSENSE as exc:
             raise self._nonsense(what, exc, changes=changes) from exc
 
@@ -342,7 +342,7 @@ class Hypervisor:
         text = f"{name}: {what}: the answer makes no sense: {reason[:200]}"
         if changes:
             return OutcomeUnknown(f"{text}; it may have happened", host=name)
-        return HypervisorError(text, host=name, mend=f"run vmckpt doctor {quote(name)}")
+        return HypervisorError(text, host=name, hint=f"run vmckpt doctor {quote(name)}")
 
     async def _in_time(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds, changes: bool
@@ -365,7 +365,7 @@ class Hypervisor:
 
     def _no_answer(self, what: str, limit: Seconds) -> HostUnreachable:
         """The lane's thread is stuck in its call: leave it behind and start afresh."""
-        self._short = _Line(self.host, "short")
+        self._short = _Connection(self.host, "short")
         return self._silent(what, limit)
 
     def _silent(self, what: str, limit: Seconds) -> HostUnreachable:
@@ -373,5 +373,5 @@ class Hypervisor:
         return HostUnreachable(
             f"{name}: {what} gave no answer in {limit:g} s",
             host=name,
-            mend=f"run vmckpt doctor {quote(name)}",
+            hint=f"run vmckpt doctor {quote(name)}",
         )

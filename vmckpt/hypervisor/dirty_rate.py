@@ -42,11 +42,11 @@ async def dirtied(hypervisor: Hypervisor, guest: Guest, seconds: int) -> DirtyPo
         domain = connection.lookupByUUIDString(guest.uuid)
         return connection.domainListGetStats([domain], libvirt.VIR_DOMAIN_STATS_DIRTYRATE)[0][1]
 
-    await hypervisor.command("starting to measure writes", start)
+    await hypervisor.execute("starting to measure writes", start)
     await asyncio.sleep(seconds)
     late = 0.0
     while True:
-        stats = await hypervisor.ask("reading measured writes", read)
+        stats = await hypervisor.query("reading measured writes", read)
         if stats.get("dirtyrate.calc_status") == libvirt.VIR_DOMAIN_DIRTYRATE_MEASURED:
             rate = int(stats.get("dirtyrate.megabytes_per_second", 0))
             return point(rate, int(stats.get("dirtyrate.calc_period", seconds)), guest.memory)
@@ -80,6 +80,6 @@ async def resident(hypervisor: Hypervisor, guest: Guest) -> Bytes | None:
     def read(connection: libvirt.virConnect) -> dict[str, int]:
         return connection.lookupByUUIDString(guest.uuid).memoryStats()
 
-    stats = await hypervisor.ask("reading memory statistics", read)
+    stats = await hypervisor.query("reading memory statistics", read)
     held = stats.get("rss")
     return None if held is None else Bytes(min(guest.memory, held * 1024))

@@ -223,7 +223,7 @@ def labels_xml(labels: Mapping[str, str]) -> str:
         if not_in_xml(name + value):
             raise BadInput(
                 f"{name!r}={value!r}: a label cannot hold control characters",
-                mend="leave them out",
+                hint="leave them out",
             )
         ET.SubElement(root, "label", name=name, value=value)
     return ET.tostring(root, encoding="unicode")

@@ -11,7 +11,7 @@ import libvirt
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import block, domain_xml
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.qmp import Seat
+from vmckpt.hypervisor.qmp import DomainCaller
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.guest import OUTGOING, Guest, GuestState, Presence
 from vmckpt.units import Seconds
@@ -56,7 +56,7 @@ async def all_guests(hypervisor: Hypervisor) -> list[Guest]:
                 found.append(described(domain))
         return sorted(found, key=lambda guest: guest.name)
 
-    return await hypervisor.ask("listing guests", read)
+    return await hypervisor.query("listing guests", read)
 
 
 async def find_guest(hypervisor: Hypervisor, name: str) -> Guest | None:
@@ -66,7 +66,7 @@ async def find_guest(hypervisor: Hypervisor, name: str) -> Guest | None:
         domain = _lookup(connection, name)
         return None if domain is None else described(domain)
 
-    return await hypervisor.ask(f"looking for guest {name}", read)
+    return await hypervisor.query(f"looking for guest {name}", read)
 
 
 async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
@@ -92,7 +92,7 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
         )
 
     try:
-        return await hypervisor.ask(f"looking for guest {uuid}", read)
+        return await hypervisor.query(f"looking for guest {uuid}", read)
     except HypervisorError:
         return Presence(reachable=False)
 
@@ -108,7 +108,7 @@ async def define_and_start(hypervisor: Hypervisor, xml: str) -> None:
             domain.undefine()
             raise
 
-    await hypervisor.command("starting a guest", change)
+    await hypervisor.execute("starting a guest", change)
 
 
 async def define(hypervisor: Hypervisor, xml: str) -> str:
@@ -118,7 +118,7 @@ async def define(hypervisor: Hypervisor, xml: str) -> str:
         flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_INACTIVE
         return connection.defineXML(xml).XMLDesc(flags)
 
-    return await hypervisor.command("defining a guest", change)
+    return await hypervisor.execute("defining a guest", change)
 
 
 async def start_transient(hypervisor: Hypervisor, xml: str) -> None:
@@ -127,7 +127,7 @@ async def start_transient(hypervisor: Hypervisor, xml: str) -> None:
     def change(connection: libvirt.virConnect) -> None:
         connection.createXML(xml, 0)
 
-    await hypervisor.command("starting a guest", change)
+    await hypervisor.execute("starting a guest", change)
 
 
 async def save(hypervisor: Hypervisor, name: str, path: str) -> None:
@@ -136,7 +136,7 @@ async def save(hypervisor: Hypervisor, name: str, path: str) -> None:
     def change(connection: libvirt.virConnect) -> None:
         connection.lookupByName(name).save(path)
 
-    await hypervisor.long_command(f"saving guest {name}", change)
+    await hypervisor.execute_long(f"saving guest {name}", change)
 
 
 async def restore(hypervisor: Hypervisor, path: str, xml: str) -> None:
@@ -145,12 +145,12 @@ async def restore(hypervisor: Hypervisor, path: str, xml: str) -> None:
     def change(connection: libvirt.virConnect) -> None:
         connection.restoreFlags(path, xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)
 
-    await hypervisor.long_command("restoring a guest", change)
+    await hypervisor.execute_long("restoring a guest", change)
 
 
 async def versions(hypervisor: Hypervisor) -> tuple[int, int]:
     """Versions of the host's libvirt and QEMU, as libvirt encodes them (7002022 is 7.2.22)."""
-    return await hypervisor.ask(
+    return await hypervisor.query(
         "asking for versions",
         lambda connection: (connection.getLibVersion(), connection.getVersion()),
     )
@@ -169,7 +169,7 @@ async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str
         text = domain_xml.labels_xml(labels) if labels else None
         domain.setMetadata(kind, text, "vmckpt", domain_xml.LABELS, flags)
 
-    await hypervisor.command(f"labelling guest {name}", change)
+    await hypervisor.execute(f"labelling guest {name}", change)
 
 
 async def remove(hypervisor: Hypervisor, name: str) -> None:
@@ -189,7 +189,7 @@ async def remove(hypervisor: Hypervisor, name: str) -> None:
                 | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
             )
 
-    await hypervisor.command(f"removing guest {name}", change)
+    await hypervisor.execute(f"removing guest {name}", change)
 
 
 async def resume(hypervisor: Hypervisor, uuid: str) -> None:
@@ -200,7 +200,7 @@ async def resume(hypervisor: Hypervisor, uuid: str) -> None:
         if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
             domain.resume()
 
-    await hypervisor.command("letting a guest go on", change)
+    await hypervisor.execute("letting a guest go on", change)
 
 
 async def end(hypervisor: Hypervisor, uuid: str) -> None:
@@ -211,7 +211,7 @@ async def end(hypervisor: Hypervisor, uuid: str) -> None:
         if domain is not None and domain.isActive():
             domain.destroy()
 
-    await hypervisor.command("ending a guest", change)
+    await hypervisor.execute("ending a guest", change)
 
 
 def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | None:
@@ -271,7 +271,7 @@ def _job(domain: libvirt.virDomain) -> str | None:
     return _JOBS.get(int(stats.get(libvirt.VIR_DOMAIN_JOB_OPERATION, 0)), UNKNOWN_JOB)
 
 
-def up(seat: Seat) -> None:
+def up(caller: DomainCaller) -> None:
     """Plug all cables in, with libvirt's knowledge. Raises HypervisorError."""
 
     def change(domain: libvirt.virDomain) -> None:
@@ -282,7 +282,7 @@ def up(seat: Seat) -> None:
                 text = ET.tostring(card, encoding="unicode")
                 domain.updateDeviceFlags(text, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-    seat.on_domain("plugging the guest's cables in", change, changes=True)
+    caller.on_domain("plugging the guest's cables in", change, changes=True)
 
 
 _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
@@ -301,7 +301,7 @@ class Definition:
     disks: tuple[DiskFacts, ...]
 
 
-async def read(hypervisor: Hypervisor, uuid: str) -> Definition:
+async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
     """Raises HypervisorError, also for a guest without a stored definition."""
 
     def look(connection: libvirt.virConnect) -> Definition | None:
@@ -318,13 +318,13 @@ async def read(hypervisor: Hypervisor, uuid: str) -> Definition:
             disks=block.read_facts(domain.XMLDesc(), known),
         )
 
-    found = await hypervisor.ask("reading the guest's definition", look)
+    found = await hypervisor.query("reading the guest's definition", look)
     if found is None:
         name = hypervisor.host.name
         raise HypervisorError(
             f"{name}: the guest {uuid} has no stored definition that could be changed",
             host=name,
-            mend="define it with virsh define",
+            hint="define it with virsh define",
         )
     return found
 
@@ -341,12 +341,12 @@ async def write(hypervisor: Hypervisor, uuid: str, xml: str, *, instead_of: str)
         connection.defineXML(xml)
         return True
 
-    if not await hypervisor.command("changing the guest's definition", change):
+    if not await hypervisor.execute("changing the guest's definition", change):
         name = hypervisor.host.name
         raise HypervisorError(
             f"{name}: somebody has changed the guest's definition meanwhile; nothing was done",
             host=name,
-            mend="try again",
+            hint="try again",
         )
 
 
@@ -362,14 +362,14 @@ class Found:
     """Its stored definition; None: it has none."""
 
 
-async def look(hypervisor: Hypervisor, uuid: str) -> Found | None:
+async def inspect_guest(hypervisor: Hypervisor, uuid: str) -> Found | None:
     """None if the host does not know the guest. Raises HypervisorError."""
 
     def read(connection: libvirt.virConnect) -> Found | None:
         domain = _found(connection, uuid)
         return None if domain is None else Found(bool(domain.isActive()), _text(domain))
 
-    return await hypervisor.ask("reading the guest's definition", read)
+    return await hypervisor.query("reading the guest's definition", read)
 
 
 async def put_right(
@@ -387,7 +387,7 @@ async def put_right(
             connection.defineXML(wanted)
         return wanted is not None
 
-    return await hypervisor.command("storing the guest's definition", change)
+    return await hypervisor.execute("storing the guest's definition", change)
 
 
 def _found(connection: libvirt.virConnect, uuid: str) -> libvirt.virDomain | None:

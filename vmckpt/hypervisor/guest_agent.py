@@ -13,7 +13,7 @@ import libvirt_qemu
 
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import domain_xml
-from vmckpt.hypervisor.qmp import Seat
+from vmckpt.hypervisor.qmp import DomainCaller
 from vmckpt.units import Seconds
 
 T = TypeVar("T")
@@ -30,8 +30,8 @@ _NANO = 1_000_000_000
 class GuestAgent:
     """The agent in one guest. Limits are libvirt's, in whole seconds."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, caller: DomainCaller) -> None:
+        self._seat = caller
 
     def there(self, *, limit: Seconds = _SHORT) -> bool:
         """Whether it answers."""

@@ -19,7 +19,7 @@ from vmckpt.units import Bytes, Seconds
 
 async def host_facts(hypervisor: Hypervisor) -> HostFacts:
     """Everything preflight and doctor want to know. Raises HostUnreachable or HypervisorError."""
-    return await hypervisor.ask("asking about the host", _read)
+    return await hypervisor.query("asking about the host", _read)
 
 
 def _read(connection: libvirt.virConnect) -> HostFacts:
@@ -80,14 +80,14 @@ async def cpu_fits(hypervisor: Hypervisor, guest: Guest) -> bool | None:
             libvirt.VIR_CPU_COMPARE_SUPERSET: True,
         }.get(answer)
 
-    return await hypervisor.ask("comparing CPUs", compare)
+    return await hypervisor.query("comparing CPUs", compare)
 
 
 _STALE = Seconds(60.0)
 """Labels, memory and CPUs may have been changed since."""
 
 
-class Glancer:
+class HostPoller:
     """Looks at one host."""
 
     def __init__(self, hypervisor: Hypervisor) -> None:
@@ -97,9 +97,9 @@ class Glancer:
         self._times: tuple[int, int] | None = None
         """Nanoseconds of CPU time since its start: all, and those without work."""
 
-    async def look(self) -> tuple[HostNow, tuple[GuestNow, ...]]:
+    async def poll(self) -> tuple[HostNow, tuple[GuestNow, ...]]:
         """Raises HostUnreachable, HypervisorError."""
-        return await self._hypervisor.ask("looking at the host", self._read)
+        return await self._hypervisor.query("looking at the host", self._read)
 
     def _read(self, connection: libvirt.virConnect) -> tuple[HostNow, tuple[GuestNow, ...]]:
         memory = connection.getMemoryStats(libvirt.VIR_NODE_MEMORY_STATS_ALL_CELLS)

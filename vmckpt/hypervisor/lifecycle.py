@@ -37,9 +37,9 @@ async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
     until, asked = loop.time() + limit, -_AGAIN
     while True:
         if loop.time() - asked >= _AGAIN:
-            await hypervisor.command("shutting a guest down", ask)
+            await hypervisor.execute("shutting a guest down", ask)
             asked = loop.time()
-        if not await hypervisor.ask("looking whether a guest is off", active):
+        if not await hypervisor.query("looking whether a guest is off", active):
             return
         if loop.time() > until:
             raise HypervisorError(
@@ -59,12 +59,12 @@ async def suspend(hypervisor: Hypervisor, uuid: str) -> None:
         if domain.isActive():
             domain.managedSave()
 
-    await hypervisor.long_command("suspending a guest", change)
+    await hypervisor.execute_long("suspending a guest", change)
 
 
 async def is_saved(hypervisor: Hypervisor, uuid: str) -> bool:
     """Whether a guest that is off goes on from saved memory next. Raises HypervisorError."""
-    return await hypervisor.ask(
+    return await hypervisor.query(
         "looking for saved memory",
         lambda connection: bool(connection.lookupByUUIDString(uuid).hasManagedSaveImage()),
     )
@@ -96,7 +96,7 @@ async def move_offline(
             raise HypervisorError("its memory was saved meanwhile", host=hypervisor.host.name)
         domain.migrateToURI3(target, given, flags)
 
-    await hypervisor.command("moving a guest that is off", change)
+    await hypervisor.execute("moving a guest that is off", change)
 
 
 async def start(hypervisor: Hypervisor, uuid: str) -> str | None:
@@ -112,7 +112,7 @@ async def start(hypervisor: Hypervisor, uuid: str) -> str | None:
         domain.create()
         return str(domain.name())
 
-    return await hypervisor.command("starting a guest", change)
+    return await hypervisor.execute("starting a guest", change)
 
 
 class Ending(StrEnum):

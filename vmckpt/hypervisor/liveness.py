@@ -20,7 +20,7 @@ _PANICKED = (
 )
 
 
-async def feel(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pulse:
+async def sample_liveness(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pulse:
     """Look at a guest once. Raises HypervisorError."""
 
     def read(connection: libvirt.virConnect) -> Pulse:
@@ -31,7 +31,7 @@ async def feel(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pulse:
             return _gone(at)
         return pulse(stats, at)
 
-    return await hypervisor.ask("looking for life in a guest", read)
+    return await hypervisor.query("looking for life in a guest", read)
 
 
 async def measure_writes(hypervisor: Hypervisor, uuid: str, seconds: int) -> None:
@@ -40,7 +40,7 @@ async def measure_writes(hypervisor: Hypervisor, uuid: str, seconds: int) -> Non
     def start(connection: libvirt.virConnect) -> None:
         connection.lookupByUUIDString(uuid).startDirtyRateCalc(max(1, min(60, seconds)), 0)
 
-    await hypervisor.command("starting to measure writes", start)
+    await hypervisor.execute("starting to measure writes", start)
 
 
 def pulse(stats: domain_xml.Stats, at: Seconds) -> Pulse:

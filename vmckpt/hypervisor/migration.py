@@ -1,6 +1,6 @@
 """libvirt's migration calls: flags, parameters, and its refusals in our words.
 
-It implements the protocol `model.migration.Mover`.
+It implements the protocol `model.migration.MigrationDriver`.
 """
 
 import json
@@ -107,7 +107,7 @@ def _compression(order: MoveOrder, target: Host) -> Parameters:
             raise HypervisorError(
                 f"compression {method}: the libvirt-python here is older than 9.4",
                 host=target.name,
-                mend="upgrade it, or choose compression xbzrle or none",
+                hint="upgrade it, or choose compression xbzrle or none",
             )
         if level is not None:
             found[key] = level
@@ -115,7 +115,7 @@ def _compression(order: MoveOrder, target: Host) -> Parameters:
 
 
 def explained(error: HypervisorError, order: MoveOrder, target: Host) -> HypervisorError:
-    """The error with its cause and mend, where libvirt's words leave them to be guessed.
+    """The error with its cause and a hint, where libvirt's words leave them to be guessed.
 
     The kind of error stays: only what libvirt refused (HypervisorError itself) is looked at.
     """
@@ -145,8 +145,8 @@ def explained(error: HypervisorError, order: MoveOrder, target: Host) -> Hypervi
     return error
 
 
-def _renamed(error: HypervisorError, text: str, mend: str) -> HypervisorError:
-    return HypervisorError(text, host=error.host, code=error.code, mend=mend)
+def _renamed(error: HypervisorError, text: str, hint: str) -> HypervisorError:
+    return HypervisorError(text, host=error.host, code=error.code, hint=hint)
 
 
 # libvirt's own greatest limit in MiB/s, which it takes for none.
@@ -155,7 +155,7 @@ _NO_LIMIT = (2**63 - 1) // MIB
 _QEMU_THROTTLE = AutoConverge(initial=20, increment=10, at_most=99)
 
 
-class LibvirtMover:
+class LibvirtMigrationDriver:
     """Moves one guest from one host to another."""
 
     def __init__(
@@ -175,8 +175,8 @@ class LibvirtMover:
     def _guest(self, connection: libvirt.virConnect) -> libvirt.virDomain:
         return connection.lookupByUUIDString(self._uuid)
 
-    async def move(self, order: MoveOrder) -> None:
-        """See Mover.move."""
+    async def migrate(self, order: MoveOrder) -> None:
+        """See MigrationDriver.move."""
         target = self._target.host
         flags, params = migration_flags(order), migration_params(order, target)
 
@@ -195,7 +195,7 @@ class LibvirtMover:
 
         call = peer_to_peer if order.driver is Driver.PEER_TO_PEER else client_driven
         try:
-            await self._source.long_command("migration", call)
+            await self._source.execute_long("migration", call)
         except HypervisorError as exc:
             # libvirt has no code of its own for this; the words are the daemon's, in its C locale.
             if "connect to remote libvirt URI" in exc.message:
@@ -205,7 +205,7 @@ class LibvirtMover:
             raise explained(exc, order, target) from exc
 
     async def sample(self) -> JobSample | None:
-        """See Mover.sample."""
+        """See MigrationDriver.sample."""
 
         def read(connection: libvirt.virConnect) -> JobSample | None:
             try:
@@ -231,10 +231,10 @@ class LibvirtMover:
                 in (libvirt.VIR_DOMAIN_PAUSED_POSTCOPY, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY_FAILED),
             )
 
-        return await self._source.ask("reading job statistics", read)
+        return await self._source.query("reading job statistics", read)
 
     async def totals(self) -> JobTotals | None:
-        """See Mover.totals. Read without removing them, so that others can read them too."""
+        """See MigrationDriver.totals. Reading them does not remove them."""
         keep = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED | libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
 
         def read(connection: libvirt.virConnect) -> JobTotals | None:
@@ -242,12 +242,12 @@ class LibvirtMover:
             return domain_xml.job_totals(stats) if stats.get("type") else None
 
         try:
-            return await self._target.ask("reading final statistics", read)
+            return await self._target.query("reading final statistics", read)
         except HypervisorError:
             return None
 
     async def abort(self) -> None:
-        """See Mover.abort."""
+        """See MigrationDriver.abort."""
 
         def change(connection: libvirt.virConnect) -> None:
             try:
@@ -257,37 +257,37 @@ class LibvirtMover:
                 if exc.get_error_code() not in ended:
                     raise
 
-        await self._source.command("aborting the migration", change)
+        await self._source.execute("aborting the migration", change)
 
     async def set_autostart(self) -> None:
-        """See Mover.set_autostart."""
-        await self._target.command("setting autostart", lambda c: self._guest(c).setAutostart(1))
+        """See MigrationDriver.set_autostart."""
+        await self._target.execute("setting autostart", lambda c: self._guest(c).setAutostart(1))
 
     async def set_max_downtime(self, limit: Seconds) -> None:
-        """See Mover.set_max_downtime; libvirt counts in whole milliseconds."""
+        """See MigrationDriver.set_max_downtime; libvirt counts in whole milliseconds."""
         milliseconds = max(1, round(limit * 1000))
-        await self._source.command(
+        await self._source.execute(
             "setting the downtime limit",
             lambda c: self._guest(c).migrateSetMaxDowntime(milliseconds),
         )
 
     async def max_downtime(self) -> Seconds:
-        """See Mover.max_downtime."""
-        milliseconds = await self._source.ask(
+        """See MigrationDriver.max_downtime."""
+        milliseconds = await self._source.query(
             "reading the downtime limit", lambda c: self._guest(c).migrateGetMaxDowntime()
         )
         return Seconds(milliseconds / 1000)
 
     async def set_bandwidth(self, limit: BytesPerSecond | None, *, post_copy: bool) -> None:
-        """See Mover.set_bandwidth; libvirt counts in whole MiB/s."""
+        """See MigrationDriver.set_bandwidth; libvirt counts in whole MiB/s."""
         flags = libvirt.VIR_DOMAIN_MIGRATE_MAX_SPEED_POSTCOPY if post_copy else 0
         speed = _NO_LIMIT if limit is None else max(1, math.ceil(limit / MIB))
-        await self._source.command(
+        await self._source.execute(
             "limiting the bandwidth", lambda c: self._guest(c).migrateSetMaxSpeed(speed, flags)
         )
 
     async def throttle(self, how: AutoConverge | None) -> None:
-        """See Mover.throttle.
+        """See MigrationDriver.throttle.
 
         libvirt has no call that changes the throttle while a job runs, QEMU has.
         """
@@ -300,30 +300,30 @@ class LibvirtMover:
                 "max-cpu-throttle": how.at_most,
             },
         }
-        await self._source.command(
+        await self._source.execute(
             "setting the CPU throttle",
             lambda c: libvirt_qemu.qemuMonitorCommand(self._guest(c), json.dumps(order), 0),
         )
 
     async def set_cache(self, size: Bytes) -> None:
-        """See Mover.set_cache."""
-        await self._source.command(
+        """See MigrationDriver.set_cache."""
+        await self._source.execute(
             "setting the compression cache",
             lambda c: self._guest(c).migrateSetCompressionCache(size),
         )
 
-    async def halt(self) -> None:
-        """See Mover.halt."""
-        await self._source.command("pausing the guest", lambda c: self._guest(c).suspend())
+    async def pause_guest(self) -> None:
+        """See MigrationDriver.halt."""
+        await self._source.execute("pausing the guest", lambda c: self._guest(c).suspend())
 
     async def start_post_copy(self) -> None:
-        """See Mover.start_post_copy."""
-        await self._source.command(
+        """See MigrationDriver.start_post_copy."""
+        await self._source.execute(
             "switching to post-copy", lambda c: self._guest(c).migrateStartPostCopy()
         )
 
-    async def stream_given_up(self) -> bool:
-        """See Mover.stream_given_up.
+    async def is_postcopy_paused(self) -> bool:
+        """See MigrationDriver.stream_given_up.
 
         libvirt says "post-copy failed" also when only its own call was lost; QEMU knows.
         """
@@ -334,32 +334,32 @@ class LibvirtMover:
             return bool(json.loads(answer)["return"].get("status") == "postcopy-paused")
 
         try:
-            return await self._source.ask("asking QEMU about the stream", read)
+            return await self._source.query("asking QEMU about the stream", read)
         except HypervisorError:
             return False
 
     async def free_target(self) -> None:
-        """See Mover.free_target."""
+        """See MigrationDriver.free_target."""
         if self._free_target is not None:
             await self._free_target()
 
-    async def forget_source(self) -> bool:
-        """See Mover.forget_source.
+    async def undefine_on_source(self) -> bool:
+        """See MigrationDriver.forget_source.
 
         libvirt leaves the definition when the source's call was lost although the stream arrived,
         and when the source went down before it heard of the arrival.
         """
-        return await self._forget(self._source, "source", kept=self._target)
+        return await self._undefine(self._source, "source", kept=self._target)
 
-    async def forget_target(self) -> bool:
-        """See Mover.forget_target.
+    async def undefine_on_target(self) -> bool:
+        """See MigrationDriver.forget_target.
 
         libvirt defines it right before it starts the CPUs: a libvirtd that dies in between ends the
         copy when it is started again, and leaves the definition.
         """
-        return await self._forget(self._target, "target", kept=self._source)
+        return await self._undefine(self._target, "target", kept=self._source)
 
-    async def _forget(self, at: Hypervisor, where: str, *, kept: Hypervisor) -> bool:
+    async def _undefine(self, at: Hypervisor, where: str, *, kept: Hypervisor) -> bool:
         def change(connection: libvirt.virConnect) -> bool:
             try:
                 domain = self._guest(connection)
@@ -375,14 +375,14 @@ class LibvirtMover:
             )
             return True
 
-        if not await kept.ask(
+        if not await kept.query(
             "asking for the guest's definition", lambda c: bool(self._guest(c).isPersistent())
         ):
             return False  # it is the only one there is
-        return await at.command(f"undefining the guest on the {where}", change)
+        return await at.execute(f"undefining the guest on the {where}", change)
 
     async def presence(self) -> tuple[Presence, Presence]:
-        """See Mover.presence."""
+        """See MigrationDriver.presence."""
         return (
             await domains.presence(self._source, self._uuid),
             await domains.presence(self._target, self._uuid),

@@ -31,7 +31,7 @@ def _standing(
         raise HypervisorError(
             f"{domain.name()} on {hypervisor.host.name} does not stand still for a migration",
             host=hypervisor.host.name,
-            mend="run vmckpt recover again: something has changed meanwhile",
+            hint="run vmckpt recover again: something has changed meanwhile",
         )
     return domain
 
@@ -41,7 +41,7 @@ async def handed_over(hypervisor: Hypervisor, uuid: str) -> bool:
     return await _stream(hypervisor, uuid) in ("completed", None)
 
 
-async def never_sent(hypervisor: Hypervisor, uuid: str) -> bool:
+async def source_never_completed(hypervisor: Hypervisor, uuid: str) -> bool:
     """Whether QEMU says that it has not sent all of the guest away; False if it cannot be asked.
     Of a QEMU that is younger than a migration it means nothing."""
     return await _stream(hypervisor, uuid) in ("none", "failed", "cancelled")
@@ -56,7 +56,7 @@ async def _stream(hypervisor: Hypervisor, uuid: str) -> str | None:
         return str(json.loads(answer)["return"].get("status", "none"))
 
     try:
-        return await hypervisor.ask("asking QEMU about the stream", read)
+        return await hypervisor.query("asking QEMU about the stream", read)
     except HypervisorError:
         return None
 
@@ -67,7 +67,7 @@ async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:
     def change(connection: libvirt.virConnect) -> None:
         _standing(hypervisor, connection, uuid, _ARRIVING).destroy()
 
-    await hypervisor.command("ending a copy that never ran", change)
+    await hypervisor.execute("ending a copy that never ran", change)
 
 
 async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
@@ -77,7 +77,7 @@ async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
     def change(connection: libvirt.virConnect) -> None:
         _standing(hypervisor, connection, uuid, _LEAVING).destroy()
 
-    await hypervisor.command("ending a copy that was handed over", change)
+    await hypervisor.execute("ending a copy that was handed over", change)
 
 
 async def start_leaving(hypervisor: Hypervisor, uuid: str) -> None:
@@ -86,4 +86,4 @@ async def start_leaving(hypervisor: Hypervisor, uuid: str) -> None:
     def change(connection: libvirt.virConnect) -> None:
         _standing(hypervisor, connection, uuid, _LEAVING).resume()
 
-    await hypervisor.command("letting the guest go on", change)
+    await hypervisor.execute("letting the guest go on", change)

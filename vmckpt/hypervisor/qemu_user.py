@@ -18,7 +18,7 @@ def owner(uri: str, host: str) -> tuple[int, int]:
         try:
             return owner_in(connection.getCapabilities())
         except libvirt.libvirtError as exc:
-            raise hypervisor_connection.refused(
+            raise hypervisor_connection.map_refusal(
                 exc, host=host, what="asking as whom QEMU runs"
             ) from exc
         except ValueError as exc:
@@ -46,7 +46,7 @@ def make_folder(place: Path, to: tuple[int, int]) -> Path:
         shut = [one for one in place.parents if not one.stat().st_mode & stat.S_IXOTH]
         raise BadInput(
             f"QEMU, which runs as {to[0]}, may not go to {place}",
-            mend=f"run chmod o+x {shut[-1] if shut else place.parent} there",
+            hint=f"run chmod o+x {shut[-1] if shut else place.parent} there",
         )
     return place
 

@@ -28,11 +28,11 @@ _RETURNS = Seconds(5.0)
 _TURN = Seconds(0.1)
 
 
-class Refused(HypervisorError):
+class QmpRefused(HypervisorError):
     """QEMU answered a command with an error."""
 
 
-class Monitor:
+class QmpMonitor:
     """The monitor of one guest. Use as `with Monitor(uuid, host="alpha") as monitor`.
 
     libvirt may be restarted meanwhile: a connection that broke is opened again for the next call.
@@ -51,8 +51,8 @@ class Monitor:
         try:
             self._connection = libvirt.open(hypervisor_connection.without_questions(self.uri))
         except libvirt.libvirtError as exc:
-            broken = hypervisor_connection.Broken(exc, sent=False)
-            raise hypervisor_connection.broken(
+            broken = hypervisor_connection.ConnectionBroken(exc, sent=False)
+            raise hypervisor_connection.map_broken(
                 broken, host=self.host, what="connecting", changes=False
             ) from exc
         try:
@@ -62,7 +62,7 @@ class Monitor:
             self.close()
             raise refused from exc
 
-    def __enter__(self) -> "Monitor":
+    def __enter__(self) -> "QmpMonitor":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -175,7 +175,7 @@ class Monitor:
         try:
             told = json.loads(answer)
             if "error" in told:
-                raise Refused(f"{self.host}: {command}: {told['error']['desc']}", host=self.host)
+                raise QmpRefused(f"{self.host}: {command}: {told['error']['desc']}", host=self.host)
             return told["return"]
         except (ValueError, TypeError, LookupError) as exc:
             text = f"{self.host}: {command}: the answer makes no sense: {answer[:100]!r}"
@@ -199,9 +199,9 @@ class Monitor:
 
     def _error(self, what: str, exc: libvirt.libvirtError, *, changes: bool) -> HypervisorError:
         if self._alive():
-            return hypervisor_connection.refused(exc, host=self.host, what=what)
-        broken = hypervisor_connection.Broken(exc, sent=True)
-        return hypervisor_connection.broken(broken, host=self.host, what=what, changes=changes)
+            return hypervisor_connection.map_refusal(exc, host=self.host, what=what)
+        broken = hypervisor_connection.ConnectionBroken(exc, sent=True)
+        return hypervisor_connection.map_broken(broken, host=self.host, what=what, changes=changes)
 
     def _alive(self) -> bool:
         try:
@@ -235,7 +235,7 @@ def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -
     )
 
 
-class Seat(Protocol):
+class DomainCaller(Protocol):
     """One guest and how it is called. libvirt's errors become ours there or above it."""
 
     @property
@@ -260,11 +260,11 @@ class _Lane:
         return call(self._domain)
 
 
-async def at(
+async def call_on_domain(
     hypervisor: Hypervisor,
     uuid: str,
     what: str,
-    call: Callable[[Seat], T],
+    call: Callable[[DomainCaller], T],
     *,
     changes: bool,
     limit: Seconds = Seconds(40.0),
@@ -278,5 +278,5 @@ async def at(
         return call(_Lane(hypervisor.host.name, connection.lookupByUUIDString(uuid)))
 
     if changes:
-        return await hypervisor.command(what, run, limit=limit)
-    return await hypervisor.ask(what, run, limit=limit)
+        return await hypervisor.execute(what, run, limit=limit)
+    return await hypervisor.query(what, run, limit=limit)

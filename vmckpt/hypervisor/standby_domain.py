@@ -3,7 +3,7 @@
 import libvirt
 
 from vmckpt.hypervisor import connection as hypervisor_connection
-from vmckpt.hypervisor.qmp import LOCAL, Monitor
+from vmckpt.hypervisor.qmp import LOCAL, QmpMonitor
 
 _KEEP = (
     libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM
@@ -47,7 +47,7 @@ def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) ->
     hypervisor_connection.once(uri, host, "storing the guest's definition", call, changes=True)
 
 
-def stored(monitor: Monitor) -> tuple[str, bool] | None:
+def stored(monitor: QmpMonitor) -> tuple[str, bool] | None:
     """The guest's stored definition with its passwords, and whether it starts with its host; None:
     there is none. Raises HypervisorError."""
 
@@ -60,7 +60,7 @@ def stored(monitor: Monitor) -> tuple[str, bool] | None:
     return monitor.on_domain("reading the stored definition", call)
 
 
-def undefine(monitor: Monitor) -> None:
+def undefine(monitor: QmpMonitor) -> None:
     """Forget the stored definition; a guest that runs goes on, and nothing can start it again.
 
     Fine if there is none. Raises HypervisorError.
@@ -73,7 +73,7 @@ def undefine(monitor: Monitor) -> None:
     monitor.on_domain("forgetting the stored definition", call, changes=True)
 
 
-def links_up(monitor: Monitor, cards: list[str]) -> None:
+def links_up(monitor: QmpMonitor, cards: list[str]) -> None:
     """Let libvirt plug a guest's cards in that were started unplugged; each as its XML.
 
     Raises HypervisorError.
@@ -86,7 +86,7 @@ def links_up(monitor: Monitor, cards: list[str]) -> None:
     monitor.on_domain("plugging the network in", call, changes=True)
 
 
-def forget_mark(monitor: Monitor, namespace: str) -> None:
+def forget_mark(monitor: QmpMonitor, namespace: str) -> None:
     """Take metadata away from a running guest; fine if there is none. Raises HypervisorError."""
 
     def call(domain: libvirt.virDomain) -> None:

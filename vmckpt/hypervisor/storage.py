@@ -20,7 +20,7 @@ _WHOLE = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
 
 async def drives(hypervisor: Hypervisor, uuid: str) -> tuple[Drive, ...]:
     """The guest's drives as they are now."""
-    return await hypervisor.ask(
+    return await hypervisor.query(
         "reading the guest's drives",
         lambda connection: read_drives(connection.lookupByUUIDString(uuid).XMLDesc()),
     )
@@ -82,7 +82,7 @@ async def definitions_with_images_at(
         stored = domain.XMLDesc(_WHOLE | libvirt.VIR_DOMAIN_XML_INACTIVE)
         return running, with_images_at(stored, paths)
 
-    return await source.ask("reading the guest's definition", read)
+    return await source.query("reading the guest's definition", read)
 
 
 async def folder_of(target: Hypervisor, wish: str) -> str:
@@ -100,19 +100,19 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
         return root.get("type", ""), root.findtext("target/path", ""), bool(pool.isActive())
 
     try:
-        kind, path, active = await target.ask(f"looking for storage pool {wish}", read)
+        kind, path, active = await target.query(f"looking for storage pool {wish}", read)
     except HypervisorError as exc:
         if exc.code != libvirt.VIR_ERR_NO_STORAGE_POOL:
             raise
         raise BadInput(
             f"{name}: no storage pool {wish!r}",
-            mend=f"run virsh pool-list --all on {name}, or give a folder",
+            hint=f"run virsh pool-list --all on {name}, or give a folder",
         ) from exc
     if kind not in ("dir", "fs", "netfs"):
-        raise BadInput(f"{name}: pool {wish!r} ({kind}) keeps no files", mend="give a folder")
+        raise BadInput(f"{name}: pool {wish!r} ({kind}) keeps no files", hint="give a folder")
     if not active:
         raise BadInput(
-            f"{name}: pool {wish!r} is not active", mend=f"run virsh pool-start {quote(wish)}"
+            f"{name}: pool {wish!r} is not active", hint=f"run virsh pool-start {quote(wish)}"
         )
     if not path.startswith("/"):
         raise HypervisorError(f"{name}: pool {wish!r} has its files at {path!r}", host=name)
@@ -163,7 +163,7 @@ async def _of(
                         found[path] = User(domain.name(), format_)
         return found
 
-    return await hypervisor.ask("reading which images are in use", read, limit=_MANY)
+    return await hypervisor.query("reading which images are in use", read, limit=_MANY)
 
 
 def _definitions(domain: libvirt.virDomain) -> list[str]:

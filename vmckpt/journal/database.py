@@ -50,7 +50,7 @@ class Database(ABC):
         `work` may be called again, if the first time has certainly left nothing.
         """
         if self._read_only:
-            raise ReadOnly(f"{self} is open for looking only", mend="nothing was written")
+            raise ReadOnly(f"{self} is open for looking only", hint="nothing was written")
         with self._explained():
             return self._write(work)
 
@@ -85,5 +85,5 @@ class Database(ABC):
             if not isinstance(exc, SQLAlchemyError | self.foreign):
                 raise
             told = exc.orig if isinstance(exc, DBAPIError) else exc
-            why, mend = self.explain(" ".join(str(told).split()))
-            raise JournalError(f"{self}: {why}", mend=mend) from exc
+            why, hint = self.explain(" ".join(str(told).split()))
+            raise JournalError(f"{self}: {why}", hint=hint) from exc

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vmckpt.errors import BadInput, GuestBusy, JournalError, OutcomeUnknown, Unattended
+from vmckpt.errors import BadInput, GuestLocked, JournalError, OrphanedJobs, OutcomeUnknown
 from vmckpt.inventory import looks_only
 from vmckpt.journal import controller_identity, location
 from vmckpt.journal.migration_history import PastMove
@@ -207,31 +207,31 @@ def interrupted(guest_uuid: str) -> str | None:
         return next(found, None)
 
 
-def refuse_entrusted(guest: str) -> None:
-    """Raise GuestBusy if agents on hosts have a guest (a name or UUID) in their hands: it stands
+def require_not_delegated(guest: str) -> None:
+    """Raise GuestLocked if agents on hosts have a guest (a name or UUID) in their hands: it stands
     still many times a second, and whatever else is seen of it then means nothing."""
     if location.default() == location.NONE:
         return
     with open_journal() as journal:
-        for one in journal.entrusted():
+        for one in journal.delegated_to_agents():
             if one.kind != MAINTENANCE and guest in (one.guest, one.guest_uuid):
-                raise GuestBusy(
+                raise GuestLocked(
                     f"guest {one.guest} is protected ({one.id}), by agents on"
                     f" {one.controller.host}; nothing was changed",
-                    mend=f"run vmckpt unprotect {one.guest} first",
+                    hint=f"run vmckpt unprotect {one.guest} first",
                 )
 
 
-def refuse_held(guest_uuid: str) -> None:
-    """Raise GuestBusy if a job has the lease on a guest. Raises JournalError."""
+def require_unlocked(guest_uuid: str) -> None:
+    """Raise GuestLocked if a job has the lease on a guest. Raises JournalError."""
     if location.default() == location.NONE:
         return
     with open_journal() as journal:
         held = journal.holder(guest_resource(guest_uuid))
     if held is not None:
-        raise GuestBusy(
+        raise GuestLocked(
             f"{held.kind} {held.id} has it in its hands",
-            mend=f"vmckpt watch {held.id} shows what it does",
+            hint=f"vmckpt watch {held.id} shows what it does",
         )
 
 
@@ -287,7 +287,7 @@ def control(
     if not operation.active:
         raise BadInput(
             f"job {operation.id} has ended: {operation.outcome}",
-            mend=f"vmckpt job {operation.id} tells how",
+            hint=f"vmckpt job {operation.id} tells how",
         )
     refuse_uncontrolled(operation)
     if attended(journal, operation) is False:
@@ -299,10 +299,10 @@ def control(
     if journal.withdraw(request):
         if attended(journal, journal.operation(operation.id)) is False:
             return _without_it(operation, kind, arguments, direct)
-        raise Unattended(
+        raise OrphanedJobs(
             f"the controller of {operation.id} did not listen for {patience:.0f} s; the request"
             " was withdrawn and nothing was done",
-            mend="try again",
+            hint="try again",
         )
     late = journal.request(request)
     if late.ok is not None:
@@ -311,14 +311,14 @@ def control(
         f"{operation.id} took the request and did not answer within {patience:.0f} s; it may or"
         " may not be done",
         host=operation.source or operation.controller.host,
-        mend=f"look with vmckpt job {operation.id}",
+        hint=f"look with vmckpt job {operation.id}",
     )
 
 
 def _without_it(
     operation: Operation, kind: RequestKind, arguments: Mapping[str, Any], direct: Direct | None
 ) -> Answer:
-    """What is asked of a job whose controller is dead. Raises Unattended."""
+    """What is asked of a job whose controller is dead. Raises OrphanedJobs."""
     if direct is not None and operation.kind == MIGRATE:
         return direct(operation, kind, arguments)
     raise unattended(operation, kind, arguments)
@@ -329,12 +329,12 @@ def refuse_uncontrolled(operation: Operation) -> None:
     if operation.kind == MAINTENANCE:
         raise BadInput(
             f"{operation.id} says that {operation.source} is in maintenance",
-            mend=f"vmckpt maintenance leave {operation.source} ends it",
+            hint=f"vmckpt maintenance leave {operation.source} ends it",
         )
     if operation.controller.entrusted:
         raise BadInput(
             f"{operation.id} is a {operation.kind} job, which agents on its hosts go on with",
-            mend=f"vmckpt unprotect {operation.guest} ends it",
+            hint=f"vmckpt unprotect {operation.guest} ends it",
         )
 
 
@@ -353,7 +353,9 @@ def _wait(
     return None
 
 
-def unattended(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Unattended:
+def unattended(
+    operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]
+) -> OrphanedJobs:
     """The error for a job that nobody attends, with what does the same by hand."""
     controller = operation.controller
     seen = controller_identity.is_alive(controller) is not None
@@ -363,10 +365,10 @@ def unattended(operation: Operation, kind: RequestKind, arguments: Mapping[str, 
         which, gone = f"its controller on {controller.host}", "has left it"
     command = _by_hand(operation.guest, kind, arguments)
     by_hand = f"on {operation.source or 'the source'}, run {command}"
-    return Unattended(
+    return OrphanedJobs(
         f"nobody attends {operation.id} any more: {which} {gone}; nothing was done",
         # Only of a migration libvirt itself knows anything.
-        mend=by_hand if operation.kind == MIGRATE else "run vmckpt recover",
+        hint=by_hand if operation.kind == MIGRATE else "run vmckpt recover",
     )
 
 

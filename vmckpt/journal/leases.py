@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, select, update
 
-from vmckpt.errors import GuestBusy
+from vmckpt.errors import GuestLocked
 from vmckpt.journal import controller_identity, row_mapping, schema, transactions
 from vmckpt.journal.database import Database
 from vmckpt.journal.records import Controller, Operation, utc
@@ -37,7 +37,7 @@ def acquire(
     now: Now,
     by: Controller | None,
 ) -> Fence:
-    """Take a lease for an operation. Raises GuestBusy if another one holds it."""
+    """Take a lease for an operation. Raises GuestLocked if another one holds it."""
     transactions.guard(connection, id_, by=by, active=True)
     if (uuid := guest_of(resource)) is not None:
         # Whoever takes the operation over must know whose lease it has.
@@ -88,22 +88,22 @@ def take_over(
 ) -> Fence | None:
     """Make `by` the controller of an operation that is abandoned, and give it the guest's lease.
 
-    Raises GuestBusy if there is nothing to take over any more: somebody was faster, it has ended,
+    Raises GuestLocked if there is nothing to take over any more: somebody was faster, it has ended,
     its controller lives after all, or another operation has the guest.
     """
-    found = transactions.one(connection, operation.id, lock=True)
+    found = transactions.stored_operation(connection, operation.id, lock=True)
     if found is None or not found.active:
         outcome = "is gone" if found is None else f"has ended: {found.outcome}"
-        raise GuestBusy(f"{operation.id} {outcome}; there is nothing to take over")
+        raise GuestLocked(f"{operation.id} {outcome}; there is nothing to take over")
     time = connection.execute(select(now)).scalar_one()
     # What this very process has left, and could not write down that it did.
     forgotten = found.controller == by and (found.alive_until or time) < time
     free = found.controller.entrusted or abandoned(found, time) or forgotten
     if found.controller != operation.controller or not free:
         controller = found.controller
-        raise GuestBusy(
+        raise GuestLocked(
             f"{found.id} is attended by process {controller.pid} on {controller.host}",
-            mend=f"vmckpt watch {found.id} shows what it does",
+            hint=f"vmckpt watch {found.id} shows what it does",
         )
     fence = None
     if found.guest_uuid is not None:
@@ -153,28 +153,28 @@ def _hand_over(connection: Connection, lease: RowMapping, id_: str, now: Now) ->
 
 
 def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
-    """Raise GuestBusy if somebody holds a lease, which is locked."""
-    holder = lease["operation"] and transactions.one(connection, lease["operation"])
+    """Raise GuestLocked if somebody holds a lease, which is locked."""
+    holder = lease["operation"] and transactions.stored_operation(connection, lease["operation"])
     if not holder or not holder.active:
         return
     what = "host" if guest_of(lease["resource"]) is None else "guest"
     if abandoned(holder, connection.execute(select(now)).scalar_one()):
-        raise GuestBusy(
+        raise GuestLocked(
             f"{what} {holder.guest} has an operation that was interrupted and is not settled:"
             f" {holder.id} ({holder.kind}), asked for by {holder.asked_by},"
             f" {utc(holder.began_at)}",
-            mend="run vmckpt recover",
+            hint="run vmckpt recover",
         )
     controller = holder.controller
     if controller.entrusted:
-        raise GuestBusy(
+        raise GuestLocked(
             f"guest {holder.guest} is protected ({holder.id}), by agents on {controller.host}",
-            mend=f"run vmckpt unprotect {holder.guest} first",
+            hint=f"run vmckpt unprotect {holder.guest} first",
         )
-    raise GuestBusy(
+    raise GuestLocked(
         f"{what} {holder.guest} has an operation already: {holder.id} ({holder.kind}), asked for by"
         f" {holder.asked_by}, since {utc(holder.began_at)}, run by process {controller.pid} on"
         f" {controller.host}",
-        mend=f"vmckpt watch {holder.id} shows it, vmckpt cancel {holder.id} ends it; should its"
+        hint=f"vmckpt watch {holder.id} shows it, vmckpt cancel {holder.id} ends it; should its"
         " controller have died, vmckpt recover takes it over",
     )

@@ -42,7 +42,7 @@ def parse(text: str) -> Path | str:
     if scheme != _SCHEME:
         raise JournalError(
             f"a journal at {scheme}:// is not known",
-            mend="name a file, or postgresql://user@host/database",
+            hint="name a file, or postgresql://user@host/database",
         )
     return text
 

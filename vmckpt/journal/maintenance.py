@@ -15,7 +15,7 @@ from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 
 if TYPE_CHECKING:
-    from vmckpt.journal.recorder import Unattended
+    from vmckpt.journal.recorder import OrphanedJob
     from vmckpt.journal.store import Journal
 
 
@@ -58,7 +58,7 @@ def _all(journal: "Journal") -> dict[str, Held]:
 
 def _every(journal: "Journal") -> list[Held]:
     """The oldest first."""
-    return [_held(one) for one in journal.entrusted() if one.kind == MAINTENANCE]
+    return [_held(one) for one in journal.delegated_to_agents() if one.kind == MAINTENANCE]
 
 
 def closed(host: str) -> str | None:
@@ -76,7 +76,7 @@ def refuse(host: str) -> None:
     if (why := closed(host)) is not None:
         raise Blocked(
             f"{host}: {why}; nothing was changed",
-            mend=f"choose another host, or vmckpt maintenance leave {host}",
+            hint=f"choose another host, or vmckpt maintenance leave {host}",
         )
 
 
@@ -85,7 +85,7 @@ def enter(host: str, why: str) -> tuple[Held, bool]:
     if location.default() == location.NONE:
         raise JournalError(
             "maintenance is kept in the journal, and there is none",
-            mend="leave VMCKPT_JOURNAL=none out",
+            hint="leave VMCKPT_JOURNAL=none out",
         )
     with jobs.open_journal() as journal:
         if (already := _all(journal).get(host)) is not None:
@@ -101,13 +101,13 @@ def leave(host: str) -> Held:
     with jobs.open_journal() as journal:
         found = [one for one in _every(journal) if one.host == host]
         if not found:
-            raise BadInput(f"{host} is not in maintenance", mend="see vmckpt maintenance list")
+            raise BadInput(f"{host} is not in maintenance", hint="see vmckpt maintenance list")
         for one in found:  # two controllers may have put it there at once
             journal.finish(one.job, Outcome.COMPLETED, {"ended_by": controller_identity.asked_by()})
         return found[0]
 
 
-async def settle(case: "Unattended", policies: object) -> Settled:
+async def settle(case: "OrphanedJob", policies: object) -> Settled:
     """See recovery.Room: it is ended by a person, not by recovery."""
     del policies
     if case.recorder is not None:

@@ -29,7 +29,7 @@ def _connect(place: Path | str, *, busy: Seconds, read_only: bool) -> Database:
 
         return SqliteDatabase(meant, busy=busy, read_only=read_only)
     if meant == location.NONE:
-        raise JournalError("no journal is kept", mend="name one in VMCKPT_JOURNAL or --journal")
+        raise JournalError("no journal is kept", hint="name one in VMCKPT_JOURNAL or --journal")
     from vmckpt.journal.postgresql import PostgresDatabase  # noqa: PLC0415
 
     return PostgresDatabase(meant, busy=busy, read_only=read_only)
@@ -43,7 +43,7 @@ def _prepare(database: Database) -> None:
         told = "has no tables yet" if found is None else f"has schema {found}, which is an old one"
         raise JournalError(
             f"{database} {told}",
-            mend="any command that writes to it, like vmckpt migrate, brings it up to date",
+            hint="any command that writes to it, like vmckpt migrate, brings it up to date",
         )
     database.write(lambda connection: _make(database, connection))
 

@@ -107,7 +107,7 @@ class PostgresDatabase(Database):
                 if writes and course.committing and exc.connection_invalidated:
                     raise JournalError(
                         f"{self}: the connection broke while it was written to",
-                        mend="the last entry may or may not be there",
+                        hint="the last entry may or may not be there",
                     ) from exc
                 late = tried > 1 and time.monotonic() > until
                 if late or not self._passing(exc, course):
@@ -158,11 +158,11 @@ def _parsed(place: str) -> URL:
         url = make_url(place)
     except (ArgumentError, ValueError):
         raise JournalError(
-            "the journal's URL cannot be read", mend=f"{_FORM}; an @ in a password is %40"
+            "the journal's URL cannot be read", hint=f"{_FORM}; an @ in a password is %40"
         ) from None
     named = any(url.query.get(one) for one in _ELSEWHERE)
     if not (url.database or named or any(os.environ.get(one) for one in _ENVIRONMENT)):
-        raise JournalError(f"the journal's URL {_shown(url)} names no database", mend=_FORM)
+        raise JournalError(f"the journal's URL {_shown(url)} names no database", hint=_FORM)
     return url
 
 

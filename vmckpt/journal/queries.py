@@ -47,20 +47,20 @@ def choose(name: str, found: Sequence[Operation], *, ended: bool = False) -> Ope
         return next(iter(meant.values()))
     if meant:
         latest = sorted(meant.values(), key=lambda one: -one.began_at)
-        raise BadInput(f"{name!r} may be any of {_listed(latest)}", mend="name one of them")
+        raise BadInput(f"{name!r} may be any of {_listed(latest)}", hint="name one of them")
     if guests:
         last = max(guests, key=lambda one: one.began_at)
         if ended:
             return last
         raise BadInput(
-            f"guest {name} has no active job", mend=f"its last one was {last.id} ({last.outcome})"
+            f"guest {name} has no active job", hint=f"its last one was {last.id} ({last.outcome})"
         )
     return None
 
 
 def unknown(name: str, names: Sequence[str]) -> BadInput:
     """The error for a name that nothing has, with those that are nearly it."""
-    return BadInput(f"no job {name!r}", mend=meant(name, names, "run vmckpt jobs --all"))
+    return BadInput(f"no job {name!r}", hint=meant(name, names, "run vmckpt jobs --all"))
 
 
 def _listed(found: Sequence[Operation], most: int = 4) -> str:
@@ -245,7 +245,7 @@ class Reader:
         found = self.operations(active=True)
         return [one for one in reversed(found) if leases.abandoned(one, now)]
 
-    def entrusted(self) -> list[Operation]:
+    def delegated_to_agents(self) -> list[Operation]:
         """Active operations that agents go on with by themselves, the oldest first."""
         found = self.operations(active=True)
         return [one for one in reversed(found) if one.controller.entrusted]

@@ -235,7 +235,7 @@ class Recorder:
     def acquire(self, resource: str) -> Fence | None:
         """Take a lease, which is given back when the operation ends; None without a journal.
 
-        Raises GuestBusy, LeaseLost, JournalError.
+        Raises GuestLocked, LeaseLost, JournalError.
         """
         if self._journal is None or self.id is None:
             return None
@@ -378,7 +378,7 @@ class Recorder:
 _FAILED = StepState.FAILED
 
 
-class JournalDesk:
+class JournalStepLog:
     """The journal as an engine uses it: steps, and what other terminals ask for."""
 
     def __init__(self, recorder: Recorder, left: Mapping[int, str] | None = None) -> None:
@@ -443,7 +443,7 @@ async def recorded(
 ) -> AsyncIterator[Recorder]:
     """Write down that it begins and hold the lease on a guest (a UUID); what goes wrong is its end.
 
-    Who uses it writes the good end down. Raises GuestBusy, JournalError, LeaseLost.
+    Who uses it writes the good end down. Raises GuestLocked, JournalError, LeaseLost.
     """
     recorder = await asyncio.to_thread(begin, new, warn)
     try:
@@ -462,7 +462,7 @@ async def recorded(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unattended:
+class OrphanedJob:
     """It, and how far it is to be put in order."""
 
     inventory: Inventory
@@ -502,7 +502,7 @@ def taken_over(
 ) -> Iterator[Recorder]:
     """This process is the operation's controller from now on.
 
-    Raises GuestBusy if somebody else is at it.
+    Raises GuestLocked if somebody else is at it.
     """
     fence = journal.take_over(operation)
     with resumed(operation, fence, warn, place=journal.place) as kept:

@@ -207,7 +207,7 @@ def refuse_newer(found: int | None, where: str) -> bool:
     if found is not None and found > known:
         raise JournalError(
             f"{where} has schema {found}, this vmckpt knows {known} at most",
-            mend="use the newer vmckpt that wrote it, or name another one in VMCKPT_JOURNAL",
+            hint="use the newer vmckpt that wrote it, or name another one in VMCKPT_JOURNAL",
         )
     return found != known
 

@@ -17,6 +17,7 @@ from vmckpt.journal.records import (
     StoredSample,
 )
 from vmckpt.model.events import Estimate, Sampled
+from vmckpt.model.finding import STORED_AS
 from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import Seconds
 
@@ -87,7 +88,7 @@ def _fields(value: Any) -> dict[str, Any]:
         if one.name in times:
             told[f"{one.name}_ms"] = None if inside is None else round(inside * 1000, 3)
         else:
-            told[one.name] = inside
+            told[one.metadata.get(STORED_AS, one.name)] = inside
     return told
 
 

@@ -41,10 +41,10 @@ class SqliteDatabase(Database):
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 _make_file(path)
         except OSError as exc:
-            mend = "name another folder in VMCKPT_STATE"
+            hint = "name another folder in VMCKPT_STATE"
             if read_only and isinstance(exc, FileNotFoundError):
-                raise JournalError(f"{self}: there is none", mend=mend) from exc
-            raise JournalError(f"{self}: {exc.strerror}", mend=mend) from exc
+                raise JournalError(f"{self}: there is none", hint=hint) from exc
+            raise JournalError(f"{self}: {exc.strerror}", hint=hint) from exc
         self._readers = _engine(path, busy, read_only=read_only)
         self._writers = self._readers.execution_options(**{_WRITES: True})
 

@@ -200,10 +200,10 @@ class Journal(Reader):
         made = insert(schema.requests).values(asked_at=self._now(), **row)
 
         def work(connection: Connection) -> int:
-            found = transactions.one(connection, id_, lock=True)
+            found = transactions.stored_operation(connection, id_, lock=True)
             if found is None or not found.active:
                 outcome = "is not known" if found is None else f"has ended: {found.outcome}"
-                raise BadInput(f"job {id_} {outcome}", mend="run vmckpt jobs --all")
+                raise BadInput(f"job {id_} {outcome}", hint="run vmckpt jobs --all")
             key = connection.execute(made).inserted_primary_key
             return int(key[0]) if key else 0
 
@@ -257,7 +257,7 @@ class Journal(Reader):
     def acquire(self, id_: str, resource: str, *, by: Controller | None = None) -> Fence:
         """Take a lease for an operation, or show the one it has.
 
-        Raises GuestBusy if another operation holds it that has not ended.
+        Raises GuestLocked if another operation holds it that has not ended.
         """
         return self._database.write(
             lambda connection: leases.acquire(
@@ -288,7 +288,7 @@ class Journal(Reader):
     def take_over(self, operation: Operation) -> Fence | None:
         """Run an abandoned operation from this process on; the lease on its guest, if it is known.
 
-        Raises GuestBusy if it is attended, has ended, or another operation has the guest.
+        Raises GuestLocked if it is attended, has ended, or another operation has the guest.
         """
         me = controller_identity.this_process()
         return self._database.write(

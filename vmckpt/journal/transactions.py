@@ -10,7 +10,7 @@ from vmckpt.journal.records import Controller, Operation
 from vmckpt.lease.controller_lease import Fence
 
 
-def one(connection: Connection, id_: str, *, lock: bool = False) -> Operation | None:
+def stored_operation(connection: Connection, id_: str, *, lock: bool = False) -> Operation | None:
     """An operation; with `lock` nobody else changes it until this transaction ends.
 
     Whoever locks both locks the operation first and its lease second.
@@ -75,7 +75,7 @@ def _see_fence(connection: Connection, id_: str, fence: Fence, *, held: bool) ->
 def _lost(id_: str, why: str) -> LeaseLost:
     return LeaseLost(
         f"{id_} is no longer run from here: {why}; nothing more was changed",
-        mend=f"vmckpt job {id_} tells what became of it",
+        hint=f"vmckpt job {id_} tells what became of it",
     )
 
 

@@ -39,7 +39,7 @@ def numbers(values: Mapping[str, Any]) -> str:
     return pairs({key: _SHOWN.get(key, str)(value) for key, value in known.items()})
 
 
-def left(low: Seconds | None, high: Seconds | None, *, converging: bool | None) -> str:
+def time_left(low: Seconds | None, high: Seconds | None, *, converging: bool | None) -> str:
     """How long it will still take: a range, or the plain truth: "3 to 5 s", "not converging"."""
     if converging is False:
         return "not converging"

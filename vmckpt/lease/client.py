@@ -19,8 +19,8 @@ from psycopg import sql
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease import schema
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.connection import LeaseRefused, LeaseUnreachable, Line, settings
-from vmckpt.lease.terms import Terms
+from vmckpt.lease.connection import LeaseConnection, LeaseRefused, LeaseUnreachable, settings
+from vmckpt.lease.terms import LeaseTerms
 from vmckpt.units import Seconds
 
 LIMIT = Seconds(0.5)
@@ -69,7 +69,7 @@ TakeOver: TypeAlias = TakenOver | Wait | Denied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class LeaseView:
     """A lease, to be shown."""
 
     guest: str
@@ -105,7 +105,7 @@ def prepare(url: str) -> None:
             raise LeaseRefused(
                 f"the witness was prepared by a newer vmckpt (layout {found}, this one knows"
                 f" {schema.LAYOUT})",
-                mend="upgrade vmckpt here",
+                hint="upgrade vmckpt here",
             )
         if found is not None and found < schema.LAYOUT:
             connection.execute(schema.UPGRADE.encode())
@@ -122,11 +122,11 @@ def _fit(connection: psycopg.Connection[Any]) -> None:
             raise LeaseRefused(
                 f"the witness would forget who holds a lease when its machine crashes: {name} is"
                 " off there",
-                mend=f"set {name} = on in postgresql.conf",
+                hint=f"set {name} = on in postgresql.conf",
             )
 
 
-def issue(url: str, guest: str, terms: Terms, session: str) -> Credential:
+def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
     """Begin a lease on a guest (its UUID) that nobody holds yet; no token is used twice.
 
     Raises LeaseRefused if there is one; LeaseUnreachable.
@@ -146,7 +146,7 @@ def issue(url: str, guest: str, terms: Terms, session: str) -> Credential:
         ).fetchone()
         if row is None:
             raise LeaseRefused(
-                f"guest {guest} has a lease already", mend="end its protection first"
+                f"guest {guest} has a lease already", hint="end its protection first"
             )
         # Its digest: a statement may stand in the server's log.
         digest = connection.pgconn.encrypt_password(
@@ -198,7 +198,7 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
         if holder is not None and lives and not force:
             raise LeaseRefused(
                 f"{holder} holds the lease on guest {guest} and has just renewed it",
-                mend="end its protection there first",
+                hint="end its protection there first",
             )
         connection.execute(
             "UPDATE vmckpt_lease.lease SET role = NULL, state = 'ended', holder = NULL,"
@@ -252,7 +252,7 @@ class LeaseClient:
         clock: Callable[[], Seconds] = boottime,
     ) -> None:  # fmt: skip
         """`holder`: the host's name. Raises BadInput if `dsn` cannot be read."""
-        self._line = Line(dsn, password=password, limit=limit)
+        self._line = LeaseConnection(dsn, password=password, limit=limit)
         self._holder, self._clock = holder, clock
         self._name = secrets.token_hex(8)
         self._beat, self._since = "", Seconds(0.0)
@@ -290,7 +290,7 @@ class LeaseClient:
             raise LeaseForgotten(
                 f"the witness has forgotten token {token}: it was failed over to a replica that"
                 " lacks the last change",
-                mend="make its replicas synchronous (synchronous_standby_names)",
+                hint="make its replicas synchronous (synchronous_standby_names)",
             )
         self.protected = told.get("state") == "protected"
         return sent if told["said"] == "done" else None
@@ -341,14 +341,14 @@ class LeaseClient:
             case _:
                 return Denied(str(told["why"]))
 
-    def look(self) -> State:
+    def look(self) -> LeaseView:
         """How it stands; on the standby's host this is also what watches the holder."""
         told = self._ask("look()")
         if told["said"] != "done":
             raise LeaseRefused(f"the witness refuses it: {told['why']}")
         self._seen(told["beat"])
         names = ("guest", "session", "state", "token", "holder", "ttl", "margin", "age", "rest")
-        return State(**{name: told[name] for name in names})
+        return LeaseView(**{name: told[name] for name in names})
 
     def _seen(self, beat: str) -> None:
         """Counted from when it arrived, for it was written before that."""

@@ -40,7 +40,7 @@ def settings(dsn: str, password: str | None = None) -> dict[str, Any]:
     except psycopg.Error:  # which repeats it, with its password
         raise BadInput(
             "the witness's address cannot be read",
-            mend="write postgresql://user@host:port/database",
+            hint="write postgresql://user@host:port/database",
         ) from None
     if password is not None:
         told["password"] = password
@@ -119,7 +119,7 @@ class _Worker(threading.Thread):
                 self._copy.shutdown(socket.SHUT_RDWR)
 
 
-class Line:
+class LeaseConnection:
     """Calls of one value each. For several threads; one calls at a time."""
 
     def __init__(self, dsn: str, *, password: str | None, limit: Seconds) -> None:
@@ -166,7 +166,7 @@ class Line:
     def _silent(self) -> LeaseUnreachable:
         return LeaseUnreachable(
             f"the witness gave no answer in {show_seconds(self._limit)}",
-            mend="see that PostgreSQL runs and can be reached from here",
+            hint="see that PostgreSQL runs and can be reached from here",
         )
 
     def _one_line(self, error: Exception) -> str:

@@ -51,7 +51,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ServerFacts:
     """What the lease store's PostgreSQL says."""
 
     user: str
@@ -67,28 +67,28 @@ class Seen:
     """Replication slots of those that are not."""
 
 
-def look(url: str) -> Finding:
+def examine(url: str) -> Finding:
     """Ask the lease store; that it does not answer is a finding, too."""
     try:
         with client.admin(url) as connection:
-            return judge(_ask(connection))
+            return survives_promotion(_ask(connection))
     except VmckptError as exc:
-        mend = exc.mend or "see that PostgreSQL runs there and lets this user in"
-        return _finding(Severity.WARNING, f"its replicas are unknown: {exc.message}", mend)
+        hint = exc.hint or "see that PostgreSQL runs there and lets this user in"
+        return _finding(Severity.WARNING, f"its replicas are unknown: {exc.message}", hint)
 
 
-def _ask(connection: psycopg.Connection[Any]) -> Seen:
+def _ask(connection: psycopg.Connection[Any]) -> ServerFacts:
     (settings,) = connection.execute(_SETTINGS).fetchall()
     follows, commit, names, user = settings
     replicas = connection.execute(_REPLICAS).fetchall()
     away = connection.execute(_AWAY).fetchall()
-    return Seen(
+    return ServerFacts(
         user=user, follows=follows, commit=commit, names=names.strip(),
         replicas=tuple(Replica(*row) for row in replicas), away=tuple(row[0] for row in away),
     )  # fmt: skip
 
 
-def judge(seen: Seen) -> Finding:
+def survives_promotion(seen: ServerFacts) -> Finding:
     """Say whether a lease outlives the promotion of a replica. Pure."""
     if seen.follows:
         return _finding(
@@ -128,7 +128,7 @@ def judge(seen: Seen) -> Finding:
     )
 
 
-def _judge_alone(seen: Seen) -> Finding:
+def _judge_alone(seen: ServerFacts) -> Finding:
     if seen.names:
         return _waits_in_vain(seen)
     if seen.away:
@@ -143,7 +143,7 @@ def _judge_alone(seen: Seen) -> Finding:
     )  # fmt: skip
 
 
-def _waits_in_vain(seen: Seen) -> Finding:
+def _waits_in_vain(seen: ServerFacts) -> Finding:
     return _finding(
         Severity.WARNING,
         f"no connected replica is one of synchronous_standby_names ({seen.names}): every change of"
@@ -156,5 +156,5 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-def _finding(severity: Severity, text: str, mend: str | None = None) -> Finding:
-    return Finding(code=CODE, severity=severity, where=_WHERE, text=text, mend=mend)
+def _finding(severity: Severity, text: str, hint: str | None = None) -> Finding:
+    return Finding(code=CODE, severity=severity, where=_WHERE, text=text, hint=hint)

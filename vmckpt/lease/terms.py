@@ -24,7 +24,7 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class LeaseTerms:
     """What both ends keep to. Raises BadInput if they cannot be kept."""
 
     ttl: Seconds = Seconds(5.0)
@@ -36,14 +36,14 @@ class Terms:
         if not SHORTEST <= self.ttl <= 3600:
             raise BadInput(
                 f"a lease of {show_seconds(self.ttl)} is not possible",
-                mend=f"take between {show_seconds(SHORTEST)} and an hour",
+                hint=f"take between {show_seconds(SHORTEST)} and an hour",
             )
         least = least_margin(self.ttl)
         if not least <= self.margin <= self.ttl / 2:
             raise BadInput(
                 f"a margin of {show_seconds(self.margin)} does not fit a lease of"
                 f" {show_seconds(self.ttl)}",
-                mend=f"take between {show_seconds(least)} and {show_seconds(self.ttl / 2)}",
+                hint=f"take between {show_seconds(least)} and {show_seconds(self.ttl / 2)}",
             )
 
     @property

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from vmckpt.errors import LeaseLost, RemoteError, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.migration import LibvirtMover
-from vmckpt.journal.recorder import JournalDesk
+from vmckpt.hypervisor.migration import LibvirtMigrationDriver
+from vmckpt.journal.recorder import JournalStepLog
 from vmckpt.journal.records import StepState
 from vmckpt.migration import report_builder, request, trace
-from vmckpt.migration.cancellable import served
+from vmckpt.migration.cancellable import with_requests_answered
 from vmckpt.migration.plan import planner, storage_cleanup, storage_copy
 from vmckpt.migration.plan.host_facts import Remotes
 from vmckpt.migration.plan.planner import Plan
@@ -24,70 +24,70 @@ from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.migration.trace import Tracer
 from vmckpt.model.disk import Made
 from vmckpt.model.events import Emit
-from vmckpt.model.migration import MoveOrder, Mover, Outcome
+from vmckpt.model.migration import MigrationDriver, MoveOrder, Outcome
 from vmckpt.policy import loader
 from vmckpt.remote import images, ssh
 from vmckpt.units import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
+class MigrationContext:
     """What all attempts of one command share."""
 
     setting: Setting
     here: Hypervisor
     there: Hypervisor
     remotes: Remotes | None
-    desk: JournalDesk
+    step_log: JournalStepLog
     tracer: Tracer | None
     emit: Emit
     stop: asyncio.Event
     observe: bool
 
 
-async def run(plan: Plan, around: Around) -> MigrationReport:
+async def run(plan: Plan, context: MigrationContext) -> MigrationReport:
     """Carry out a plan that is not blocked.
 
     Raises LeaseLost if another controller has taken over; JournalError if the journal could not be
     written before anything was changed.
     """
-    return await _Attempt(plan, around).run()
+    return await _Attempt(plan, context).run()
 
 
 class _Attempt:
-    def __init__(self, plan: Plan, around: Around) -> None:
+    def __init__(self, plan: Plan, context: MigrationContext) -> None:
         assert plan.policy is not None
         assert plan.facts.guest is not None
-        self._plan, self._around = plan, around
+        self._plan, self._context = plan, context
         self._policy, self._guest = plan.policy, plan.facts.guest
         self._target_knew = True
         self._old: dict[str, str] = {}
-        self._mover = mover(
-            (around.here, around.there),
-            around.remotes,
+        self._migrations = migration_driver(
+            (context.here, context.there),
+            context.remotes,
             self._guest.name,
             self._guest.uuid,
-            around.desk.check,
+            context.step_log.check,
         )
         self._engine = Migration(
-            self._mover,
+            self._migrations,
             request.terms(plan.policy, plan.mode, self._guest, plan.copies.size),
-            around.emit,
-            around.stop,
-            desk=around.desk,
+            context.emit,
+            context.stop,
+            step_log=context.step_log,
             curve=plan.curve,
-            observe=around.observe,
+            observe=context.observe,
         )
 
     async def run(self) -> MigrationReport:
-        around = self._around
-        not_begun = report_builder.not_begun(self._plan, around.setting, self._guest.name)
-        order = await planner.order(self._plan, around.here)
+        context = self._context
+        not_begun = report_builder.not_begun(self._plan, context.setting, self._guest.name)
+        order = await planner.order(self._plan, context.here)
         try:
-            made = await served(self._make_images(), around.stop, around.desk)
+            made = await with_requests_answered(self._make_images(), context.stop, context.step_log)
         except RemoteError as exc:
             maybe = tuple(
-                f"{copy.path} on {around.setting.target.name} may have been made for it"
+                f"{copy.path} on {context.setting.target.name} may have been made for it"
                 for copy in self._plan.copies.copies
             )
             warned = (*not_begun.warnings, *maybe)
@@ -101,21 +101,21 @@ class _Attempt:
             tidied = await self._tidy(made, ending)
             tidied = replace(tidied, troubles=tidied.troubles + await self._forget(ending))
             if ending is None and not self._engine.ordered and not tidied.troubles:
-                await around.desk.settle(StepState.UNDONE)
-            if around.tracer is not None:
-                around.tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
+                await context.step_log.settle(StepState.UNDONE)
+            if context.tracer is not None:
+                context.tracer.end(ending.outcome if ending is not None else Outcome.UNKNOWN)
         seen = await observed(
-            around, self._guest.name, ending.outcome, ending.began, ending.elapsed
+            context, self._guest.name, ending.outcome, ending.began, ending.elapsed
         )
         return report_builder.carried_out(not_begun, self._plan, ending, seen, tidied)
 
     async def _intend(self, order: MoveOrder) -> None:
         """Nothing is set and ordered before it is written down."""
-        usual = await self._mover.max_downtime()
+        usual = await self._migrations.max_downtime()
         limits = {"max_downtime_ms": round(usual * 1000), "throttle": bool(order.auto_converge)}
-        await self._around.desk.intend(Step.LIMITS, limits)
+        await self._context.step_log.intend(Step.LIMITS, limits)
         # Whether a definition that is found there later is a trace of this move.
-        there = await domains.presence(self._around.there, self._guest.uuid)
+        there = await domains.presence(self._context.there, self._guest.uuid)
         self._target_knew = not there.reachable or there.state is not None
         move = {
             "order": order.as_json(),
@@ -124,10 +124,10 @@ class _Attempt:
             # Whoever goes on with it goes on under this policy, wherever its file is by then.
             "policy": loader.text_of(self._policy),
         }
-        await self._around.desk.intend(Step.MOVE, move)
+        await self._context.step_log.intend(Step.MOVE, move)
 
     def _begin_trace(self) -> None:
-        if self._around.tracer is None:
+        if self._context.tracer is None:
             return
         header = trace.Header(
             guest=self._guest.name,
@@ -137,10 +137,10 @@ class _Attempt:
             post_copy=self._plan.mode.may_switch_early,
             curve=self._plan.curve,
         )
-        self._around.tracer.begin(header, Seconds(asyncio.get_running_loop().time()))
+        self._context.tracer.begin(header, Seconds(asyncio.get_running_loop().time()))
 
     async def _make_images(self) -> Made | None:
-        copies, remotes = self._plan.copies, self._around.remotes
+        copies, remotes = self._plan.copies, self._context.remotes
         if not copies.copies or remotes is None:
             return None
         suffix = storage_copy.new_suffix()
@@ -151,11 +151,11 @@ class _Attempt:
             "suffix": suffix,
             **storage_cleanup.meant(copies),
         }
-        await self._around.desk.intend(Step.IMAGES, meant)
+        await self._context.step_log.intend(Step.IMAGES, meant)
         made = await storage_copy.prepare(remotes[1], copies, suffix)
         try:
             # Not concluded: until the guest is seen where it ends up, they may have to go again.
-            await self._around.desk.note(Step.IMAGES, {"marks": dict(made.marks)})
+            await self._context.step_log.note(Step.IMAGES, {"marks": dict(made.marks)})
             await images.publish(remotes[1], made)
         except LeaseLost:
             raise
@@ -166,15 +166,15 @@ class _Attempt:
 
     async def _tidy(self, made: Made | None, ending: Ending | None) -> Tidied:
         """What was made on the target goes if the guest stays; what could not be done is told."""
-        remotes = self._around.remotes
+        remotes = self._context.remotes
         if made is None or remotes is None:
             return Tidied()
         try:
-            self._around.desk.check()
+            self._context.step_log.check()
             if ending is not None and ending.outcome is Outcome.COMPLETED:
-                copies, check = self._plan.copies, self._around.desk.check
+                copies, check = self._plan.copies, self._context.step_log.check
                 return await storage_cleanup.finish(
-                    copies, self._old, self._around.here, remotes, check
+                    copies, self._old, self._context.here, remotes, check
                 )
             if not self._engine.ordered or (ending is not None and ending.outcome in STAYS):
                 return Tidied(troubles=await storage_copy.remove(remotes[1], made))
@@ -188,31 +188,31 @@ class _Attempt:
         if ending is None or ending.outcome not in STAYS or self._target_knew:
             return ()
         try:
-            there = await domains.presence(self._around.there, self._guest.uuid)
+            there = await domains.presence(self._context.there, self._guest.uuid)
             if there.state is not None:
-                await self._mover.forget_target()
+                await self._migrations.undefine_on_target()
         except VmckptError as exc:
             return (f"{self._guest.name} may still be defined on the target: {exc}",)
         return ()
 
 
 async def observed(
-    around: Around, guest: str, outcome: Outcome, began: Seconds, elapsed: Seconds
+    context: MigrationContext, guest: str, outcome: Outcome, began: Seconds, elapsed: Seconds
 ) -> Seconds | None:
     """The blackout that somebody outside saw; None if nobody looked."""
-    outside = around.setting.outside
+    outside = context.setting.outside
     if outside is None or outcome is not Outcome.COMPLETED:
         return None
     return await outside.blackout(guest, began, Seconds(began + elapsed))
 
 
-def mover(
+def migration_driver(
     hosts: tuple[Hypervisor, Hypervisor],
     remotes: Remotes | None,
     guest: str,
     uuid: str,
     check: Callable[[], None],
-) -> Mover:
+) -> MigrationDriver:
     """What moves a guest as long as `check` allows it; it can free the target's end of a stream.
 
     `check` raises LeaseLost when another controller has taken over, and HypervisorError while that
@@ -225,5 +225,5 @@ def mover(
             await ssh.drop(remotes[1], guest)
 
     for hypervisor in hosts:
-        hypervisor.guard = check
-    return LibvirtMover(*hosts, uuid, free_target=free_target)
+        hypervisor.check_lease = check
+    return LibvirtMigrationDriver(*hosts, uuid, free_target=free_target)

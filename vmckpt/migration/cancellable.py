@@ -7,14 +7,14 @@ from typing import TypeVar
 
 from vmckpt.errors import Cancelled
 from vmckpt.journal.records import RequestKind
-from vmckpt.migration.run.operator_requests import Desk
+from vmckpt.migration.run.operator_requests import StepLog
 
 T = TypeVar("T")
 _EVERY = 0.2
 
 
 @asynccontextmanager
-async def following(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
+async def stop_requested(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
     """A stop of its own for one of several: set with the one for all, and sets nobody else's."""
     stop = asyncio.Event()
 
@@ -29,7 +29,7 @@ async def following(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
         task.cancel()
 
 
-async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
+async def cancellable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
     """Wait for `work`, or for `stop`: then the work is cancelled and Cancelled raised."""
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
@@ -48,22 +48,24 @@ async def stoppable(work: Coroutine[object, object, T], stop: asyncio.Event) -> 
                 working.exception()  # whoever is stopped does not ask for it
 
 
-async def served(work: Coroutine[object, object, T], stop: asyncio.Event, desk: Desk) -> T:
+async def with_requests_answered(
+    work: Coroutine[object, object, T], stop: asyncio.Event, step_log: StepLog
+) -> T:
     """As `stoppable`, for work beside the migration itself: other terminals can cancel it."""
 
     async def serve() -> None:
         while True:
-            for request in desk.take_requests():
+            for request in step_log.take_requests():
                 cancels = request.kind == RequestKind.CANCEL
                 text = "cancelling" if cancels else "memory does not move; ask again later"
-                desk.answer(request, ok=cancels, text=text)
+                step_log.answer(request, ok=cancels, text=text)
                 if cancels:
                     stop.set()
             await asyncio.sleep(_EVERY)
 
     serving = asyncio.create_task(serve())
     try:
-        done = await stoppable(work, stop)
+        done = await cancellable(work, stop)
         if serving.done():
             serving.result()  # another controller has taken over
         return done

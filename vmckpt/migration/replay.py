@@ -18,9 +18,9 @@ from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.forecast.forecast import BACKLOG, Range, planned_json
 from vmckpt.migration.forecast.history import STOP
 from vmckpt.migration.forecast.simulator import Planned, Simulated, Start, World, planned, simulate
-from vmckpt.migration.run.actions import Switch, says
-from vmckpt.migration.run.decide import Done, Terms, Verdict, decide, time_limit
-from vmckpt.migration.run.progress import UNKNOWN, Track, seen
+from vmckpt.migration.run.actions import SwitchToPostcopy, says
+from vmckpt.migration.run.decide import AppliedActions, RunTerms, Verdict, decide, time_limit
+from vmckpt.migration.run.progress import UNKNOWN, PassHistory, seen
 from vmckpt.model.migration import Decision, JobPhase, JobSample, Mode
 from vmckpt.policy.model import Policy
 from vmckpt.units import Seconds
@@ -64,7 +64,7 @@ class Replayed:
 def replay(
     samples: Sequence[JobSample],
     decisions: Sequence[Decision],
-    terms: Terms,
+    terms: RunTerms,
     began: Seconds,
     *,
     curve: DirtyCurve = UNKNOWN,
@@ -75,7 +75,10 @@ def replay(
 
     Only decisions that were acted on count as done: an observed rule changed nothing.
     """
-    track, done = Track(began=began, curve=curve), Done(max_downtime=terms.max_downtime)
+    track, done = (
+        PassHistory(began=began, curve=curve),
+        AppliedActions(max_downtime=terms.max_downtime),
+    )
     theirs = [one for one in decisions if one.acted]
     ours: list[Planned] = []
     followed: list[JobSample] = []
@@ -112,7 +115,7 @@ def replay(
     return Replayed(
         decided=tuple(ours),
         differs_at=Seconds(round((missed or followed[-1]).at - began, 3)),
-        recorded=says(Switch()) if missed is None else missed.action,
+        recorded=says(SwitchToPostcopy()) if missed is None else missed.action,
         then=_go_on(followed, track, done, terms, None),
     )
 
@@ -129,9 +132,9 @@ def _same(theirs: Sequence[Decision], verdict: Verdict, at: float) -> Decision |
 
 def _go_on(
     samples: Sequence[JobSample],
-    track: Track,
-    done: Done,
-    terms: Terms,
+    track: PassHistory,
+    done: AppliedActions,
+    terms: RunTerms,
     verdict: Verdict | None,
 ) -> Simulated | None:
     world = fitted(samples)
@@ -224,7 +227,7 @@ def replayed(path: Path, policy: Policy) -> ReplayReport:
     if policy.mode is Mode.CHECKPOINT:
         raise BadInput(
             f"policy {policy.name} moves guests by epochs, which no recorded migration had",
-            mend="choose another policy or --mode",
+            hint="choose another policy or --mode",
         )
     return under(policy, trace.read(path))
 
@@ -234,7 +237,7 @@ def under(policy: Policy, recorded: trace.Trace) -> ReplayReport:
     # Whether post-copy could have been used is known only if it was recorded so.
     possible = recorded.header.post_copy or recorded.header.mode is Mode.PRECOPY
     mode = request.plain_choice(policy, post_copy=possible and policy.may_switch_early)
-    held = Terms(
+    held = RunTerms(
         policy=policy,
         mode=mode,
         memory=recorded.header.memory,

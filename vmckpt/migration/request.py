@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from vmckpt.migration.run.decide import Terms, time_limit
+from vmckpt.migration.run.decide import RunTerms, time_limit
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.model.migration import AutoConverge, Compression, Driver, Mode, MoveOrder, OutsideView
@@ -22,7 +22,7 @@ _IDLE_CACHE = Bytes(64 * 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PolicyOverrides:
     """What the operator said on the command line; None: as the policy has it."""
 
     mode: Mode | None = None
@@ -37,25 +37,25 @@ class Wishes:
         return asdict(self)
 
     @staticmethod
-    def from_json(stored: Mapping[str, Any]) -> "Wishes":
+    def from_json(stored: Mapping[str, Any]) -> "PolicyOverrides":
         """The wishes again. Raises ValueError if they are none."""
-        return TypeAdapter(Wishes).validate_python(stored)
+        return TypeAdapter(PolicyOverrides).validate_python(stored)
 
 
-def bent(policy: Policy, wishes: Wishes) -> Policy:
+def apply_overrides(policy: Policy, overrides: PolicyOverrides) -> Policy:
     """The policy with the operator's wishes in it."""
     limits = policy.limits
-    if wishes.timeout is not None:
-        limits = replace(limits, time=wishes.timeout, time_per_gib=None)
+    if overrides.timeout is not None:
+        limits = replace(limits, time=overrides.timeout, time_per_gib=None)
     limits = replace(
         limits,
-        bandwidth=wishes.bandwidth or limits.bandwidth,
-        postcopy_bandwidth=wishes.bandwidth or limits.postcopy_bandwidth,
-        max_downtime=wishes.max_downtime or limits.max_downtime,
+        bandwidth=overrides.bandwidth or limits.bandwidth,
+        postcopy_bandwidth=overrides.bandwidth or limits.postcopy_bandwidth,
+        max_downtime=overrides.max_downtime or limits.max_downtime,
     )
-    transport = replace(policy.transport, tls=wishes.tls or policy.transport.tls)
-    mode = wishes.mode or policy.mode
-    storage = replace(policy.storage, copy=wishes.copy or policy.storage.copy)
+    transport = replace(policy.transport, tls=overrides.tls or policy.transport.tls)
+    mode = overrides.mode or policy.mode
+    storage = replace(policy.storage, copy=overrides.copy or policy.storage.copy)
     if mode is Mode.CHECKPOINT:  # whose images are a protection's: it does not remove them
         storage = replace(storage, left_behind=LeftBehind.KEEP)
     return replace(policy, limits=limits, transport=transport, storage=storage, mode=mode)
@@ -70,9 +70,9 @@ def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
     return policy.mode
 
 
-def terms(policy: Policy, mode: Mode, guest: Guest, copied: Bytes = Bytes(0)) -> Terms:
+def terms(policy: Policy, mode: Mode, guest: Guest, copied: Bytes = Bytes(0)) -> RunTerms:
     """What the controller holds the migration to. `copied`: bytes of disks that go along."""
-    return Terms(
+    return RunTerms(
         policy=policy,
         mode=mode,
         memory=guest.memory,
@@ -122,9 +122,9 @@ def answered(policy: Policy) -> Policy:
     return policy if policy.recover_for else replace(policy, recover_for=_ANSWERED)
 
 
-def resumed(policy: Policy) -> Terms:
+def resumed(policy: Policy) -> RunTerms:
     """What a post-copy that is resumed is held to: there is nothing left to decide but patience."""
-    return Terms(
+    return RunTerms(
         policy=policy,
         mode=Mode.POSTCOPY,
         memory=Bytes(0),
@@ -144,7 +144,7 @@ class MigrateRequest:
     """None: the host on which the guest is found."""
     policy: str | None = None
     """By name or file; None: the one that its `select` chooses."""
-    wishes: Wishes = field(default_factory=Wishes)
+    overrides: PolicyOverrides = field(default_factory=PolicyOverrides)
     dry_run: bool = False
     observe: bool = False
     """Decide and tell, and do nothing about it."""

@@ -5,18 +5,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vmckpt.errors import BadInput, Cancelled, Dismissed, GuestBusy, HostUnreachable
+from vmckpt.errors import BadInput, Cancelled, GuestLocked, HostUnreachable, Superseded
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import jobs
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.migration_history import PastMove
-from vmckpt.journal.recorder import JournalDesk, Recorder
+from vmckpt.journal.recorder import JournalStepLog, Recorder
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.lease.controller_lease import guest_resource
 from vmckpt.migration import attempt, report, report_builder
-from vmckpt.migration.attempt import Around
-from vmckpt.migration.cancellable import served, stoppable
+from vmckpt.migration.attempt import MigrationContext
+from vmckpt.migration.cancellable import cancellable, with_requests_answered
 from vmckpt.migration.forecast.measure import Links
 from vmckpt.migration.plan import planner
 from vmckpt.migration.plan.host_facts import Remotes, logins
@@ -39,34 +39,36 @@ class Attempts:
 
     def __init__(
         self,
-        around: Around,
+        context: MigrationContext,
         recorder: Recorder,
         plan_again: Callable[[], Coroutine[object, object, Plan]],
     ) -> None:
-        self._around = around
+        self._context = context
         self._recorder = recorder
         self._plan_again = plan_again
 
     async def run(self, begun: MigrationReport, plan: Plan) -> MigrationReport:
         """Until it is done, or no other attempt is due. `begun`: the plan's report.
 
-        Raises GuestBusy, JournalError, LeaseLost.
+        Raises GuestLocked, JournalError, LeaseLost.
         """
         begun = replace(begun, job=self._recorder.id)
         if plan.blocked or plan.policy is None:
             return self._ended(begun)
         told = await self._attempt(plan, 1)
         number = 1
-        while again(told, plan.policy, number):
+        while should_retry(told, plan.policy, number):
             if not await self._wait(told, plan.policy.retries, number):
                 break
-            desk = self._around.desk
+            step_log = self._context.step_log
             try:
-                plan = await served(self._plan_again(), self._around.stop, desk)
+                plan = await with_requests_answered(
+                    self._plan_again(), self._context.stop, step_log
+                )
             except Cancelled:
                 break
             number += 1
-            await desk.settle(StepState.UNDONE)
+            await step_log.settle(StepState.UNDONE)
             if plan.blocked or plan.policy is None:
                 why = "; ".join(f"{one.where}: {one.text}" for one in plan.blockers)
                 told = replace(told, warnings=(*told.warnings, f"no further attempt: {why}"))
@@ -102,46 +104,48 @@ class Attempts:
             from vmckpt.migration.epochs import attempt as epochs_attempt  # noqa: PLC0415
 
             carry_out = epochs_attempt.run
-        return replace(await carry_out(plan, self._around), job=recorder.id, attempts=number)
+        return replace(await carry_out(plan, self._context), job=recorder.id, attempts=number)
 
     async def _own(self, guest: Guest) -> None:
-        """From here on nobody else may act on the guest. Raises GuestBusy.
+        """From here on nobody else may act on the guest. Raises GuestLocked.
 
         Before that it was looked at without a lease: another controller may have moved it.
         """
         wanted, fence = guest_resource(guest.uuid), self._recorder.fence
         if fence is not None and fence.resource != wanted:
-            raise GuestBusy(
+            raise GuestLocked(
                 f"another guest is called {guest.name} by now; nothing more was changed",
-                mend="see vmckpt guests",
+                hint="see vmckpt guests",
             )
         await asyncio.to_thread(self._recorder.acquire, wanted)
-        seen = await domains.presence(self._around.here, guest.uuid)
+        seen = await domains.presence(self._context.here, guest.uuid)
         if not seen.reachable:
-            source = self._around.setting.source.name
+            source = self._context.setting.source.name
             raise HostUnreachable(f"{source} does not answer; nothing was changed", host=source)
         if not seen.runs or seen.migrating:
-            raise GuestBusy(
-                f"{guest.name} does not run undisturbed on {self._around.setting.source.name} any"
+            raise GuestLocked(
+                f"{guest.name} does not run undisturbed on {self._context.setting.source.name} any"
                 " more; nothing was changed",
-                mend="see vmckpt jobs and vmckpt guests, and try again",
+                hint="see vmckpt jobs and vmckpt guests, and try again",
             )
 
     async def _wait(self, told: MigrationReport, retries: Retries, number: int) -> bool:
         """Wait for the next attempt; False if it was stopped meanwhile."""
         wait = wait_before(retries, number)
         reason = f"{told.error or 'it failed'}; attempt {number + 1} in {show_seconds(wait)}"
-        self._around.emit(Decided(decision=_decided("try again", reason)))
+        self._context.emit(Decided(decision=_decided("try again", reason)))
         self._recorder.update(state="waiting")
         try:
-            await served(asyncio.sleep(wait), self._around.stop, self._around.desk)
+            await with_requests_answered(
+                asyncio.sleep(wait), self._context.stop, self._context.step_log
+            )
         except Cancelled:
             return False
         self._recorder.update(state="running")
         return True
 
 
-def again(told: MigrationReport, policy: Policy, number: int) -> bool:
+def should_retry(told: MigrationReport, policy: Policy, number: int) -> bool:
     """Whether to try once more: only what failed while the guest went on where it was."""
     wanted = policy.on_failure is OnFailure.RETRY and number <= policy.retries.times
     return wanted and told.outcome is Outcome.FAILED
@@ -177,7 +181,7 @@ async def plan(
         Hypervisor(setting.target) as there,
         logins(here, there, open_) as remotes,
     ):
-        move = _Move(setting, request, caller, (here, there), remotes)
+        move = MigrationCommand(setting, request, caller, (here, there), remotes)
         return await move.plan(every_mode=True, links=links)
 
 
@@ -197,7 +201,7 @@ async def migrate(
         Hypervisor(setting.target) as there,
         logins(here, there, open_) as remotes,
     ):
-        move = _Move(setting, request, caller, (here, there), remotes)
+        move = MigrationCommand(setting, request, caller, (here, there), remotes)
         if request.dry_run:
             return move.not_begun(await move.plan())
         # The database library takes half a second to load: that long preflight takes, too.
@@ -225,7 +229,7 @@ def _record(setting: Setting, request: MigrateRequest, caller: Caller) -> Record
     )
 
 
-class _Move:
+class MigrationCommand:
     """One request. Holds the connections and the listener, so that each step stays short."""
 
     def __init__(
@@ -261,7 +265,7 @@ class _Move:
         if self._tracer is not None:
             self._tracer.close()
 
-    def _ahead(self, every_mode: bool, links: Links | None) -> planner.Ahead | None:
+    def _ahead(self, every_mode: bool, links: Links | None) -> planner.ForecastOptions | None:
         """How to look ahead; a dry run only checks."""
         if self._request.dry_run and not every_mode:
             return None
@@ -272,7 +276,7 @@ class _Move:
             return await asyncio.to_thread(jobs.past_moves, *names)
 
         request = self._request
-        return planner.Ahead(
+        return planner.ForecastOptions(
             past=past, probe=request.probe, every_mode=every_mode,
             closed_too=request.closed_too, links=links,
         )  # fmt: skip
@@ -280,14 +284,14 @@ class _Move:
     async def plan(self, *, every_mode: bool = False, links: Links | None = None) -> Plan:
         """Everything that is decided before a start."""
         self._emit(PhaseChanged(phase=JobPhase.PREFLIGHT))
-        made = await stoppable(
+        made = await cancellable(
             planner.make(
                 self._here,
                 self._there,
                 self._request.guest,
                 policies=self._setting.policies,
                 forced=self._request.policy,
-                wishes=self._request.wishes,
+                overrides=self._request.overrides,
                 remotes=self._remotes,
                 ahead=self._ahead(every_mode, links),
             ),
@@ -306,37 +310,37 @@ class _Move:
         recorder = self._recorder = await opening
         for event in self._early:
             recorder.take(event)
-        desk_ = JournalDesk(recorder)
+        steps = JournalStepLog(recorder)
         try:
-            plan = await self._in_turn(plan, recorder, desk_)
-            around = self._around(desk_)
-            return await Attempts(around, recorder, self.plan).run(self.not_begun(plan), plan)
+            plan = await self._in_turn(plan, recorder, steps)
+            context = self._migration_context(steps)
+            return await Attempts(context, recorder, self.plan).run(self.not_begun(plan), plan)
         except BaseException as exc:
             # What is open, recovery undoes or finishes; only then it has ended.
-            if not desk_.busy:
+            if not steps.busy:
                 recorder.finish(_how(exc), _said(exc))
             raise
 
-    async def _in_turn(self, plan: Plan, recorder: Recorder, desk_: JournalDesk) -> Plan:
+    async def _in_turn(self, plan: Plan, recorder: Recorder, steps: JournalStepLog) -> Plan:
         """Wait for its turn; what was looked at long before that is looked at again."""
         guest = plan.facts.guest
         if self._turn is None or plan.blocked or guest is None:
             return plan
         looked = asyncio.get_running_loop().time()
         recorder.update(state="waiting", guest=guest.name)
-        await served(self._turn(), self._stop, desk_)
+        await with_requests_answered(self._turn(), self._stop, steps)
         if asyncio.get_running_loop().time() - looked >= _FRESH:
-            plan = await served(self.plan(), self._stop, desk_)
+            plan = await with_requests_answered(self.plan(), self._stop, steps)
         recorder.update(state="running")
         return plan
 
-    def _around(self, desk_: JournalDesk) -> Around:
-        return Around(
+    def _migration_context(self, steps: JournalStepLog) -> MigrationContext:
+        return MigrationContext(
             setting=self._setting,
             here=self._here,
             there=self._there,
             remotes=self._remotes,
-            desk=desk_,
+            step_log=steps,
             tracer=self._tracer,
             emit=self._emit,
             stop=self._stop,
@@ -350,7 +354,7 @@ class _Move:
 
 def _asked(request: MigrateRequest) -> dict[str, Any]:
     """What of the request whoever goes on with it must know."""
-    asked = {"observe": request.observe, "wishes": request.wishes.as_json()}
+    asked = {"observe": request.observe, "wishes": request.overrides.as_json()}
     return asked if request.part_of is None else {**asked, "part_of": request.part_of}
 
 
@@ -358,10 +362,10 @@ def _how(exc: BaseException) -> Outcome:
     """How an operation ended that raised this before libvirt had the order."""
     if isinstance(exc, Cancelled):
         return Outcome.CANCELLED
-    refused = isinstance(exc, GuestBusy | BadInput)
+    refused = isinstance(exc, GuestLocked | BadInput)
     return Outcome.BLOCKED if refused else Outcome.FAILED
 
 
 def _said(exc: BaseException) -> dict[str, Any]:
     said = {"error": str(exc) or type(exc).__name__}
-    return {**said, "dismissed": True} if isinstance(exc, Dismissed) else said
+    return {**said, "dismissed": True} if isinstance(exc, Superseded) else said

@@ -73,7 +73,7 @@ class Tracer:
     def __init__(self, path: Path) -> None:
         """Raises BadInput if the file is there: it is not written over."""
         if path.exists():
-            raise BadInput(f"{path} is there already", mend="name another file with --trace")
+            raise BadInput(f"{path} is there already", hint="name another file with --trace")
         self._path = path
         self._file: IO[str] | None = None
         self._began: Seconds | None = None
@@ -144,10 +144,10 @@ def parse(lines: Iterable[str], name: str) -> Trace:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
             raise BadInput(
                 f"{name}:{number}: no line of a trace ({str(exc)[:80]})",
-                mend="traces are written by vmckpt migrate --trace FILE",
+                hint="traces are written by vmckpt migrate --trace FILE",
             ) from exc
     if header is None or not samples:
-        raise BadInput(f"{name}: no trace, or one without samples", mend="use migrate --trace FILE")
+        raise BadInput(f"{name}: no trace, or one without samples", hint="use migrate --trace FILE")
     return Trace(header=header, samples=tuple(samples), decisions=tuple(decisions), outcome=outcome)
 
 

@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class CopyOptions:
     """What the operator wants copied, and how."""
 
     full: bool = False

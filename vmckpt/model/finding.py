@@ -1,7 +1,10 @@
 """Something that was looked at and is worth saying: a blocker, a warning, or that it is fine."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+
+STORED_AS = "stored as"
+"""In a field's metadata: its key in the journal, where that is another one than its name."""
 
 
 class Severity(StrEnum):
@@ -23,8 +26,10 @@ class Finding:
     where: str
     """Host or guest it is about."""
     text: str
-    mend: str | None = None
+    hint: str | None = field(default=None, metadata={STORED_AS: "mend"})
     """What to do about it, a command where there is one; None when nothing needs doing."""
 
     def as_json(self) -> dict[str, str | None]:
-        return asdict(self)
+        """For the journal and --json, where the hint has kept its first name."""
+        told = asdict(self)
+        return {"mend" if name == "hint" else name: told[name] for name in told}

@@ -157,7 +157,7 @@ class Presence:
 MEND = "run vmckpt recover; end the copy that is not needed"
 
 
-class Seen(Protocol):
+class RuntimeFacts(Protocol):
     """A guest as libvirt shows it on one host."""
 
     @property
@@ -193,7 +193,7 @@ class Copies:
 
 
 def two_copies(
-    found: Iterable[tuple[str, Seen]], told: Iterable[Copies] = ()
+    found: Iterable[tuple[str, RuntimeFacts]], told: Iterable[Copies] = ()
 ) -> tuple[Copies, ...]:
     """Decide which guests have two copies; one entry per guest.
 
@@ -240,7 +240,7 @@ def confirmed(
 
 def error(copies: Sequence[Copies]) -> TwoCopies:
     """The error that a command ends with."""
-    return TwoCopies("; ".join(one.text for one in copies), mend=MEND)
+    return TwoCopies("; ".join(one.text for one in copies), hint=MEND)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

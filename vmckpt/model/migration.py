@@ -293,10 +293,10 @@ class LinkSeen:
     lasted: Seconds
 
 
-class Mover(Protocol):
+class MigrationDriver(Protocol):
     """What a migration may do to the one guest it moves."""
 
-    async def move(self, order: MoveOrder) -> None:
+    async def migrate(self, order: MoveOrder) -> None:
         """Migrate. Returns when the guest runs on the target.
 
         Raises PeerLoginFailed if the source could not log in at the target (nothing happened),
@@ -330,22 +330,22 @@ class Mover(Protocol):
     async def set_cache(self, size: Bytes) -> None:
         """Give a job that was started with xbzrle a cache of that size."""
 
-    async def halt(self) -> None:
+    async def pause_guest(self) -> None:
         """Stop the guest; libvirt starts it on the target, or here if the migration fails."""
 
     async def start_post_copy(self) -> None:
         """Run the guest on the target now. There is no way back."""
 
-    async def stream_given_up(self) -> bool:
+    async def is_postcopy_paused(self) -> bool:
         """Whether the source's QEMU has given a post-copy's stream up: then it can be resumed."""
 
     async def free_target(self) -> None:
         """Make the target let go of a dead stream as well; no error if there is none."""
 
-    async def forget_source(self) -> bool:
+    async def undefine_on_source(self) -> bool:
         """Undefine what a completed migration left shut off on the source; whether it did."""
 
-    async def forget_target(self) -> bool:
+    async def undefine_on_target(self) -> bool:
         """Undefine what a failed migration left shut off on the target; whether it did."""
 
     async def presence(self) -> tuple[Presence, Presence]:

@@ -28,7 +28,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class WebhookOptions:
     """Whom a service tells what it sees."""
 
     metrics: Address | None = None
@@ -37,4 +37,4 @@ class Wishes:
     """Whether those of the inventory are told."""
 
 
-NOBODY = Wishes()
+NOBODY = WebhookOptions()

@@ -46,7 +46,7 @@ class Page:
         id_ = uuid.uuid5(_NAMESPACE, f"{self.key} {self.state} {self.at}")
         return {
             "version": 1, "id": str(id_), "at": utc(self.at), "state": str(self.state),
-            "key": self.key, "text": one.text, "mend": one.mend, "job": one.job,
+            "key": self.key, "text": one.text, "mend": one.hint, "job": one.job,
             "guest": one.guest, "host": one.host,
         }  # fmt: skip
 
@@ -61,8 +61,8 @@ def of_happening(one: Happening) -> Page | None:
         return None  # whoever said so knows it
     if operation.kind == "protect" and report.get("failed_over"):
         text = f"{operation.guest} has failed over to {report['failed_over']}: {report.get('why')}"
-        mend = f"vmckpt protect {operation.guest} --reverse, once {operation.source} is back"
-        return _page(one, text, mend)
+        hint = f"vmckpt protect {operation.guest} --reverse, once {operation.source} is back"
+        return _page(one, text, hint)
     part = operation.detail.get("part_of") is not None
     # Whoever empties a host tries again, and says at the end who is left.
     if outcome not in (_UNSURE if part else _BAD):
@@ -70,14 +70,14 @@ def of_happening(one: Happening) -> Page | None:
     error = f": {one.values['error']}" if one.values.get("error") else ""
     text = f"{operation.kind} of {operation.guest} ended: {outcome}{error}"
     sure = outcome not in _UNSURE
-    mend = f"vmckpt job {operation.id}" if sure else "vmckpt recover"
-    return _page(one, text, mend)
+    hint = f"vmckpt job {operation.id}" if sure else "vmckpt recover"
+    return _page(one, text, hint)
 
 
-def _page(one: Happening, text: str, mend: str) -> Page:
+def _page(one: Happening, text: str, hint: str) -> Page:
     operation = one.operation
     trouble = Trouble(
-        text=text, mend=mend, job=operation.id, guest=operation.guest, host=operation.source
+        text=text, hint=hint, job=operation.id, guest=operation.guest, host=operation.source
     )
     return Page(key=f"ended {operation.id}", state=State.ONCE, at=one.at, trouble=trouble)
 

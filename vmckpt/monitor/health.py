@@ -44,7 +44,7 @@ class Trouble:
     """Something that somebody has to look at."""
 
     text: str
-    mend: str
+    hint: str
     job: str | None = None
     guest: str | None = None
     host: str | None = None
@@ -175,7 +175,7 @@ _PROTECTED = (
 
 def _protections(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     found = [
-        ((str(one["guest"]), str(one["primary"]), str(one["backup"])), status.look(one))
+        ((str(one["guest"]), str(one["primary"]), str(one["backup"])), status.parse_status(one))
         for one in entries.values()
     ]
     labels = ("guest", "primary", "backup")
@@ -233,34 +233,34 @@ def troubles(now: Standing) -> Mapping[str, Trouble]:
         if host.error is not None and host.closed is None:
             found[f"host {host.name}"] = Trouble(
                 text=f"host {host.name} does not answer: {host.error}",
-                mend=f"vmckpt doctor {host.name}", host=host.name,
+                hint=f"vmckpt doctor {host.name}", host=host.name,
             )  # fmt: skip
     for twice in two_copies(now):
         found[f"copies {twice.uuid}"] = Trouble(
-            text=f"two copies: {twice.text}", mend=MEND, guest=twice.guest, host=twice.hosts[0]
+            text=f"two copies: {twice.text}", hint=MEND, guest=twice.guest, host=twice.hosts[0]
         )
     for view in now.jobs or ():
         if view.unattended:
             one = view.operation
             found[f"job {one.id}"] = Trouble(
                 text=f"nobody attends {one.id} ({one.kind} of {one.guest}) any more",
-                mend="vmckpt recover", job=one.id, guest=one.guest,
+                hint="vmckpt recover", job=one.id, guest=one.guest,
             )  # fmt: skip
         elif view.operation.phase == JobPhase.POST_COPY_PAUSED:
             one = view.operation
             found[f"stream {one.id}"] = Trouble(
                 text=f"{one.guest} stands still: its post-copy to {one.target} is broken; it is"
                 " tried again, and nothing is lost",
-                mend=f"mend the network between {one.source} and {one.target}",
+                hint=f"mend the network between {one.source} and {one.target}",
                 job=one.id, guest=one.guest,
             )  # fmt: skip
     for job, entry in (now.protections or {}).items():
-        look = status.look(entry)
+        look = status.parse_status(entry)
         if not look.ready:
             found[f"protection {job}"] = Trouble(
                 text=f"the standby of {entry['guest']} on {entry['backup']} cannot take over:"
                 f" {look.ready_why}",
-                mend="vmckpt status", job=job, guest=str(entry["guest"]), host=str(entry["backup"]),
+                hint="vmckpt status", job=job, guest=str(entry["guest"]), host=str(entry["backup"]),
             )  # fmt: skip
     for snapshot in now.snapshots or ():
         found |= _wrong_in_store(snapshot)
@@ -269,10 +269,10 @@ def troubles(now: Standing) -> Mapping[str, Trouble]:
 
 def _wrong_in_store(one: SnapshotNow) -> dict[str, Trouble]:
     if not one.id:
-        text, mend = f"store {one.store} does not answer: {one.wrong}", "vmckpt snapshot list"
-        return {f"store {one.store}": Trouble(text=text, mend=mend)}
+        text, hint = f"store {one.store} does not answer: {one.wrong}", "vmckpt snapshot list"
+        return {f"store {one.store}": Trouble(text=text, hint=hint)}
     if not _damaged(one):
         return {}
     text = f"snapshot {one.id} of {one.guest} in {one.store}: {one.wrong or one.verified}"
-    mend = f"vmckpt snapshot verify {one.id}, then vmckpt snapshot verify --repair"
-    return {f"snapshot {one.store} {one.id}": Trouble(text=text, mend=mend, guest=one.guest)}
+    hint = f"vmckpt snapshot verify {one.id}, then vmckpt snapshot verify --repair"
+    return {f"snapshot {one.store} {one.id}": Trouble(text=text, hint=hint, guest=one.guest)}

@@ -124,7 +124,7 @@ def _secret(file: Path | None) -> bytes | None:
     except OSError as exc:
         raise BadInput(
             f"the secret of a webhook cannot be read: {file}: {exc.strerror}",
-            mend="write one line of random text into it, readable by the service alone",
+            hint="write one line of random text into it, readable by the service alone",
         ) from None
     if not found:
         raise BadInput(f"{file}: the secret of a webhook is empty")

@@ -32,7 +32,7 @@ class Conflict:
     code: str
     """Stays as it is: tests and scripts may look for it."""
     text: str
-    mend: str
+    hint: str
     keys: tuple[str | int, ...]
     """Where in the policy's file one of the two stands."""
     optional: bool = False
@@ -81,19 +81,19 @@ def _zero_copy(policy: Policy) -> Iterator[Conflict]:
         yield Conflict(
             code="zero-copy-needs-connections", keys=key,
             text="zero_copy works only over parallel connections",
-            mend="write connections: 2 or more, or zero_copy: false",
+            hint="write connections: 2 or more, or zero_copy: false",
         )  # fmt: skip
     if how.tls is not Tls.OFF:
         yield Conflict(
             code="zero-copy-with-tls", keys=key,
             text=f"zero_copy cannot be encrypted, and tls is {how.tls}",
-            mend="write tls: off where the network may be trusted, or zero_copy: false",
+            hint="write tls: off where the network may be trusted, or zero_copy: false",
         )  # fmt: skip
     if how.compression is not Compression.NONE or _compresses_later(policy) is not None:
         yield Conflict(
             code="zero-copy-with-compression", keys=key,
             text="zero_copy sends pages as they are, and they are to be compressed",
-            mend="choose one of the two",
+            hint="choose one of the two",
         )  # fmt: skip
 
 
@@ -103,20 +103,20 @@ def _compression(policy: Policy) -> Iterator[Conflict]:
         yield Conflict(
             code="compression-needs-connections", keys=key,
             text=f"{how.compression} works only over parallel connections",
-            mend="write connections: 2 or more, or compression: xbzrle",
+            hint="write connections: 2 or more, or compression: xbzrle",
         )  # fmt: skip
     if how.compression in _ONE_STREAM and how.connections > 1:
         yield Conflict(
             code="compression-with-connections", keys=key,
             text=f"{how.compression} works only over one connection,"
             f" and there are to be {how.connections}",
-            mend="write connections: 1, or compression: zstd",
+            hint="write connections: 1, or compression: zstd",
         )  # fmt: skip
     if how.compression is Compression.MT and policy.may_switch_early:
         yield Conflict(
             code="mt-with-post-copy", keys=key,
             text="mt works only without post-copy",
-            mend="write compression: xbzrle or none, or mode: precopy",
+            hint="write compression: xbzrle or none, or mode: precopy",
         )  # fmt: skip
     rule = _compresses_later(policy)
     if rule is not None and how.connections > 1:
@@ -124,7 +124,7 @@ def _compression(policy: Policy) -> Iterator[Conflict]:
             code="compress-with-connections", keys=("converge", "rules", rule, "do"),
             text=f"compress (xbzrle) works only over one connection,"
             f" and there are to be {how.connections}",
-            mend="write connections: 1, or take the rule out",
+            hint="write connections: 1, or take the rule out",
         )  # fmt: skip
 
 
@@ -138,34 +138,34 @@ def _by_version(policy: Policy, source: Versions, target: Versions) -> Iterator[
             code="connections-with-post-copy", keys=("transport", "connections"),
             text=f"post-copy over {how.connections} connections needs QEMU 10.1 on both hosts,"
             f" and one has {qemu}",
-            mend="write connections: 1, or do without post-copy",
+            hint="write connections: 1, or do without post-copy",
             optional=policy.mode is not Mode.POSTCOPY,
         )  # fmt: skip
     if how.compression is Compression.MT and max(qemus) >= (9, 1):
         yield Conflict(
             code="mt-is-gone", keys=("transport", "compression"),
             text=f"mt is gone from QEMU 9.1 on, and one host has {_shown(max(qemus))}",
-            mend="write compression: zstd and connections: 2 or more",
+            hint="write compression: zstd and connections: 2 or more",
         )  # fmt: skip
     if how.compression in _MANY_STREAMS and min(libvirts) < (9, 4):
         yield Conflict(
             code="compression-needs-newer-libvirt", keys=("transport", "compression"),
             text=f"{how.compression} needs libvirt 9.4 on both hosts, and one has {libvirt}",
-            mend="write compression: none, or xbzrle with connections: 1",
+            hint="write compression: none, or xbzrle with connections: 1",
         )  # fmt: skip
     if how.zero_copy and (min(libvirts) < (8, 5) or min(qemus) < (7, 1)):
         yield Conflict(
             code="zero-copy-needs-newer", keys=("transport", "zero_copy"),
             text="zero_copy needs libvirt 8.5 and QEMU 7.1 on both hosts,"
             f" and the older ones are {libvirt} and {qemu}",
-            mend="write zero_copy: false",
+            hint="write zero_copy: false",
         )  # fmt: skip
     if early and min(libvirts) < (8, 5):
         yield Conflict(
             code="recovery-needs-newer-libvirt", keys=("on_postcopy_broken",),
             text="resuming a broken post-copy needs libvirt 8.5 on both hosts,"
             f" and one has {libvirt}",
-            mend="use a policy without post-copy if the network may fail",
+            hint="use a policy without post-copy if the network may fail",
             optional=True,
         )  # fmt: skip
 
@@ -180,14 +180,14 @@ def _postcopy_of_guest(
         yield Conflict(
             code="post-copy-with-host-devices", keys=("mode",),
             text="post-copy cannot be used: the guest has devices of the host",
-            mend="use a policy without post-copy, like never-postcopy",
+            hint="use a policy without post-copy, like never-postcopy",
             optional=optional,
         )  # fmt: skip
     if file_backed_memory:
         yield Conflict(
             code="post-copy-with-file-backed-memory", keys=("mode",),
             text="post-copy cannot be used: the guest's memory is a file on a disk",
-            mend="back it by memfd or tmpfs, or use a policy without post-copy",
+            hint="back it by memfd or tmpfs, or use a policy without post-copy",
             optional=optional,
         )  # fmt: skip
     if huge_pages:
@@ -195,7 +195,7 @@ def _postcopy_of_guest(
             code="post-copy-with-huge-pages", keys=("mode",),
             text="in post-copy a missing page is fetched whole, so with huge pages the guest waits"
             " longer for each (1 GiB over 10 Gbit/s: about a second)",
-            mend="use a policy without post-copy if pages of 1 GiB are used",
+            hint="use a policy without post-copy if pages of 1 GiB are used",
             optional=True,
         )  # fmt: skip
 
@@ -205,7 +205,7 @@ def _stopped(policy: Policy, copied_disks: bool) -> Iterator[Conflict]:
         yield Conflict(
             code="stopped-while-disks-are-copied", keys=("mode",),
             text="in mode stop-and-copy the guest stands still while its disks are copied, too",
-            mend="use mode precopy with a rule that does pause",
+            hint="use mode precopy with a rule that does pause",
             optional=True,
         )  # fmt: skip
 

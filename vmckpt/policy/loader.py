@@ -48,7 +48,7 @@ def folder(
     )
     if named is not None:
         if not named.is_dir():
-            raise PolicyError(f"{named}: no such folder", mend="see --policies, VMCKPT_POLICIES")
+            raise PolicyError(f"{named}: no such folder", hint="see --policies, VMCKPT_POLICIES")
         return named
     beside = [inventory.parent / "policies"] if inventory is not None else []
     return next((place for place in (*beside, SYSTEM) if place.is_dir()), None)

@@ -90,7 +90,7 @@ def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = No
     if rest and rest[0][0] == best:
         raise PolicyError(
             f"{found.file} and {rest[0][1].file} are equally specific for {subject.guest}",
-            mend="add a condition to the select of one of them, or name one with --policy",
+            hint="add a condition to the select of one of them, or name one with --policy",
         )
     return Chosen(
         policy=found,

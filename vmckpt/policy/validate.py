@@ -180,7 +180,7 @@ def _retries(policy: Policy) -> Iterator[Complaint]:
 def _transport(policy: Policy) -> Iterator[Complaint]:
     how = policy.transport
     for one in compatibility.impossible(policy):
-        yield Complaint(one.keys, f"{one.text}; {one.mend}")
+        yield Complaint(one.keys, f"{one.text}; {one.hint}")
     if how.compression_level is None:
         return
     key, most = ("transport", "compression_level"), _HIGHEST_LEVEL.get(how.compression)

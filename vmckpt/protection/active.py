@@ -23,14 +23,18 @@ def unattended() -> list[Operation]:
     if location.default() == location.NONE:
         return []
     with jobs.open_journal() as journal:
-        return [one for one in (*journal.entrusted(), *journal.abandoned()) if one.kind == KIND]
+        return [
+            one
+            for one in (*journal.delegated_to_agents(), *journal.abandoned())
+            if one.kind == KIND
+        ]
 
 
 def of(inventory: Inventory, guest: str) -> Known:
     """That of a guest, by name or UUID. Raises BadInput if it has none."""
     found = find(inventory, guest)
     if found is None:
-        raise BadInput(f"{guest} is not protected", mend="vmckpt status lists them")
+        raise BadInput(f"{guest} is not protected", hint="vmckpt status lists them")
     return found
 
 

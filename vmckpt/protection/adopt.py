@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.inventory import Inventory
-from vmckpt.journal.recorder import JournalDesk, recorded
+from vmckpt.journal.recorder import JournalStepLog, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.policy.model import Protection
 from vmckpt.protection import active, agent_client
@@ -33,32 +33,32 @@ def decide(guest: str, told: Mapping[str, Mapping[str, Any]], *, dead: bool) -> 
     """Say which protection of a guest the hosts have, by their answers. Pure.
 
     `dead`: a person says that the guest's host is off; else it must answer, since the standby may
-    be all that is left. Raises BadInput, GuestBusy.
+    be all that is left. Raises BadInput, GuestLocked.
     """
     sides = {name: one for name, one in told.items() if one.get("role") and one.get("session")}
     silent = sorted(name for name, one in told.items() if "error" in one)
     if not sides:
         unknown = f"; {' and '.join(silent)} cannot be asked" if silent else ""
-        raise BadInput(f"{guest} is not protected{unknown}", mend="vmckpt status lists them")
+        raise BadInput(f"{guest} is not protected{unknown}", hint="vmckpt status lists them")
     if any(one.get("moves") is not False for one in sides.values()):
-        raise GuestBusy(
+        raise GuestLocked(
             f"{guest} is being moved by epochs, or was protected by an older release, and the"
             " journal does not know of it",
-            mend=_DOCS,
+            hint=_DOCS,
         )
     found = {_found(name, one) for name, one in sides.items()}
     if len(found) > 1:
-        raise GuestBusy(
+        raise GuestLocked(
             f"{' and '.join(sorted(sides))} have different protections of {guest}, which the"
             " journal does not know",
-            mend=_DOCS,
+            hint=_DOCS,
         )
     (only,) = found
     if only.primary in silent and not dead:
-        raise GuestBusy(
+        raise GuestLocked(
             f"{guest} is protected by what {only.backup} says, and {only.primary}, where it may"
             " run, cannot be asked",
-            mend=f"mend {only.primary}; if it is off, vmckpt failover {guest} --host-is-off"
+            hint=f"mend {only.primary}; if it is off, vmckpt failover {guest} --host-is-off"
             " --lost-journal",
         )
     return only
@@ -79,7 +79,7 @@ async def adopt(
     inventory: Inventory, guest: str, uuid: str, warn: Callable[[str], None], *, dead: bool = False
 ) -> Known:
     """Write a protection down that only its hosts know. Raises VmckptError as `decide`, and
-    InventoryError, GuestBusy, JournalError."""
+    InventoryError, GuestLocked, JournalError."""
     found = decide(guest, await agent_client.both(inventory.hosts, uuid), dead=dead)
     primary, backup = inventory.host(found.primary), inventory.host(found.backup)
     warn(
@@ -101,9 +101,9 @@ async def adopt(
             "session": found.session, "primary": primary.name, "backup": backup.name,
             "lease": found.has_lease, "images": {},
         }  # fmt: skip
-        await JournalDesk(recorder).intend(Step.PROTECT, meant)
+        await JournalStepLog(recorder).intend(Step.PROTECT, meant)
         recorder.entrust(primary.name)
     known = await asyncio.to_thread(active.find, inventory, uuid)
     if known is None:
-        raise BadInput(f"{guest} cannot be ended without a journal", mend="name one in --journal")
+        raise BadInput(f"{guest} cannot be ended without a journal", hint="name one in --journal")
     return known

@@ -29,7 +29,7 @@ Kind = Callable[[str, object], None]
 """Raises ValueError, which names the field, if its value is of another kind."""
 
 
-def check(order: str, told: object) -> None:
+def require_answers(order: str, told: object) -> None:
     """Raises ValueError if an order's answer lacks something, or has something of another kind.
 
     `order`: "ask", "look", … (agent/replicas.py).

@@ -23,13 +23,13 @@ def _nobody(_: Event) -> None:
 async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any]:
     """Have a short order carried out; what the agent answers. Raises VmckptError."""
     told = ReplicaOrder(what=what, guest=guest, uri=client.LIBVIRT, host=host.name, **more)
-    answer = await client.carried_out(host, told.as_json(), _nobody, asyncio.Event())
+    answer = await client.run_order(host, told.as_json(), _nobody, asyncio.Event())
     with client.sensible(host):
-        agent_answers.check(what, answer)
+        agent_answers.require_answers(what, answer)
     return answer
 
 
-async def ask(host: Host, guest: str, **more: Any) -> dict[str, Any]:
+async def request(host: Host, guest: str, **more: Any) -> dict[str, Any]:
     """Ask an agent, or wish something of it, which it answers at once.
 
     Raises VmckptError, also if it has not answered in time: a host that dies in the middle of a
@@ -49,7 +49,7 @@ async def status(host: Host, guest: str) -> dict[str, Any]:
     """What the agent there says; {"error", "silent"} if the host cannot be asked. Silent is who
     does not even take a call."""
     try:
-        return await ask(host, guest)
+        return await request(host, guest)
     except VmckptError as exc:
         unreachable = isinstance(exc, RemoteError)
         silent = isinstance(exc, RemoteError) and exc.silent

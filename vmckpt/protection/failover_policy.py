@@ -9,65 +9,72 @@ from enum import StrEnum
 
 from vmckpt.protection.host_death import LIVES, Case
 from vmckpt.protection.steps import READY
-from vmckpt.replication.session import Fate
+from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds
 
 
-class Do(StrEnum):
+class FailoverAction(StrEnum):
     """What is done now."""
 
     WAIT = "wait"
-    LET_ALONE = "let alone"
+    GRANT_SOLO = "let alone"
     """The primary wants leave to go on without its standby, and answers: it gets it."""
-    STANDS = "stands"
+    STANDBY_RESTORED = "stands"
     """Its standby is whole again: it is written down that a failover may be."""
     FAIL_OVER = "fail over"
     """As `ending.failover` does it: the host is powered off first, unless the guest is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class FailoverDecision:
     """What is done, and why, for people."""
 
-    do: Do
+    do: FailoverAction
     why: str = ""
     """Empty: all is well."""
 
 
-def decide(case: Case, *, patience: Seconds) -> Decision:
+def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
     """`patience`: the silence after which a host is given up; nobody is, sooner than heartbeats
     that were lost are told from a dead host."""
     ours, theirs = case.ours, case.theirs
-    if theirs.get("outcome") == Fate.FAILED_OVER:
+    if theirs.get("outcome") == ProtectionOutcome.FAILED_OVER:
         if ours.get("runs"):
             return _wait(f"{case.primary} and {case.backup} both say that it runs there")
-        return Decision(do=Do.FAIL_OVER, why=f"it runs on {case.backup}")
+        return FailoverDecision(do=FailoverAction.FAIL_OVER, why=f"it runs on {case.backup}")
     if ours.get("wants_leave"):
         said = str(ours.get("says") or "").partition(": ")[2]
-        return Decision(do=Do.LET_ALONE, why=f"it goes on without {case.backup}: {said}")
+        return FailoverDecision(
+            do=FailoverAction.GRANT_SOLO, why=f"it goes on without {case.backup}: {said}"
+        )
     if case.alone:
         if ours.get("phase") == READY and theirs.get("connected"):
-            return Decision(do=Do.STANDS, why=f"its standby on {case.backup} is whole again")
+            return FailoverDecision(
+                do=FailoverAction.STANDBY_RESTORED,
+                why=f"its standby on {case.backup} is whole again",
+            )
         return _wait(f"it may have gone on without {case.backup}: only a person fails it over")
     return _by_silence(case, patience) if case.gone or case.silent else _wait()
 
 
-def _by_silence(case: Case, patience: Seconds) -> Decision:
+def _by_silence(case: Case, patience: Seconds) -> FailoverDecision:
     theirs = case.theirs
     if not theirs.get("ready") or theirs.get("runs") is False:
         says = theirs.get("error") or theirs.get("says") or "it says nothing"
         return _wait(f"its standby on {case.backup} is not ready: {says}")
     if case.gone:
-        return Decision(do=Do.FAIL_OVER, why=f"it does not run on {case.primary} any more")
+        return FailoverDecision(
+            do=FailoverAction.FAIL_OVER, why=f"it does not run on {case.primary} any more"
+        )
     silent = Seconds(float(theirs.get("silent_s") or 0.0))
     if silent < max(patience, LIVES):
         return _wait(f"{case.primary} is silent")
-    return Decision(
-        do=Do.FAIL_OVER,
+    return FailoverDecision(
+        do=FailoverAction.FAIL_OVER,
         why=f"nothing answers on {case.primary}, and {case.backup} has not heard of it for"
         f" {silent:.0f} s",
     )  # fmt: skip
 
 
-def _wait(why: str = "") -> Decision:
-    return Decision(do=Do.WAIT, why=why)
+def _wait(why: str = "") -> FailoverDecision:
+    return FailoverDecision(do=FailoverAction.WAIT, why=why)

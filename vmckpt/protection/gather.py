@@ -16,18 +16,18 @@ from vmckpt.model.finding import Finding
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client, resync
-from vmckpt.protection.preflight import Seen
+from vmckpt.protection.preflight import ProtectionFacts
 from vmckpt.protection.request import ProtectRequest, Setting
-from vmckpt.protection.resync import Before, Taking
+from vmckpt.protection.resync import Before, ImageAdoption
 from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import Bytes
 
-_NONE = Taking()
+_NONE = ImageAdoption()
 
 
 async def taking(
     setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any]
-) -> Taking:
+) -> ImageAdoption:
     """Which images that are on the backup the standby takes."""
     if not request.reverse:
         return _NONE
@@ -62,8 +62,8 @@ def _copied(looked: dict[str, Any], taken: Collection[str]) -> Bytes:
 
 async def seen(
     setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any],
-    taken: Taking = _NONE,
-) -> Seen:  # fmt: skip
+    taken: ImageAdoption = _NONE,
+) -> ProtectionFacts:  # fmt: skip
     """What preflight wants to know. Raises VmckptError."""
     # Neither is copied, and its QEMU does not start without them.
     fixed = [one["source"] for one in looked["disks"]
@@ -81,7 +81,7 @@ async def seen(
     devices = [node.tag for node in ET.fromstring(looked["xml"]).findall("devices/*")]
     ours = replace(ours, memory_free=Bytes(ours.memory_free + request.held))
     copied = _copied(looked, taken.images)
-    return Seen(
+    return ProtectionFacts(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
         qemu=str(looked["qemu"]), memory=looked["memory"], disks=looked["disks"],
         devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=name_taken,
@@ -108,7 +108,7 @@ async def _has_standby(backup: Host, guest: str) -> bool:
 async def _lease_store(setting: Setting, request: ProtectRequest) -> Finding | None:
     if setting.lease is None or not request.automatic:
         return None
-    return await asyncio.to_thread(replicas.look, setting.lease)
+    return await asyncio.to_thread(replicas.examine, setting.lease)
 
 
 def _folder(setting: Setting, request: ProtectRequest) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from vmckpt.errors import BadInput, GuestBusy
-from vmckpt.replication.session import Fate
+from vmckpt.errors import BadInput, GuestLocked
+from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds
 
 LIVES = Seconds(3.0)
@@ -68,22 +68,22 @@ class Case:
         told = self.ours
         if told.get("runs") is not False:
             return False
-        if told.get("outcome") in (Fate.DIED, Fate.SWITCHED):
+        if told.get("outcome") in (ProtectionOutcome.DIED, ProtectionOutcome.SWITCHED):
             return self.watched or not told.get("alone")
         return self.watched and "role" in told and told["role"] is None
 
 
 def decide(case: Case) -> Proof:
-    """Raises GuestBusy, BadInput: nothing makes sure of it, and what would."""
+    """Raises GuestLocked, BadInput: nothing makes sure of it, and what would."""
     runs = "error" not in case.ours and case.ours.get("runs")
     followed = case.theirs.get("connected") or not case.has_lease
     if runs and followed and not case.fence:
         also = f"; if {case.primary} hangs, --fence powers it off first" if case.has_fence else ""
-        raise GuestBusy(
+        raise GuestLocked(
             f"{case.guest} runs on {case.primary}, which answers",
-            mend=f"vmckpt failover {case.guest} --planned switches without loss{also}",
+            hint=f"vmckpt failover {case.guest} --planned switches without loss{also}",
         )
-    if case.theirs.get("outcome") == Fate.FAILED_OVER:
+    if case.theirs.get("outcome") == ProtectionOutcome.FAILED_OVER:
         return Proof.RUNS
     if case.fence:
         return _fence(case)
@@ -97,12 +97,12 @@ def decide(case: Case) -> Proof:
         raise BadInput(
             f"{case.primary} is silent, and without a lease store nobody but you can"
             " know that it is dead",
-            mend="switch it off, then add --host-is-off",
+            hint="switch it off, then add --host-is-off",
         )
     if not case.silent:
         raise BadInput(
             f"{case.primary} is not silent ({_heard(case)}), and is not fenced unasked",
-            mend="add --fence to have it powered off, with all that runs there",
+            hint="add --fence to have it powered off, with all that runs there",
         )
     return _fence(case)
 
@@ -111,9 +111,9 @@ def _by_word(case: Case) -> Proof:
     """A person may err: whoever is heard is not off."""
     heard = case.theirs.get("silent_s")
     if case.theirs.get("connected") and heard is not None and heard < LIVES:
-        raise GuestBusy(
+        raise GuestLocked(
             f"{case.primary} is not off: {case.backup} hears of {case.guest} there",
-            mend=f"switch it off first; vmckpt failover {case.guest} --planned loses nothing",
+            hint=f"switch it off first; vmckpt failover {case.guest} --planned loses nothing",
         )
     return Proof.WORD
 
@@ -121,10 +121,10 @@ def _by_word(case: Case) -> Proof:
 def _gone(case: Case) -> Proof:
     _must_be_ready(case, f"{case.guest} runs nowhere")
     if case.alone:
-        raise GuestBusy(
+        raise GuestLocked(
             f"{case.guest} runs nowhere, and had leave to go on without {case.backup}: the standby"
             " there is behind it",
-            mend=f"add --host-is-off to go on from what {case.backup} has; vmckpt unprotect"
+            hint=f"add --host-is-off to go on from what {case.backup} has; vmckpt unprotect"
             f" {case.guest} gives that up",
         )
     return Proof.GONE
@@ -135,21 +135,21 @@ def _fence(case: Case) -> Proof:
     if not case.has_fence:
         raise BadInput(
             f"{case.primary} has no fence agent in the inventory",
-            mend=f"add fence: {{agent: ..., options: {{...}}}} to {case.primary}",
+            hint=f"add fence: {{agent: ..., options: {{...}}}} to {case.primary}",
         )
     _must_be_ready(case, f"{case.primary} is not fenced")
     if case.alone:
-        raise GuestBusy(
+        raise GuestLocked(
             f"{case.primary} is not fenced: {case.guest} had leave to go on there without"
             f" {case.backup}, whose standby is behind it",
-            mend=f"wait until {case.primary} answers; or switch it off and add --host-is-off",
+            hint=f"wait until {case.primary} answers; or switch it off and add --host-is-off",
         )
     phase = case.ours.get("phase", _READY)
     if case.ours.get("runs") and phase != _READY:
-        raise GuestBusy(
+        raise GuestLocked(
             f"{case.primary} is not fenced: {case.guest} runs there, and its standby on"
             f" {case.backup} is behind it ({phase})",
-            mend=f"mend {case.backup} or the link first; the standby is brought up by itself",
+            hint=f"mend {case.backup} or the link first; the standby is brought up by itself",
         )
     return Proof.FENCE
 
@@ -157,8 +157,8 @@ def _fence(case: Case) -> Proof:
 def _must_be_ready(case: Case, now: str) -> None:
     if not case.theirs.get("ready") or case.theirs.get("runs") is False:
         why = case.theirs.get("error") or case.theirs.get("says") or "it says nothing"
-        raise GuestBusy(
-            f"{now}: the standby on {case.backup} is not ready: {why}", mend="see vmckpt status"
+        raise GuestLocked(
+            f"{now}: the standby on {case.backup} is not ready: {why}", hint="see vmckpt status"
         )
 
 

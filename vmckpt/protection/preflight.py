@@ -17,7 +17,7 @@ _OUTSIDE = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ProtectionFacts:
     """What both hosts have told."""
 
     guest: str
@@ -56,7 +56,7 @@ class Seen:
     """The primary has what keeps the writes of an epoch."""
 
 
-def check(seen: Seen) -> list[Finding]:
+def check_protection(seen: ProtectionFacts) -> list[Finding]:
     """All findings, blockers first."""
     found = [
         *_place(seen), *_memory(seen), *_disk_logs(seen), *_disks(seen), *_devices(seen),
@@ -65,7 +65,7 @@ def check(seen: Seen) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.severity is not Severity.BLOCKER)
 
 
-def check_move(seen: Seen) -> list[Finding]:
+def check_move(seen: ProtectionFacts) -> list[Finding]:
     """The same for a guest that is to be moved by epochs; what any migration is checked for is not
     looked at. `seen.disks`: those that are copied; `seen.max_pause`: the downtime allowed."""
     found = [
@@ -74,7 +74,7 @@ def check_move(seen: Seen) -> list[Finding]:
     return [finding for finding in found if finding.severity is Severity.BLOCKER]
 
 
-def _place(seen: Seen) -> Iterator[Finding]:
+def _place(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.primary == seen.backup:
         yield _blocker("same-host", seen.guest, "a standby on its own host protects nothing",
                        "name another host with --to")  # fmt: skip
@@ -97,7 +97,7 @@ def _place(seen: Seen) -> Iterator[Finding]:
     yield from _same_qemu(seen)
 
 
-def _same_qemu(seen: Seen) -> Iterator[Finding]:
+def _same_qemu(seen: ProtectionFacts) -> Iterator[Finding]:
     ours, theirs = seen.qemu.split(".")[:2], seen.backup_facts.qemu_version.split(".")[:2]
     if ours != theirs:
         yield _blocker(
@@ -108,7 +108,7 @@ def _same_qemu(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _memory(seen: Seen) -> Iterator[Finding]:
+def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
     whole = Bytes(sum(seen.memory))
     for host, facts, times in (
         (seen.primary, seen.primary_facts, 1),
@@ -140,7 +140,7 @@ def _memory(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _disk_logs(seen: Seen) -> Iterator[Finding]:
+def _disk_logs(seen: ProtectionFacts) -> Iterator[Finding]:
     if not seen.disk_logs and any(not one["read_only"] and one["source"] for one in seen.disks):
         yield _blocker(
             "nbdkit-missing", seen.primary,
@@ -150,7 +150,7 @@ def _disk_logs(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _disks(seen: Seen) -> Iterator[Finding]:
+def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
     wanted = 0
     for disk in seen.disks:
         where = f"{seen.guest}'s {disk['name']}"
@@ -193,7 +193,7 @@ def _disks(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _devices(seen: Seen) -> Iterator[Finding]:
+def _devices(seen: ProtectionFacts) -> Iterator[Finding]:
     for kind in sorted(set(seen.devices) & set(_OUTSIDE)):
         yield _blocker(
             f"device-{kind}", seen.guest, f"its {kind} device has state that cannot be replicated",
@@ -207,7 +207,7 @@ def _devices(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _decision(seen: Seen) -> Iterator[Finding]:
+def _decision(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.automatic and not seen.has_lease and seen.fence is None:
         yield _blocker(
             "no-lease", seen.guest,
@@ -227,8 +227,8 @@ def _decision(seen: Seen) -> Iterator[Finding]:
         yield _warning("by-hand", seen.guest, "only a person decides a failover: vmckpt failover")
 
 
-def _blocker(code: str, where: str, text: str, mend: str | None) -> Finding:
-    return Finding(code=code, severity=Severity.BLOCKER, where=where, text=text, mend=mend)
+def _blocker(code: str, where: str, text: str, hint: str | None) -> Finding:
+    return Finding(code=code, severity=Severity.BLOCKER, where=where, text=text, hint=hint)
 
 
 def _warning(code: str, where: str, text: str) -> Finding:

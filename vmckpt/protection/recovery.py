@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vmckpt.journal.recorder import Recorder, Unattended
+from vmckpt.journal.recorder import OrphanedJob, Recorder
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
@@ -13,10 +13,10 @@ from vmckpt.protection import agent_client, solo_permission, stop
 from vmckpt.protection.copies import second_copy
 from vmckpt.protection.steps import READY, Step
 from vmckpt.protection.stop import Known
-from vmckpt.replication.session import Fate
+from vmckpt.replication.session import ProtectionOutcome
 
 
-async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """See recovery.Room."""
     del policies
     begun = case.step(Step.PROTECT)
@@ -93,7 +93,7 @@ async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Sett
             goes_on=True, settle="vmckpt recover lets it go on alone",
         )  # fmt: skip
     await solo_permission.note(recorder, known.operation.id, f"{backup} was away")
-    await solo_permission.give(known.primary, known.uuid, name)
+    await solo_permission.grant(known.primary, known.uuid, name)
     recorder.entrust(known.primary.name)
     return Settled(
         truth=f"what {guest} sent waited for {backup}, which is away; it goes on alone now",
@@ -117,7 +117,7 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
             settle=f"mend {silent[0]}; or vmckpt failover {guest}, if it is lost",
         )
     waits = bool(theirs.get("role")) and "outcome" not in theirs
-    if ours.get("outcome") == Fate.ENDED:
+    if ours.get("outcome") == ProtectionOutcome.ENDED:
         return Settled(
             truth=f"{guest} was ended on {primary} by somebody's wish", outcome=Outcome.COMPLETED,
             did=("remove its standby", "store its definition again"),
@@ -174,7 +174,7 @@ def _with_second(known: Known, found: Settled | None, why: str) -> Settled:
 def _taken_over(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled | None:
     """The guest is the backup's, or may be."""
     backup, guest = known.backup.name, known.operation.guest
-    if theirs.get("outcome") == Fate.FAILED_OVER:
+    if theirs.get("outcome") == ProtectionOutcome.FAILED_OVER:
         return Settled(
             truth=f"{guest} runs on {backup}: {theirs.get('why')}", outcome=Outcome.COMPLETED,
             did=("remove what was left of its protection",),

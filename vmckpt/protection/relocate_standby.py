@@ -29,7 +29,7 @@ _MOVES = ("phase", "pages_left", "disks_compared_bytes", "disks_sent_bytes", "di
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anew:
+class Relocation:
     """A protection, and the host that is to have its standby."""
 
     known: Known
@@ -72,18 +72,18 @@ class Anew:
         return f"vmckpt protect {self.guest} --to {self.backup.name} {how}"
 
 
-async def check(anew: Anew, caller: Caller) -> Protected:
+async def require_relocatable(anew: Relocation, caller: Caller) -> Protected:
     """What would be, and what speaks against it; changes nothing. Raises VmckptError."""
     request = replace(anew.request, dry_run=True, held=anew.memory)
     found = await start.protect(anew.setting, request, caller, lambda _: None)
     bare = Finding(
         code="no-standby", severity=Severity.WARNING, where=anew.guest,
-        text=f"{anew.guest} has no standby until its memory and disks are copied there", mend=None,
+        text=f"{anew.guest} has no standby until its memory and disks are copied there", hint=None,
     )  # fmt: skip
     return replace(found, findings=(*found.findings, bare))
 
 
-async def move(anew: Anew, caller: Caller) -> Protected:
+async def move(anew: Relocation, caller: Caller) -> Protected:
     """End the present protection and begin the next; returns once its standby is ready.
 
     Raises VmckptError: the guest runs on, and may have no standby.
@@ -92,7 +92,7 @@ async def move(anew: Anew, caller: Caller) -> Protected:
     if ended.runs_on != anew.known.primary.name:
         raise BadInput(
             f"{ended.guest} runs on {ended.runs_on} since a failover, without a standby",
-            mend=f"vmckpt protect {ended.guest} --to HOST",
+            hint=f"vmckpt protect {ended.guest} --to HOST",
         )
     for left in reversed(range(_TRIES)):
         try:
@@ -107,11 +107,11 @@ async def move(anew: Anew, caller: Caller) -> Protected:
     raise AssertionError("the last try returns or raises")
 
 
-async def _begun(anew: Anew, caller: Caller) -> Protected:
+async def _begun(anew: Relocation, caller: Caller) -> Protected:
     done = await start.protect(anew.setting, anew.request, caller, progressing(time.monotonic))
     if done.job is None:
         against = [one for one in done.findings if one.severity is Severity.BLOCKER]
-        raise Blocked(f"{against[0].where}: {against[0].text}", mend=against[0].mend)
+        raise Blocked(f"{against[0].where}: {against[0].text}", hint=against[0].hint)
     return done
 
 

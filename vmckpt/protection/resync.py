@@ -37,7 +37,7 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taking:
+class ImageAdoption:
     """Which images the standby gets."""
 
     images: Mapping[str, str] = field(default_factory=dict)
@@ -87,21 +87,21 @@ def wanted(known: Earlier | None, disks: Iterable[Mapping[str, Any]]) -> dict[st
 
 def decide(
     known: Earlier | None, before: Before | None, disks: Sequence[Mapping[str, Any]], host: str
-) -> Taking:
+) -> ImageAdoption:
     """Which of the images on `host` the standby takes, and why not of the others.
 
     `before`: None if nothing was asked; `disks`: those that are replicated.
     """
     if known is None or before is None:
-        return Taking(findings=[_warning(
+        return ImageAdoption(findings=[_warning(
             host, "nothing is known of a protection that brought the guest here from"
             f" {host}: all of its disks are copied",
         )])  # fmt: skip
     if before.runs:
-        return Taking(findings=[Finding(
+        return ImageAdoption(findings=[Finding(
             code="runs-there", severity=Severity.BLOCKER, where=host,
             text=f"a QEMU of the guest is still alive on {host}",
-            mend="run vmckpt recover",
+            hint="run vmckpt recover",
         )])  # fmt: skip
     ours = {disk["source"] for disk in disks}
     images: dict[str, str] = {}
@@ -119,7 +119,7 @@ def decide(
             findings.append(_info(host, f"{name}: {image.path} is taken, and gets what differs"))
             continue
         findings.append(_warning(host, f"{name}: {why}: all of it is copied"))
-    return Taking(images=images, findings=findings)
+    return ImageAdoption(images=images, findings=findings)
 
 
 def _warning(where: str, text: str) -> Finding:

@@ -33,12 +33,12 @@ async def note(recorder: Recorder, job: str, why: str) -> None:
         await asyncio.to_thread(recorder.intend, Step.ALONE, {"why": why})
 
 
-async def give(primary: Host, guest: str, name: str) -> None:
+async def grant(primary: Host, guest: str, name: str) -> None:
     """Once it is noted: under the name that the primary asked for. Raises VmckptError."""
-    await agent_client.ask(primary, guest, wish="alone", leave=name)
+    await agent_client.request(primary, guest, wish="alone", leave=name)
 
 
-async def stands(recorder: Recorder, job: str) -> None:
+async def has_permission(recorder: Recorder, job: str) -> None:
     """Its standby is whole again. Raises JournalError, LeaseLost."""
     for seq in await alone(job):
         await asyncio.to_thread(recorder.conclude, seq, StepState.DONE)

@@ -17,10 +17,10 @@ from vmckpt.agent import client as agent_client
 from vmckpt.errors import BadInput, Cancelled, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.recorder import JournalDesk, recorded
+from vmckpt.journal.recorder import JournalStepLog, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.lease import client
-from vmckpt.lease.terms import Terms as LeaseTerms
+from vmckpt.lease.terms import LeaseTerms
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Severity
 from vmckpt.model.guest import Guest
@@ -31,7 +31,7 @@ from vmckpt.protection.request import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protection.resync import Earlier
 from vmckpt.protection.steps import READY, Step
 from vmckpt.replication.backup import standby_xml
-from vmckpt.replication.session import Disk, Fate, Lease, Session, Terms
+from vmckpt.replication.session import Disk, Lease, ProtectionOutcome, ProtectionTerms, Session
 from vmckpt.units import Seconds
 
 _TURN = 0.2
@@ -61,7 +61,7 @@ async def protect(
     looked = await protection_agent_client.order(setting.primary, guest.uuid, "look")
     taking = await gather.taking(setting, request, guest, looked)
     saw = await gather.seen(setting, request, guest, looked, taking)
-    found = [*taking.findings, *preflight.check(saw)]
+    found = [*taking.findings, *preflight.check_protection(saw)]
     found = sorted(found, key=lambda one: one.severity is not Severity.BLOCKER)
     plan = Protected(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name, session="",
@@ -81,7 +81,7 @@ async def protect(
     async with recorded(new, guest.uuid, caller.warn) as recorder:
         beginning = Beginning(
             setting, request, guest, looked=looked, taken=taking.images, caller=caller,
-            desk=JournalDesk(recorder),
+            step_log=JournalStepLog(recorder),
         )  # fmt: skip
         status = await beginning.run(told)
         recorder.update(phase=READY)
@@ -101,12 +101,12 @@ class Beginning:
 
     def __init__(
         self, setting: Setting, request: ProtectRequest, guest: Guest, *, looked: dict[str, Any],
-        caller: Caller, desk: JournalDesk, taken: Mapping[str, str] = _NOTHING,
+        caller: Caller, step_log: JournalStepLog, taken: Mapping[str, str] = _NOTHING,
     ) -> None:  # fmt: skip
         """`taken`: images that are on the backup and become its standby's, by their disks."""
         self._setting, self._request, self._guest = setting, request, guest
         self._looked, self._taken, self._caller = looked, taken, caller
-        self._desk = desk
+        self._step_log = step_log
         self.session = secrets.token_hex(16)
         shared = self._shared()
         self._disks = [disk for disk in gather.replicated(looked) if disk["name"] not in shared]
@@ -137,7 +137,7 @@ class Beginning:
                 setting.backup.name: self._images,
             },
         }  # fmt: skip
-        await self._desk.intend(Step.PROTECT, meant)
+        await self._step_log.intend(Step.PROTECT, meant)
 
     async def start(self) -> None:
         """Make the standby, and start both agents. Raises VmckptError: some of it may be there."""
@@ -233,7 +233,7 @@ class Beginning:
             if status.get("devices_changed"):
                 raise VmckptError(
                     f"a device of {self._guest.name} was plugged in or out meanwhile",
-                    mend=f"run vmckpt protect {self._guest.name} again",
+                    hint=f"run vmckpt protect {self._guest.name} again",
                 )
             if status.get("wants_leave"):
                 raise VmckptError(
@@ -245,7 +245,7 @@ class Beginning:
                 raise VmckptError(
                     f"the guest's agent on {self._setting.primary.name} has ended:"
                     f" {status.get('why') or status.get('says') or 'without a word'}",
-                    mend="run vmckpt recover",
+                    hint="run vmckpt recover",
                 )
             told(status)
             await asyncio.sleep(_TURN)
@@ -265,7 +265,7 @@ class Beginning:
             try:
                 if not gone and _judge(self._setting, self._request) == Judge.WATCH:
                     # A standby that stays behind is nobody's: what keeps watch must not run it.
-                    await self._desk.intend(Step.ALONE, {"why": "it was given up"})
+                    await self._step_log.intend(Step.ALONE, {"why": "it was given up"})
                 await protection_agent_client.order(
                     host, self._guest.uuid, "end", standby_gone=gone, owner=self.session
                 )
@@ -297,13 +297,13 @@ class Beginning:
 
 def outlived(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Whether a guest died that has let nothing out since a whole epoch of its standby. Pure."""
-    died = ours.get("outcome") == Fate.DIED and ours.get("runs") is False
+    died = ours.get("outcome") == ProtectionOutcome.DIED and ours.get("runs") is False
     return died and not ours.get("alone") and bool(theirs.get("ready"))
 
 
-def _terms(request: ProtectRequest) -> Terms:
+def _terms(request: ProtectRequest) -> ProtectionTerms:
     terms = request.terms
-    return Terms(
+    return ProtectionTerms(
         interval=terms.interval, automatic=request.automatic, slowdown=terms.slowdown,
         max_pause=terms.max_pause, hold=terms.hold,
         bandwidth=None if request.move is None else request.move.bandwidth,
@@ -326,7 +326,7 @@ def _address(host: Host) -> str:
         return address
     raise BadInput(
         f"{host.name}: no address at which the other host reaches it",
-        mend="add migration_address: to the inventory",
+        hint="add migration_address: to the inventory",
     )
 
 

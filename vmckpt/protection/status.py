@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from vmckpt.protection.request import Judge
-from vmckpt.replication.session import Fate
+from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds
 
 SUMMARY_EVERY = Seconds(10.0)
@@ -61,7 +61,7 @@ class Look:
         return asdict(self)
 
 
-def look(entry: Mapping[str, Any]) -> Look:
+def parse_status(entry: Mapping[str, Any]) -> Look:
     """From what `app.protection.status` tells of one guest."""
     ours, theirs = _said(entry, "primary"), _said(entry, "backup")
     ready, why = readiness(ours, theirs)
@@ -102,10 +102,10 @@ def readiness(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[bool,
 
 def has_taken_over(theirs: Mapping[str, Any]) -> bool:
     """Whether the backup says that the guest runs there."""
-    return bool(theirs.get("outcome") == Fate.FAILED_OVER)
+    return bool(theirs.get("outcome") == ProtectionOutcome.FAILED_OVER)
 
 
-def judge(entry: Mapping[str, Any]) -> str:
+def diff(entry: Mapping[str, Any]) -> str:
     """Who finds out that the guest's host is dead."""
     return _JUDGES.get(
         entry.get("judge") or "", "automatic" if entry.get("automatic") else "by a person"
@@ -124,12 +124,12 @@ def _end(
 ) -> str | None:
     if has_taken_over(theirs):
         return f"the guest runs on {entry['backup']}: {theirs.get('why')}"
-    if ours.get("outcome") == Fate.ENDED:
+    if ours.get("outcome") == ProtectionOutcome.ENDED:
         return str(ours.get("why"))
     return None
 
 
-def worth(last: Look | None, passed: Seconds, now: Look) -> tuple[Because, ...]:
+def is_notable(last: Look | None, passed: Seconds, now: Look) -> tuple[Because, ...]:
     """Why a line is to be told now; empty: there is nothing to tell.
 
     `last`: what was told last, `passed` ago; None: nothing was.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.errors import (
-    GuestBusy,
+    GuestLocked,
     HypervisorError,
     JournalError,
     OutcomeUnknown,
@@ -21,7 +21,7 @@ from vmckpt.errors import (
 )
 from vmckpt.journal import jobs
 from vmckpt.journal import recorder as journal_recorder
-from vmckpt.journal.recorder import JournalDesk, Recorder
+from vmckpt.journal.recorder import JournalStepLog, Recorder
 from vmckpt.journal.records import Operation, StepState
 from vmckpt.lease import client
 from vmckpt.model.events import Caller
@@ -33,7 +33,7 @@ from vmckpt.protection.host_death import Case, Proof
 from vmckpt.protection.request import Judge
 from vmckpt.protection.steps import Step
 from vmckpt.remote import fence_agent
-from vmckpt.replication.session import Fate
+from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds, show_seconds
 
 
@@ -67,7 +67,7 @@ _SWITCHES = Seconds(60.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class StopResult:
     """What came of it."""
 
     guest: str
@@ -107,7 +107,7 @@ class Known:
 @contextmanager
 def attended(known: Known, caller: Caller) -> Iterator[Recorder]:
     """Be its controller, so that nobody else acts on the guest; left to the agents afterwards,
-    unless it was written down that it has ended. Raises GuestBusy, JournalError."""
+    unless it was written down that it has ended. Raises GuestLocked, JournalError."""
     with (
         jobs.open_journal() as journal,
         journal_recorder.taken_over(
@@ -118,7 +118,7 @@ def attended(known: Known, caller: Caller) -> Iterator[Recorder]:
         yield recorder
 
 
-async def unprotect(known: Known, caller: Caller) -> Ended:
+async def unprotect(known: Known, caller: Caller) -> StopResult:
     """End it: the guest runs on where it is, as if it had never been protected.
 
     Raises VmckptError: not all is put back; may be repeated.
@@ -140,7 +140,7 @@ async def unprotect(known: Known, caller: Caller) -> Ended:
             recorder.finish(Outcome.COMPLETED, {"unprotected": True, "runs_on": runs_on.name})
         else:
             caller.warn("once that host is back, run vmckpt unprotect again")
-    return Ended(guest=known.operation.guest, runs_on=runs_on.name, why="asked for", took=took)
+    return StopResult(guest=known.operation.guest, runs_on=runs_on.name, why="asked for", took=took)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ async def where(known: Known) -> Host:
     know."""
     ours = await agent_client.status(known.primary, known.uuid)
     try:
-        theirs = await agent_client.ask(known.backup, known.uuid)
+        theirs = await agent_client.request(known.backup, known.uuid)
     except RemoteError:
         if not ours.get("runs") or (known.lease is None and not known.watched):
             raise
@@ -195,7 +195,7 @@ async def where(known: Known) -> Host:
         raise HypervisorError(
             f"{known.operation.guest} may have taken over on {known.backup.name}, whose libvirt"
             " does not answer",
-            host=known.backup.name, mend=f"run vmckpt doctor {known.backup.name}",
+            host=known.backup.name, hint=f"run vmckpt doctor {known.backup.name}",
         )  # fmt: skip
     return known.backup if is_backups(ours, theirs) else known.primary
 
@@ -206,7 +206,7 @@ def is_backups(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     A host that was started anew has forgotten that it took over; but it knew no such guest before
     that was protected, and a standby does not outlive its host.
     """
-    if theirs.get("outcome") == Fate.FAILED_OVER:
+    if theirs.get("outcome") == ProtectionOutcome.FAILED_OVER:
         return True
     return _has_forgotten(ours, theirs) and bool(theirs.get("runs") or theirs.get("known"))
 
@@ -229,17 +229,17 @@ async def give_back(known: Known) -> None:
         )
 
 
-async def planned(known: Known, caller: Caller) -> Ended:
+async def planned(known: Known, caller: Caller) -> StopResult:
     """Let the guest run on the backup, without loss. Raises VmckptError, OutcomeUnknown."""
     began = time.monotonic()
     with attended(known, caller) as recorder:
         told = await agent_client.status(known.primary, known.uuid)
         if told.get("phase") != "protecting" or told.get("wants_leave"):
-            raise GuestBusy(
+            raise GuestLocked(
                 f"{known.operation.guest}: its standby is not ready: {_said(told)}",
-                mend="wait until it is: vmckpt status",
+                hint="wait until it is: vmckpt status",
             )
-        await agent_client.ask(known.primary, known.uuid, wish="planned")
+        await agent_client.request(known.primary, known.uuid, wish="planned")
         found = await _until_runs(known, caller)
         return await _failed_over(known, recorder, found, Seconds(time.monotonic() - began))
 
@@ -247,14 +247,14 @@ async def planned(known: Known, caller: Caller) -> Ended:
 async def failover(
     known: Known, caller: Caller, *, dead: bool = False, fence: bool = False,
     case: Case | None = None,
-) -> Ended:  # fmt: skip
+) -> StopResult:  # fmt: skip
     """Let the guest run on the backup because the primary is dead.
 
     `dead`: a person says so. `fence`: it is made so, whatever it answers; without a lease store
     also if it is silent and has a fence agent. With a lease store the lease decides. `case`: how it
     stood a moment ago, by `seen`; whatever it decides is made sure of, or is known to last.
 
-    Raises GuestBusy, BadInput, FencingFailed, LeaseLost, OutcomeUnknown, VmckptError.
+    Raises GuestLocked, BadInput, FencingFailed, LeaseLost, OutcomeUnknown, VmckptError.
     """
     began = time.monotonic()
     with attended(known, caller) as recorder:
@@ -272,12 +272,12 @@ async def failover(
         if why is Proof.FENCE:
             fenced = await fence_host(known.primary, recorder, caller)
         if known.watched:  # it took a while; who has taken over may have given leave
-            JournalDesk(recorder).check()
+            JournalStepLog(recorder).check()
         if why is Proof.LEASE and case.gone and case.theirs.get("ready"):
             with suppress(VmckptError):  # the lease runs out, or says no
                 await agent_client.order(known.primary, known.uuid, "give", owner=known.session)
         if why is not Proof.RUNS:
-            await agent_client.ask(known.backup, known.uuid, wish="failover")
+            await agent_client.request(known.backup, known.uuid, wish="failover")
         found = await _until_runs(known, caller)
         took = Seconds(time.monotonic() - began)
         sure = f"{case.primary} says that it does not run there" if why is Proof.GONE else None
@@ -306,7 +306,7 @@ async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
     said = ""
     while True:
         told = await agent_client.status(known.backup, known.uuid)
-        if told.get("outcome") == Fate.FAILED_OVER:
+        if told.get("outcome") == ProtectionOutcome.FAILED_OVER:
             return told
         if (says := _said(told)) != said:
             said = says
@@ -315,7 +315,7 @@ async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
             raise OutcomeUnknown(
                 f"{known.operation.guest} does not run on {known.backup.name} yet: {says}",
                 host=known.backup.name,
-                mend="see vmckpt status",
+                hint="see vmckpt status",
             )
         await asyncio.sleep(_TURN)
 
@@ -323,7 +323,7 @@ async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
 async def _failed_over(
     known: Known, recorder: Recorder, told: Mapping[str, Any], took: Seconds, *,
     fenced: Fenced | None = None, sure: str | None = None,
-) -> Ended:  # fmt: skip
+) -> StopResult:  # fmt: skip
     """The guest runs on the backup: what is left of the protection goes. `sure`: what made sure
     that it runs nowhere else, if that was not what the backup says."""
     guest, why = known.operation.guest, str(told.get("why"))
@@ -336,7 +336,7 @@ async def _failed_over(
         # The backup takes whoever asks for a person who knows.
         report["why"] = why = sure + "".join(why.partition(";")[1:])
     recorder.finish(Outcome.COMPLETED, report)
-    return Ended(guest=guest, runs_on=known.backup.name, why=why, took=took, fenced=fenced)
+    return StopResult(guest=guest, runs_on=known.backup.name, why=why, took=took, fenced=fenced)
 
 
 async def tidy(known: Known, *, off: bool = False) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vmckpt.errors import Cancelled, GuestBusy, OutcomeUnknown, VmckptError
+from vmckpt.errors import Cancelled, GuestLocked, OutcomeUnknown, VmckptError
 from vmckpt.model.events import Caller
 from vmckpt.protection import agent_client
 from vmckpt.protection.stop import Known
@@ -18,7 +18,7 @@ _ENDS = Seconds(60.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tested:
+class TestedFailover:
     """A test that runs, or has ended."""
 
     guest: str
@@ -44,7 +44,7 @@ class Tested:
         }  # fmt: skip
 
 
-async def begin(known: Known, caller: Caller) -> Tested:
+async def begin(known: Known, caller: Caller) -> TestedFailover:
     """Returns once the copy runs. Raises VmckptError: then there is none.
 
     Setting `caller.stop` gives it up.
@@ -62,14 +62,14 @@ async def begin(known: Known, caller: Caller) -> Tested:
                 raise Cancelled(f"stopped: no copy of {known.operation.guest} runs")
             raise VmckptError(
                 f"{known.backup.name}: the copy does not run after {_BEGINS:g} s, and was given up",
-                mend="try again when that host is less busy",
+                hint="try again when that host is less busy",
             )
         await asyncio.sleep(_TURN)
         found = _test(await agent_client.order(known.backup, known.uuid, "ask"))
         if found is None:
             raise VmckptError(
                 f"{known.backup.name}: the test has ended before its copy ran",
-                mend="see vmckpt status",
+                hint="see vmckpt status",
             )
         told = found
     if told["state"] != "runs":
@@ -77,7 +77,7 @@ async def begin(known: Known, caller: Caller) -> Tested:
     return _tested(known, told, Seconds(time.monotonic() - began))
 
 
-async def end(known: Known, caller: Caller) -> Tested:
+async def end(known: Known, caller: Caller) -> TestedFailover:
     """Returns once nothing of the copy is left. Raises VmckptError."""
     began = time.monotonic()
     before = _test(await agent_client.order(known.backup, known.uuid, "ask"))
@@ -90,7 +90,7 @@ async def end(known: Known, caller: Caller) -> Tested:
             raise OutcomeUnknown(
                 f"{told['name']} does not end on {known.backup.name}",
                 host=known.backup.name,
-                mend="see vmckpt status",
+                hint="see vmckpt status",
             )
         await asyncio.sleep(_TURN)
     return _tested(known, told, Seconds(time.monotonic() - began))
@@ -99,19 +99,19 @@ async def end(known: Known, caller: Caller) -> Tested:
 async def _wish(
     known: Known, wish: str, *, none: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """What the agent says of the test then. Raises GuestBusy: it refuses."""
+    """What the agent says of the test then. Raises GuestLocked: it refuses."""
     answer = await agent_client.order(known.backup, known.uuid, "ask", wish=wish)
     if "error" in answer:
-        raise GuestBusy(str(answer["error"]))
+        raise GuestLocked(str(answer["error"]))
     if not answer.get("agent"):
-        raise GuestBusy(
+        raise GuestLocked(
             f"{known.operation.guest} has no standby on {known.backup.name}:"
             f" {answer.get('why') or answer.get('says') or 'nothing is known there'}",
-            mend="see vmckpt status",
+            hint="see vmckpt status",
         )
     found = _test(answer) or none
     if found is None:
-        raise VmckptError(f"{known.backup.name} says nothing of a test", mend="update vmckpt there")
+        raise VmckptError(f"{known.backup.name} says nothing of a test", hint="update vmckpt there")
     return found
 
 
@@ -126,11 +126,11 @@ def _progress(told: Mapping[str, Any]) -> str:
     return f"{told['name']} is copied" if told.get("pages_copied") else f"{told['name']} is started"
 
 
-def _tested(known: Known, told: Mapping[str, Any], took: Seconds) -> Tested:
+def _tested(known: Known, told: Mapping[str, Any], took: Seconds) -> TestedFailover:
     guest, name, uri = known.operation.guest, str(told["name"]), known.backup.uri
     since, taken = told.get("since"), told.get("taken")
     age = None if since is None or taken is None else Seconds(max(0.0, since - taken))
-    return Tested(
+    return TestedFailover(
         guest=guest, name=name, uuid=str(told["uuid"]), host=known.backup.name,
         epoch=told.get("epoch"), age=age, took=took,
         look=(f"virsh -c {uri} console {name}", f"virsh -c {uri} domdisplay {name}"),

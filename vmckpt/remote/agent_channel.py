@@ -40,7 +40,7 @@ class _Streams(Protocol):
     def kill(self) -> None: ...
 
 
-class Program:
+class AgentProcess:
     """Use as an async context manager: leaving it ends the program, by the end of its input."""
 
     def __init__(self, host: Host, args: Sequence[str]) -> None:
@@ -56,7 +56,7 @@ class Program:
         self._errors = bytearray()
         self._threads: list[threading.Thread] = []
 
-    async def __aenter__(self) -> "Program":
+    async def __aenter__(self) -> "AgentProcess":
         """Raises RemoteError if it cannot be started."""
         if self.host.ssh is not None:
             self._remote = Remote(self.host)
@@ -118,7 +118,7 @@ class Program:
                 self._errors += line
                 del self._errors[:-_KEPT_ERRORS]
 
-    async def tell(self, message: Mapping[str, Any]) -> None:
+    async def send(self, message: Mapping[str, Any]) -> None:
         """Say one thing to it. Raises RemoteError if it hears nothing any more."""
         assert self._streams is not None
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
@@ -127,7 +127,7 @@ class Program:
         except (OSError, EOFError, paramiko.SSHException) as exc:
             raise self._broken() from exc
 
-    async def hear(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         """The next thing it says. Raises RemoteError if it ended instead, or talks nonsense."""
         line = await self._said.get()
         if line is None:
@@ -148,7 +148,7 @@ class Program:
         told = self._errors.decode(errors="replace")
         return RemoteError(
             f"{self.host.name}: {self._args[0]} ended: {last_line(told, 'without a word')}",
-            mend=f"run vmckpt doctor {self.host.name}",
+            hint=f"run vmckpt doctor {self.host.name}",
         )
 
 

@@ -61,7 +61,7 @@ class Parcel:
         return f"{self.folder}/{self.name}/{LAUNCHER}"
 
 
-async def look(remote: Remote, parcel: Parcel) -> str | None:
+async def inspect_agent(remote: Remote, parcel: Parcel) -> str | None:
     """None: it is there. Else the Python that it can be installed for.
 
     Raises RemoteError if there is none.
@@ -77,12 +77,12 @@ async def look(remote: Remote, parcel: Parcel) -> str | None:
             return path
     host = remote.host.name
     if not pythons:
-        raise RemoteError(f"{host}: no vmckpt-agent and no python3 there", mend=BY_HAND)
+        raise RemoteError(f"{host}: no vmckpt-agent and no python3 there", hint=BY_HAND)
     theirs = pythons[0][0].strip(".").removesuffix(".so")
     raise RemoteError(
         f"{host}: no vmckpt-agent there, and ours does not fit: its Python is {theirs}, ours is"
         f" {OURS}",
-        mend=BY_HAND,
+        hint=BY_HAND,
     )
 
 
@@ -106,7 +106,7 @@ async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) ->
         raise RemoteError(
             f"{remote.host.name}: the agent was not installed:"
             f" {last_line(answer.err, f'status {answer.status}')}",
-            mend=f"mend that, or {BY_HAND}",
+            hint=f"mend that, or {BY_HAND}",
         )
 
 

@@ -100,7 +100,7 @@ def _not_fenced(host: Host) -> str:
 def _refused(host: Host, decision: Decision) -> FencingFailed:
     return FencingFailed(
         f"{host.name} is not known to be off: {decision.why}",
-        mend="run this again, or switch it off yourself and add --host-is-off",
+        hint="run this again, or switch it off yourself and add --host-is-off",
     )
 
 
@@ -108,7 +108,7 @@ def _topology(host: Host) -> FenceTopology:
     if host.fence is None:
         raise InventoryError(
             f"{host.name} has no fence agent in the inventory",
-            mend=f"add fence: {{agent: ..., options: {{...}}}} to {host.name}",
+            hint=f"add fence: {{agent: ..., options: {{...}}}} to {host.name}",
         )
     return host.fence
 
@@ -136,7 +136,7 @@ async def run(
         except OSError as exc:
             raise FencingFailed(
                 f"{_not_fenced(host)}{program} cannot be run: {exc.strerror or exc}",
-                mend="run it by hand to see why",
+                hint="run it by hand to see why",
             ) from exc
         try:
             ended = await _ended(process, stop, limit)
@@ -178,7 +178,7 @@ def _program(host: Host, device: FenceDevice) -> str:
     if found is None:
         raise FencingFailed(
             f"{_not_fenced(host)}there is no fence agent {device.agent} on this machine",
-            mend="run apt-get install fence-agents, or mend fence: in the inventory",
+            hint="run apt-get install fence-agents, or mend fence: in the inventory",
         )
     return found
 
@@ -206,7 +206,7 @@ def _password(device: FenceDevice) -> str | None:
             lines = file.read(_LONGEST_PASSWORD).decode().splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise InventoryError(f"{path}: {reason}", mend="it must hold the password") from None
+        raise InventoryError(f"{path}: {reason}", hint="it must hold the password") from None
     if not lines or not lines[0].strip():
         raise InventoryError(f"{path}: its first line has no password")
     fencing.check_option(PASSWORD, lines[0])

@@ -13,7 +13,7 @@ from typing import Any
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host
-from vmckpt.remote.agent_channel import Program
+from vmckpt.remote.agent_channel import AgentProcess
 from vmckpt.remote.shell_files import FILES
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
@@ -131,22 +131,22 @@ async def copy(source: Host, target: Host, what: Content, tell: Callable[[float]
     """
     key = {"key": secrets.token_hex(32)}
     serve = ["sh", "-c", SERVE, "sh", what.address, what.format, what.to]
-    async with Program(target, serve) as server:
-        await server.tell(key)
+    async with AgentProcess(target, serve) as server:
+        await server.send(key)
         port = int(_number(server, await _heard(server, _OPENS_WITHIN), "port"))
         rate = "" if what.limit is None else str(what.limit)
         send = ["sh", "-c", _SEND, "sh", what.address, str(port), what.format, what.path, rate]
         try:
-            async with Program(source, send) as sender:
-                await sender.tell(key)
+            async with AgentProcess(source, send) as sender:
+                await sender.send(key)
                 await _followed(sender, what, tell)
         except RemoteError as exc:
             # Nobody can tell whose fault a broken line is; the next try is with another target.
             why = f"{target.name}: not all of {what.path} came there: {exc.message}"
-            raise RemoteError(why, mend=exc.mend) from exc
+            raise RemoteError(why, hint=exc.hint) from exc
 
 
-async def _followed(sender: Program, what: Content, tell: Callable[[float], None]) -> None:
+async def _followed(sender: AgentProcess, what: Content, tell: Callable[[float], None]) -> None:
     """Until it says that it is done."""
     loop = asyncio.get_running_loop()
     done, since = -1.0, loop.time()
@@ -161,18 +161,18 @@ async def _followed(sender: Program, what: Content, tell: Callable[[float], None
         if loop.time() - since > what.patience:
             raise RemoteError(
                 f"{sender.host.name}: the copy of {what.path} does not get on",
-                mend="look at the network between the hosts",
+                hint="look at the network between the hosts",
             )
 
 
-async def _heard(program: Program, limit: Seconds) -> dict[str, Any]:
+async def _heard(program: AgentProcess, limit: Seconds) -> dict[str, Any]:
     try:
-        return await asyncio.wait_for(program.hear(), limit)
+        return await asyncio.wait_for(program.receive(), limit)
     except TimeoutError as exc:
         raise RemoteError(f"{program.host.name}: no word of the copy in {limit:g} s") from exc
 
 
-def _number(program: Program, said: dict[str, Any], key: str) -> float:
+def _number(program: AgentProcess, said: dict[str, Any], key: str) -> float:
     value = said.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 65535:
         raise RemoteError(f"{program.host.name}: what it says of the copy makes no sense")

@@ -43,7 +43,7 @@ async def describe(host: Remote, path: str, kind: str) -> Image:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise RemoteError(
             f"{host.host.name}: {path}: qemu-img's answer makes no sense: {str(exc)[:80]}",
-            mend=f"try qemu-img info -U --output=json there, as user {_user(host)}",
+            hint=f"try qemu-img info -U --output=json there, as user {_user(host)}",
         ) from exc
 
 
@@ -124,7 +124,7 @@ async def places(host: Remote, paths: Sequence[str]) -> dict[str, Place]:
     """What is at each path now. Raises RemoteError, also if the host has no qemu-img."""
     answer = await host.run(["sh", "-s", "--", *paths], text=_PLACES)
     if answer.status == 127:
-        raise RemoteError(f"{host.host.name}: no qemu-img there", mend="install qemu-utils there")
+        raise RemoteError(f"{host.host.name}: no qemu-img there", hint="install qemu-utils there")
     lines = [line.split() for line in answer.out.splitlines()]
     if len(lines) != len(paths) or not all(_is_place(line) for line in lines):
         raise RemoteError(f"{host.host.name}: cannot look at {paths[0]}: {_reason(answer)}")
@@ -326,7 +326,7 @@ async def take_room(host: Remote, path: str, size: Bytes) -> None:
     if answer.status != 0:
         raise RemoteError(
             f"{host.host.name}: {path} did not get its room: {_reason(answer)}",
-            mend=f"run fallocate -l {size} -- {quote(path)} there",
+            hint=f"run fallocate -l {size} -- {quote(path)} there",
         )
 
 
@@ -392,7 +392,7 @@ class Has:
     """Of an image; "" if that is not known, as of one that lies below another."""
 
 
-async def users(host: Remote, images: Sequence[Has]) -> dict[str, str]:
+async def image_users(host: Remote, images: Sequence[Has]) -> dict[str, str]:
     """Who needs a file, by file system and inode, whatever names it has.
 
     `images`: of all guests, also those that are off: no definition says what their images lie on.

@@ -48,7 +48,7 @@ async def memory(remote: Remote, guest: Guest, times: Sequence[float]) -> Memory
 def _nonsense(remote: Remote, exc: Exception) -> RemoteError:
     return RemoteError(
         f"{remote.host.name}: not measured: its answer makes no sense ({str(exc)[:80]})",
-        mend="see that logins there print nothing",
+        hint="see that logins there print nothing",
     )
 
 

@@ -78,7 +78,7 @@ done
 )
 
 
-async def look(remote: Remote, storage: Iterable[str]) -> HostProbe:
+async def probe_host(remote: Remote, storage: Iterable[str]) -> HostProbe:
     """Look at a host. Raises RemoteError or HostKeyRefused."""
     await remote.run(["true"])  # the connection's own set-up must not count as clock skew
     before = time.time()
@@ -132,7 +132,7 @@ def _no_trace(found: dict[str, list[str]]) -> NoTrace | None:
 def _nonsense(host: str, text: str) -> RemoteError:
     return RemoteError(
         f"{host}: the probe's answer makes no sense: {text[:80]!r}",
-        mend="see that logins there print nothing",
+        hint="see that logins there print nothing",
     )
 
 
@@ -381,7 +381,7 @@ def parse_certificates(text: str, host: str) -> QemuCertificates:
     if not {"folder", "verify", "hostname"} <= set(found):
         raise RemoteError(
             f"{host}: the look at its certificates makes no sense: {text[:80]!r}",
-            mend="see that logins there print nothing",
+            hint="see that logins there print nothing",
         )
     pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]
     return QemuCertificates(

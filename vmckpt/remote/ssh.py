@@ -82,7 +82,7 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
     ) -> None:
         raise HostKeyRefused(
             f"{hostname}: ssh key {fingerprint(key)} is not known",
-            mend=f"check it at the host, then add to {_file_to_edit(self._where)} the line:"
+            hint=f"check it at the host, then add to {_file_to_edit(self._where)} the line:"
             f" {hostname} {key.get_name()} {key.get_base64()}",
         )
 
@@ -103,7 +103,7 @@ class Remote:
     def __init__(self, host: Host) -> None:
         if host.ssh is None:
             raise RemoteError(
-                f"{host.name}: no ssh address", mend="add ssh: {address: ...} to the inventory"
+                f"{host.name}: no ssh address", hint="add ssh: {address: ...} to the inventory"
             )
         self.host = host
         self._where = host.ssh
@@ -190,7 +190,7 @@ class Remote:
             raise HostKeyRefused(
                 f"{name}: ssh key of {where.address} has changed: {fingerprint(exc.key)}, known is"
                 f" {fingerprint(exc.expected_key)}",
-                mend="if the host was reinstalled, replace its line in"
+                hint="if the host was reinstalled, replace its line in"
                 f" {_file_to_edit(where)} by: {where.address} {exc.key.get_name()}"
                 f" {exc.key.get_base64()}",
             ) from exc
@@ -198,7 +198,7 @@ class Remote:
             client.close()
             raise RemoteError(
                 f"{name}: ssh login as {where.user}@{where.address} was refused",
-                mend="set key_file in the inventory or add the key to the agent",
+                hint="set key_file in the inventory or add the key to the agent",
             ) from exc
         except OSError as exc:
             client.close()
@@ -232,7 +232,7 @@ class Remote:
         except _TooMuch as exc:
             raise RemoteError(
                 f"{name}: {what} answered with more than {_MOST_OUTPUT >> 20} MiB",
-                mend="see that logins there print nothing",
+                hint="see that logins there print nothing",
             ) from exc
         # Paramiko hands on whatever its thread met in what the server sent.
         except Exception as exc:

@@ -82,7 +82,7 @@ def _line(peer: socket.socket) -> bytes:
     return data
 
 
-class Wish(StrEnum):
+class Request(StrEnum):
     """What can be asked for."""
 
     END = "end"
@@ -94,29 +94,29 @@ class Wish(StrEnum):
     TEST = "test"
     """Run a copy of the standby beside it."""
     END_TEST = "end-test"
-    ALONE = "alone"
+    RUN_UNPROTECTED = "alone"
     """Go on without the backup, which will never run the guest; see leave."""
 
 
-class Wishes:
+class Requests:
     """Set by one thread, looked at by another."""
 
     def __init__(self) -> None:
-        self._set: set[Wish] = set()
+        self._set: set[Request] = set()
         self._changed = threading.Condition()
 
-    def add(self, wish: Wish) -> None:
+    def add(self, request: Request) -> None:
         with self._changed:
-            self._set.add(wish)
+            self._set.add(request)
             self._changed.notify_all()
 
-    def drop(self, wish: Wish) -> None:
+    def drop(self, request: Request) -> None:
         """It cannot be fulfilled."""
         with self._changed:
-            self._set.discard(wish)
+            self._set.discard(request)
 
-    def has(self, wish: Wish) -> bool:
-        return wish in self._set
+    def has(self, request: Request) -> bool:
+        return request in self._set
 
     @property
     def any(self) -> bool:

@@ -86,9 +86,9 @@ class Lease:
     margin: Seconds
 
     @property
-    def terms(self) -> lease_terms.Terms:
+    def terms(self) -> lease_terms.LeaseTerms:
         """What both ends keep to."""
-        return lease_terms.Terms(ttl=self.ttl, margin=self.margin)
+        return lease_terms.LeaseTerms(ttl=self.ttl, margin=self.margin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class ProtectionTerms:
     """How the guest is to be protected."""
 
     interval: Seconds | None
@@ -136,7 +136,7 @@ class Session:
     peer: str
     """The other host's name."""
     uri: str
-    terms: Terms
+    terms: ProtectionTerms
     lease: Lease | None
     disks: tuple[Disk, ...]
     address: str
@@ -185,7 +185,7 @@ class Session:
         return cls(
             **{
                 **told,
-                "terms": Terms(**told["terms"]),
+                "terms": ProtectionTerms(**told["terms"]),
                 "lease": None if lease is None else Lease(**lease),
                 "disks": tuple(Disk(**one) for one in told["disks"]),
                 "owner": tuple(told["owner"]),
@@ -194,7 +194,7 @@ class Session:
         )
 
 
-class Fate(StrEnum):
+class ProtectionOutcome(StrEnum):
     """What became of the guest, or of its standby."""
 
     FAILED_OVER = "failed-over"

@@ -12,7 +12,7 @@ from vmckpt.replication.disks.resync import Progress
 from vmckpt.replication.guest_clock import Clock
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.pacing import Pace
-from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.units import Seconds
 
 _KEPT = 600
@@ -39,7 +39,7 @@ class PrimaryStatus:
         self._clock = clock
         self._lock = threading.Lock()
         self._phase = Phase.CONNECTING
-        self._line: Line | None = None
+        self._line: PeerConnection | None = None
         self._heard = clock()
         self._told: dict[str, Any] = {}
         self._peer: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class PrimaryStatus:
             self._held_since = None
             self._told["packets_lost"] = lost
 
-    def connected(self, line: Line) -> None:
+    def connected(self, line: PeerConnection) -> None:
         self._line, self._heard = line, self._clock()
 
     def cut(self, why: str) -> None:

@@ -11,7 +11,15 @@ from datetime import tzinfo
 from vmckpt.policy import calendar
 from vmckpt.policy.calendar import When
 from vmckpt.policy.model import Check, Keep, Schedule
-from vmckpt.scheduler.jobs import Collect, Copy, Cut, Prune, Take, Verify, Work
+from vmckpt.scheduler.jobs import (
+    CollectGarbage,
+    CopySnapshot,
+    CreateGroup,
+    CreateSnapshot,
+    PruneSnapshots,
+    VerifySnapshots,
+    Work,
+)
 from vmckpt.snapshot import retention
 from vmckpt.snapshot.retention import Kept
 from vmckpt.units import Seconds
@@ -22,7 +30,7 @@ _FIRST, _LONGEST = Seconds(30.0), Seconds(3600.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class GuestPlace:
     """A guest, and where it is."""
 
     uuid: str
@@ -37,7 +45,7 @@ class Seat:
 class Order:
     """One schedule for one guest."""
 
-    seat: Seat
+    place: GuestPlace
     policy: str
     schedule: Schedule
     store: str
@@ -50,7 +58,7 @@ class Order:
     @property
     def key(self) -> tuple[str, str]:
         """What its snapshots are known by: the guest's UUID, and the tag."""
-        return self.seat.uuid, self.schedule.name
+        return self.place.uuid, self.schedule.name
 
     @property
     def stores(self) -> tuple[tuple[str, Keep], ...]:
@@ -161,7 +169,7 @@ def agenda(scene: Scene) -> Agenda:
         waits = _waits(one.key, scene)
         if waits is not None:
             later.append(waits)
-        elif not lanes & (mine := one.lanes if isinstance(one, Cut) else {one.lane}):
+        elif not lanes & (mine := one.lanes if isinstance(one, CreateGroup) else {one.lane}):
             lanes |= mine
             work.append(one)
     later += [at + COLLECT for at in scene.collected.values()]
@@ -181,22 +189,22 @@ def _waits(key: str, scene: Scene) -> float | None:
 # Taking
 
 
-def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], Seat]) -> Row:
+def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], GuestPlace]) -> Row:
     """`unseen`: see _out_of_sight."""
     last = _last(order, scene)
     shelf = scene.shelves.get(order.store)
-    away = None if order.seat.seen else order.seat
+    away = None if order.place.seen else order.place
     if away is None and order.schedule.group:
         away = unseen.get((order.policy, order.schedule.name))
     if away is not None:
-        which = "" if away is order.seat else f"it waits for {away.name}: "
+        which = "" if away is order.place else f"it waits for {away.name}: "
         return Row(order=order, last=last, due=None, why=f"{which}{away.host} does not answer")
-    if not order.seat.active:
+    if not order.place.active:
         return Row(order=order, last=last, due=None, why="the guest is shut off")
     if shelf is None:
         return Row(order=order, last=last, due=None, why=f"store {order.store} does not answer")
     due = calendar.due(order.when, last, scene.now, scene.zone)
-    key = Take.key_of(order.seat.uuid, order.schedule.name)
+    key = CreateSnapshot.key_of(order.place.uuid, order.schedule.name)
     if order.schedule.group:
         key = f"take group {order.policy}/{order.schedule.name}"
     trouble, waits = scene.troubles.get(key), _waits(key, scene)
@@ -209,11 +217,11 @@ def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], Seat]) -> 
     return Row(order=order, last=last, due=scene.now, why=why)
 
 
-def _out_of_sight(orders: Sequence[Order]) -> Mapping[tuple[str, str], Seat]:
+def _out_of_sight(orders: Sequence[Order]) -> Mapping[tuple[str, str], GuestPlace]:
     """For each policy and schedule of a group, a member that keeps all of it waiting."""
     return {
-        (one.policy, one.schedule.name): one.seat
-        for one in orders if one.schedule.group and not one.seat.seen
+        (one.policy, one.schedule.name): one.place
+        for one in orders if one.schedule.group and not one.place.seen
     }  # fmt: skip
 
 
@@ -253,21 +261,21 @@ def _takes(scene: Scene, rows: Sequence[Row]) -> Iterator[Work]:
             if (row.order.policy, row.order.schedule.name) == (policy, name)
         ]  # fmt: skip
         # One that is off has nothing to say to the others.
-        running = [one.seat for one in members if one.seat.active]
+        running = [one.place for one in members if one.place.active]
         if len(running) == 1:
-            one = next(one for one in members if one.seat is running[0])
+            one = next(one for one in members if one.place is running[0])
             yield _take(one)
         else:
-            yield Cut(
+            yield CreateGroup(
                 guests=tuple((one.uuid, one.name, one.host) for one in running),
                 store=members[0].store, policy=policy, schedule=name,
             )  # fmt: skip
 
 
-def _take(order: Order) -> Take:
-    seat, schedule = order.seat, order.schedule
-    return Take(
-        guest=seat.uuid, name=seat.name, host=seat.host, store=order.store, policy=order.policy,
+def _take(order: Order) -> CreateSnapshot:
+    place, schedule = order.place, order.schedule
+    return CreateSnapshot(
+        guest=place.uuid, name=place.name, host=place.host, store=order.store, policy=order.policy,
         schedule=schedule.name, memory=schedule.memory,
     )  # fmt: skip
 
@@ -297,12 +305,12 @@ def _as_copied(held: Held) -> Held:
 
 def _plan(order: Order, shelf: Shelf, keep: Keep, scene: Scene) -> set[str]:
     """What of the guest's snapshots stays."""
-    mine = [held.kept for held in shelf.values() if held.kept.guest == order.seat.uuid]
+    mine = [held.kept for held in shelf.values() if held.kept.guest == order.place.uuid]
     cuts = {one.group for one in mine if one.group is not None}
     # What others keep of a cut keeps the guest's part of it, too.
     beside = [
         held.kept for held in shelf.values()
-        if held.kept.group in cuts and held.kept.guest != order.seat.uuid
+        if held.kept.group in cuts and held.kept.guest != order.place.uuid
     ] if cuts else []  # fmt: skip
     verdicts = retention.plan(
         [*mine, *beside], keep, schedule=order.schedule.name, now=scene.now, zone=scene.zone
@@ -313,10 +321,10 @@ def _plan(order: Order, shelf: Shelf, keep: Keep, scene: Scene) -> set[str]:
 def _copies(order: Order, scene: Scene) -> Iterator[Work]:
     for copy in order.schedule.copies:
         for id_ in _missing(order, copy.store, copy.keep, scene) or ():
-            yield Copy(id=id_, name=order.seat.name, source=order.store, target=copy.store)
+            yield CopySnapshot(id=id_, name=order.place.name, source=order.store, target=copy.store)
 
 
-def _prunes(order: Order, scene: Scene) -> Iterator[Prune]:
+def _prunes(order: Order, scene: Scene) -> Iterator[PruneSnapshots]:
     for name, keep in order.stores:
         shelf = scene.shelves.get(name)
         if shelf is None or keep.nothing_said:
@@ -330,8 +338,8 @@ def _prunes(order: Order, scene: Scene) -> Iterator[Prune]:
         goes = [id_ for id_, held in shelf.items() if held.key == order.key and id_ not in stays]
         if goes:
             goes.sort(key=lambda id_: shelf[id_].kept.made_at)
-            yield Prune(
-                store=name, ids=tuple(goes), schedule=order.schedule.name, name=order.seat.name
+            yield PruneSnapshots(
+                store=name, ids=tuple(goes), schedule=order.schedule.name, name=order.place.name
             )
 
 
@@ -349,7 +357,7 @@ def _not_copied(order: Order, shelf: Shelf, scene: Scene) -> set[str] | None:
 # Verifying and collecting
 
 
-def _verifies(scene: Scene) -> Iterator[Verify]:
+def _verifies(scene: Scene) -> Iterator[VerifySnapshots]:
     due: dict[tuple[str, Check], dict[str, None]] = {}
     for order in scene.orders:
         proof = order.schedule.verify
@@ -374,7 +382,7 @@ def _verifies(scene: Scene) -> Iterator[Verify]:
             if mine and (not any(looked.values()) or scene.now - last >= proof.every):
                 due.setdefault((name, proof.depth), {}).update(dict.fromkeys(mine))
     for (name, depth), ids in due.items():
-        yield Verify(store=name, ids=tuple(ids), depth=depth)
+        yield VerifySnapshots(store=name, ids=tuple(ids), depth=depth)
 
 
 def _past(at: float | None, scene: Scene) -> float:
@@ -386,4 +394,4 @@ def _collects(scene: Scene) -> Iterator[Work]:
     for name, shelf in scene.shelves.items():
         at = scene.collected.get(name)
         if shelf is not None and (at is None or not 0 <= scene.now - at < COLLECT):
-            yield Collect(store=name)
+            yield CollectGarbage(store=name)

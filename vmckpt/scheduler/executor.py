@@ -8,7 +8,7 @@ from typing import Any
 from vmckpt.errors import BadInput, Cancelled, NotInStore
 from vmckpt.journal import controller_identity
 from vmckpt.policy.model import Check
-from vmckpt.scheduler.jobs import Collect, Copy, Prune, Verify
+from vmckpt.scheduler.jobs import CollectGarbage, CopySnapshot, PruneSnapshots, VerifySnapshots
 from vmckpt.scheduler.store_cache import Shelves
 from vmckpt.snapshot import catalog, copy
 from vmckpt.snapshot.catalog import Identity
@@ -31,7 +31,7 @@ class Did:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hands:
+class Executor:
     """What stores are tended with."""
 
     shelves: Shelves
@@ -39,23 +39,23 @@ class Hands:
     identity: Identity | None
     stop: threading.Event
 
-    def do(self, work: Copy | Prune | Verify | Collect) -> Did:
+    def run(self, work: CopySnapshot | PruneSnapshots | VerifySnapshots | CollectGarbage) -> Did:
         """Do it. Raises StoreError, and Cancelled if `stop` was set meanwhile."""
         match work:
-            case Copy():
+            case CopySnapshot():
                 return self._copy(work)
-            case Prune():
+            case PruneSnapshots():
                 return self._prune(work)
-            case Verify():
+            case VerifySnapshots():
                 return self._verify(work)
-            case Collect():
+            case CollectGarbage():
                 return self._collect(work)
 
     def _heard(self, _: object = None) -> None:
         if self.stop.is_set():
             raise Cancelled("stopped; what was begun is done again next time")
 
-    def _copy(self, work: Copy) -> Did:
+    def _copy(self, work: CopySnapshot) -> Did:
         source, target = self.shelves.store(work.source), self.shelves.store(work.target)
         moved = copy.copy(source, target, work.id, self._heard)
         return Did(
@@ -64,7 +64,7 @@ class Hands:
             values={"store": work.target, "from": work.source, **moved.as_json()},
         )
 
-    def _prune(self, work: Prune) -> Did:
+    def _prune(self, work: PruneSnapshots) -> Did:
         store = self.shelves.store(work.store)
         deleted = []
         for id_ in work.ids:
@@ -79,7 +79,7 @@ class Hands:
             values={"store": work.store, "schedule": work.schedule, "deleted": deleted},
         )
 
-    def _verify(self, work: Verify) -> Did:
+    def _verify(self, work: VerifySnapshots) -> Did:
         store = self.shelves.store(work.store)
         depth = Depth.DEEP if work.depth is Check.DEEP else Depth.SEALED
         there = {one.id for one in store.manifests()}
@@ -103,7 +103,7 @@ class Hands:
         text = f"verified {len(ids)} snapshots in {work.store} ({work.depth}): {first}{more}"
         return Did(text=text, values=found.as_json(), good=False)
 
-    def _collect(self, work: Collect) -> Did:
+    def _collect(self, work: CollectGarbage) -> Did:
         store = self.shelves.store(work.store)
         done = gc.collect(store, catalog.references, progress=self._heard)
         text = (

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 
-from vmckpt.errors import GuestBusy, VmckptError
+from vmckpt.errors import GuestLocked, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.policy.model import Protection
 from vmckpt.protection import active, failover_policy, solo_permission, stop
-from vmckpt.protection.failover_policy import Decision, Do
+from vmckpt.protection.failover_policy import FailoverAction, FailoverDecision
 from vmckpt.protection.host_death import Case
 from vmckpt.protection.request import Judge
 from vmckpt.protection.stop import Known
@@ -85,11 +85,11 @@ class Vigil:
         try:
             case = await stop.seen(known)
             decision = _decided(known, case)
-            if decision.do in (Do.WAIT, Do.FAIL_OVER):
+            if decision.do in (FailoverAction.WAIT, FailoverAction.FAIL_OVER):
                 self._say(job, f"{guest}: {decision.why}" if decision.why else "")
-            if decision.do is not Do.WAIT:
+            if decision.do is not FailoverAction.WAIT:
                 await self._see_through(self._act(known, case, decision))
-        except GuestBusy as exc:  # somebody is at it; or it is not to be done, and that is why
+        except GuestLocked as exc:  # somebody is at it; or it is not to be done, and that is why
             self._say(job, f"{guest}: {exc}")
         # Whatever is wrong with one, the others are watched over.
         except Exception as exc:  # noqa: BLE001
@@ -106,28 +106,30 @@ class Vigil:
         acting.add_done_callback(self._acting.discard)
         await asyncio.shield(acting)
 
-    async def _act(self, known: Known, case: Case, decision: Decision) -> None:
+    async def _act(self, known: Known, case: Case, decision: FailoverDecision) -> None:
         job, guest = known.operation.id, known.operation.guest
         caller = Caller(emit=lambda _: None, warn=self._warn, stop=asyncio.Event())
-        if decision.do is Do.FAIL_OVER:
+        if decision.do is FailoverAction.FAIL_OVER:
             host = self._hosts[known.primary.name]
             waits = host.locked()
             async with host:
                 if waits:  # it may answer again by now
                     case = await stop.seen(known)
-                    if _decided(known, case).do is not Do.FAIL_OVER:
+                    if _decided(known, case).do is not FailoverAction.FAIL_OVER:
                         return
                 done = await stop.failover(known, caller, case=case)
             text = f"{guest} failed over to {done.runs_on}: {done.why}"
             self.tell(Told(event="failed over", text=text, values=done.as_json()))
             return
         with stop.attended(known, caller) as recorder:
-            if decision.do is Do.LET_ALONE:
+            if decision.do is FailoverAction.GRANT_SOLO:
                 await solo_permission.note(recorder, job, decision.why)
-                await solo_permission.give(known.primary, known.uuid, str(case.ours["wants_leave"]))
-            elif _decided(known, await stop.seen(known)).do is Do.STANDS:
+                await solo_permission.grant(
+                    known.primary, known.uuid, str(case.ours["wants_leave"])
+                )
+            elif _decided(known, await stop.seen(known)).do is FailoverAction.STANDBY_RESTORED:
                 # Only now nobody else gives leave meanwhile.
-                await solo_permission.stands(recorder, job)
+                await solo_permission.has_permission(recorder, job)
             else:
                 return
         self.tell(Told(event=str(decision.do), text=f"{guest}: {decision.why}"))
@@ -152,6 +154,6 @@ def _unattended(inventory: Inventory) -> dict[str, tuple[Operation, Known | None
     return found
 
 
-def _decided(known: Known, case: Case) -> Decision:
+def _decided(known: Known, case: Case) -> FailoverDecision:
     terms = Protection.from_json(known.operation.detail["terms"])
     return failover_policy.decide(case, patience=terms.lease)

@@ -1,14 +1,17 @@
 """What a service can be at: one frozen piece of work each. Pure."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vmckpt.policy.model import Check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
+class CreateSnapshot:
     """Take a snapshot."""
 
+    what: ClassVar[str] = "take"
+    """As `run --json` names it."""
     guest: str
     """Its UUID."""
     name: str
@@ -38,9 +41,10 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
+class CopySnapshot:
     """Copy a snapshot to another store."""
 
+    what: ClassVar[str] = "copy"
     id: str
     name: str
     """The guest's."""
@@ -60,9 +64,10 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prune:
+class PruneSnapshots:
     """Delete what a schedule made and no rule of it keeps."""
 
+    what: ClassVar[str] = "prune"
     store: str
     ids: tuple[str, ...]
     """The oldest first."""
@@ -82,9 +87,10 @@ class Prune:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class VerifySnapshots:
     """Prove snapshots."""
 
+    what: ClassVar[str] = "verify"
     store: str
     ids: tuple[str, ...]
     depth: Check
@@ -102,9 +108,10 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collect:
+class CollectGarbage:
     """Remove what no snapshot needs."""
 
+    what: ClassVar[str] = "collect"
     store: str
 
     @property
@@ -120,9 +127,10 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class CreateGroup:
     """Take snapshots of several guests as one cut."""
 
+    what: ClassVar[str] = "cut"
     guests: tuple[tuple[str, str, str], ...]
     """UUID, name and host of each."""
     store: str
@@ -147,4 +155,6 @@ class Cut:
         return f"snapshot of {names} as a group ({self.schedule}) into {self.store}"
 
 
-Work = Take | Cut | Copy | Prune | Verify | Collect
+Work = (
+    CreateSnapshot | CreateGroup | CopySnapshot | PruneSnapshots | VerifySnapshots | CollectGarbage
+)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from enum import StrEnum
 
-from vmckpt.errors import GuestBusy, JournalError, LeaseLost
+from vmckpt.errors import GuestLocked, JournalError, LeaseLost
 from vmckpt.journal import recorder as journal
 from vmckpt.journal.records import NewOperation, RequestKind
 from vmckpt.model.migration import Outcome
@@ -21,7 +21,7 @@ _AGAIN = 20.0
 _RECOVER = "run vmckpt recover"
 
 
-class Whose(StrEnum):
+class LeaseOwner(StrEnum):
     """Whose something is that one service alone may do."""
 
     OURS = "ours"
@@ -36,7 +36,7 @@ def lease_of(one: str) -> str:
     return f"schedule/{one}"
 
 
-class Claims:
+class ScheduleLeases:
     """The leases of one service; a context manager. Its methods are for a thread."""
 
     def __init__(self, host: str, warn: Callable[[str], None]) -> None:
@@ -45,7 +45,7 @@ class Claims:
         self._recorder = journal.begin(new, warn)
         self._warn = warn
         self._mine: set[str] = set()
-        self._others: dict[str, tuple[float, Whose]] = {}
+        self._others: dict[str, tuple[float, LeaseOwner]] = {}
         """Those that are not ours, when that was looked at, and whose they were."""
         self.stale = False
         """Somebody who is dead has some."""
@@ -63,29 +63,32 @@ class Claims:
                 continue
             try:
                 self._recorder.acquire(lease_of(one))
-            except (GuestBusy, JournalError) as exc:
+            except (GuestLocked, JournalError) as exc:
                 # One that is dead keeps its leases until it is settled.
-                dead = exc.mend == _RECOVER
+                dead = exc.hint == _RECOVER
                 self.stale = self.stale or dead
                 if one not in self._others:
                     self._warn(f"schedule {one} is left to another service: {exc.message}")
-                lives = isinstance(exc, GuestBusy) and not dead
-                self._others[one] = time.monotonic(), Whose.ANOTHERS if lives else Whose.UNSURE
+                lives = isinstance(exc, GuestLocked) and not dead
+                self._others[one] = (
+                    time.monotonic(),
+                    LeaseOwner.ANOTHERS if lives else LeaseOwner.UNSURE,
+                )
             else:
                 self._mine.add(one)
                 if self._others.pop(one, None) is not None:
                     self._warn(f"schedule {one} is this service's now")
         return frozenset(self._mine.intersection(schedules))
 
-    def whose(self, one: str) -> Whose:
+    def owner_of(self, one: str) -> LeaseOwner:
         """Whose it is; asks for it if nobody is known to have it."""
         try:
             if one in self.claim({one}):
-                return Whose.OURS if self.holds else Whose.UNSURE
+                return LeaseOwner.OURS if self.holds else LeaseOwner.UNSURE
         except LeaseLost:
-            return Whose.UNSURE
+            return LeaseOwner.UNSURE
         # Another thread may have got it in between.
-        return self._others.get(one, (0.0, Whose.UNSURE))[1]
+        return self._others.get(one, (0.0, LeaseOwner.UNSURE))[1]
 
     def settled(self) -> None:
         """The dead were seen to: theirs are asked for at once."""

@@ -12,7 +12,7 @@ from vmckpt.model.migration import Outcome
 from vmckpt.policy.calendar import Interval
 from vmckpt.policy.model import Auto, Policy, Schedule
 from vmckpt.policy.select import Subject, choose
-from vmckpt.scheduler.agenda import Order, Seat
+from vmckpt.scheduler.agenda import GuestPlace, Order
 from vmckpt.snapshot import interval
 from vmckpt.units import Seconds, show_seconds
 from vmckpt.util.config_file import likely
@@ -26,14 +26,14 @@ _LATEST = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Reckoned:
+class OptimalInterval:
     """An interval, and the arithmetic."""
 
     when: Interval
     text: str
 
 
-def reckoned(auto: Auto, past: Sequence[Operation], now: float) -> Reckoned:
+def optimal_interval(auto: Auto, past: Sequence[Operation], now: float) -> OptimalInterval:
     """The interval for a guest, from its operations, the latest first."""
     cost, how = _cost(past)
     # A guest that was put back in its own place had been lost.
@@ -43,7 +43,7 @@ def reckoned(auto: Auto, past: Sequence[Operation], now: float) -> Reckoned:
     found = interval.pace(cost, between, least=LEAST, most=MOST)
     # Whole seconds: a schedule that moves by parts of them looks like a new one each time.
     every = Seconds(float(round(found.interval)))
-    return Reckoned(Interval(every), f"{how}; {why}; {found.reason}")
+    return OptimalInterval(Interval(every), f"{how}; {why}; {found.reason}")
 
 
 def _cost(past: Sequence[Operation]) -> tuple[Seconds, str]:
@@ -64,7 +64,7 @@ def _cost(past: Sequence[Operation]) -> tuple[Seconds, str]:
     )
 
 
-Reckon = Callable[[str, Auto], Reckoned]
+Reckon = Callable[[str, Auto], OptimalInterval]
 """The interval for a guest (its UUID)."""
 
 
@@ -72,7 +72,7 @@ Reckon = Callable[[str, Auto], Reckoned]
 class Sighted:
     """A guest where it was last seen."""
 
-    seat: Seat
+    place: GuestPlace
     subject: Subject
 
 
@@ -85,10 +85,10 @@ def sighted(
     seen: dict[str, Sighted] = {}
     for host, guest in found:
         known = seen.get(guest.uuid)
-        if known is not None and (known.seat.active or not guest.state.is_active):
+        if known is not None and (known.place.active or not guest.state.is_active):
             continue
         seen[guest.uuid] = Sighted(
-            seat=Seat(
+            place=GuestPlace(
                 uuid=guest.uuid, name=guest.name, host=host.name, active=guest.state.is_active
             ),
             subject=Subject(
@@ -101,13 +101,13 @@ def sighted(
     for uuid, one in before.items():
         shown = seen.get(uuid)
         # Its definition may be left on a host that answers, while it runs on one that does not.
-        if one.seat.host in silent and (shown is None or not shown.seat.active):
-            seen[uuid] = replace(one, seat=replace(one.seat, seen=False))
+        if one.place.host in silent and (shown is None or not shown.place.active):
+            seen[uuid] = replace(one, place=replace(one.place, seen=False))
     return seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ScheduleSelection:
     """Which policy counts for whom, if not the one that is for each guest."""
 
     guests: Collection[str] = ()
@@ -119,33 +119,33 @@ def ordered(
     guests: Collection[Sighted],
     policies: Sequence[Policy],
     stores: Sequence[str],
-    wanted: Wanted,
+    wanted: ScheduleSelection,
     reckon: Reckon,
 ) -> tuple[list[Order], list[str]]:
     """All schedules of all guests, by name; and what is wrong, one line each."""
     orders: list[Order] = []
     wrong = dict.fromkeys(_missing(guests, wanted.guests))
-    for one in sorted(guests, key=lambda one: one.seat.name):
-        if wanted.guests and not {one.seat.name, one.seat.uuid} & set(wanted.guests):
+    for one in sorted(guests, key=lambda one: one.place.name):
+        if wanted.guests and not {one.place.name, one.place.uuid} & set(wanted.guests):
             continue
         try:
             policy = choose(policies, one.subject, wanted.policy).policy
         except PolicyError as exc:
-            wrong[f"{one.seat.name}: {exc}"] = None
+            wrong[f"{one.place.name}: {exc}"] = None
             continue
         for schedule in policy.snapshots:
             unknown = _unknown(schedule, stores)
             if unknown is not None:
                 wrong[f"{policy.file}: schedule {schedule.name}: {unknown}"] = None
                 continue
-            orders.append(_order(one.seat, policy, schedule, stores, reckon))
+            orders.append(_order(one.place, policy, schedule, stores, reckon))
     return orders, list(wrong)
 
 
 def _missing(guests: Collection[Sighted], wanted: Collection[str]) -> Iterable[str]:
     """Those asked for that no host has."""
-    names = {one.seat.name for one in guests}
-    for name in sorted(set(wanted) - names - {one.seat.uuid for one in guests}):
+    names = {one.place.name for one in guests}
+    for name in sorted(set(wanted) - names - {one.place.uuid for one in guests}):
         hint = likely(name, names) if names else ""
         yield f"no guest {name!r} on hosts that answer{hint}"
 
@@ -163,14 +163,14 @@ def _unknown(schedule: Schedule, stores: Sequence[str]) -> str | None:
 
 
 def _order(
-    seat: Seat, policy: Policy, schedule: Schedule, stores: Sequence[str], reckon: Reckon
+    place: GuestPlace, policy: Policy, schedule: Schedule, stores: Sequence[str], reckon: Reckon
 ) -> Order:
     when, text = schedule.when, None
     if isinstance(when, Auto):
-        found = reckon(seat.uuid, when)
+        found = reckon(place.uuid, when)
         when, text = found.when, found.text
     return Order(
-        seat=seat,
+        place=place,
         policy=policy.name,
         schedule=schedule,
         store=schedule.store or stores[0],

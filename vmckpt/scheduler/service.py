@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
-from vmckpt.errors import Cancelled, GuestBusy, LeaseLost, StoreError, VmckptError
+from vmckpt.errors import Cancelled, GuestLocked, LeaseLost, StoreError, VmckptError
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Policy
 from vmckpt.scheduler import schedules
 from vmckpt.scheduler.agenda import Agenda, Order, Row, Scene, Shelf, Trouble, agenda, troubled
-from vmckpt.scheduler.executor import Hands
-from vmckpt.scheduler.jobs import Collect, Cut, Take, Verify, Work
-from vmckpt.scheduler.leases import Claims
-from vmckpt.scheduler.schedules import Reckon, Sighted, Wanted
+from vmckpt.scheduler.executor import Executor
+from vmckpt.scheduler.jobs import CollectGarbage, CreateGroup, CreateSnapshot, VerifySnapshots, Work
+from vmckpt.scheduler.leases import ScheduleLeases
+from vmckpt.scheduler.schedules import Reckon, ScheduleSelection, Sighted
 from vmckpt.snapshot.group.create import GroupTaken
 from vmckpt.snapshot.request import Taken
 from vmckpt.units import Seconds, show_bytes, show_seconds
@@ -55,27 +55,29 @@ class Setting:
 
     stores: Sequence[str]
     policies: Sequence[Policy]
-    wanted: Wanted
+    wanted: ScheduleSelection
     guests: Guests
-    take: Callable[[Take, asyncio.Event], Awaitable[Taken]]
+    take: Callable[[CreateSnapshot, asyncio.Event], Awaitable[Taken]]
     """Takes a snapshot; the event gives it up."""
-    cut: Callable[[Cut, asyncio.Event], Awaitable[GroupTaken]]
+    cut: Callable[[CreateGroup, asyncio.Event], Awaitable[GroupTaken]]
     reckon: Reckon
     """For a thread."""
-    mend: Callable[[], Awaitable[object]]
+    recover: Callable[[], Awaitable[object]]
     """Puts in order what a service that was killed has left."""
-    hands: Hands
+    hands: Executor
     zone: tzinfo
     tell: Callable[[Told], None]
 
 
-_WORDS = {"Copy": "copied", "Prune": "pruned", "Verify": "verified", "Collect": "collected"}
+_WORDS = {"copy": "copied", "prune": "pruned", "verify": "verified", "collect": "collected"}
 
 
 class Service:
     """One service, from `run` to its end."""
 
-    def __init__(self, setting: Setting, claims: Claims | None, stop: asyncio.Event) -> None:
+    def __init__(
+        self, setting: Setting, claims: ScheduleLeases | None, stop: asyncio.Event
+    ) -> None:
         """Without claims it may only look."""
         self._setting, self._claims, self._stop = setting, claims, stop
         self._giving_up = asyncio.Event()
@@ -95,14 +97,14 @@ class Service:
         done: set[str] = set()
         try:
             while not self._stop.is_set():
-                await self._mend_if_needed()
+                await self._recover_if_needed()
                 scene = await self._scene_or_none(once=once)
                 if scene is None:
                     await self._wait(None, time.time())
                     continue
                 told = agenda(scene)
                 for work in told.work:
-                    if once and isinstance(work, Take | Cut) and work.key in done:
+                    if once and isinstance(work, CreateSnapshot | CreateGroup) and work.key in done:
                         continue  # it is due again already
                     done.add(work.key)
                     task = asyncio.create_task(self._do(work), name=str(work))
@@ -165,7 +167,7 @@ class Service:
     @property
     def _busy(self) -> frozenset[str]:
         works = self._tasks.values()
-        cuts = (work.lanes for work in works if isinstance(work, Cut))
+        cuts = (work.lanes for work in works if isinstance(work, CreateGroup))
         return frozenset(work.lane for work in works).union(*cuts)
 
     async def _claimed(self, orders: Sequence[Order]) -> list[Order]:
@@ -186,14 +188,14 @@ class Service:
         self._answers_again(f"store {name}")
         return shelf
 
-    async def _mend_if_needed(self) -> None:
+    async def _recover_if_needed(self) -> None:
         if time.monotonic() - self._mended < _MEND:
             return
         self._mended = time.monotonic()
         stale = self._claims is not None and self._claims.stale
         if stale or any("vmckpt recover" in one.why for one in self._troubles.values()):
             with suppress(VmckptError):
-                await self._setting.mend()
+                await self._setting.recover()
                 if self._claims is not None:
                     self._claims.settled()
 
@@ -201,12 +203,12 @@ class Service:
 
     async def _do(self, work: Work) -> None:
         try:
-            if isinstance(work, Take | Cut):
+            if isinstance(work, CreateSnapshot | CreateGroup):
                 await self._take(work)
             else:
-                did = await asyncio.to_thread(self._setting.hands.do, work)
+                did = await asyncio.to_thread(self._setting.hands.run, work)
                 self._remember(work)
-                event = _WORDS[type(work).__name__] if did.good else "damaged"
+                event = _WORDS[work.what] if did.good else "damaged"
                 self._tell(event, did.text, did.values)
                 self.failures += not did.good
             self._troubles.pop(work.key, None)
@@ -219,19 +221,21 @@ class Service:
         except Exception as exc:  # noqa: BLE001
             self._failed(work, str(exc) if isinstance(exc, VmckptError) else repr(exc))
 
-    async def _take(self, work: Take | Cut) -> None:
+    async def _take(self, work: CreateSnapshot | CreateGroup) -> None:
         began = time.time()
         try:
-            if isinstance(work, Cut):
+            if isinstance(work, CreateGroup):
                 cut = await self._setting.cut(work, self._giving_up)
                 members = list(cut.members)
             else:
                 members = [await self._setting.take(work, self._giving_up)]
-        except GuestBusy:
+        except GuestLocked:
             # What an operation that was killed has left is settled before the next try.
             self._mended = min(self._mended, time.monotonic() - _MEND)
             raise
-        guests = [one for one, _, _ in work.guests] if isinstance(work, Cut) else [work.guest]
+        guests = (
+            [one for one, _, _ in work.guests] if isinstance(work, CreateGroup) else [work.guest]
+        )
         self._taken.update({(one, work.schedule): began for one in guests})
         for taken in members:
             self._took(taken, work.schedule)
@@ -249,9 +253,9 @@ class Service:
 
     def _remember(self, work: Work) -> None:
         now = time.time()
-        if isinstance(work, Verify):
+        if isinstance(work, VerifySnapshots):
             self._proved.update({(work.store, id_): now for id_ in work.ids})
-        if isinstance(work, Collect):
+        if isinstance(work, CollectGarbage):
             self._collected[work.store] = now
 
     def _failed(self, work: Work, why: str) -> None:
@@ -306,7 +310,7 @@ class Service:
         text = "nothing is scheduled" if not told.rows else "nothing can be taken now"
         if coming:
             row = min(coming, key=lambda one: one.due or 0.0)
-            text = f"next: {row.order.seat.name} ({row.order.schedule.name}) at {self._clock(row)}"
+            text = f"next: {row.order.place.name} ({row.order.schedule.name}) at {self._clock(row)}"
         if self._said.get("next") != text:
             self._said["next"] = text
             self._tell("next", text)

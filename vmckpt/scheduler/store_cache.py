@@ -6,7 +6,7 @@ from vmckpt.errors import NotInStore, StoreDamaged, StoreError, StoreNewer
 from vmckpt.scheduler.agenda import Held, Shelf
 from vmckpt.snapshot.retention import Kept
 from vmckpt.snapshot.verify import results
-from vmckpt.snapshot.verify.results import UNKNOWN, Verdict
+from vmckpt.snapshot.verify.results import UNKNOWN, VerifySummary
 from vmckpt.store.backend.base import Stored
 from vmckpt.store.format import manifest
 from vmckpt.store.format.metadata import Public
@@ -23,7 +23,7 @@ class Shelves:
         self._stores: dict[str, Store] = {}
         self._public: dict[tuple[str, str], Public | None] = {}
         """By the ids of store and snapshot; None: it cannot be read."""
-        self._verdicts: dict[tuple[str, str], tuple[Stored, Verdict]] = {}
+        self._verdicts: dict[tuple[str, str], tuple[Stored, VerifySummary]] = {}
 
     def store(self, name: str) -> Store:
         """Open a store, or show the one that is open, if it is still there: where a disk is mounted
@@ -91,7 +91,7 @@ class Shelves:
 
     def _verdict(
         self, store: Store, id_: str, there: Stored | None, trusted: Collection[bytes]
-    ) -> Verdict:
+    ) -> VerifySummary:
         if there is None:
             return UNKNOWN
         known = self._verdicts.get((store.id, id_))

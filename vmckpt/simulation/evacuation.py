@@ -13,7 +13,7 @@ from vmckpt.evacuation import state as states
 from vmckpt.evacuation.bandwidth import Move, Under, advance, begin, over, shares
 from vmckpt.evacuation.plan.fleet import Fleet
 from vmckpt.evacuation.schedule import links_of
-from vmckpt.evacuation.state import Blame, Course, Failed, Terms
+from vmckpt.evacuation.state import EvacuationTerms, Failed, FailureSide, RunState
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 _LONGEST = Seconds(7 * 86400.0)
@@ -33,20 +33,20 @@ class Luck:
     most: BytesPerSecond | None = None
     """What a stream really carries at most, whatever its links do; None: all they have for it."""
 
-    def of(self, seed: int, move: Move, tries: int) -> "Fate":
+    def of(self, seed: int, move: Move, tries: int) -> "AttemptOutcome":
         """The same for a guest's same attempt, whoever moves it and when."""
         dice = random.Random(f"{seed} {move.name} {tries}")
         off = 1 + dice.uniform(-self.off, self.off)
         if move.target in self.broken:
-            return Fate(share=off / 2, fails=f"{move.target} refuses", most=self.most)
+            return AttemptOutcome(share=off / 2, fails=f"{move.target} refuses", most=self.most)
         fails = dice.random() < self.fails
         share = off / 2 if fails else off
         why = "the connection was reset" if fails else None
-        return Fate(share=share, fails=why, most=self.most)
+        return AttemptOutcome(share=share, fails=why, most=self.most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class AttemptOutcome:
     """What becomes of an attempt."""
 
     share: float
@@ -67,11 +67,11 @@ class Sim:
     """A run of a plan. `fleet` is what is true: each guest is on one host."""
 
     def __init__(
-        self, fleet: Fleet, asked: frozenset[str], terms: Terms, *, luck: Luck, seed: int
+        self, fleet: Fleet, asked: frozenset[str], terms: EvacuationTerms, *, luck: Luck, seed: int
     ) -> None:
         self.fleet, self._asked, self._terms = fleet, asked, terms
         self._luck, self._seed = luck, seed
-        self.course = Course()
+        self.course = RunState()
         self.now = 0.0
         self.moved: list[Move] = []
         """All that ended well, in their order."""
@@ -156,5 +156,5 @@ class Sim:
                 ),
             )
             return
-        failure = Failed(target=move.target, at=self.now, why=why, blame=Blame.TARGET)
+        failure = Failed(target=move.target, at=self.now, why=why, blame=FailureSide.TARGET)
         self.course = states.failed(self.course, guest, failure, self._terms.patience)

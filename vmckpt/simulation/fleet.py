@@ -14,7 +14,7 @@ from typing import Any
 from vmckpt.errors import BadInput
 from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import MAINTENANCE, Controller, Operation, State
-from vmckpt.migration.run.actions import Action, Slow, Switch
+from vmckpt.migration.run.actions import Action, SetThrottle, SwitchToPostcopy
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState, HostNow, SnapshotNow
 from vmckpt.model.migration import AutoConverge, Mode
 from vmckpt.protection.request import Judge
@@ -48,16 +48,16 @@ def parsed(text: str) -> tuple[int, int]:
     found = _FLEET.fullmatch(text.strip()) if len(text) <= 40 else None
     if found is None:
         raise BadInput(
-            f"{text[:40]!r} is no fleet", mend="write it like 24x300: 24 hosts, 300 guests"
+            f"{text[:40]!r} is no fleet", hint="write it like 24x300: 24 hosts, 300 guests"
         )
     hosts, guests = int(found[1]), int(found[2])
     if hosts > MOST_HOSTS or guests > MOST_GUESTS:
         raise BadInput(
             f"a fleet of {hosts} hosts and {guests} guests is too large",
-            mend=f"{MOST_HOSTS}x{MOST_GUESTS} is the largest",
+            hint=f"{MOST_HOSTS}x{MOST_GUESTS} is the largest",
         )
     if guests and not hosts:
-        raise BadInput(f"{guests} guests have no host", mend=f"write 1x{guests}, or 0x0")
+        raise BadInput(f"{guests} guests have no host", hint=f"write 1x{guests}, or 0x0")
     return hosts, guests
 
 
@@ -218,7 +218,7 @@ class Manner:
     """Share of its memory that it writes to, over and over..."""
     writes: tuple[float, float] = (0.5, 0.75)
     """...and how fast, as a share of the bandwidth."""
-    stalled: Action = field(default_factory=Switch)
+    stalled: Action = field(default_factory=SwitchToPostcopy)
     rule: str = "stalled"
     patience: Seconds = Seconds(10.0)
 
@@ -232,7 +232,7 @@ QUIET, EVACUATED = Manner(), Manner(policy="maintenance", first=(6.0, 16.0))
 BUSY = Manner(policy="databases", hot=(0.3, 0.4), writes=(1.8, 2.4), first=(10.0, 20.0))
 STUBBORN = Manner(
     policy="batch", mode=Mode.PRECOPY, max_downtime=Seconds(0.15), hot=(0.15, 0.25),
-    writes=(1.6, 1.9), stalled=Slow(AutoConverge(initial=20, increment=10, at_most=60)),
+    writes=(1.6, 1.9), stalled=SetThrottle(AutoConverge(initial=20, increment=10, at_most=60)),
     rule="slow the guest down",
 )  # fmt: skip
 FAR = Manner(
@@ -277,7 +277,7 @@ def _id(dice: random.Random, letter: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guarded:
+class SimulatedProtection:
     """A made-up protection."""
 
     job: str
@@ -292,7 +292,7 @@ class Guarded:
 _CYCLE, _COPYING = Seconds(180.0), Seconds(45.0)
 
 
-def stands(one: Guarded, now: float) -> dict[str, Any]:
+def job_status(one: SimulatedProtection, now: float) -> dict[str, Any]:
     """How it stands, as app.protection.stands tells it."""
     since = now - one.began
     copying = one.far and since % _CYCLE < _COPYING
@@ -318,7 +318,7 @@ def stands(one: Guarded, now: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _copying(one: Guarded, since: float) -> dict[str, Any]:
+def _copying(one: SimulatedProtection, since: float) -> dict[str, Any]:
     left = 1 - since / _COPYING
     return {
         "phase": "copying", "pages_left": round(one.guest.memory * left) // _PAGE,
@@ -331,7 +331,7 @@ def _copying(one: Guarded, since: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _protecting(one: Guarded, since: float) -> dict[str, Any]:
+def _protecting(one: SimulatedProtection, since: float) -> dict[str, Any]:
     dice = random.Random(f"{one.job} {int(since)}")
     interval = 4.2 if one.far else 0.16
     pause = (0.055 if one.far else 0.013) * dice.uniform(0.85, 1.15)
@@ -386,7 +386,7 @@ def held(host: str, id_: str, since: float, why: str) -> Operation:
     return operation(id_, MAINTENANCE, host, since, source=host, detail={"why": why}, controller=by)
 
 
-def protection(one: Guarded) -> Operation:
+def protection(one: SimulatedProtection) -> Operation:
     """As the journal has it."""
     return operation(
         one.job, "protect", one.guest.name, one.began, guest_uuid=one.guest.uuid,

@@ -19,16 +19,16 @@ from vmckpt.journal.serialization import as_record, plain
 from vmckpt.migration import report
 from vmckpt.migration.forecast import choose_mode
 from vmckpt.migration.forecast.forecast import Facts, Forecast, Range
-from vmckpt.migration.request import Wishes
+from vmckpt.migration.request import PolicyOverrides
 from vmckpt.migration.run.actions import (
     Abort,
     Action,
-    Halt,
-    Limit,
+    LimitBandwidth,
+    PauseGuest,
     SetDowntime,
-    Slow,
+    SetThrottle,
     Stop,
-    Switch,
+    SwitchToPostcopy,
     says,
 )
 from vmckpt.migration.run.operator_requests import NO_WAY_BACK
@@ -87,7 +87,7 @@ class Leg:
     max_downtime: Seconds
 
 
-class Course:
+class SimulatedPasses:
     """A migration from its order to its end. Times are seconds since the order."""
 
     def __init__(self, move: Move) -> None:
@@ -206,15 +206,15 @@ class Course:
         )  # fmt: skip
         self._tell(Decided(decision=decision))
         match action:
-            case Limit(rate):
+            case LimitBandwidth(rate):
                 self._limit = math.inf if rate is None else float(rate)
             case SetDowntime(limit):
                 self._max_downtime = limit
-            case Slow(how):
+            case SetThrottle(how):
                 self._slow = how
-            case Switch() | Halt():
+            case SwitchToPostcopy() | PauseGuest():
                 self._left = min(self._in_use, self._left + self._dirtied() / 2)
-                switches = isinstance(action, Switch)
+                switches = isinstance(action, SwitchToPostcopy)
                 self.switched = self._now if switches else None
                 self.downtime = None if switches else Seconds(self._left / self._rate)
                 self._enter(JobPhase.POST_COPY if switches else JobPhase.PAUSED)
@@ -251,7 +251,7 @@ class Made:
     """A migration, and all that will become of it unless somebody asks something."""
 
     move: Move
-    course: Course
+    course: SimulatedPasses
     facts: Facts
     forecast: Forecast
     marks: tuple[tuple[float, float, float], ...]
@@ -312,7 +312,7 @@ class Made:
 
     def view(self, now: float) -> JobView:
         move, manner = self.move, self.move.manner
-        detail = {"observe": False, "wishes": Wishes().as_json()}
+        detail = {"observe": False, "wishes": PolicyOverrides().as_json()}
         one = operation(
             move.id, "migrate", move.guest.name, move.began, guest_uuid=move.guest.uuid,
             source=move.guest.host, target=move.target, policy=manner.policy,
@@ -364,9 +364,9 @@ class Made:
         return {k: v for k, v in plain(report.as_json(told)).items() if k != "samples"}
 
 
-def begin(move: Move) -> Made:
+def simulate(move: Move) -> Made:
     """Its course, and a forecast that is about right."""
-    course = Course(move)
+    course = SimulatedPasses(move)
     off, mode = random.Random(f"{move.id} forecast").uniform(0.9, 1.12), move.manner.mode
 
     def around(value: float, share: float) -> Range:
@@ -395,7 +395,7 @@ def ask(made: Made, now: float, kind: RequestKind, action: Action) -> Made:
         raise BadInput(f"{move.id} refused {kind}: {why}")
     done = made.sampled(at).done if at > _BEGINS else 0.0
     move = replace(move, asked=(*move.asked, (at, action)))
-    course = Course(move)
+    course = SimulatedPasses(move)
     request = records.Request(
         id=len(made.requests) + 1, operation=move.id, kind=kind, arguments={}, asked_by=WHO,
         asked_at=now, taken_at=now, answered_at=now, ok=True, answer=says(action),
@@ -407,12 +407,12 @@ def ask(made: Made, now: float, kind: RequestKind, action: Action) -> Made:
 def _refusal(phase: JobPhase, mode: Mode, action: Action) -> str | None:
     """As migration.run.operator_requests has it."""
     if phase is JobPhase.POST_COPY:
-        return None if isinstance(action, Limit) else NO_WAY_BACK
+        return None if isinstance(action, LimitBandwidth) else NO_WAY_BACK
     if phase in (JobPhase.SWITCHOVER, JobPhase.CANCELLING, JobPhase.CLEANUP, JobPhase.DONE):
         return "it is being stopped" if phase is JobPhase.CANCELLING else "it is about to end"
-    if isinstance(action, Switch) and not mode.may_switch_early:
+    if isinstance(action, SwitchToPostcopy) and not mode.may_switch_early:
         return f"this migration cannot switch: it was started in mode {mode}"
-    if isinstance(action, Switch | Halt) and phase is not JobPhase.PRE_COPY:
+    if isinstance(action, SwitchToPostcopy | PauseGuest) and phase is not JobPhase.PRE_COPY:
         moves = phase is JobPhase.PAUSED
         return "the guest stands still already" if moves else "memory does not move yet"
     return None

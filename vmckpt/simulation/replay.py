@@ -13,7 +13,7 @@ from vmckpt.journal.records import StoredEvent, StoredSample
 from vmckpt.journal.serialization import as_record, plain
 from vmckpt.migration import report
 from vmckpt.migration import trace as traces
-from vmckpt.migration.run.progress import Sight
+from vmckpt.migration.run.progress import ProgressTracker
 from vmckpt.model.events import Begun, Decided, Event, PhaseChanged, Said, Sampled
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState, HostNow, SnapshotNow
 from vmckpt.model.migration import JobPhase, Outcome
@@ -42,7 +42,7 @@ class Replayed:
         self._clock, self._began = clock, clock()
         self._lasts = self._trace.samples[-1].at
         self._decisions = list(self._trace.decisions)
-        self._sight = Sight(self._trace.header.curve, Stall())
+        self._sight = ProgressTracker(self._trace.header.curve, Stall())
         self._sight.join(_ORIGIN)  # its passes are numbered already
         self._max_downtime = _MAX_DOWNTIME
         self._read = 0

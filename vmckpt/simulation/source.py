@@ -15,7 +15,16 @@ from vmckpt.journal import queries
 from vmckpt.journal.jobs import JobDetail, JobView, News
 from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.migration.forecast.forecast import in_words
-from vmckpt.migration.run.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch, says
+from vmckpt.migration.run.actions import (
+    Abort,
+    Action,
+    LimitBandwidth,
+    PauseGuest,
+    SetDowntime,
+    Stop,
+    SwitchToPostcopy,
+    says,
+)
 from vmckpt.model.events import Begun, Said
 from vmckpt.model.guest import FleetNow, SnapshotNow
 from vmckpt.model.migration import Mode, Outcome
@@ -27,8 +36,8 @@ from vmckpt.units import parse_rate, parse_seconds, show_seconds
 
 _ACTIONS: Mapping[str, tuple[RequestKind, Action]] = {
     "cancel": (RequestKind.CANCEL, Abort(Stop.OPERATOR)),
-    "pause": (RequestKind.PAUSE, Halt()),
-    "postcopy": (RequestKind.POSTCOPY, Switch()),
+    "pause": (RequestKind.PAUSE, PauseGuest()),
+    "postcopy": (RequestKind.POSTCOPY, SwitchToPostcopy()),
 }
 _FLAGS = (
     "yes", "dry-run", "json", "observe", "partly", "planned", "host-is-off", "fence", "test",
@@ -119,7 +128,7 @@ class Showing:
 
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
         now = self._now()
-        return {job: fleets.stands(one, now) for job, one in self._world.guarded.items()}
+        return {job: fleets.job_status(one, now) for job, one in self._world.guarded.items()}
 
     async def snapshots(self) -> Sequence[SnapshotNow]:
         return self._snapshots
@@ -221,7 +230,7 @@ class Showing:
             if guest in (one.guest.name, one.guest.uuid, job):
                 runs_on = self._world.unguard(job, now, failover=failover)
                 return f"{one.guest.name} runs on {runs_on}; {job} has ended"
-        raise BadInput(f"{guest} is not protected", mend="run vmckpt status")
+        raise BadInput(f"{guest} is not protected", hint="run vmckpt status")
 
     def _meant(self, name: str) -> Operation:
         """An active job by its id, the beginning of it, or its guest. Raises BadInput."""
@@ -237,14 +246,14 @@ class Showing:
         guests = self._world.site.guests
         guest = guests.get(name) or next((g for g in guests.values() if g.uuid == name), None)
         if guest is None:
-            raise BadInput(f"no guest {name!r} on any host", mend="run vmckpt guests")
+            raise BadInput(f"no guest {name!r} on any host", hint="run vmckpt guests")
         if not guest.state.is_active:
-            raise BadInput(f"{guest.name} is {guest.state}", mend="only guests that run move live")
+            raise BadInput(f"{guest.name} is {guest.state}", hint="only guests that run move live")
         return self._world.made(guest, self._host(options.get("to", "")), _manner(options), now)
 
     def _host(self, name: str) -> str:
         if name not in self._world.site.hosts:
-            raise BadInput(f"no host {name!r}", mend="run vmckpt hosts")
+            raise BadInput(f"no host {name!r}", hint="run vmckpt hosts")
         return name
 
 
@@ -278,7 +287,7 @@ def _manner(options: Mapping[str, str]) -> Manner:
     for _, action in _settings(options):
         if isinstance(action, SetDowntime):
             manner = replace(manner, max_downtime=action.limit)
-        elif isinstance(action, Limit) and action.bandwidth is not None:
+        elif isinstance(action, LimitBandwidth) and action.bandwidth is not None:
             manner = replace(manner, link=(1.0, float(action.bandwidth)))
     return replace(manner, mode=mode, policy=options.get("policy", manner.policy))
 
@@ -289,7 +298,7 @@ def _settings(options: Mapping[str, str]) -> list[tuple[RequestKind, Action]]:
     try:
         if (rate := options.get("bandwidth")) is not None:
             limit = None if rate == "unlimited" else parse_rate(rate)
-            found.append((RequestKind.BANDWIDTH, Limit(limit)))
+            found.append((RequestKind.BANDWIDTH, LimitBandwidth(limit)))
         if (longest := options.get("max-downtime")) is not None:
             limit_ = SetDowntime(parse_seconds(longest))
             found.append((RequestKind.MAX_DOWNTIME, limit_))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vmckpt.errors import BadInput, Blocked, GuestBusy
+from vmckpt.errors import BadInput, Blocked, GuestLocked
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.journal.jobs import JobDetail, JobView
 from vmckpt.journal.records import MAINTENANCE, RequestKind, StoredEvent
@@ -21,7 +21,15 @@ from vmckpt.model.guest import FleetNow, GuestNow, GuestState
 from vmckpt.model.migration import Decision, Outcome
 from vmckpt.simulation import fleet as fleets
 from vmckpt.simulation import migrations as moves
-from vmckpt.simulation.fleet import Guarded, Manner, Site, held, operation, over, protection
+from vmckpt.simulation.fleet import (
+    Manner,
+    SimulatedProtection,
+    Site,
+    held,
+    operation,
+    over,
+    protection,
+)
 from vmckpt.simulation.migrations import Made, Move
 from vmckpt.units import GIB, Bytes, Seconds, show_seconds
 
@@ -75,8 +83,8 @@ class Emptying:
         action = f"{move.guest.name} → {move.target}"
         if made.course.outcome is not Outcome.COMPLETED:
             self.tell(made.ends, action, f"failed: {made.course.outcome}")
-            mend = f"see vmckpt job {move.id}"
-            self.left.append(_left(move.guest, str(made.course.outcome), mend))
+            hint = f"see vmckpt job {move.id}"
+            self.left.append(_left(move.guest, str(made.course.outcome), hint))
             return
         pause = made.course.downtime
         self.moved.append({
@@ -132,8 +140,8 @@ def _plan(host: str, leaving: Sequence[Made]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _left(guest: GuestNow, why: str, mend: str) -> dict[str, Any]:
-    return {"guest": guest.name, "on": guest.host, "why": why, "mend": mend}
+def _left(guest: GuestNow, why: str, hint: str) -> dict[str, Any]:
+    return {"guest": guest.name, "on": guest.host, "why": why, "mend": hint}
 
 
 def _switched(one: Made, now: float) -> bool:
@@ -150,7 +158,7 @@ class World:
         self.site, self._seed, self._number = Site(fleet), seed, 0
         self.moves: dict[str, Made] = {}
         self.empties: dict[str, Emptying] = {}
-        self.guarded: dict[str, Guarded] = {}
+        self.guarded: dict[str, SimulatedProtection] = {}
         self.held = {
             one.name: held(one.name, fleets.HELD, now - 86400.0, "new DIMMs")
             for one in fleet.hosts if one.closed is not None
@@ -229,15 +237,15 @@ class World:
     ) -> Made:
         """A migration as it would be."""
         id_ = self._id("migrate")
-        return moves.begin(Move(id_, guest, target, manner, at, part_of))
+        return moves.simulate(Move(id_, guest, target, manner, at, part_of))
 
     def start(self, made: Made) -> str:
-        """Begin one; its id. Raises GuestBusy, Blocked."""
+        """Begin one; its id. Raises GuestLocked, Blocked."""
         move = made.move
         if move.guest.name in self._busy:
-            raise GuestBusy(f"{move.guest.name} has a job already", mend="see vmckpt jobs")
+            raise GuestLocked(f"{move.guest.name} has a job already", hint="see vmckpt jobs")
         if (why := self.site.why_not(move.guest, move.target)) is not None:
-            raise Blocked(f"{move.target}: {why}", mend="choose another host; nothing was changed")
+            raise Blocked(f"{move.target}: {why}", hint="choose another host; nothing was changed")
         return self._go(made).move.id
 
     def _go(self, made: Made) -> Made:
@@ -301,7 +309,7 @@ class World:
     def empty(self, host: str, at: float, why: str) -> Emptying:
         """Begin to. Raises Blocked."""
         if (known := self.site.hosts[host]).error or host in self.held:
-            raise Blocked(f"{host}: {known.error or known.closed}", mend="see vmckpt hosts")
+            raise Blocked(f"{host}: {known.error or known.closed}", hint="see vmckpt hosts")
         id_, job = self._id("evacuate"), self._id(MAINTENANCE)
         self.held[host] = held(host, job, at, why)
         self.site.close(host, f"it is in maintenance ({job}, {fleets.WHO}: {why})")
@@ -349,15 +357,15 @@ class World:
                 if (target := self.site.room(self._dice(), move.guest)) is None:
                     one.left.append(_left(move.guest, _FULL, "free memory on any host"))
                     continue
-                made = moves.begin(replace(move, target=target))
+                made = moves.simulate(replace(move, target=target))
             self._go(replace(made, move=replace(made.move, began=at)))
             one.begins(made, at)
         if one.running or (one.waiting and not one.stopped):
             return
         for made in one.waiting:
             self._busy.discard(made.move.guest.name)
-            mend = f"vmckpt evacuate {one.host} goes on"
-            one.left.append(_left(made.move.guest, "it was stopped before its turn", mend))
+            hint = f"vmckpt evacuate {one.host} goes on"
+            one.left.append(_left(made.move.guest, "it was stopped before its turn", hint))
         del self.empties[one.id]
         report = one.report(at)
         self._keep(one.id, one.detail_of(over(one.view().operation, report["outcome"], at, report)))
@@ -372,7 +380,7 @@ class World:
             backup = None if guest is None else self.site.room(dice, guest)
             if guest is not None and backup is not None:
                 job = self._id("protect")
-                self.guarded[job] = Guarded(
+                self.guarded[job] = SimulatedProtection(
                     job=job, guest=guest, backup=backup, began=now - (610.0 if far else 5400.0),
                     automatic=not far, far=far,
                 )  # fmt: skip

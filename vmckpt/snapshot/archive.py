@@ -23,7 +23,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreError, StoreFull, StoreNewer
-from vmckpt.snapshot.catalog import Progress, silent, told, wrapped_of
+from vmckpt.snapshot.catalog import Progress, copied_so_far, silent, wrapped_of
 from vmckpt.snapshot.copy import Box, Moved, There, boxes, make_place, moved, there_already
 from vmckpt.store.chunk_index import NameSet
 from vmckpt.store.format import manifest
@@ -64,7 +64,7 @@ def export(
             out.add(f"wraps/{id_}", manifest.framed(f"wraps/{id_}", wrapped))
         for pack in _packed(boxes(store, NameSet([found.names.array()])), pack_size):
             out.add(format_pack.key_of(blake3(pack).hexdigest()), pack)
-            progress(told("export", out.size))
+            progress(copied_so_far("export", out.size))
         out.end()
         return moved(found, new=len(found.names), written=out.size)
 
@@ -117,12 +117,12 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
                 taken.add((name, told_))
                 receiver.add(name, box, plain)
         done += len(pack)
-        progress(told("import", done))
+        progress(copied_so_far("import", done))
     if left:
         raise StoreDamaged(
             f"{objects.where}: {len(left)} of the snapshot's {len(found.names)} chunks are not in"
             " it",
-            mend="export it again",
+            hint="export it again",
         )
 
 
@@ -133,7 +133,7 @@ def _boxes(key: str, pack: bytes, where: str) -> Iterator[Box]:
     try:
         rows = format_pack.parse(id_, pack).rows
     except (StoreDamaged, StoreNewer) as exc:
-        raise type(exc)(f"{where}: {key}: {exc.message}", mend="export it again") from exc
+        raise type(exc)(f"{where}: {key}: {exc.message}", hint="export it again") from exc
     view = memoryview(pack)
     for name, offset, length, plain, _ in rows.tolist():
         yield name, view[offset : offset + length], plain
@@ -240,7 +240,7 @@ def _parsed(block: bytes, where: str) -> tuple[str, int]:
 def _new_file(path: Path) -> Iterator[BinaryIO]:
     """A file that gets its name when all is on the disk. Raises BadInput, StoreError."""
     if path.exists():
-        raise BadInput(f"{path} is there already", mend="name another file")
+        raise BadInput(f"{path} is there already", hint="name another file")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with _explained(path):
         try:
@@ -263,9 +263,9 @@ def _explained(path: Path) -> Iterator[None]:
         raise NotInStore(f"{path}: there is no such file or folder") from exc
     except OSError as exc:
         if exc.errno in _FULL:
-            raise StoreFull(f"{path}: no room left", mend="make room there") from exc
+            raise StoreFull(f"{path}: no room left", hint="make room there") from exc
         raise StoreError(f"{path}: {exc.strerror or exc}") from exc
 
 
 def _damaged(where: str, what: str) -> StoreDamaged:
-    return StoreDamaged(f"{where}: {what}", mend="export it again")
+    return StoreDamaged(f"{where}: {what}", hint="export it again")

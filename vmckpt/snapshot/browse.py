@@ -10,7 +10,7 @@ from vmckpt.capture.qemu_stream import devices, elf_core
 from vmckpt.capture.qemu_stream.elf_core import CoreWriter, Stretch
 from vmckpt.capture.qemu_stream.header import PAGE, RamBlock
 from vmckpt.errors import BadInput, StoreDamaged
-from vmckpt.snapshot.catalog import Progress, silent, told
+from vmckpt.snapshot.catalog import Progress, copied_so_far, silent
 from vmckpt.store.assemble import Assembly
 from vmckpt.store.chunk_reader import Reader
 from vmckpt.store.format.chunk_map import Kind
@@ -37,7 +37,7 @@ class Browse:
         region = self.private.region(disk)
         if region is None or region.kind is not Kind.DISK:
             known = ", ".join(self.disks()) or "none"
-            raise BadInput(f"{self.public.id} has no disk {disk!r}", mend=f"it has {known}")
+            raise BadInput(f"{self.public.id} has no disk {disk!r}", hint=f"it has {known}")
         assembly = self._assembly(region)
         return Export(size=region.size, read=assembly.read_bytes, extents=assembly.zeros)
 
@@ -62,7 +62,7 @@ class Browse:
         try:
             file = os.open(path, flags, 0o600)
         except FileExistsError as exc:
-            raise BadInput(f"{path} is there already", mend="choose another name") from exc
+            raise BadInput(f"{path} is there already", hint="choose another name") from exc
         try:
             writer = CoreWriter(file, stretches, processors)
             writer.begin()
@@ -82,7 +82,7 @@ class Browse:
                 if piece.data is not None:
                     writer.memory(region.name, piece.start * PAGE, piece.data)
                 done += piece.count * PAGE
-                progress(told("core", done, total))
+                progress(copied_so_far("core", done, total))
 
     def _stream(self, name: str) -> bytes:
         part = next((one for one in self.private.facts.stream if one.name == name), None)

@@ -59,7 +59,7 @@ def silent(_: Copied) -> None:
     """Nobody wants to know."""
 
 
-def told(phase: str, done: int, total: int | None = None, new: int = 0) -> Copied:
+def copied_so_far(phase: str, done: int, total: int | None = None, new: int = 0) -> Copied:
     """How far a work is."""
     of = None if total is None else Bytes(total)
     return Copied(phase=phase, done=Bytes(done), total=of, new=Bytes(new))
@@ -71,7 +71,7 @@ def references(data: bytes) -> Names:
         return manifest.references(data).array()
     except (StoreDamaged, StoreNewer) as exc:
         what = exc.message.removeprefix("snapshots/?").lstrip(": ")
-        raise type(exc)(what, mend=exc.mend) from exc
+        raise type(exc)(what, hint=exc.hint) from exc
 
 
 def find(store: Store, word: str) -> str:
@@ -82,24 +82,24 @@ def find(store: Store, word: str) -> str:
     if is_id(word) and any(store.backend.keys(f"snapshots/{word}")):
         return word
     known = snapshot_list.names(store)
-    found = matching(word, {id_: None if one is None else one.name for id_, one in known.items()})
+    found = match_ids(word, {id_: None if one is None else one.name for id_, one in known.items()})
     if len(found) == 1:
         return found[0]
     if found:
         shown = ", ".join(_described(id_, known[id_]) for id_ in found[:_MOST_NAMED])
         more = len(found) - _MOST_NAMED
         rest = f" and {more} more" if more > 0 else ""
-        raise BadInput(f"{word!r} may be {shown}{rest}", mend="name one by its id")
+        raise BadInput(f"{word!r} may be {shown}{rest}", hint="name one by its id")
     unread = sum(one is None for one in known.values())
     called = [one.name for one in known.values() if one is not None and one.name is not None]
     beside = f"; of {unread} the name cannot be read" if unread else ""
     raise NotInStore(
         f"{store.backend.where} has no snapshot {word!r}{beside}",
-        mend=meant(word, called, "vmckpt snapshot list shows them"),
+        hint=meant(word, called, "vmckpt snapshot list shows them"),
     )
 
 
-def matching(word: str, names: Mapping[str, str | None]) -> tuple[str, ...]:
+def match_ids(word: str, names: Mapping[str, str | None]) -> tuple[str, ...]:
     """The ids that a word may mean, of all ids with their names. Pure.
 
     A beginning that is somebody's name, too, means both: nobody deletes the wrong one by chance.
@@ -119,7 +119,7 @@ def readable(store: Store, ids: Collection[str] | None = None) -> dict[str, Publ
     return {id_: one for id_, one in told.items() if isinstance(one, Public)}
 
 
-def look(store: Store, id_: str, trusted: Collection[bytes]) -> Looked:
+def inspect(store: Store, id_: str, trusted: Collection[bytes]) -> Looked:
     """Look at a snapshot without a key. Raises StoreError."""
     data = store.manifest(id_)
     found = manifest.decode(data, id_, None)
@@ -156,7 +156,7 @@ def data_key(store: Store, found: Manifest, identity: Identity | None) -> bytes 
     if identity is None:
         raise KeyRefused(
             f"snapshot {id_} is encrypted",
-            mend="name an identity with --identity, or by VMCKPT_IDENTITY",
+            hint="name an identity with --identity, or by VMCKPT_IDENTITY",
         )
     return wrapped_keys.unwrap(_wrapped(store, id_), id_, identity())
 
@@ -166,7 +166,7 @@ def _wrapped(store: Store, id_: str) -> bytes:
     if wrapped is None:
         raise StoreDamaged(
             f"{store.backend.where}: wraps/{id_} is missing: nobody can open the snapshot",
-            mend="bring it back from another tier or a copy",
+            hint="bring it back from another tier or a copy",
         )
     return wrapped
 
@@ -180,7 +180,7 @@ def wrapped_of(store: Store, found: Manifest) -> bytes | None:
     return wrapped
 
 
-def when(at: float) -> str:
+def time_text(at: float) -> str:
     """A time as snapshots show it."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
@@ -188,7 +188,7 @@ def when(at: float) -> str:
 def _described(id_: str, public: Public | None) -> str:
     if public is None:
         return id_
-    return f"{id_} ({public.name}, of {public.guest}, {when(public.made_at)})"
+    return f"{id_} ({public.name}, of {public.guest}, {time_text(public.made_at)})"
 
 
 Open = Callable[[StorePlace], Store]
@@ -231,7 +231,7 @@ def find_anywhere(places: Sequence[StorePlace], open_: Open, word: str) -> Found
     id_, said = _named(opened, word)
     if id_ is None:
         said += [f"{name} does not answer ({exc.message})" for name, exc in silent.items()]
-        raise NotInStore("; ".join(said), mend="vmckpt snapshot list shows them")
+        raise NotInStore("; ".join(said), hint="vmckpt snapshot list shows them")
     having = [one for one in opened if any(one.store.backend.keys(f"snapshots/{id_}"))]
     return Found(id=id_, tiers=tuple(sorted(having, key=lambda one: not _whole(one, id_))))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged
-from vmckpt.snapshot.catalog import Progress, silent, told, wrapped_of
+from vmckpt.snapshot.catalog import Progress, copied_so_far, silent, wrapped_of
 from vmckpt.store.chunk_index import Entries, Flags, Index, Names, NameSet, Numbers, Run
 from vmckpt.store.format import manifest, pack
 from vmckpt.store.format.manifest import Manifest
@@ -61,7 +61,7 @@ def copy(source: Store, target: Store, id_: str, progress: Progress = silent) ->
     if source.id == target.id:
         raise BadInput(
             f"{source.backend.where} and {target.backend.where} are the same store",
-            mend="name another one with --to",
+            hint="name another one with --to",
         )
     data = source.manifest(id_)
     found = manifest.decode(data, id_, None)
@@ -79,7 +79,7 @@ def copy(source: Store, target: Store, id_: str, progress: Progress = silent) ->
         for name, box, plain in boxes(source, NameSet([present.missing(names)]), present.same):
             receiver.add(name, box, plain)
             done += len(box)
-            progress(told("copy", done))
+            progress(copied_so_far("copy", done))
         written = receiver.finish()
         make_place(target, id_, there)
         target.publish(id_, data, wrapped, writer=receiver)
@@ -126,7 +126,7 @@ def there_already(store: Store, found: Manifest, data: bytes) -> There:
         return There.DAMAGED
     raise BadInput(
         f"{store.backend.where} has another snapshot {id_} already",
-        mend="vmckpt snapshot verify tells which of them is whole",
+        hint="vmckpt snapshot verify tells which of them is whole",
     )
 
 
@@ -161,7 +161,7 @@ def boxes(
         raise StoreDamaged(
             f"{store.backend.where}: chunk {lost[0].tobytes().hex()[:16]}{more}: in none of its"
             " packs that is whole",
-            mend="vmckpt snapshot verify tells which snapshots need it",
+            hint="vmckpt snapshot verify tells which snapshots need it",
         )
 
 

@@ -16,11 +16,11 @@ from vmckpt.agent import client
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.protocol import error_as_json
 from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
-from vmckpt.errors import BadInput, GuestBusy, VmckptError
+from vmckpt.errors import BadInput, GuestLocked, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import controller_identity, jobs
-from vmckpt.journal.recorder import JournalDesk, Recorder, recorded
+from vmckpt.journal.recorder import JournalStepLog, Recorder, recorded
 from vmckpt.journal.records import NewOperation, Operation
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Event
@@ -124,7 +124,7 @@ class _Carriage:
 
 
 async def _carried_out(host: Host, order: dict[str, Any], answer: client.Answer) -> dict[str, Any]:
-    return await client.carried_out(host, order, _unheard, asyncio.Event(), answer)
+    return await client.run_order(host, order, _unheard, asyncio.Event(), answer)
 
 
 def _unheard(_: Event) -> None:
@@ -153,12 +153,12 @@ async def take(
     check_words(request)
     async with Hypervisor(host) as hypervisor:
         guest = await domains.find_guest(hypervisor, request.guest)
-        check(guest, request.guest, host, memory=request.memory)
+        require_capturable(guest, request.guest, host, memory=request.memory)
         assert guest is not None
         new = operation(host, store, guest, request)
         async with recorded(new, guest.uuid, caller.warn) as recorder:
             late = await follow(host, store, guest, hosts)
-            taken = await Taking(host, store, keys, caller, recorder).run(guest, request)
+            taken = await SnapshotSession(host, store, keys, caller, recorder).run(guest, request)
             taken = replace(taken, warnings=(*late, *taken.warnings))
             recorder.finish(Outcome.COMPLETED, taken.as_json())
             return taken
@@ -179,19 +179,19 @@ async def follow(
     return (f"{guest.name} is read whole: its last snapshot was taken on {old}, and {why}",)
 
 
-def check(guest: Guest | None, name: str, host: Host, *, memory: bool = True) -> None:
-    """Raises BadInput or GuestBusy if no snapshot can be taken of it now."""
+def require_capturable(guest: Guest | None, name: str, host: Host, *, memory: bool = True) -> None:
+    """Raises BadInput or GuestLocked if no snapshot can be taken of it now."""
     if guest is None:
-        raise BadInput(f"{host.name} has no guest {name}", mend="run vmckpt guests")
+        raise BadInput(f"{host.name} has no guest {name}", hint="run vmckpt guests")
     if memory and not guest.state.is_active:
         raise BadInput(
             f"{guest.name} is {guest.state} on {host.name}: it has no memory to be captured",
-            mend="start it, or leave its memory out with --no-memory",
+            hint="start it, or leave its memory out with --no-memory",
         )
     if guest.job is not None:
-        raise GuestBusy(
+        raise GuestLocked(
             f"a job holds {guest.name} on {host.name}: {guest.job}; nothing was changed",
-            mend="try again when that has ended",
+            hint="try again when that has ended",
         )
 
 
@@ -204,7 +204,7 @@ def check_words(request: TakeRequest) -> None:
         raise BadInput(
             f"a snapshot's name and tags are made of at most 255 printable letters each:"
             f" {exc.errors()[0]['msg']}",
-            mend="choose a shorter or plainer one",
+            hint="choose a shorter or plainer one",
         ) from exc
 
 
@@ -229,7 +229,7 @@ def operation(host: Host, store: StorePlace, guest: Guest, request: TakeRequest)
     )
 
 
-class Taking:
+class SnapshotSession:
     """One snapshot that is being taken."""
 
     def __init__(
@@ -245,7 +245,7 @@ class Taking:
         """`cut`: the one it is part of."""
         self._host, self._store, self._keys, self._cut = host, store, keys, cut
         self._caller, self._recorder = caller, recorder
-        self._desk = JournalDesk(recorder)
+        self._step_log = JournalStepLog(recorder)
         self._where = ""
         self._unsigned: str | None = None
         """The snapshot whose manifest may still be signed."""
@@ -261,9 +261,9 @@ class Taking:
             "state": order.state,
         }
         self._where = where(guest, self._host)
-        await self._desk.intend(Step.TAKE, meant)
+        await self._step_log.intend(Step.TAKE, meant)
         stop = self._caller.stop if self._cut is None else self._cut.stop
-        told = await client.carried_out(self._host, order.as_json(), self._emit, stop, self._answer)
+        told = await client.run_order(self._host, order.as_json(), self._emit, stop, self._answer)
         with client.sensible(self._host):
             return Taken(
                 id=order.snapshot,
@@ -313,9 +313,9 @@ class Taking:
 
     async def _answer(self, asked: str, about: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            self._desk.check()
+            self._step_log.check()
             if asked == "intend" and about.get("step") in NOTED:
-                await self._desk.intend(str(about["step"]), {"facts": str(about["facts"])})
+                await self._step_log.intend(str(about["step"]), {"facts": str(about["facts"])})
                 return {"answer": True}
             if asked == "cut" and self._cut is not None:
                 await self._cut.reached(self._where, Phase(str(about["phase"])))

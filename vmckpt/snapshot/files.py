@@ -60,19 +60,19 @@ def chosen(disk: str, found: Sequence[Part], number: int | None) -> Part:
     if number is not None:
         meant = next((one for one in found if one.number == number), None)
         if meant is None:
-            raise BadInput(f"{disk} has no partition {number}", mend=f"it has {there}")
+            raise BadInput(f"{disk} has no partition {number}", hint=f"it has {there}")
     else:
         known = [one for one in found if one.kind == _EXT]
         if len(known) > 1:
             raise BadInput(
                 f"{disk} has several file systems: {there}",
-                mend=f"name one, like --disk {disk}:{known[0].number}",
+                hint=f"name one, like --disk {disk}:{known[0].number}",
             )
         meant = known[0] if known else found[0]
     if meant.kind != _EXT:
         raise BadInput(
             f"files can be read of ext2, ext3 and ext4; {disk} has {there}",
-            mend="serve the disk with --nbd, and let guestmount --ro or a virtual machine read it",
+            hint="serve the disk with --nbd, and let guestmount --ro or a virtual machine read it",
         )
     return meant
 
@@ -82,7 +82,7 @@ def opened(export: Export, disk: str, number: int | None) -> Iterator["Files"]:
     """The files on a disk, or in one of its partitions. Raises BadInput, StoreError."""
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:
-            raise BadInput(f"{program} is not installed here", mend=f"install {package}")
+            raise BadInput(f"{program} is not installed here", hint=f"install {package}")
     found = partitions.parts(lambda at, length: bytes(export.read(at, length)), export.size)
     part = chosen(disk, found, number)
     with tempfile.TemporaryDirectory(prefix="vmckpt-") as folder:
@@ -124,7 +124,7 @@ def _wait(daemon: "subprocess.Popen[str]", path: Path, size: int) -> None:
             said = daemon.communicate()[1].strip().splitlines()[-1:] or ["no word"]
             raise BadInput(
                 f"the disk cannot be shown as a file: {said[0]}",
-                mend="/dev/fuse must be there, and fuse3 installed if you are not root",
+                hint="/dev/fuse must be there, and fuse3 installed if you are not root",
             )
         time.sleep(0.02)
 
@@ -154,7 +154,7 @@ class Files:
         name = path.rstrip("/").rpartition("/")[2] or "disk"
         place = to / name if to.is_dir() else to
         if place.exists():
-            raise BadInput(f"{place} is there already", mend="choose another place with --to")
+            raise BadInput(f"{place} is there already", hint="choose another place with --to")
         if kind == "directory":
             return place, self._folder(path, place)
         if kind != "regular":
@@ -185,7 +185,7 @@ class Files:
         with tempfile.TemporaryDirectory(prefix="vmckpt-") as folder:
             place, _ = self.get(path, Path(folder) / "file")
             if place.is_dir():
-                raise BadInput(f"{path} is a folder", mend="say where to with --to")
+                raise BadInput(f"{path} is a folder", hint="say where to with --to")
             return place.read_bytes()
 
     def _kind(self, path: str) -> str:

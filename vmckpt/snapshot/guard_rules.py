@@ -47,7 +47,7 @@ class GuardRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guarded:
+class GuardResult:
     """How it ended."""
 
     ending: Ending
@@ -83,7 +83,7 @@ def tags(command: Sequence[str]) -> dict[str, str]:
     return {TAG: name[:_LONGEST_TAG] or "?"}
 
 
-def told(taken: Taken) -> Mapping[str, str]:
+def guard_env(taken: Taken) -> Mapping[str, str]:
     """What command and check find in their environment."""
     return {
         "VMCKPT_SNAPSHOT": taken.id,

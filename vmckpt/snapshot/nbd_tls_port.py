@@ -91,7 +91,7 @@ def served(exports: Mapping[str, Export], place: Tcp) -> Iterator[Port]:
     """
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:
-            raise BadInput(f"{program} is not installed here", mend=f"install {package}")
+            raise BadInput(f"{program} is not installed here", hint=f"install {package}")
     with own_directory() as folder, _bound(place) as listener:
         _write_key(folder)
         at = Unix(str(folder / "nbd"))
@@ -129,7 +129,7 @@ def _loopback(place: Tcp) -> socket.AddressFamily:
     if not address.is_loopback:
         raise BadInput(
             f"{place}: other machines could read the disk",
-            mend="use 127.0.0.1 and let ssh forward the port",
+            hint="use 127.0.0.1 and let ssh forward the port",
         )
     return socket.AF_INET6 if address.version == 6 else socket.AF_INET
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.capture.prepare_domain import Prepared, prepare
-from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import Definition
-from vmckpt.journal.recorder import JournalDesk, Recorder, Unattended, recorded
+from vmckpt.journal.recorder import JournalStepLog, OrphanedJob, Recorder, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding
@@ -51,7 +51,7 @@ class Readiness:
         }
 
 
-async def look(host: Host, name: str) -> Readiness:
+async def readiness(host: Host, name: str) -> Readiness:
     """What a guest lacks. Raises BadInput, HypervisorError."""
     async with Hypervisor(host) as hypervisor:
         guest = await _guest(hypervisor, name)
@@ -62,14 +62,14 @@ async def look(host: Host, name: str) -> Readiness:
 async def make_ready(host: Host, name: str, caller: Caller) -> Readiness:
     """Change its stored definition, if it lacks something; a guest that runs stays as it is.
 
-    Raises BadInput, GuestBusy, HypervisorError; OutcomeUnknown if nobody knows whether it was.
+    Raises BadInput, GuestLocked, HypervisorError; OutcomeUnknown if nobody knows whether it was.
     """
     async with Hypervisor(host) as hypervisor:
         guest = await _guest(hypervisor, name)
         if guest.locked:
-            raise GuestBusy(
+            raise GuestLocked(
                 f"a job holds {guest.name} on {host.name}: {guest.job}; nothing was changed",
-                mend="prepare it once that has ended",
+                hint="prepare it once that has ended",
             )
         new = NewOperation(
             kind="prepare", guest=guest.name, guest_uuid=guest.uuid, source=host.name, detail={}
@@ -86,19 +86,19 @@ async def make_ready(host: Host, name: str, caller: Caller) -> Readiness:
 async def _write(
     hypervisor: Hypervisor, guest: Guest, definition: Definition, xml: str, recorder: Recorder
 ) -> None:
-    JournalDesk(recorder).check()  # the lease is still ours
+    JournalStepLog(recorder).check()  # the lease is still ours
     await domains.write(hypervisor, guest.uuid, xml, instead_of=definition.text)
 
 
 async def _guest(hypervisor: Hypervisor, name: str) -> Guest:
     guest = await domains.find_guest(hypervisor, name)
     if guest is None:
-        raise BadInput(f"{hypervisor.host.name} has no guest {name}", mend="run vmckpt guests")
+        raise BadInput(f"{hypervisor.host.name} has no guest {name}", hint="run vmckpt guests")
     return guest
 
 
 async def _read(hypervisor: Hypervisor, guest: Guest) -> tuple[Definition, Prepared]:
-    found = await domains.read(hypervisor, guest.uuid)
+    found = await domains.stored_definition(hypervisor, guest.uuid)
     return found, prepare(found.stored, found.running, found.disks)
 
 
@@ -111,10 +111,10 @@ def _told(
     )  # fmt: skip
 
 
-async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """See recovery.Room. libvirt stores a definition whole, or keeps the one before."""
     del policies
-    found = await look(case.host, case.operation.guest_uuid or case.operation.guest)
+    found = await readiness(case.host, case.operation.guest_uuid or case.operation.guest)
     told = (
         Settled(truth="its definition is as it was before", outcome=Outcome.FAILED)
         if found.lacks

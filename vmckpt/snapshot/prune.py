@@ -16,7 +16,7 @@ from vmckpt.store.repository import Store, bare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class PruneDecision:
     """What becomes of a snapshot, and why."""
 
     id: str
@@ -81,21 +81,23 @@ def schedule_of(found: Survey, asked: str | None, where: str) -> str:
     if not found.schedules:
         raise BadInput(
             f"no snapshot in {where} that a trusted writer signed was made by a schedule",
-            mend="only those are pruned; vmckpt snapshot delete is for others",
+            hint="only those are pruned; vmckpt snapshot delete is for others",
         )
     if len(found.schedules) > 1:
         raise BadInput(
             f"{where} has snapshots of schedules {', '.join(found.schedules)}",
-            mend="name one with --schedule",
+            hint="name one with --schedule",
         )
     return found.schedules[0]
 
 
-def plan(found: Survey, keep: Keep, *, schedule: str, now: float, zone: tzinfo) -> tuple[Fate, ...]:
+def plan(
+    found: Survey, keep: Keep, *, schedule: str, now: float, zone: tzinfo
+) -> tuple[PruneDecision, ...]:
     """What becomes of each, the newest first. Pure. Raises BadInput without any rule."""
     if keep.nothing_said:
         raise BadInput(
-            "no rule says what to keep, so all would stay", mend="say one, like --keep-last 7"
+            "no rule says what to keep, so all would stay", hint="say one, like --keep-last 7"
         )
     kept = [
         Kept(
@@ -111,17 +113,17 @@ def plan(found: Survey, keep: Keep, *, schedule: str, now: float, zone: tzinfo) 
     ]
     verdicts = retention.plan(kept, keep, schedule=schedule, now=now, zone=zone)
     judged = [
-        Fate(id=one.id, public=found.known[one.id], stays=one.stays, reasons=one.reasons)
+        PruneDecision(id=one.id, public=found.known[one.id], stays=one.stays, reasons=one.reasons)
         for one in verdicts
     ]
     left = [
-        Fate(id=id_, public=public, stays=True, reasons=(why,))
+        PruneDecision(id=id_, public=public, stays=True, reasons=(why,))
         for id_, (public, why) in sorted(found.left.items())
     ]
     return (*judged, *left)
 
 
-def carry_out(store: Store, fates: Collection[Fate]) -> Iterator[Fate]:
+def carry_out(store: Store, fates: Collection[PruneDecision]) -> Iterator[PruneDecision]:
     """Delete what goes, the oldest first; tells of each. Raises StoreError."""
     for one in reversed([one for one in fates if not one.stays]):
         try:

@@ -8,8 +8,8 @@ from typing import Any
 from vmckpt.agent import client
 from vmckpt.agent.cleanup_orders import FinishOrder
 from vmckpt.agent.orders import PutBackOrder, UnrestoreOrder
-from vmckpt.agent.restore.leftovers import Verdict
-from vmckpt.journal.recorder import Unattended
+from vmckpt.agent.restore.leftovers import LeftoverDecision
+from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.records import StoredStep
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.migration import Outcome
@@ -21,7 +21,7 @@ from vmckpt.snapshot.request import Step
 _NEVER = Settled(truth="it had not begun", outcome=Outcome.FAILED)
 
 
-async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """See recovery.Room."""
     del policies
     begun = case.step(Step.TAKE)
@@ -33,7 +33,7 @@ async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
     return case.ended(told)
 
 
-async def settle_restore(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def settle_restore(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """See recovery.Room."""
     del policies
     begun = case.step(Step.RESTORE)
@@ -43,7 +43,7 @@ async def settle_restore(case: Unattended, policies: Sequence[Policy]) -> Settle
         found = await _asked(case, order)
         hook = begun.intent.get("on_restore")
         told = came_back(
-            Verdict(found["verdict"]),
+            LeftoverDecision(found["verdict"]),
             memory=order.memory,
             why=str(found["why"]),
             did=[str(one) for one in found["did"]],
@@ -62,13 +62,13 @@ async def settle_restore(case: Unattended, policies: Sequence[Policy]) -> Settle
 
 
 async def _asked(
-    case: Unattended, order: PutBackOrder | UnrestoreOrder | FinishOrder
+    case: OrphanedJob, order: PutBackOrder | UnrestoreOrder | FinishOrder
 ) -> dict[str, Any]:
     """What an agent on the operation's host tells at its end."""
-    return await client.carried_out(case.host, order.as_json(), case.caller.emit, asyncio.Event())
+    return await client.run_order(case.host, order.as_json(), case.caller.emit, asyncio.Event())
 
 
-def _unrestore(case: Unattended, begun: StoredStep) -> UnrestoreOrder:
+def _unrestore(case: OrphanedJob, begun: StoredStep) -> UnrestoreOrder:
     step = case.step(Step.MAKE_WAY)
     way = None if step is None else step.intent
     return UnrestoreOrder(
@@ -86,7 +86,7 @@ def _unrestore(case: Unattended, begun: StoredStep) -> UnrestoreOrder:
 
 
 def came_back(
-    verdict: Verdict,
+    verdict: LeftoverDecision,
     *,
     memory: bool = True,
     why: str = "",
@@ -98,14 +98,14 @@ def came_back(
 ) -> Settled:
     """What is true of a restore once its agent is gone; `ran`: its hook had begun; `stands`: it was
     to stand still until all of its group are back. Pure."""
-    if verdict is Verdict.ARRIVED:
+    if verdict is LeftoverDecision.ARRIVED:
         done = "may not have come to its end" if ran else "was not run"
         follows = "" if hook is None else f"; its on_restore hook {done}: {hook}"
         truth = "the guest is back" if memory else "the guest's disks are back"
         if stands:
             truth += " and may stand still: virsh resume it once all of its group are back"
         return Settled(truth=f"{truth}{follows}", outcome=Outcome.COMPLETED, did=tuple(did))
-    if verdict is Verdict.BACK:
+    if verdict is LeftoverDecision.BACK:
         truth = "the guest was not started" if memory else "the guest's disks were not replaced"
         return Settled(truth=truth, outcome=Outcome.FAILED, did=tuple(did))
     beside = f" (beside them: {', '.join(left)})" if left else ""
@@ -143,7 +143,7 @@ def snapshot_verdict(*, published: bool) -> Settled:
     )
 
 
-def _order(case: Unattended, begun: StoredStep) -> PutBackOrder:
+def _order(case: OrphanedJob, begun: StoredStep) -> PutBackOrder:
     facts = {one.name: str(one.intent["facts"]) for one in case.steps if "facts" in one.intent}
     return PutBackOrder(
         guest=case.operation.guest_uuid or "",
@@ -164,7 +164,7 @@ def _order(case: Unattended, begun: StoredStep) -> PutBackOrder:
     )
 
 
-async def settle_guard(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def settle_guard(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """See recovery.Room. Nothing is taken back: nobody here knows whether all went well."""
     del policies
     begun = case.step(Step.GUARD)
@@ -185,7 +185,7 @@ def guard_verdict(checkpoint: tuple[str, str] | None) -> Settled:
     )
 
 
-async def settle_proof(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def settle_proof(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """See recovery.Room. A guest that was only to be looked at is taken away."""
     del policies
     begun = case.step(Step.PROOF)
@@ -205,7 +205,7 @@ async def settle_proof(case: Unattended, policies: Sequence[Policy]) -> Settled:
     return case.ended(told)
 
 
-async def settle_service(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def settle_service(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """See recovery.Room. The snapshots it was at are operations of their own."""
     del policies
     told = Settled(

@@ -30,7 +30,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetentionDecision:
     """What becomes of a snapshot."""
 
     id: str
@@ -41,7 +41,7 @@ class Verdict:
 
 def plan(
     snapshots: Sequence[Kept], keep: Keep, *, schedule: str, now: float, zone: tzinfo
-) -> tuple[Verdict, ...]:
+) -> tuple[RetentionDecision, ...]:
     """A verdict on each of them, newest first. All snapshots of the guests must be given."""
     reasons: dict[str, list[str]] = {one.id: _always(one, keep, schedule, now) for one in snapshots}
     # A clock that was wrong must not make room of good snapshots for those of the future.
@@ -59,7 +59,7 @@ def plan(
             _by_rule(rule, getattr(keep, rule.name), mine, reasons, zone)
     _together(snapshots, reasons)
     return tuple(
-        Verdict(one.id, bool(reasons[one.id]), tuple(reasons[one.id]) or (_goes(one),))
+        RetentionDecision(one.id, bool(reasons[one.id]), tuple(reasons[one.id]) or (_goes(one),))
         for one in sorted(snapshots, key=_age)
     )
 

@@ -145,7 +145,7 @@ def read_index(backend: Backend, one: Stored) -> format_pack.Index:
         return format_pack.parse_tail(data, one.size)
     except (StoreDamaged, StoreNewer) as exc:
         raise type(exc)(
-            f"{backend.where}: {one.key}: {exc.message}", mend="vmckpt snapshot verify tells more"
+            f"{backend.where}: {one.key}: {exc.message}", hint="vmckpt snapshot verify tells more"
         ) from exc
 
 

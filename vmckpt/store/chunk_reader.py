@@ -167,7 +167,7 @@ class Reader:
             raise wrong
         raise StoreDamaged(
             f"{self._backend.where}: chunk {name.hex()[:16]} is in none of its packs",
-            mend="vmckpt snapshot verify tells which snapshots need it",
+            hint="vmckpt snapshot verify tells which snapshots need it",
         ) from wrong
 
     def _box(self, name: bytes, digest: bytes, place: Place) -> bytes:
@@ -179,7 +179,7 @@ class Reader:
             raise StoreDamaged(
                 f"{self._backend.where}: {key}: the box of chunk {name.hex()[:16]} at"
                 f" {place.offset} is damaged",
-                mend="vmckpt snapshot verify tells which snapshots need it",
+                hint="vmckpt snapshot verify tells which snapshots need it",
             ) from exc
 
     def _looked(self, *, fresh: bool) -> Index:

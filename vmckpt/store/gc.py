@@ -22,17 +22,17 @@ from vmckpt.store.chunk_index import Names, NameSet, names_of
 from vmckpt.store.fault_injection import fault
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.gc_plan import (
-    Decision,
+    GcDecision,
+    GcTerms,
     Loose,
     PackUse,
     Scene,
-    Terms,
     Use,
     dead_locks,
     decide,
     use_of,
 )
-from vmckpt.store.locks import Lock, Work
+from vmckpt.store.locks import Lock, LockPurpose
 from vmckpt.store.pack_writer import Packing
 from vmckpt.store.repository import Store
 from vmckpt.units import Bytes, Seconds
@@ -138,12 +138,12 @@ def collect(
     Raises StoreError; and StoreDamaged or StoreNewer if a manifest cannot be read: then nobody
     knows what it needs, and nothing is removed.
     """
-    terms = Terms(grace=grace, life=life)
+    terms = GcTerms(grace=grace, life=life)
     if dry_run:
         found = _look(store, references, terms, Seconds(time.time()), progress)
         decision = decide(found.scene, terms)
         return _told(found, decision, decision.condemn, decision.rewrite)
-    lock = taken(store.backend, life)
+    lock = take_lock(store.backend, life)
     try:
         fault("gc: locked")
         found = _look(store, references, terms, lock.now(), progress, bury=True)
@@ -169,40 +169,40 @@ def named_by(store: Store, references: References) -> Iterable[tuple[str, Names]
         except (StoreDamaged, StoreNewer) as exc:
             raise type(exc)(
                 f"{store.backend.where}: snapshots/{one.id}: {exc.message}",
-                mend=exc.mend or "nothing was removed; vmckpt snapshot verify tells more",
+                hint=exc.hint or "nothing was removed; vmckpt snapshot verify tells more",
             ) from exc
 
 
-def taken(backend: Backend, life: Seconds) -> Lock:
+def take_lock(backend: Backend, life: Seconds) -> Lock:
     """The lock of who collects, or repairs. Raises StoreError if somebody else does."""
-    lock = Lock(backend, Work.GC)
+    lock = Lock(backend, LockPurpose.GC)
     if lock.take():
         return lock
-    probe = Lock(backend, Work.DELETE, about="")
+    probe = Lock(backend, LockPurpose.DELETE, about="")
     probe.take()
     try:
         now = probe.now()
-        for one in locks.seen(backend):
+        for one in locks.list_locks(backend):
             if one.key == locks.GC and one.alive(now, life):
                 raise StoreError(
                     f"{backend.where}: {one.owner} is collecting already",
-                    mend=f"wait; if it is gone, its lock is void after {life:.0f} s",
+                    hint=f"wait; if it is gone, its lock is void after {life:.0f} s",
                 )
         backend.delete(locks.GC)
     finally:
         probe.release()
     if not lock.take():
-        raise StoreError(f"{backend.where}: somebody else is collecting", mend="try again later")
+        raise StoreError(f"{backend.where}: somebody else is collecting", hint="try again later")
     return lock
 
 
 def _look(
-    store: Store, references: References, terms: Terms, now: Seconds, progress: Progress,
+    store: Store, references: References, terms: GcTerms, now: Seconds, progress: Progress,
     *, bury: bool = False,
 ) -> _Found:  # fmt: skip
     """`bury`: remove the locks of those that are dead."""
     judged = condemnations.load(store.backend)
-    at_work = list(locks.seen(store.backend))
+    at_work = list(locks.list_locks(store.backend))
     gone = dead_locks(at_work, now, terms)
     for key in gone if bury else ():
         store.backend.delete(key)
@@ -240,7 +240,7 @@ def _uses(listing: Listing, use: Use, dead: "frozenset[str]") -> list[PackUse]:
 
 
 def _carry_out(
-    store: Store, lock: Lock, found: _Found, decision: Decision, progress: Progress
+    store: Store, lock: Lock, found: _Found, decision: GcDecision, progress: Progress
 ) -> Collected:
     backend = store.backend
     for token, keys in decision.remove.items():
@@ -293,7 +293,7 @@ def _remove(backend: Backend, key: str) -> None:
 
 
 def _told(
-    found: _Found, decision: Decision, condemn: tuple[str, ...], rewritten: tuple[str, ...]
+    found: _Found, decision: GcDecision, condemn: tuple[str, ...], rewritten: tuple[str, ...]
 ) -> Collected:
     sizes = {pack.key: pack.size for pack in found.scene.packs}
     removed = [key for keys in decision.remove.values() for key in keys]

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from vmckpt.store.chunk_index import Index, Names, NameSet, Run
 from vmckpt.store.format.pack import FOOTER, HASH, HEADER, ROW
-from vmckpt.store.locks import LockSeen, Work
-from vmckpt.store.pending_deletion import Condemned
+from vmckpt.store.locks import LockPurpose, LockSeen
+from vmckpt.store.pending_deletion import PendingDeletion
 from vmckpt.units import Bytes, Seconds
 
 
@@ -52,7 +52,7 @@ class Loose:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class GcTerms:
     """How long to wait, and when a rewrite is worth it."""
 
     grace: Seconds
@@ -71,7 +71,7 @@ class Scene:
     """A store as a collection finds it. Locks were looked at before manifests."""
 
     packs: Sequence[PackUse]
-    condemned: Sequence[Condemned]
+    condemned: Sequence[PendingDeletion]
     locks: Sequence[LockSeen]
     loose: Sequence[Loose]
     leftovers: Mapping[str, Seconds]
@@ -80,7 +80,7 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class GcDecision:
     """What to do, in this order."""
 
     remove: Mapping[str, tuple[str, ...]]
@@ -95,14 +95,16 @@ class Decision:
     """Leftovers."""
 
 
-def dead_locks(found: Sequence[LockSeen], now: Seconds, terms: Terms) -> tuple[str, ...]:
+def dead_locks(found: Sequence[LockSeen], now: Seconds, terms: GcTerms) -> tuple[str, ...]:
     """Those whose owners are gone; a collection's is taken over by the next one."""
     return tuple(
-        one.key for one in found if not one.alive(now, terms.life) and one.work is not Work.GC
+        one.key
+        for one in found
+        if not one.alive(now, terms.life) and one.work is not LockPurpose.GC
     )
 
 
-def decide(scene: Scene, terms: Terms) -> Decision:
+def decide(scene: Scene, terms: GcTerms) -> GcDecision:
     """Look at all of it once."""
     # What is not known to be useless stays: also a pack that cannot be read.
     useless = {pack.key for pack in scene.packs if not pack.needed}
@@ -119,7 +121,7 @@ def decide(scene: Scene, terms: Terms) -> Decision:
     found = [(pack.key, pack.at) for pack in scene.packs] + [
         (one.key, one.at) for one in scene.loose
     ]
-    return Decision(
+    return GcDecision(
         remove=remove,
         waiting=waiting,
         rewrite=_worth_rewriting(scene, terms),
@@ -134,19 +136,21 @@ def decide(scene: Scene, terms: Terms) -> Decision:
     )  # fmt: skip
 
 
-def _hindered(one: Condemned, alive: Sequence[LockSeen], now: Seconds, terms: Terms) -> str | None:
+def _hindered(
+    one: PendingDeletion, alive: Sequence[LockSeen], now: Seconds, terms: GcTerms
+) -> str | None:
     """Why a condemnation cannot be carried out yet."""
     if now - one.at < terms.grace:
         return (
             f"condemned {max(0.0, now - one.at):.0f} s ago; the grace time is {terms.grace:.0f} s"
         )
     for lock in alive:
-        if lock.work in (Work.WRITE, None) and one.token not in lock.knows:
+        if lock.work in (LockPurpose.WRITE, None) and one.token not in lock.knows:
             return f"{lock.owner} was at work before"
     return None
 
 
-def _worth_rewriting(scene: Scene, terms: Terms) -> tuple[str, ...]:
+def _worth_rewriting(scene: Scene, terms: GcTerms) -> tuple[str, ...]:
     """Packs with much that nobody needs, and small ones if there are many."""
     usable = [
         pack for pack in scene.packs
@@ -162,7 +166,7 @@ def _worth_rewriting(scene: Scene, terms: Terms) -> tuple[str, ...]:
     return tuple(pack.id for pack in usable if pack.id in chosen)
 
 
-def _old(at: Seconds, scene: Scene, terms: Terms) -> bool:
+def _old(at: Seconds, scene: Scene, terms: GcTerms) -> bool:
     """Whether something is old enough: a writer at work may name what is young in a moment."""
     return scene.now - at >= terms.grace
 

@@ -30,7 +30,7 @@ may have gone by a lock that it found dead, even if that is written anew later."
 GC = "locks/gc"
 
 
-class Work(StrEnum):
+class LockPurpose(StrEnum):
     """What a lock is held for."""
 
     WRITE = "write"
@@ -43,7 +43,7 @@ class LockSeen:
     """A lock as it was found."""
 
     key: str
-    work: Work | None
+    work: LockPurpose | None
     """None if it cannot be read."""
     beaten_at: Seconds
     knows: frozenset[str]
@@ -64,13 +64,13 @@ class Lock:
     def __init__(
         self,
         backend: Backend,
-        work: Work,
+        work: LockPurpose,
         *,
         about: str = "",
         beat: Seconds = BEAT,
         clock: Callable[[], float] = boottime,
     ) -> None:
-        self.key = GC if work is Work.GC else f"locks/{work}-{secrets.token_hex(8)}"
+        self.key = GC if work is LockPurpose.GC else f"locks/{work}-{secrets.token_hex(8)}"
         self._backend, self._work, self._about, self._beat = backend, work, about, beat
         self._token = secrets.token_hex(8)
         self._knows: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class Lock:
             raise StoreError(
                 f"{self._backend.where}: {self.key} is gone: this process was taken for dead, as"
                 " nothing had been heard of it for long",
-                mend="do it again; nothing was published and nothing lost",
+                hint="do it again; nothing was published and nothing lost",
             )
 
     def release(self) -> None:
@@ -161,22 +161,22 @@ class Lock:
         return manifest.written(self.key, values)
 
 
-def seen(backend: Backend) -> Iterator[LockSeen]:
+def list_locks(backend: Backend) -> Iterator[LockSeen]:
     """All locks of a store. Raises StoreError."""
     for one in list(backend.keys("locks/")):
         try:
-            yield read(one, backend.get(one.key), backend.where)
+            yield parse_lock(one, backend.get(one.key), backend.where)
         except NotInStore:
             continue
 
 
-def read(one: Stored, raw: bytes, where: str) -> LockSeen:
+def parse_lock(one: Stored, raw: bytes, where: str) -> LockSeen:
     """A lock as it was found; one that makes no sense knows nothing and holds everybody up."""
     try:
         values = _values(one.key, raw, where)
         return LockSeen(
             key=one.key,
-            work=Work(str(values["work"])),
+            work=LockPurpose(str(values["work"])),
             beaten_at=one.modified_at,
             knows=frozenset(str(each) for each in values["knows"]),
             about=str(values["about"]),

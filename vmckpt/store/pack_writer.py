@@ -25,7 +25,7 @@ from vmckpt.store.chunk_index import Index, PackInfo
 from vmckpt.store.fault_injection import fault
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.format.sealing import Sealing
-from vmckpt.store.locks import BEAT, Lock, Work
+from vmckpt.store.locks import BEAT, Lock, LockPurpose
 from vmckpt.units import Bytes, Seconds
 
 PACK_SIZE = 32 << 20
@@ -162,7 +162,7 @@ class Writer:
         self, backend: Backend, catalog: Catalog, sealing: Sealing, *,
         parallel: int = 2, pack_size: int = PACK_SIZE, beat: Seconds = BEAT,
     ) -> None:  # fmt: skip
-        self.lock = Lock(backend, Work.WRITE, beat=beat)
+        self.lock = Lock(backend, LockPurpose.WRITE, beat=beat)
         self._backend, self._catalog, self._sealing = backend, catalog, sealing
         self._index = Index()
         self._packing = Packing(backend, self._arrived, size=pack_size)

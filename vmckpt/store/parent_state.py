@@ -34,7 +34,7 @@ _UNUSED = Seconds(100 * 86_400.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ParentState:
     """The last snapshot of a guest in a store."""
 
     snapshot: str
@@ -44,7 +44,7 @@ class Line:
     """What captures need: libvirt's checkpoint, the epoch of the last copy of memory, …"""
 
 
-def load(folder: Path) -> Line | None:
+def load(folder: Path) -> ParentState | None:
     """The line in a folder; None if there is none that is whole."""
     try:
         own, _, told = (folder / "line.json").read_bytes().partition(b"\n")
@@ -62,7 +62,7 @@ def load(folder: Path) -> Line | None:
             )
             for number, (name, printed) in enumerate(head["regions"])
         }
-        return Line(
+        return ParentState(
             snapshot=str(head["snapshot"]),
             chunks=Digests(raw),
             regions=regions,

@@ -13,7 +13,7 @@ from vmckpt.units import Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Condemned:
+class PendingDeletion:
     """One list."""
 
     token: str
@@ -28,7 +28,7 @@ class Condemned:
         return tuple(pack for pack in found if pack is not None)
 
 
-def load(backend: Backend) -> list[Condemned]:
+def load(backend: Backend) -> list[PendingDeletion]:
     """All condemnations. Raises StoreError, also if one cannot be read: nothing can be counted on
     then."""
     found = []
@@ -41,7 +41,7 @@ def load(backend: Backend) -> list[Condemned]:
             keys = tuple(checked(str(key)) for key in values["keys"])
         except (LookupError, TypeError, BadInput) as exc:
             raise StoreDamaged(f"{backend.where}: {one.key} is not what a store writes") from exc
-        found.append(Condemned(one.key.rpartition("/")[2], keys, one.modified_at))
+        found.append(PendingDeletion(one.key.rpartition("/")[2], keys, one.modified_at))
     return found
 
 

@@ -19,7 +19,7 @@ from vmckpt.store.chunk_index import Index, Names, PackInfo
 from vmckpt.store.fault_injection import fault
 from vmckpt.store.format import pack
 from vmckpt.store.format.sealing import Plain, damaged
-from vmckpt.store.locks import BEAT, Lock, Work
+from vmckpt.store.locks import BEAT, Lock, LockPurpose
 from vmckpt.store.pack_writer import PACK_SIZE, Packing, Written
 from vmckpt.units import Bytes, Seconds
 
@@ -57,7 +57,7 @@ class Receiver:
         beat: Seconds = BEAT,
     ) -> None:  # fmt: skip
         """`encrypted`: nobody here can see whether a box is what its name says."""
-        self.lock = Lock(backend, Work.WRITE, beat=beat)
+        self.lock = Lock(backend, LockPurpose.WRITE, beat=beat)
         self.finished = False
         self.present = Present(Index(), Index())
         self._backend, self._catalog = backend, catalog

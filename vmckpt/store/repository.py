@@ -23,7 +23,7 @@ from vmckpt.store.chunk_reader import CACHE, Reader
 from vmckpt.store.fault_injection import fault
 from vmckpt.store.format import manifest as format_manifest
 from vmckpt.store.format.sealing import Sealing
-from vmckpt.store.locks import Lock, Work
+from vmckpt.store.locks import Lock, LockPurpose
 from vmckpt.store.pack_writer import PACK_SIZE, Writer
 from vmckpt.store.receive import Receiver
 from vmckpt.units import Bytes, Seconds
@@ -77,7 +77,7 @@ class Store:
             raw = backend.get(_FORMAT)
         except NotInStore as exc:
             raise NotInStore(
-                f"{backend.where} is no store", mend="make one with vmckpt snapshot init"
+                f"{backend.where} is no store", hint="make one with vmckpt snapshot init"
             ) from exc
         told = parse_format(raw, backend.where)
         return cls(backend, str(told["id"]), cache)
@@ -157,7 +157,7 @@ class Store:
         """Snapshots that may not be deleted."""
         return frozenset(one.key.rpartition("/")[2] for one in self.backend.keys("pins/"))
 
-    def why_pinned(self, id_: str) -> str | None:
+    def pin_reason(self, id_: str) -> str | None:
         """What was said when it was pinned; None: it is not. Raises StoreError."""
         key = f"pins/{_checked(id_)}"
         try:
@@ -182,8 +182,8 @@ class Store:
         fault("pin: put")
         now = max(one.modified_at for one in self.backend.keys(key))
         if any(
-            lock.work is Work.DELETE and lock.about == id_ and lock.alive(now, locks.LIFE)
-            for lock in locks.seen(self.backend)
+            lock.work is LockPurpose.DELETE and lock.about == id_ and lock.alive(now, locks.LIFE)
+            for lock in locks.list_locks(self.backend)
         ) or not any(self.backend.keys(manifest)):
             self.backend.delete(key)
             raise NotInStore(f"{self.backend.where} has no snapshot {id_}, or not for long")
@@ -200,12 +200,12 @@ class Store:
         manifest = f"snapshots/{_checked(id_)}"
         if not any(self.backend.keys(manifest)):
             raise NotInStore(f"{self.backend.where} has no snapshot {id_}")
-        lock = Lock(self.backend, Work.DELETE, about=id_)
+        lock = Lock(self.backend, LockPurpose.DELETE, about=id_)
         lock.take()
         try:
             fault("delete: locked")
             if id_ in self.pins():
-                raise BadInput(f"snapshot {id_} is pinned", mend=f"vmckpt snapshot unpin {id_}")
+                raise BadInput(f"snapshot {id_} is pinned", hint=f"vmckpt snapshot unpin {id_}")
             fault("delete: checked")
             self.backend.delete(manifest)
             fault("delete: manifest")
@@ -225,7 +225,7 @@ def parse_format(raw: bytes, where: str) -> dict[str, object]:
     if version > VERSION:
         raise StoreNewer(
             f"{where} is a store of version {version}; this vmckpt knows {VERSION}",
-            mend="use the vmckpt that made it, or a newer one",
+            hint="use the vmckpt that made it, or a newer one",
         )
     return told
 
@@ -260,12 +260,12 @@ def opened(place: StorePlace, *, cache: Path | None = None) -> Store:
         store = Store.open(backend_of(place.url), cache=cache)
     except NotInStore as exc:
         if place.id is not None:
-            exc.mend = "is it mounted there?"
+            exc.hint = "is it mounted there?"
         raise
     if place.id not in (None, store.id):
         raise StoreError(
             f"{store.backend.where} is another store here than {place.name} is for its controller",
-            mend="is it mounted there?",
+            hint="is it mounted there?",
         )
     return store
 

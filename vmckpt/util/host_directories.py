@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import RemoteError
-from vmckpt.util.host_files import Folder, Refused, others_may_change
+from vmckpt.util.host_files import FileRefused, Folder, others_may_change
 
 RUN = Path("/run/vmckpt")
 SHM = Path("/dev/shm")
@@ -35,7 +35,7 @@ def run_dir(*names: str) -> Path:
     return path
 
 
-def check() -> None:
+def require_own_directory() -> None:
     """Raises RemoteError, before anything is begun, if another user made /run/vmckpt."""
     if RUN.is_symlink() or RUN.exists():
         verify(RUN)
@@ -50,7 +50,7 @@ def check_state(path: Path) -> None:
         path = path.parent
     try:
         Folder(path, only_ours=True).close()
-    except Refused as exc:
+    except FileRefused as exc:
         raise _refused(exc.where, exc.why) from exc
 
 
@@ -95,5 +95,5 @@ def verify(path: Path) -> None:
 def _refused(path: Path, why: str) -> RemoteError:
     return RemoteError(
         f"{os.uname().nodename}: {path} {why}, so nothing that is run as root may be kept there",
-        mend=f"find out who made it (ls -ld {path}), and remove it",
+        hint=f"find out who made it (ls -ld {path}), and remove it",
     )

@@ -24,14 +24,14 @@ _PERMISSIONS = 0o666
 """All that an image or a small file may be given: it is no program, whatever was there before."""
 
 
-class Refused(OSError):
+class FileRefused(OSError):
     """Another user made what is there, or it is no regular file."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.ELOOP, why, str(path))
         self.where, self.why = path, why
         """What is refused; the error's own path is the one that was asked for."""
-        self.mend = f"find out which user made it (ls -ld {path}), and remove it"
+        self.hint = f"find out which user made it (ls -ld {path}), and remove it"
 
 
 class Folder:
@@ -101,10 +101,10 @@ class Folder:
         except OSError as exc:
             if exc.errno not in (errno.ELOOP, errno.ENXIO):  # a link; a FIFO or socket
                 raise
-            raise Refused(self.path / name, "is no regular file") from exc
+            raise FileRefused(self.path / name, "is no regular file") from exc
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise Refused(self.path / name, "is no regular file")
+            raise FileRefused(self.path / name, "is no regular file")
         return file
 
     def read(self, name: str, most: int) -> bytes:
@@ -181,7 +181,7 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[int]:
+def hold_path(path: Path) -> Iterator[int]:
     """Hold what is there without opening it, for its state and its owner. Raises OSError."""
     folder, name = _parent(path)
     with folder:
@@ -231,11 +231,11 @@ def _walked(
         with _named(path):
             for _ in range(_MOST_TURNS):
                 if only_ours and (why := others_may_change(os.fstat(at), last=not left)):
-                    raise Refused(Path(path_of(at)).readlink(), why)
+                    raise FileRefused(Path(path_of(at)).readlink(), why)
                 if not left:
                     return at
                 at = _step(at, left, path, make=make)
-        raise Refused(path, "leads over too many links")
+        raise FileRefused(path, "leads over too many links")
     except BaseException:
         os.close(at)
         raise
@@ -268,7 +268,7 @@ def _target(at: int, name: str, path: Path) -> Path:
         if not stat.S_ISLNK(seen.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         if not is_ours(seen):
-            raise Refused(path, f"leads over a symbolic link of user {seen.st_uid}, {name}")
+            raise FileRefused(path, f"leads over a symbolic link of user {seen.st_uid}, {name}")
         return Path(os.readlink("", dir_fd=link))
     finally:
         os.close(link)
@@ -288,7 +288,7 @@ def _parent(path: Path) -> tuple[Folder, str]:
             raise
         folder.close()
         path = path.parent / target
-    raise Refused(path, "leads over too many links")
+    raise FileRefused(path, "leads over too many links")
 
 
 @contextmanager

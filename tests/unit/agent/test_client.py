@@ -115,15 +115,15 @@ async def test_an_agent_that_was_found_is_not_looked_for_before_each_order(
         looked.append(host.name)
         return ("/there",)
 
-    monkeypatch.setattr(client, "command", command)
+    monkeypatch.setattr(client, "ensure_agent", command)
     other = replace(machine.host, name="beta")
-    assert [await client.known(one) for one in (machine.host, other, machine.host)] == [
+    assert [await client.cached_command(one) for one in (machine.host, other, machine.host)] == [
         ("/there",)
     ] * 3
     assert looked == ["alpha", "beta"]
 
     monkeypatch.setattr(client, "_FRESH", Seconds(0.0))
-    await client.known(other)
+    await client.cached_command(other)
     assert looked == ["alpha", "beta", "beta"]
 
 
@@ -139,8 +139,8 @@ async def test_an_agent_is_brought_to_a_host_once_and_that_is_told(
 ) -> None:
     made = bundle.current()
 
-    first = await client.command(machine.host)
-    again = await client.command(machine.host)
+    first = await client.ensure_agent(machine.host)
+    again = await client.ensure_agent(machine.host)
 
     assert first == again == (f"{machine.versions}/{made.name}/bin/vmckpt-agent",)
     said = await asyncio.to_thread(subprocess.check_output, [*first, "--version"], text=True)
@@ -153,7 +153,7 @@ async def test_an_agent_is_brought_to_a_host_once_and_that_is_told(
 
 
 async def test_orders_that_come_at_once_bring_it_once(machine: Machine) -> None:
-    found = await asyncio.gather(*(client.command(machine.host) for _ in range(3)))
+    found = await asyncio.gather(*(client.ensure_agent(machine.host) for _ in range(3)))
 
     assert len(set(found)) == 1
     assert len(machine.installers) == 1
@@ -162,7 +162,7 @@ async def test_orders_that_come_at_once_bring_it_once(machine: Machine) -> None:
 async def test_an_agent_of_our_version_on_the_path_is_preferred(machine: Machine) -> None:
     machine.program("vmckpt-agent", f"echo {__version__}")
 
-    assert await client.command(machine.host) == (str(machine.path / "vmckpt-agent"),)
+    assert await client.ensure_agent(machine.host) == (str(machine.path / "vmckpt-agent"),)
     assert machine.installers == []
 
 
@@ -172,7 +172,7 @@ async def test_an_agent_of_another_version_is_left_alone_and_ours_is_put_beside_
 ) -> None:
     machine.program("vmckpt-agent", says)
 
-    (found,) = await client.command(machine.host)
+    (found,) = await client.ensure_agent(machine.host)
 
     assert found.startswith(f"{machine.versions}/")
     assert (machine.path / "vmckpt-agent").exists()
@@ -183,20 +183,25 @@ async def test_our_own_interpreter_is_used_where_the_host_sees_it(
 ) -> None:
     monkeypatch.undo()
 
-    assert await client.command(machine.host) == (sys.executable, "-P", "-m", "vmckpt.agent.main")
+    assert await client.ensure_agent(machine.host) == (
+        sys.executable,
+        "-P",
+        "-m",
+        "vmckpt.agent.main",
+    )
 
 
 async def test_an_upgrade_goes_beside_what_runs(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = bundle.current()
-    await client.command(machine.host)
+    await client.ensure_agent(machine.host)
     running = started(machine.versions, old)
     try:
         new = use(monkeypatch, small(tmp_path, "new"))
         os.utime(machine.versions / old.name / "used", (0, 0))
 
-        (found,) = await client.command(machine.host)
+        (found,) = await client.ensure_agent(machine.host)
 
         assert found == f"{machine.versions}/{new.name}/bin/vmckpt-agent"
         assert installed(machine.versions) == sorted([old.name, new.name])
@@ -207,11 +212,11 @@ async def test_an_upgrade_goes_beside_what_runs(
 
 async def test_asking_for_a_version_keeps_it(machine: Machine) -> None:
     made = bundle.current()
-    await client.command(machine.host)
+    await client.ensure_agent(machine.host)
     used = machine.versions / made.name / "used"
     os.utime(used, (0, 0))
 
-    await client.command(machine.host)
+    await client.ensure_agent(machine.host)
 
     assert used.stat().st_mtime > time.time() - 60
 
@@ -221,7 +226,7 @@ async def test_another_python_there_is_one_line_that_says_what_to_do(machine: Ma
         machine.program(name, "echo python .cpython-39-aarch64-linux-gnu.so /usr/bin/python3")
 
     with pytest.raises(RemoteError) as caught:
-        await client.command(machine.host)
+        await client.ensure_agent(machine.host)
 
     assert str(caught.value) == (
         "alpha: no vmckpt-agent there, and ours does not fit: its Python is"
@@ -236,7 +241,7 @@ async def test_an_installer_that_fails_is_one_line(
     made = use(monkeypatch, replace(small(tmp_path), size=Bytes(1 << 60)))
 
     with pytest.raises(RemoteError) as caught:
-        await client.command(machine.host)
+        await client.ensure_agent(machine.host)
 
     assert str(caught.value) == (
         f"alpha: the agent was not installed: {machine.versions}: no room for {1 << 40} MiB; mend"
@@ -256,11 +261,11 @@ async def test_an_installer_that_is_killed_there_is_one_line_and_the_next_order_
 
     machine.meddle = kill
     with pytest.raises(RemoteError, match="alpha: the agent was not installed: status 247"):
-        await client.command(machine.host)
+        await client.ensure_agent(machine.host)
     assert installed(machine.versions) == []
 
     machine.meddle = lambda _: None
-    await client.command(machine.host)
+    await client.ensure_agent(machine.host)
     assert installed(machine.versions) == [bundle.current().name]
     assert drafts(machine.versions) == []
 
@@ -269,7 +274,7 @@ async def test_a_connection_that_breaks_meanwhile_is_one_line(machine: Machine) 
     machine.meddle = lambda _: machine.sshd.close()
 
     with pytest.raises(RemoteError, match=r"alpha: sending .* broke: ") as caught:
-        await client.command(machine.host)
+        await client.ensure_agent(machine.host)
 
     assert "\n" not in str(caught.value)
     if machine.versions.exists():  # all of it may have been there before the connection broke
@@ -288,7 +293,7 @@ async def test_an_order_that_is_given_up_leaves_nothing(machine: Machine) -> Non
         os.killpg(process.pid, signal.SIGKILL)
 
     machine.meddle = stop
-    task = asyncio.create_task(client.command(machine.host))
+    task = asyncio.create_task(client.ensure_agent(machine.host))
     await asyncio.to_thread(stopped.wait, 10.0)
     began = time.monotonic()
     task.cancel()
@@ -301,21 +306,21 @@ async def test_an_order_that_is_given_up_leaves_nothing(machine: Machine) -> Non
 
 async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> None:
     with pytest.raises(RemoteError, match="nothing may be changed there"):
-        await client.command(replace(machine.host, read_only=True))
+        await client.ensure_agent(replace(machine.host, read_only=True))
 
     assert not machine.versions.exists()
 
 
 async def test_looking_whether_there_may_be_an_agent_installs_none(machine: Machine) -> None:
-    await client.startable(machine.host)
+    await client.require_agent(machine.host)
     with pytest.raises(RemoteError, match="nothing may be changed there"):
-        await client.startable(replace(machine.host, read_only=True))
+        await client.require_agent(replace(machine.host, read_only=True))
     assert not machine.versions.exists()
 
-    await client.command(machine.host)
-    await client.startable(replace(machine.host, read_only=True))
+    await client.ensure_agent(machine.host)
+    await client.require_agent(replace(machine.host, read_only=True))
     for name in ("python3", "python3.11"):
         machine.program(name, "echo python .cpython-39-aarch64-linux-gnu.so /usr/bin/python3")
     machine.versions.rename(machine.versions.with_name("away"))
     with pytest.raises(RemoteError, match="ours does not fit"):
-        await client.startable(machine.host)
+        await client.require_agent(machine.host)

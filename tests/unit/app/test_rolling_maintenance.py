@@ -91,12 +91,12 @@ def test_a_host_that_somebody_closed_for_another_reason_is_left_alone(
     rolling_maintenance._free(["alpha", "beta"], "kernel")
     with pytest.raises(Blocked, match="beta: it is in maintenance") as caught:
         rolling_maintenance._free(["alpha", "beta"], "")
-    assert "vmckpt maintenance leave beta" in (caught.value.mend or "")
+    assert "vmckpt maintenance leave beta" in (caught.value.hint or "")
     # Who ended that by hand would give up who is to come back.
     monkeypatch.setattr(evacuation, "was_emptied", lambda _: True)
     with pytest.raises(Blocked) as caught:
         rolling_maintenance._free(["beta"], "")
-    assert "vmckpt repopulate beta" in (caught.value.mend or "")
+    assert "vmckpt repopulate beta" in (caught.value.hint or "")
     monkeypatch.setattr(controller_identity, "asked_by", lambda: "alice@desk")
     with pytest.raises(Blocked):
         rolling_maintenance._free(["beta"], "kernel")

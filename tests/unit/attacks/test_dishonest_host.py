@@ -23,7 +23,7 @@ from vmckpt.protection import agent_answers, gather, status
 from vmckpt.protection import agent_client as protection_agent_client
 from vmckpt.protection.host_death import Case, decide
 from vmckpt.remote import agent_channel
-from vmckpt.remote.agent_channel import Program
+from vmckpt.remote.agent_channel import AgentProcess
 from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import Seconds
 
@@ -45,10 +45,10 @@ class Liar:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def tell(self, message: Mapping[str, Any]) -> None:
+    async def send(self, message: Mapping[str, Any]) -> None:
         self.heard.append(message)
 
-    async def hear(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         if not self.said:
             raise RemoteError("it ended")
         return dict(self.said.pop(0))
@@ -59,15 +59,15 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> type[Liar]:
     async def known(_: Host) -> tuple[str, ...]:
         return ("vmckpt-agent",)
 
-    monkeypatch.setattr(client, "Program", Liar)
-    monkeypatch.setattr(client, "known", known)
+    monkeypatch.setattr(client, "AgentProcess", Liar)
+    monkeypatch.setattr(client, "cached_command", known)
     monkeypatch.setattr(Liar, "said", [], raising=False)
     monkeypatch.setattr(Liar, "heard", [], raising=False)
     return Liar
 
 
 async def carried_out(emitted: list[Event]) -> dict[str, Any]:
-    return await client.carried_out(HERE, {"do": "x"}, emitted.append, asyncio.Event())
+    return await client.run_order(HERE, {"do": "x"}, emitted.append, asyncio.Event())
 
 
 NONSENSE = [
@@ -136,7 +136,7 @@ except BrokenPipeError:
 """
 
 
-def filled(flood: Program) -> None:
+def filled(flood: AgentProcess) -> None:
     give_up = time.monotonic() + 60.0
     while flood._unheard < agent_channel._LONGEST and time.monotonic() < give_up:
         time.sleep(0.05)
@@ -147,21 +147,21 @@ async def test_an_agent_that_says_more_than_is_heard_takes_little_memory(
 ) -> None:
     for name in ("_ENDS_WITHIN", "_GIVES_UP_WITHIN"):
         monkeypatch.setattr(agent_channel, name, Seconds(0.2))
-    async with Program(HERE, [sys.executable, "-c", _FLOOD]) as flood:
+    async with AgentProcess(HERE, [sys.executable, "-c", _FLOOD]) as flood:
         await asyncio.to_thread(filled, flood)
         await asyncio.sleep(0.5)  # in which it says as much again, if it may
         assert agent_channel._LONGEST <= flood._unheard < agent_channel._LONGEST + 2_000_000
         for _ in range(40):  # all of it can be heard all the same
-            assert (await flood.hear())["progress"]["done"] == 1
+            assert (await flood.receive())["progress"]["done"] == 1
 
 
 async def test_a_line_without_an_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_ENDS_WITHIN", "_GIVES_UP_WITHIN"):
         monkeypatch.setattr(agent_channel, name, Seconds(0.2))
     endless = "import sys\nwhile True: sys.stdout.write('[' * 65536)"
-    async with Program(HERE, [sys.executable, "-c", endless]) as liar:
+    async with AgentProcess(HERE, [sys.executable, "-c", endless]) as liar:
         with pytest.raises(RemoteError, match="says what makes no sense") as caught:
-            await asyncio.wait_for(liar.hear(), 30.0)
+            await asyncio.wait_for(liar.receive(), 30.0)
     assert len(str(caught.value)) < 300
 
 
@@ -185,15 +185,15 @@ def test_any_answer_of_a_protections_agents_is_refused_or_can_be_judged(
     ours: dict[str, Any], theirs: dict[str, Any], flags: tuple[bool, ...]
 ) -> None:
     try:
-        agent_answers.check("ask", ours)
-        agent_answers.check("ask", theirs)
+        agent_answers.require_answers("ask", ours)
+        agent_answers.require_answers("ask", theirs)
     except ValueError:
         return
     entry = {
         "primary": "alpha", "backup": "beta", "says": {"alpha": ours, "beta": theirs},
         "judge": None, "automatic": True,
     }  # fmt: skip
-    json.dumps(status.look(entry).as_json())
+    json.dumps(status.parse_status(entry).as_json())
     has_lease, has_fence, word, fence, watched, alone = flags
     case = Case(
         guest="web1", primary="alpha", backup="beta", ours=ours, theirs=theirs, word=word,
@@ -248,7 +248,7 @@ _GOOD = {
 
 @pytest.mark.parametrize("order", _GOOD)
 def test_what_an_agent_of_ours_answers_is_taken(order: str) -> None:
-    agent_answers.check(order, _GOOD[order])
+    agent_answers.require_answers(order, _GOOD[order])
 
 
 def _places(told: Any) -> list[tuple[Any, Any]]:
@@ -270,7 +270,7 @@ def test_an_answer_with_one_lie_is_refused_or_can_be_read(
     else:
         within[key] = lie
     try:
-        agent_answers.check(order, told)
+        agent_answers.require_answers(order, told)
     except ValueError:
         return
     _read(order, told)

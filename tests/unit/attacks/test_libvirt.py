@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.unit.hypervisor.test_domain_xml import XML, stats
 from vmckpt.errors import BadInput, HostUnreachable, HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.hypervisor import connection, domain_xml, domains, host_facts, storage
-from vmckpt.hypervisor.connection import NONSENSE, Hypervisor, Lane
-from vmckpt.hypervisor.migration import LibvirtMover
+from vmckpt.hypervisor.connection import NONSENSE, ConnectionThread, Hypervisor
+from vmckpt.hypervisor.migration import LibvirtMigrationDriver
 from vmckpt.model.host import Host
 from vmckpt.units import Seconds
 from vmckpt_lab.machine_speed import slowness
@@ -126,7 +126,7 @@ async def test_a_migration_is_sampled_or_the_error_is_one_line(
     for answer in (odd, *({**stats(), key: odd} for key in stats())):
         connect(host(lookupByUUIDString=domain(jobStats=answer)))
         hypervisor._short._connection = None
-        mover = LibvirtMover(hypervisor, hypervisor, "u")
+        mover = LibvirtMigrationDriver(hypervisor, hypervisor, "u")
         await one_line(mover.sample())
         await one_line(mover.totals())
 
@@ -139,9 +139,9 @@ async def test_a_change_with_a_senseless_answer_may_have_happened(
 
     connect(host())
     with pytest.raises(OutcomeUnknown, match="the answer makes no sense: KeyError: 'x'; it may"):
-        await hypervisor.command("a change", change)
+        await hypervisor.execute("a change", change)
     with pytest.raises(HypervisorError, match="the answer makes no sense") as caught:
-        await hypervisor.ask("a question", change)
+        await hypervisor.query("a question", change)
     assert not isinstance(caught.value, OutcomeUnknown)
 
 
@@ -174,13 +174,13 @@ async def test_a_call_that_never_comes_back_is_given_up(
     hypervisor, limit = Hypervisor(HOST), Seconds(0.2)
 
     with pytest.raises(HostUnreachable, match=r"gave no answer in 0\.2 s"):
-        await hypervisor.ask("listing", lambda one: one.listAllDomains(), limit=limit)
+        await hypervisor.query("listing", lambda one: one.listAllDomains(), limit=limit)
     with pytest.raises(OutcomeUnknown, match="may have happened"):
-        await hypervisor.command("changing", lambda one: one.listAllDomains(), limit=limit)
+        await hypervisor.execute("changing", lambda one: one.listAllDomains(), limit=limit)
 
 
 async def test_whoever_waits_hears_of_every_end() -> None:
-    lane = Lane("x")
+    lane = ConnectionThread("x")
 
     with pytest.raises(ValueError, match="no such thing"):
         async with asyncio.timeout(2):

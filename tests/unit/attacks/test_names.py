@@ -216,7 +216,7 @@ async def test_a_probe_of_hostile_folders_finds_their_room(tmp_path: Path) -> No
     for folder in folders:
         folder.mkdir()
 
-    seen = await probe.look(Shell(tmp_path), map(str, folders))
+    seen = await probe.probe_host(Shell(tmp_path), map(str, folders))
 
     assert {path for path in map(str, folders) if path == path.strip()} <= set(seen.storage_free)
 
@@ -276,7 +276,7 @@ async def test_a_lie_removes_nothing_and_is_told_in_one_line(lie: str) -> None:
 async def test_a_lie_is_an_answer_or_one_line(lie: str, status: int) -> None:
     host = Liar(lie, status=status)
     asked = [
-        probe.look(host, ["/srv"]), probe.post_copy(host), probe.peer_login(host, "qemu:///system"),
+        probe.probe_host(host, ["/srv"]), probe.post_copy(host), probe.peer_login(host, "qemu:///system"),
         images.describe(host, "/a", "qcow2"), images.places(host, ["/a"]),
         measure.link(host, host, "10.0.0.1"), ssh.drop(host, "web1"),
     ]  # fmt: skip

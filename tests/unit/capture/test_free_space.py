@@ -19,8 +19,8 @@ STATUS = (
 
 
 def test_what_a_process_holds_is_all_that_an_image_can_take() -> None:
-    assert free_space.held(STATUS) == 3584 << 10
-    assert free_space.held("") == 0
+    assert free_space.resident_memory(STATUS) == 3584 << 10
+    assert free_space.resident_memory("") == 0
 
 
 def test_memory_that_was_never_touched_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,10 +47,10 @@ def test_others_keep_their_reserve(
 ) -> None:
     monkeypatch.setattr(free_space, "free", lambda _: Bytes(free))
     if good:
-        free_space.check(tmp_path, Bytes(wanted))
+        free_space.require_space(tmp_path, Bytes(wanted))
         return
     with pytest.raises(CaptureFailed, match=r"GiB free; .* must stay free .*; make room there"):
-        free_space.check(tmp_path, Bytes(wanted))
+        free_space.require_space(tmp_path, Bytes(wanted))
 
 
 def test_it_is_given_up_before_others_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

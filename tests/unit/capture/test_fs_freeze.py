@@ -10,7 +10,7 @@ import libvirt
 import libvirt_qemu
 import pytest
 
-from vmckpt.capture.fs_freeze import Quiet, QuietUndo
+from vmckpt.capture.fs_freeze import FsFreeze, FsFreezeUndo
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
 from vmckpt.model.finding import Severity
@@ -51,15 +51,17 @@ class FakeAgent:
         return 1
 
 
-def quiet(agent: FakeAgent, limit: float = 30.0, notes: list[QuietUndo] | None = None) -> Quiet:
+def quiet(
+    agent: FakeAgent, limit: float = 30.0, notes: list[FsFreezeUndo] | None = None
+) -> FsFreeze:
     noted = [] if notes is None else notes
-    return Quiet(
+    return FsFreeze(
         agent, guest="u-1", limit=Seconds(limit), note=noted.append, between=Seconds(0.001)
     )
 
 
 def test_they_stand_still_in_between_and_go_on() -> None:
-    agent, notes = FakeAgent(), list[QuietUndo]()
+    agent, notes = FakeAgent(), list[FsFreezeUndo]()
     with quiet(agent, notes=notes) as held:
         assert (agent.still, held.held) == (True, True)
         assert held.release()
@@ -67,7 +69,7 @@ def test_they_stand_still_in_between_and_go_on() -> None:
 
     assert agent.heard == ["freeze", "thaw"]
     assert held.finding("web1") is None
-    assert QuietUndo.from_json(notes[0].to_json()) == QuietUndo(guest="u-1")
+    assert FsFreezeUndo.from_json(notes[0].to_json()) == FsFreezeUndo(guest="u-1")
 
 
 def test_they_go_on_when_the_capture_fails() -> None:
@@ -79,7 +81,7 @@ def test_they_go_on_when_the_capture_fails() -> None:
 
 
 def test_without_an_agent_nothing_is_done_or_noted() -> None:
-    agent, notes = FakeAgent(there=False), list[QuietUndo]()
+    agent, notes = FakeAgent(there=False), list[FsFreezeUndo]()
     with quiet(agent, notes=notes) as held:
         assert not held.held
         assert not held.release()
@@ -139,10 +141,13 @@ def test_an_agent_that_stays_deaf_is_told_of_with_the_mend() -> None:
 def test_what_cannot_be_noted_is_not_begun() -> None:
     agent = FakeAgent()
 
-    def refuse(_: QuietUndo) -> None:
+    def refuse(_: FsFreezeUndo) -> None:
         raise HypervisorError("the journal is full", host="here")
 
-    with pytest.raises(HypervisorError), Quiet(agent, guest="u", limit=Seconds(1.0), note=refuse):
+    with (
+        pytest.raises(HypervisorError),
+        FsFreeze(agent, guest="u", limit=Seconds(1.0), note=refuse),
+    ):
         pass
     assert agent.heard == []
 
@@ -150,7 +155,7 @@ def test_what_cannot_be_noted_is_not_begun() -> None:
 @pytest.mark.parametrize("text", ["[]", "{}", '{"guest": 4}', "nonsense"])
 def test_facts_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"facts|Expecting"):
-        QuietUndo.from_json(text)
+        FsFreezeUndo.from_json(text)
 
 
 class FakeSeat:

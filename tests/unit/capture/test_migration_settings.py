@@ -90,7 +90,9 @@ def test_other_facts_are_refused(text: str) -> None:
 
 def test_the_facts_tell_what_will_change() -> None:
     qemu = Qemu()
-    facts = migration_settings.look(qemu, want="background-snapshot", runs=None, folder=None)
+    facts = migration_settings.settings_facts(
+        qemu, want="background-snapshot", runs=None, folder=None
+    )
 
     assert facts == UNDO
     migration_settings.apply(qemu, facts)
@@ -114,7 +116,7 @@ def test_a_guest_that_cannot_be_captured_is_refused(
     qemu: Qemu, want: str | None, message: str
 ) -> None:
     with pytest.raises(CannotCapture) as caught:
-        migration_settings.look(qemu, want=want, runs=None, folder=None)
+        migration_settings.settings_facts(qemu, want=want, runs=None, folder=None)
 
     assert message in caught.value.message
     assert qemu.told == []

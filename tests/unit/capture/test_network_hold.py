@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from vmckpt.capture import network_hold
-from vmckpt.capture.network_hold import Card, Hold, HoldUndo
+from vmckpt.capture.network_hold import Card, HoldUndo, OutputHold
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 UNDO = HoldUndo(
@@ -57,10 +57,12 @@ class Qemu:
             self.state = "running"
         elif command == "object-add":
             if arguments["netdev"] == self.refuses:
-                raise Refused("alpha: object-add: vhost is not supported", host="alpha")
+                raise QmpRefused("alpha: object-add: vhost is not supported", host="alpha")
             self.filters[arguments["id"]] = arguments
         elif self.filters.pop(arguments["id"], None) is None:
-            raise Refused(f"alpha: object-del: object '{arguments['id']}' not found", host="alpha")
+            raise QmpRefused(
+                f"alpha: object-del: object '{arguments['id']}' not found", host="alpha"
+            )
 
     def run_state(self) -> str:
         return self.state
@@ -112,14 +114,14 @@ def test_cards_are_read_from_the_running_guest() -> None:
 def test_a_card_that_cannot_be_held_is_named_and_nothing_is_changed() -> None:
     qemu = Qemu(card(), card(kind="hostdev", name="net1"))
     with pytest.raises(CannotCapture, match=r"its net1 \(hostdev\) sends past QEMU") as refused:
-        network_hold.look(qemu)
+        network_hold.hold_facts(qemu)
     assert "net0" not in str(refused.value)
     assert qemu.told == []
 
 
 def test_facts_survive_and_others_are_refused() -> None:
     qemu = Qemu(card(), card(name="net1"))
-    assert network_hold.look(qemu) == UNDO == HoldUndo.from_json(UNDO.to_json())
+    assert network_hold.hold_facts(qemu) == UNDO == HoldUndo.from_json(UNDO.to_json())
     for wrong in ('{"guest": 1}', "[]", '{"guest":"a","cards":[1],"runs":true}'):
         with pytest.raises((ValueError, TypeError)):
             HoldUndo.from_json(wrong)
@@ -127,7 +129,7 @@ def test_facts_survive_and_others_are_refused() -> None:
 
 def test_it_is_held_and_let_go() -> None:
     qemu, clock = Qemu(), Clock()
-    with Hold(qemu, UNDO, limit=Seconds(15.0), clock=clock) as hold:
+    with OutputHold(qemu, UNDO, limit=Seconds(15.0), clock=clock) as hold:
         hold.begin()
         made = qemu.filters["vmckpt-hold-net1"]
         assert (made["netdev"], made["queue"], made["interval"]) == ("hostnet1", "rx", 15_000_000)
@@ -139,13 +141,13 @@ def test_it_is_held_and_let_go() -> None:
 
 def test_what_is_lost_before_the_end_spoils_the_cut() -> None:
     qemu, clock = Qemu(), Clock()
-    with Hold(qemu, UNDO, limit=Seconds(15.0), clock=clock) as hold:
+    with OutputHold(qemu, UNDO, limit=Seconds(15.0), clock=clock) as hold:
         hold.begin()
         clock.now += 14.6  # QEMU's own timer may have let something out
         with pytest.raises(CaptureFailed, match="not held to the end"):
             hold.let_go()
         assert qemu.filters == {}
-    with Hold(qemu, UNDO, clock=clock) as hold:
+    with OutputHold(qemu, UNDO, clock=clock) as hold:
         hold.begin()
         del qemu.filters["vmckpt-hold-net0"]
         with pytest.raises(CaptureFailed, match="not held to the end"):
@@ -155,14 +157,17 @@ def test_what_is_lost_before_the_end_spoils_the_cut() -> None:
 
 def test_whatever_goes_wrong_nothing_stays_held() -> None:
     qemu = Qemu(refuses="hostnet1")
-    with pytest.raises(CannotCapture, match="vhost is not supported"), Hold(qemu, UNDO) as hold:
+    with (
+        pytest.raises(CannotCapture, match="vhost is not supported"),
+        OutputHold(qemu, UNDO) as hold,
+    ):
         hold.begin()
     assert qemu.filters == {}
     other = Qemu()
-    with Hold(other, UNDO) as hold:
+    with OutputHold(other, UNDO) as hold:
         hold.begin()
     assert other.filters == {}
-    with Hold(other, UNDO) as hold:
+    with OutputHold(other, UNDO) as hold:
         hold.begin()
         hold.drop()
         hold.drop()

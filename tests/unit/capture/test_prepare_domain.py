@@ -97,7 +97,7 @@ def test_a_restart_is_asked_for_where_the_running_guest_lacks_it(
     found = prepare(stored, running)
 
     assert (found.xml is not None, found.restart) == (changes, restart)
-    mends = {f.mend for f in found.findings if f.severity is Severity.WARNING} - {None}
+    mends = {f.hint for f in found.findings if f.severity is Severity.WARNING} - {None}
     assert bool(mends) == restart
     if restart:
         assert mends == {"shut web1 down and start it again (a reboot is not enough)"}
@@ -146,7 +146,7 @@ def test_a_card_that_passes_qemu_by_is_told_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("disk", "severity", "mend"),
+    ("disk", "severity", "hint"),
     [
         pytest.param(DISK, Severity.OK, None, id="qcow2"),
         pytest.param(replace(DISK, version=2), Severity.WARNING, "compat=1.1", id="old"),
@@ -159,11 +159,11 @@ def test_a_card_that_passes_qemu_by_is_told_of() -> None:
     ],
 )
 def test_images_are_only_told_of(
-    disk: DiskFacts, severity: Severity | None, mend: str | None
+    disk: DiskFacts, severity: Severity | None, hint: str | None
 ) -> None:
     found = prepare(GOOD, GOOD, [disk])
-    mends = [finding.mend for finding in found.findings if finding.code == "disk-bitmaps"]
+    mends = [finding.hint for finding in found.findings if finding.code == "disk-bitmaps"]
 
     assert found.xml is None
     assert told(found).get("disk-bitmaps") == severity
-    assert [one for one in mends if one] == [] if mend is None else mend in str(mends)
+    assert [one for one in mends if one] == [] if hint is None else hint in str(mends)

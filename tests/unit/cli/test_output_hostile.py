@@ -39,7 +39,7 @@ def printed(call: Callable[[], object], console: Console, *, terminal: bool) -> 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_lines_and_findings_are_harmless(terminal: bool) -> None:
-    finding = Finding(code="x", severity=Severity.BLOCKER, where=EVIL, text=EVIL, mend=EVIL)
+    finding = Finding(code="x", severity=Severity.BLOCKER, where=EVIL, text=EVIL, hint=EVIL)
     lines = [
         printed(lambda: output.say(EVIL + "\nb"), output.err, terminal=terminal),
         printed(lambda: output.complain(EVIL + "\nb"), output.err, terminal=terminal),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from vmckpt.app import controller
 from vmckpt.cli import app as cli_app
 from vmckpt.cli import output, watch_protection
-from vmckpt.errors import InventoryError, Unattended
+from vmckpt.errors import InventoryError, OrphanedJobs
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity
 from vmckpt.journal.records import NewOperation
@@ -146,7 +146,7 @@ def test_one_whose_controller_died_before_it_was_ready_is_nobodys(
     agents(monkeypatch, lambda _: (WORKS, STANDS))
     journal.begin(WEB1, controller=replace(controller_identity.this_process(), started=1))
 
-    with pytest.raises(Unattended, match="nobody attends"):
+    with pytest.raises(OrphanedJobs, match="nobody attends"):
         ran("watch", "web1")
 
 

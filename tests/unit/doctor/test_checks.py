@@ -47,8 +47,8 @@ def unasked(error: str) -> Examined:
 
 
 def wrong(examined: Examined, now: datetime = NOW) -> dict[str, Severity]:
-    found = checks.check(examined, now)
-    assert all(f.mend for f in found if f.severity in (Severity.WARNING, Severity.BLOCKER))
+    found = checks.check_host(examined, now)
+    assert all(f.hint for f in found if f.severity in (Severity.WARNING, Severity.BLOCKER))
     return {f.code: f.severity for f in found if f.severity in (Severity.WARNING, Severity.BLOCKER)}
 
 
@@ -125,7 +125,7 @@ def test_each_fault_is_found_and_has_a_mend(
 def test_it_is_told_what_would_enforce_leases(
     changes: dict[str, Any], severity: Severity, told: str
 ) -> None:
-    (found,) = [one for one in checks.check(probed(**changes), NOW) if one.code == "watchdog"]
+    (found,) = [one for one in checks.check_host(probed(**changes), NOW) if one.code == "watchdog"]
     assert (found.severity, found.text) == (severity, f"leases of protected guests are {told}")
 
 
@@ -158,14 +158,14 @@ def test_certificates_are_warned_of_before_they_end(days: int, severity: Severit
     ],
 )
 def test_a_fence_agent_is_told_of(examined: Examined, told: str) -> None:
-    (found,) = [one for one in checks.check(examined, NOW) if one.code == "fence"]
+    (found,) = [one for one in checks.check_host(examined, NOW) if one.code == "fence"]
     assert told in f"{found.where}: {found.text}"
-    assert (found.severity is Severity.OK) == (found.mend is None)
+    assert (found.severity is Severity.OK) == (found.hint is None)
 
 
 def test_each_device_of_a_host_is_told_of() -> None:
     def told(examined: Examined) -> list[tuple[bool, str]]:
-        found = [one for one in checks.check(examined, NOW) if one.code == "fence"]
+        found = [one for one in checks.check_host(examined, NOW) if one.code == "fence"]
         return [(one.severity is Severity.OK, one.text) for one in found]
 
     assert told(fenced(0, 1)) == [

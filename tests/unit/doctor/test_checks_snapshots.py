@@ -23,7 +23,7 @@ OWN = ControllerReady(stores={"near": StoreReady()}, admins=("alice",), keys=Non
 
 def wrong(found: list[Finding]) -> list[str]:
     assert all(one.severity in (Severity.OK, Severity.WARNING) for one in found)
-    assert all((one.mend is None) == (one.severity is Severity.OK) for one in found)
+    assert all((one.hint is None) == (one.severity is Severity.OK) for one in found)
     return [f"{one.where}: {one.text}" for one in found if one.severity is Severity.WARNING]
 
 
@@ -79,7 +79,7 @@ def test_a_store_is_told_to_hold_locks_only_if_that_was_tried(tried: bool, told:
     ],
 )
 def test_what_a_host_answers(text: str, room: int | None, near: str | None) -> None:
-    found = gather.read(HOST, {"near": "/near"}, text, None)
+    found = gather.parse_answer(HOST, {"near": "/near"}, text, None)
     assert (found.room, dict(found.stores)) == (room, {"near": near})
 
 

@@ -17,13 +17,13 @@ from vmckpt.app import rolling_maintenance
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
 from vmckpt.evacuation import service
 from vmckpt.evacuation.host_actions import Orders, Site
-from vmckpt.evacuation.interfaces import Ended, Turn
+from vmckpt.evacuation.interfaces import MoveEnd, Turn
 from vmckpt.evacuation.plan import planner
-from vmckpt.evacuation.plan.inventory import Known, Seen, Way
+from vmckpt.evacuation.plan.inventory import FleetView, Known, TravelMethod
 from vmckpt.evacuation.plan.plan import Checked
 from vmckpt.evacuation.plan.planner import Scope
 from vmckpt.evacuation.report import Report
-from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.hypervisor import lifecycle
 from vmckpt.journal import location as locations
@@ -77,7 +77,7 @@ def site(
     return Site(orders, hosts, journal, dict(checks))
 
 
-def known(way: Way) -> Known:
+def known(way: TravelMethod) -> Known:
     return Known(name="a", guest=vm("a"), host="alpha", policy=by(), way=way)
 
 
@@ -101,9 +101,9 @@ async def test_a_guest_that_was_off_when_it_was_looked_at_is_moved_as_it_is_now(
 
     monkeypatch.setattr(moves, "migrate", migrate)
     its = site(Journal(), asyncio.Event(), {("a", "beta"): Checked(policy="p", mode=mode)}.items())
-    moved = await its.move(known(Way.LIVE), "beta", its_turn())
+    moved = await its.move(known(TravelMethod.LIVE), "beta", its_turn())
     assert moved.why == "beta: no"
-    assert asked[0].wishes.mode == wished
+    assert asked[0].overrides.mode == wished
 
 
 async def test_what_stays_on_the_old_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,29 +119,31 @@ async def test_what_stays_on_the_old_host_is_told(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(moves, "migrate", migrate)
     its = site(Journal(), asyncio.Event(), warn=told.append)
-    assert (await its.move(known(Way.LIVE), "beta", its_turn())).good
+    assert (await its.move(known(TravelMethod.LIVE), "beta", its_turn())).good
     assert told == ["a: /a is still on alpha: guest b has it"]
 
 
 @pytest.mark.parametrize(
     ("error", "blame"),
     [
-        (HypervisorError("it says no", host="alpha"), Blame.GUEST),
-        (HypervisorError("it says no", host="beta"), Blame.TARGET),
+        (HypervisorError("it says no", host="alpha"), FailureSide.GUEST),
+        (HypervisorError("it says no", host="beta"), FailureSide.TARGET),
         # Two such, and a target is left out for a while: not for what its peer cannot do.
-        (RemoteError("alpha: no space left on device"), Blame.GUEST),
-        (RemoteError("beta: no space left on device"), Blame.TARGET),
-        (RemoteError("alphabet: no space left on device"), Blame.TARGET),
+        (RemoteError("alpha: no space left on device"), FailureSide.GUEST),
+        (RemoteError("beta: no space left on device"), FailureSide.TARGET),
+        (RemoteError("alphabet: no space left on device"), FailureSide.TARGET),
     ],
 )
 async def test_a_target_is_to_blame_for_what_is_told_of_it(
-    monkeypatch: pytest.MonkeyPatch, error: VmckptError, blame: Blame
+    monkeypatch: pytest.MonkeyPatch, error: VmckptError, blame: FailureSide
 ) -> None:
     async def migrate(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(moves, "migrate", migrate)
-    moved = await site(Journal(), asyncio.Event()).move(known(Way.LIVE), "beta", its_turn())
+    moved = await site(Journal(), asyncio.Event()).move(
+        known(TravelMethod.LIVE), "beta", its_turn()
+    )
     assert (moved.good, moved.blame) == (False, blame)
 
 
@@ -170,7 +172,7 @@ async def test_a_switch_that_has_begun_arrives_though_the_run_is_told_to_stop(
         """Nothing is left."""
 
     monkeypatch.setattr(agent_client, "status", status)
-    monkeypatch.setattr(agent_client, "ask", ask)
+    monkeypatch.setattr(agent_client, "request", ask)
     monkeypatch.setattr(protection_stop, "attended", attended)
     monkeypatch.setattr(protection_stop, "tidy", tidy)
     both = SimpleNamespace(
@@ -179,7 +181,7 @@ async def test_a_switch_that_has_begun_arrives_though_the_run_is_told_to_stop(
     )  # fmt: skip
     monkeypatch.setattr(active, "of", lambda *_: both)
     journal = Journal()
-    moved = await site(journal, stop).move(known(Way.SWITCH), "beta", its_turn())
+    moved = await site(journal, stop).move(known(TravelMethod.SWITCH), "beta", its_turn())
     assert moved.good
     assert finished
     assert journal.states == [StepState.DONE]
@@ -193,13 +195,13 @@ async def test_who_is_not_stopped_or_not_started_is_left_and_nothing_else(
     policy = by("strategy: shutdown-and-return")
     there = [vm("a") if kind is Kind.EVACUATE else vm("a", state=GuestState.SHUT_OFF)]
 
-    async def look(*_: object) -> Seen:
+    async def look(*_: object) -> FleetView:
         return seen(answers(at("alpha", *there), at("beta")), policy)
 
     async def refuses(*_: object) -> None:
         raise HypervisorError("alpha: it does not", host="alpha")
 
-    monkeypatch.setattr(planner, "look", look)
+    monkeypatch.setattr(planner, "gather_fleet", look)
     monkeypatch.setattr(lifecycle, "shut_down", refuses)
     monkeypatch.setattr(lifecycle, "start", refuses)
     scope: Any = SimpleNamespace(
@@ -240,7 +242,7 @@ async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
 
         async def carry_out(self, *_: object) -> Report:
             stop.set()  # while the last guest arrives
-            ended = Ended(arrived=(), shut_down=(), left=(), stopped=True, took=Seconds(1.0))
+            ended = MoveEnd(arrived=(), shut_down=(), left=(), stopped=True, took=Seconds(1.0))
             return Report(task=self._task, job="e-1", ended=ended)
 
     async def runs(*told: object, **__: object) -> None:
@@ -250,14 +252,14 @@ async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
     monkeypatch.setattr(rolling_maintenance, "_run", runs)
     host: Any = replace(HOST, name="alpha", ssh=object())  # type: ignore[arg-type]
     known_: Any = SimpleNamespace(may_act=lambda: None, host=lambda _: host)
-    wishes = rolling_maintenance.Wishes(
+    overrides = rolling_maintenance.RollingOptions(
         command="systemctl reboot", before=None, after=None, policy=None, limit=Seconds(5.0),
         healthy_in=Seconds(5.0), why="",
     )  # fmt: skip
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
     with pytest.raises(Cancelled, match="nothing was run there"):
         await rolling_maintenance.roll(
-            known_, (), ["alpha"], wishes, caller, show=lambda _: None, abort=asyncio.Event()
+            known_, (), ["alpha"], overrides, caller, show=lambda _: None, abort=asyncio.Event()
         )
     assert not ran
 
@@ -285,6 +287,6 @@ async def test_what_a_guest_moves_by_is_not_chosen_by_another_hosts_copy_of_it(
             return told
 
     hosts: Any = Hosts()
-    found = await planner.look(hosts, scope, EMPTY)
+    found = await planner.gather_fleet(hosts, scope, EMPTY)
     (tenant,) = [one for one in found.fleet.tenants if one.host == "alpha"]
     assert tenant.stays == "its policy r1-stays leaves it where it is"

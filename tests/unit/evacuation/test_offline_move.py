@@ -14,15 +14,15 @@ from vmckpt.errors import RemoteError
 from vmckpt.evacuation import offline_move
 from vmckpt.evacuation.offline_move import Ends
 from vmckpt.evacuation.plan import plan as plans
-from vmckpt.evacuation.plan.inventory import Known, Way
-from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.plan.inventory import Known, TravelMethod
+from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.plan.plan import Checked
 from vmckpt.hypervisor import domains, storage
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.migration.forecast.measure import Links
 from vmckpt.migration.plan import storage_cleanup, storage_copy
-from vmckpt.model.disk import NVRAM, CopyPlan, DiskCopy, Drive, Place, Wish
+from vmckpt.model.disk import NVRAM, CopyOptions, CopyPlan, DiskCopy, Drive, Place
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import GuestState, Presence
 from vmckpt.model.migration import LinkSeen
@@ -49,14 +49,14 @@ def drive(name: str, path: str, device: str = "disk") -> Drive:
 def known(copy: CopyKind) -> Known:
     policy = replace(by(), storage=replace(by().storage, copy=copy))
     guest = vm("a", state=GuestState.SHUT_OFF)
-    return Known(name="a", guest=guest, host="alpha", policy=policy, way=Way.OFFLINE)
+    return Known(name="a", guest=guest, host="alpha", policy=policy, way=TravelMethod.OFFLINE)
 
 
 async def test_who_copies_needs_logins_at_both_hosts_and_who_does_not_needs_none() -> None:
-    refused = await offline_move.check(known(CopyKind.THIN), ENDS, Links())
+    refused = await offline_move.check_move(known(CopyKind.THIN), ENDS, Links())
     assert [one.code for one in refused.blockers] == ["disks-not-seen"]
-    assert "ssh" in (refused.blockers[0].mend or "")
-    shared = await offline_move.check(known(CopyKind.SHARED), ENDS, Links())
+    assert "ssh" in (refused.blockers[0].hint or "")
+    shared = await offline_move.check_move(known(CopyKind.SHARED), ENDS, Links())
     assert (shared.blockers, shared.sent, shared.mode) == ((), None, "offline")
 
 
@@ -82,12 +82,12 @@ async def test_how_long_a_copy_takes_is_what_the_link_and_the_policy_let_through
         seen_ = LinkSeen(rate=BytesPerSecond(link), received=Bytes(1), lasted=Seconds(1.0))
         return seen_, None
 
-    monkeypatch.setattr(offline_move, "look", look)
+    monkeypatch.setattr(offline_move, "plan_copies", look)
     links: Any = SimpleNamespace(between=between)
     one = known(CopyKind.THIN)
     most = None if limit is None else BytesPerSecond(limit)
     limits = replace(one.policy.limits, bandwidth=most)
-    told = await offline_move.check(
+    told = await offline_move.check_move(
         replace(one, policy=replace(one.policy, limits=limits)), ENDS, links
     )
     assert told.sent == Range(1000 * MIB, 1000 * MIB)
@@ -119,13 +119,15 @@ async def test_every_file_is_copied_or_seen_there_what_lies_below_as_well(
 
     monkeypatch.setattr(storage, "drives", drives)
     monkeypatch.setattr(probe, "same_files", same_files)
-    monkeypatch.setattr(storage_copy, "look", look)
+    monkeypatch.setattr(storage_copy, "plan_copies", look)
     one = known(CopyKind.THIN)
     disk = replace(one.guest.disks[0], below=("/base",))
     remotes: Any = (object(), object())
     here = replace(ENDS.source, uri="test:///default")
     ends = Ends(source=here, target=replace(here, name="beta"), remotes=remotes)
-    found = await offline_move.look(replace(one, guest=replace(one.guest, disks=(disk,))), ends)
+    found = await offline_move.plan_copies(
+        replace(one, guest=replace(one.guest, disks=(disk,))), ends
+    )
     assert [text.text.split()[0] for text in found.findings] == ([unseen] if unseen else [])
 
 
@@ -151,32 +153,32 @@ async def test_firmware_that_was_never_started_has_no_file_to_carry(
     monkeypatch.setattr(storage, "drives", drives)
     monkeypatch.setattr(probe, "same_files", same_files)
     monkeypatch.setattr(images, "places", places)
-    monkeypatch.setattr(storage_copy, "look", look)
+    monkeypatch.setattr(storage_copy, "plan_copies", look)
     one = known(CopyKind.THIN)
     here = replace(ENDS.source, uri="test:///default")
     remotes: Any = (object(), object())
     ends = Ends(source=here, target=replace(here, name="beta"), remotes=remotes)
     guest = replace(one.guest, nvram="/var/nvram/a.fd")
-    assert len((await offline_move.look(replace(one, guest=guest), ends)).findings) == unseen
+    assert len((await offline_move.plan_copies(replace(one, guest=guest), ends)).findings) == unseen
 
 
 def test_what_keeps_a_guest_is_told_with_its_own_mend() -> None:
     finding = Finding(
         code="disk-in-the-way", severity=Severity.BLOCKER, where="beta", text="/a is there already",
-        mend="move it away",
+        hint="move it away",
     )  # fmt: skip
     checks = {("a", "beta"): Checked(policy="p", mode="offline", blockers=(finding,))}
     its = seen(answers(at("alpha", vm("a")), at("beta")))
-    left = Left(tenant=its.fleet.tenants[0], why="beta: /a is there already", mend="add a host")
-    assert [one.mend for one in plans.worded([left], its, checks)] == ["move it away"]
-    assert plans.worded([replace(left, why="too full")], its, checks)[0].mend == "add a host"
+    left = Unplaced(tenant=its.fleet.tenants[0], why="beta: /a is there already", hint="add a host")
+    assert [one.hint for one in plans.worded([left], its, checks)] == ["move it away"]
+    assert plans.worded([replace(left, why="too full")], its, checks)[0].hint == "add a host"
 
 
 def test_firmware_goes_with_named_disks_and_keeps_its_place() -> None:
     vars_ = drive(NVRAM, "/var/nvram/a.fd", NVRAM)
     drives = (drive("vda", "/srv/a.raw"), drive("vdb", "/srv/b.raw"), vars_)
     same = {"/srv/a.raw": False, "/srv/b.raw": True, "/var/nvram/a.fd": False}
-    wish = Wish(disks=("vda",), folder="/pool")
+    wish = CopyOptions(disks=("vda",), folder="/pool")
     assert [one.name for one in storage_copy.wanted(drives, same, wish)] == ["vda", NVRAM]
     assert storage_copy.path_on_target(vars_, wish) == "/var/nvram/a.fd"
     assert storage_copy.path_on_target(drives[0], wish) == "/pool/a.raw"

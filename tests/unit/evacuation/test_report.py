@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.fleets import guest
 from vmckpt.evacuation import report as reports
-from vmckpt.evacuation.interfaces import Arrived, Ended
-from vmckpt.evacuation.plan.placement import Left
+from vmckpt.evacuation.interfaces import Arrived, MoveEnd
+from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.report import Report
-from vmckpt.evacuation.state import Blame
+from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.journal.records import Controller, Operation
 from vmckpt.migration.report import MigrationReport
@@ -28,7 +28,7 @@ WEB1 = Arrived(
     guest="web1", uuid="u-1", source="alpha", target="beta", job="m-1", took=Seconds(3.0),
     downtime=Seconds(0.08),
 )  # fmt: skip
-LEFT = Left(tenant=guest("web2", "alpha"), why="no room", mend="make some")
+LEFT = Unplaced(tenant=guest("web2", "alpha"), why="no room", hint="make some")
 
 
 def test_a_good_one() -> None:
@@ -39,10 +39,10 @@ def test_a_good_one() -> None:
 @pytest.mark.parametrize(
     ("outcome", "blame", "final"),
     [
-        (Outcome.FAILED, Blame.TARGET, ""),
-        (Outcome.BLOCKED, Blame.TARGET, ""),
-        (Outcome.NOT_CONVERGED, Blame.GUEST, ""),
-        (Outcome.TIMED_OUT, Blame.GUEST, ""),
+        (Outcome.FAILED, FailureSide.TARGET, ""),
+        (Outcome.BLOCKED, FailureSide.TARGET, ""),
+        (Outcome.NOT_CONVERGED, FailureSide.GUEST, ""),
+        (Outcome.TIMED_OUT, FailureSide.GUEST, ""),
         (Outcome.SHUT_OFF, None, "nothing"),
         (Outcome.UNKNOWN, None, "run vmckpt recover"),
         (Outcome.POST_COPY_PAUSED, None, "see vmckpt job m-1"),
@@ -51,7 +51,7 @@ def test_a_good_one() -> None:
     ],
 )
 def test_a_bad_one_is_tried_again_only_where_that_harms_nobody(
-    outcome: Outcome, blame: Blame | None, final: str
+    outcome: Outcome, blame: FailureSide | None, final: str
 ) -> None:
     moved = reports.judged(replace(GOOD, outcome=outcome, error="it said no"), "web1")
     assert not moved.good
@@ -73,8 +73,8 @@ def test_what_preflight_found_is_why() -> None:
     assert reports.judged(blocked, "web1").why == "beta: full"
 
 
-def told(*left: Left, stopped: bool = False, earlier: tuple[Arrived, ...] = ()) -> Report:
-    ended = Ended(arrived=(WEB1,), shut_down=(), left=left, stopped=stopped, took=Seconds(5.0))
+def told(*left: Unplaced, stopped: bool = False, earlier: tuple[Arrived, ...] = ()) -> Report:
+    ended = MoveEnd(arrived=(WEB1,), shut_down=(), left=left, stopped=stopped, took=Seconds(5.0))
     return Report(task=Task(kind=Kind.EVACUATE, host="alpha"), job="e-1", ended=ended,
                   earlier=earlier)  # fmt: skip
 
@@ -113,7 +113,7 @@ def protection(target: str, phase: str | None = "protecting") -> Operation:
 
 
 @pytest.mark.parametrize(
-    ("active", "mend"),
+    ("active", "hint"),
     [
         pytest.param([protection("gamma")], None, id="it waits there"),
         pytest.param([protection("delta")], None, id="somebody has protected it elsewhere"),
@@ -130,19 +130,19 @@ def protection(target: str, phase: str | None = "protecting") -> Operation:
     ],
 )  # fmt: skip
 def test_who_was_to_have_another_standby_has_one_or_is_told_of(
-    active: list[Operation], mend: str | None
+    active: list[Operation], hint: str | None
 ) -> None:
     earlier = {**INTENT, "to": "beta", "command": "another"}
     wait, bare = reports.standbys([earlier, INTENT], active)
 
-    assert [one.mend for one in bare] == ([] if mend is None else [mend])
+    assert [one.hint for one in bare] == ([] if hint is None else [hint])
     assert [(one.guest, one.target, one.standby) for one in wait] == (
-        [("db", "gamma", True)] if mend is None else []
+        [("db", "gamma", True)] if hint is None else []
     )
 
 
 def test_a_guest_elsewhere_that_has_lost_its_standby_is_no_good_end() -> None:
-    ended = Ended(arrived=(), shut_down=(), left=(), stopped=False, took=Seconds(9.0))
+    ended = MoveEnd(arrived=(), shut_down=(), left=(), stopped=False, took=Seconds(9.0))
     task = Task(kind=Kind.EVACUATE, host="alpha")
     _, bare = reports.standbys([INTENT], [])
     told = Report(task=task, job="e-1", ended=ended, bare=bare)

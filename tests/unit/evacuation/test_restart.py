@@ -8,7 +8,7 @@ from vmckpt.evacuation import restart
 from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan.inventory import Answers
 from vmckpt.evacuation.restart import Waking
-from vmckpt.evacuation.state import Terms
+from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.units import GIB, Bytes
@@ -59,7 +59,7 @@ def test_who_may_run_on_a_host_that_says_nothing_is_left_and_it_is_said() -> Non
     assert found.starts == {}
     assert "it may run on beta, which does not answer" in whys(found)["a"]
     assert "silent: beta" in whys(found)["gone"]
-    assert "vmckpt doctor beta" in found.left[0].mend
+    assert "vmckpt doctor beta" in found.left[0].hint
 
 
 def test_who_is_defined_nowhere_or_twice_is_left() -> None:
@@ -84,9 +84,9 @@ def test_who_comes_back_leaves_room_for_who_is_started() -> None:
     )
     task = back("a", goes=("g1", "g2"))
     found = seen(told)
-    placement = plans.placed(task.fleet(found), task.asked(found), Terms())
+    placement = plans.placed(task.fleet(found), task.asked(found), EvacuationTerms())
     assert placement.going == ()
-    plan = plans.made(task, found, placement, plans.NO_CHECKS, Terms())
+    plan = plans.made(task, found, placement, plans.NO_CHECKS, EvacuationTerms())
     assert [one.name for one in plan.starts] == ["a"]
     assert plan.starts[0].memory > 8 * GIB
 

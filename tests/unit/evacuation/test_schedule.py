@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.fleets import GIB, fleet, guest, host, random_fleet
 from vmckpt.evacuation.bandwidth import SETUP, Move, Under, advance, begin, over, pays, shares
-from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.evacuation.plan.forecast import Outlook, play
 from vmckpt.evacuation.plan.placement import place
@@ -138,7 +138,7 @@ def test_one_may_begin_while_another_ends_and_no_more_than_one() -> None:
     waiting = [move(name, "a", "b", 1) for name in "xyz"]
     ends = [replace(begin(move(name, "a", "b", 1)), setup=Seconds(0.0), ending=True)
             for name in "uv"]  # fmt: skip
-    seating = Seating([host(name) for name in "ab"], [], RULES)
+    seating = CapacityModel([host(name) for name in "ab"], [], RULES)
 
     def begun(*running: Under) -> int:
         return len(start(seating, waiting, running, links, Windows()))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vmckpt.app.evacuation import Emptying
-from vmckpt.errors import Blocked, Cancelled, GuestBusy, VmckptError
+from vmckpt.errors import Blocked, Cancelled, GuestLocked, VmckptError
 from vmckpt.evacuation import service
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.inventory import Inventory
@@ -43,7 +43,7 @@ async def refused(
     return {name: one.why for name, one in maintenance.held().items()}
 
 
-NOT_BEGUN = [GuestBusy("a job has it"), Blocked("it is silent"), Cancelled("Ctrl-C")]
+NOT_BEGUN = [GuestLocked("a job has it"), Blocked("it is silent"), Cancelled("Ctrl-C")]
 
 
 @pytest.mark.parametrize("error", NOT_BEGUN)

@@ -12,30 +12,39 @@ from vmckpt.evacuation import state as states
 from vmckpt.evacuation.bandwidth import Move
 from vmckpt.evacuation.plan.fleet import Fleet, Rules
 from vmckpt.evacuation.schedule import Windows
-from vmckpt.evacuation.state import Blame, Course, Failed, Patience, Record, Terms
+from vmckpt.evacuation.state import (
+    EvacuationTerms,
+    Failed,
+    FailureSide,
+    Record,
+    RetryLimits,
+    RunState,
+)
 from vmckpt.simulation.evacuation import Luck, Sim
 from vmckpt.units import BytesPerSecond
 
-TERMS = Terms(rules=Rules(keep_free=0.0))
+TERMS = EvacuationTerms(rules=Rules(keep_free=0.0))
 OFF = host("a", closed="it is emptied")
 
 
-def begun(made: Fleet, *names: str) -> Course:
+def begun(made: Fleet, *names: str) -> RunState:
     """A course with all guests of a planned, and the first ones under way."""
     asked = frozenset(one.name for one in made.tenants if one.host == "a")
-    course = states.planned(Course(), made, TERMS.rules, 0.0, asked=asked)
+    course = states.planned(RunState(), made, TERMS.rules, 0.0, asked=asked)
     course = states.begins(course, [one for one in course.waiting if one.name in names])
     # So that their links are no reason against others.
     return replace(course, running=tuple(replace(one, ending=True) for one in course.running))
 
 
-def lost(course: Course, name: str, at: float = 0.0, blame: Blame = Blame.TARGET) -> Course:
+def lost(
+    course: RunState, name: str, at: float = 0.0, blame: FailureSide = FailureSide.TARGET
+) -> RunState:
     target = next(one.move.target for one in course.running if one.move.name == name)
     failure = Failed(target=target, at=at, why="no room", blame=blame)
     return states.failed(course, name, failure, TERMS.patience)
 
 
-def waiting(course: Course) -> dict[str, str]:
+def waiting(course: RunState) -> dict[str, str]:
     return {one.name: one.target for one in course.waiting}
 
 
@@ -60,12 +69,12 @@ def test_it_waits_longer_after_each_failure_and_is_left_after_the_last() -> None
     made = fleet([OFF, host("b")], guest("x", "a"))
     course = begun(made, "x")
     for number, wait in ((1, 10.0), (2, 20.0)):
-        course = lost(course, "x", at=100.0 * number, blame=Blame.GUEST)
+        course = lost(course, "x", at=100.0 * number, blame=FailureSide.GUEST)
         assert states.due(course, made, TERMS, 100.0 * number + wait - 0.1) == []
         assert states.wakes(course, 100.0 * number, TERMS.patience) == 100.0 * number + wait
         (move,) = states.due(course, made, TERMS, 100.0 * number + wait)
         course = states.begins(course, [move])
-    course = lost(course, "x", at=300.0, blame=Blame.GUEST)
+    course = lost(course, "x", at=300.0, blame=FailureSide.GUEST)
     assert course.over
     assert course.left[0].why == "tried 3 times, last to b: no room"
 
@@ -102,7 +111,7 @@ def _moved(made: Fleet, moves: Sequence[Move]) -> Fleet:
 
 def test_a_guest_that_fails_everywhere_is_no_fault_of_the_hosts() -> None:
     made = fleet([OFF, host("b")], guest("x", "a"), guest("y", "a"))
-    course = lost(begun(made, "x"), "x", blame=Blame.GUEST)
+    course = lost(begun(made, "x"), "x", blame=FailureSide.GUEST)
     assert course.records == {}
 
 
@@ -160,7 +169,7 @@ def test_paused_nothing_begins_and_what_is_on_its_way_goes_on() -> None:
 
 def test_who_finds_no_place_waits_for_a_host_that_is_left_out() -> None:
     made = fleet([OFF, host("b")], guest("x", "a"))
-    course = Course(records={"b": Record(failures=2, outs=1, out_until=60.0)})
+    course = RunState(records={"b": Record(failures=2, outs=1, out_until=60.0)})
     asked = frozenset({"x"})
     hoping = states.planned(course, made, TERMS.rules, 1.0, asked=asked)
     assert (hoping.left, len(hoping.hoping), hoping.over) == ((), 1, False)
@@ -197,7 +206,9 @@ def test_whatever_goes_wrong_everybody_runs_once_and_is_accounted_for(
 ) -> None:
     made, leaving = random_fleet(seed, hosts, hosts * 6, full=full)
     asked = frozenset(one.name for one in leaving)
-    terms = Terms(rules=Rules(keep_free=0.05), windows=Windows(per_source=3, per_target=3))
+    terms = EvacuationTerms(
+        rules=Rules(keep_free=0.05), windows=Windows(per_source=3, per_target=3)
+    )
     luck = Luck(fails=fails, broken=frozenset({"h1"}) if seed % 3 == 0 else frozenset())
     sim = Sim(made, asked, terms, luck=luck, seed=seed)
     sim.run(in_order)
@@ -240,7 +251,7 @@ def test_streams_that_do_not_fill_their_links_are_noticed_and_get_others_beside_
 @pytest.mark.parametrize("tries", [1, 2])
 def test_retries_are_bounded(tries: int) -> None:
     made = fleet([OFF, host("b"), host("c")], guest("x", "a"))
-    terms = replace(TERMS, patience=Patience(tries=tries))
+    terms = replace(TERMS, patience=RetryLimits(tries=tries))
     sim = Sim(made, frozenset({"x"}), terms, luck=Luck(broken=frozenset("bc")), seed=1)
     sim.run(in_order)
     assert [one.why for one in sim.course.left] == [

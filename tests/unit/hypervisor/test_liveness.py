@@ -44,7 +44,7 @@ STATS: dict[str, int | str | float | bool] = {
 def test_a_guest_is_judged_by_what_it_did(
     last: Pulse, agent: bool | None, lives: bool, why: str
 ) -> None:
-    found = heartbeat.judge([FIRST, last], agent=agent)
+    found = heartbeat.evaluate([FIRST, last], agent=agent)
     assert (found.lives, why in found.why) == (lives, True), found
 
 

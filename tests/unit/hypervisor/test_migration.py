@@ -231,6 +231,6 @@ async def test_whoever_lost_the_lease_changes_nothing(call: str, tmp_path: Path)
         Hypervisor(Host(name="alpha", uri=uri)) as source,
         Hypervisor(Host(name="beta", uri=uri)) as target,
     ):
-        mover = attempt.mover((source, target), None, "web1", UUID, check)
+        mover = attempt.migration_driver((source, target), None, "web1", UUID, check)
         with pytest.raises(LeaseLost):
             await getattr(mover, call)(**CHANGES[call])

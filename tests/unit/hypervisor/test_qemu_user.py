@@ -30,7 +30,7 @@ def test_a_folder_above_it_that_is_closed_is_named(state: Path) -> None:
     state.chmod(0o700)
     with pytest.raises(BadInput, match="may not go to") as caught:
         qemu_user.make_folder(state / "agent" / "scratch", NOBODY)
-    assert caught.value.mend == f"run chmod o+x {state} there"
+    assert caught.value.hint == f"run chmod o+x {state} there"
     qemu_user.make_folder(state / "agent" / "scratch", (0, 0))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from vmckpt.errors import HostUnreachable, OutcomeUnknown
 from vmckpt.hypervisor import connection, qmp
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 
 
 class Connection:
@@ -56,12 +56,12 @@ class Libvirt:
         return json.dumps({"return": {"status": "running"}})
 
 
-def started(monkeypatch: pytest.MonkeyPatch, there: Libvirt) -> Monitor:
+def started(monkeypatch: pytest.MonkeyPatch, there: Libvirt) -> QmpMonitor:
     monkeypatch.setattr(connection, "start", lambda: None)
     monkeypatch.setattr(libvirt, "open", there.open)
     monkeypatch.setattr(libvirt_qemu, "qemuMonitorCommand", there.command)
     monkeypatch.setattr(qmp, "_TURN", 0.01)
-    return Monitor("u", host="alpha")
+    return QmpMonitor("u", host="alpha")
 
 
 @pytest.mark.parametrize("down", [0, 3])

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from vmckpt.cli import app as cli_app
 from vmckpt.cli import jobs, output
 from vmckpt.cli import watch as cli_watch
-from vmckpt.errors import BadInput, OutcomeUnknown, ReadOnly, Unattended, VmckptError
+from vmckpt.errors import BadInput, OrphanedJobs, OutcomeUnknown, ReadOnly, VmckptError
 from vmckpt.journal import controller_identity, recorder
 from vmckpt.journal import jobs as journal_jobs
 from vmckpt.journal.jobs import Answer
@@ -230,9 +230,9 @@ def test_a_job_that_has_ended_cannot_be_asked(journal: Journal) -> None:
 def test_without_a_controller_the_error_names_the_command_that_does_it(journal: Journal) -> None:
     id_ = dead(journal)
 
-    with pytest.raises(Unattended, match="on alpha, run virsh domjobabort web1"):
+    with pytest.raises(OrphanedJobs, match="on alpha, run virsh domjobabort web1"):
         ran("cancel", id_)
-    with pytest.raises(Unattended, match="run virsh migrate-setspeed web1 100"):
+    with pytest.raises(OrphanedJobs, match="run virsh migrate-setspeed web1 100"):
         ran("set", id_, "--bandwidth", "100MiB/s")
     assert journal.requests(id_) == []
 
@@ -254,7 +254,7 @@ def test_without_a_controller_somebody_else_may_do_it(journal: Journal) -> None:
 def test_a_request_that_nobody_takes_is_withdrawn(journal: Journal) -> None:
     id_ = filled(journal)
 
-    with pytest.raises(Unattended, match="withdrawn and nothing was done"):
+    with pytest.raises(OrphanedJobs, match="withdrawn and nothing was done"):
         journal_jobs.control(journal, id_, RequestKind.CANCEL, {}, patience=SHORT)
     assert journal.take_requests(id_) == []
 
@@ -319,7 +319,7 @@ def test_watching_in_json_is_an_object_a_line_from_the_beginning_to_the_end(
 def test_watching_a_job_that_nobody_attends_ends_with_an_error(journal: Journal) -> None:
     dead(journal)
 
-    with pytest.raises(Unattended, match="nobody attends"):
+    with pytest.raises(OrphanedJobs, match="nobody attends"):
         ran("watch", "web1")
 
 
@@ -378,7 +378,7 @@ def test_looking_at_jobs_costs_no_database_until_there_is_something_to_open() ->
 
 
 def test_every_error_of_the_desk_has_an_exit_code_of_its_own_kind() -> None:
-    codes = {kind: kind.exit_code for kind in (BadInput, OutcomeUnknown, Unattended)}
+    codes = {kind: kind.exit_code for kind in (BadInput, OutcomeUnknown, OrphanedJobs)}
 
     assert len(set(codes.values())) == len(codes)
     assert all(issubclass(kind, VmckptError) for kind in codes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmckpt.errors import GuestBusy, JournalError, LeaseLost
+from vmckpt.errors import GuestLocked, JournalError, LeaseLost
 from vmckpt.journal import controller_identity
 from vmckpt.journal.records import Batch, Controller, NewOperation, Operation, Record, StepState
 from vmckpt.journal.store import Journal
@@ -52,7 +52,7 @@ def test_a_guest_has_one_operation_at_a_time_and_the_other_is_told_which(journal
     first, fence = held(journal)
     second = journal.begin(WEB1)
 
-    with pytest.raises(GuestBusy) as caught:
+    with pytest.raises(GuestLocked) as caught:
         journal.acquire(second, GUEST)
     assert str(caught.value).startswith(
         f"guest web1 has an operation already: {first} (migrate), asked for by eve@desk,"
@@ -85,7 +85,7 @@ def test_a_lease_that_is_given_back_is_free_and_its_token_grows(journal: Journal
 
     assert held(journal)[1].token == 2
     journal.release(fence)  # too late: it is another's
-    with pytest.raises(GuestBusy):
+    with pytest.raises(GuestLocked):
         held(journal)
 
 
@@ -104,7 +104,7 @@ def test_an_operation_that_was_interrupted_keeps_its_guest_until_it_is_settled(
     journal: Journal,
 ) -> None:
     id_, _ = held(journal, DEAD)
-    with pytest.raises(GuestBusy, match=f"was interrupted .* {id_} .*; run vmckpt recover"):
+    with pytest.raises(GuestLocked, match=f"was interrupted .* {id_} .*; run vmckpt recover"):
         held(journal)
     journal.take_over(journal.operation(id_))
     journal.finish(id_, "failed", None)
@@ -117,10 +117,10 @@ def test_a_holder_on_another_machine_is_interrupted_once_it_is_not_heard_of(
 ) -> None:
     held(journal, FAR)
     clock.now += controller_lease.TTL - 1
-    with pytest.raises(GuestBusy, match="process 7 on far; vmckpt watch"):
+    with pytest.raises(GuestLocked, match="process 7 on far; vmckpt watch"):
         held(journal)
     clock.now += 2
-    with pytest.raises(GuestBusy, match="run vmckpt recover"):
+    with pytest.raises(GuestLocked, match="run vmckpt recover"):
         held(journal)
 
 
@@ -266,7 +266,7 @@ def test_who_comes_second_takes_nothing_over(
     [found] = journal.abandoned()
     meanwhile(journal, found)
 
-    with pytest.raises(GuestBusy):
+    with pytest.raises(GuestLocked):
         journal.take_over(found)
 
 
@@ -275,7 +275,7 @@ def test_whose_guest_another_operation_has_is_not_taken_over(journal: Journal) -
     other, _ = held(journal)
     [found] = journal.abandoned()
 
-    with pytest.raises(GuestBusy, match=other):
+    with pytest.raises(GuestLocked, match=other):
         journal.take_over(found)
     journal.finish(other, "completed", None)
     assert journal.take_over(found) == Fence(resource=GUEST, token=2, operation=found.id)
@@ -285,7 +285,7 @@ def test_what_is_attended_is_not_taken_over(journal: Journal, clock: Clock) -> N
     near, far = journal.begin(WEB1), journal.begin(WEB1, controller=FAR)
 
     for id_ in (near, far):
-        with pytest.raises(GuestBusy, match=f"{id_} is attended by"):
+        with pytest.raises(GuestLocked, match=f"{id_} is attended by"):
             journal.take_over(journal.operation(id_))
     clock.now += controller_lease.TTL + 1
     assert journal.take_over(journal.operation(far)) is not None

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.journal.test_jobs import journal, ran
-from vmckpt.errors import Unattended
+from vmckpt.errors import OrphanedJobs
 from vmckpt.journal import controller_identity
 from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
@@ -21,11 +21,11 @@ def test_of_what_is_no_migration_libvirt_knows_nothing(journal: Journal, kind: s
     new = NewOperation(kind=kind, guest="web1", source="alpha")
     id_ = journal.begin(new, controller=gone)
     for word in ("cancel", "pause"):
-        with pytest.raises(Unattended, match="run vmckpt recover") as told:
+        with pytest.raises(OrphanedJobs, match="run vmckpt recover") as told:
             ran(word, id_)
         assert "virsh" not in str(told.value)
     journal.leave(id_, by=gone)
-    with pytest.raises(Unattended, match="has left it"):
+    with pytest.raises(OrphanedJobs, match="has left it"):
         ran("cancel", id_)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from vmckpt import inventory
 from vmckpt.app import snapshots
-from vmckpt.errors import BadInput, Blocked, GuestBusy, JournalError, Unattended
+from vmckpt.errors import BadInput, Blocked, GuestLocked, JournalError, OrphanedJobs
 from vmckpt.journal import jobs, maintenance
 from vmckpt.journal import location as locations
 from vmckpt.journal.records import NewOperation, RequestKind
@@ -80,7 +80,7 @@ def test_nobody_attends_it_and_nobody_need(place: Path | str) -> None:
         with pytest.raises(BadInput, match="maintenance leave alpha"):
             jobs.control(journal, held.job, RequestKind.CANCEL, {})
     # A guest may be called as a host is.
-    jobs.refuse_entrusted("alpha")
+    jobs.require_not_delegated("alpha")
 
 
 def test_the_hosts_name_means_what_is_done_to_it(place: Path | str) -> None:
@@ -97,7 +97,7 @@ def test_one_at_a_time_empties_a_host(place: Path | str) -> None:
         new = NewOperation(kind="evacuate", guest="alpha", source="alpha")
         first, second = journal.begin(new), journal.begin(new)
         journal.acquire(first, host_resource("alpha"))
-        with pytest.raises(GuestBusy, match="host alpha has an operation already"):
+        with pytest.raises(GuestLocked, match="host alpha has an operation already"):
             journal.acquire(second, host_resource("alpha"))
         journal.finish(first, "completed", None)
         journal.acquire(second, host_resource("alpha"))
@@ -122,7 +122,7 @@ def test_a_dead_controller_of_a_host_is_for_recovery(place: Path | str) -> None:
         def never(*_: object) -> jobs.Answer:
             raise AssertionError("libvirt knows no guest of a host's name")
 
-        with pytest.raises(Unattended, match="vmckpt recover"):
+        with pytest.raises(OrphanedJobs, match="vmckpt recover"):
             jobs.control(journal, whole, RequestKind.CANCEL, {}, never)
 
 
@@ -152,7 +152,7 @@ def test_one_that_cannot_be_read_keeps_no_guest_away(
 
 def test_nothing_is_moved_to_such_a_host() -> None:
     facts = Facts(name="web1", source="alpha", target="beta", target_closed="it is in maintenance")
-    found = preflight.blockers(preflight.check(facts))
+    found = preflight.blockers(preflight.check_move(facts))
     assert [(one.code, one.where) for one in found if one.code == "host-in-maintenance"] == [
         ("host-in-maintenance", "beta")
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.journal.test_recorder import sampled, until
 from vmckpt.app import migration
-from vmckpt.errors import BadInput, GuestBusy, JournalError, LeaseLost, Unattended
+from vmckpt.errors import BadInput, GuestLocked, JournalError, LeaseLost, OrphanedJobs
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer
@@ -113,7 +113,7 @@ def test_a_busy_guest_leaves_the_recorder_as_it_was(recording: Recorder, journal
     other = journal.begin(WEB1)
     journal.acquire(other, GUEST)
 
-    with pytest.raises(GuestBusy, match=other):
+    with pytest.raises(GuestLocked, match=other):
         recording.acquire(GUEST)
     assert recording.fence is None
     recording.check()
@@ -267,7 +267,7 @@ def test_what_is_not_heard_of_is_done_directly(journal: Journal) -> None:
         journal, id_, RequestKind.CANCEL, {}, lambda *_: Answer(ok=True, text="aborted")
     )
     assert answer.text == "aborted"
-    with pytest.raises(Unattended, match="process 7 on far, has not been heard of lately"):
+    with pytest.raises(OrphanedJobs, match="process 7 on far, has not been heard of lately"):
         jobs.control(journal, id_, RequestKind.CANCEL, {})
 
 
@@ -281,7 +281,7 @@ def test_what_agents_go_on_with_stays_theirs_whatever_fails_meanwhile(
         recorder.taken_over(journal, journal.operation(id_), warnings.append),
     ):
         raise JournalError("alpha cannot be asked")
-    assert [one.id for one in journal.entrusted()] == [id_]
+    assert [one.id for one in journal.delegated_to_agents()] == [id_]
 
 
 @pytest.mark.parametrize(

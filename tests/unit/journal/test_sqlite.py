@@ -14,7 +14,7 @@ from vmckpt.units import Seconds
 CONTENDER = """
 import os, sys, time
 from pathlib import Path
-from vmckpt.errors import GuestBusy, LeaseLost
+from vmckpt.errors import GuestLocked, LeaseLost
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.store import Journal
 
@@ -28,7 +28,7 @@ with Journal(place, busy=20.0) as journal:
     while done < turns:
         try:
             fence = journal.acquire(id_, "guest/u-1")
-        except GuestBusy:
+        except GuestLocked:
             time.sleep(0.002)
             continue
         step = journal.intend(id_, "act", {}, fence)
@@ -90,7 +90,7 @@ def test_exactly_one_acts_at_a_time_and_tokens_grow(place: Path | str, tmp_path:
 TAKER = """
 import sys
 from pathlib import Path
-from vmckpt.errors import GuestBusy
+from vmckpt.errors import GuestLocked
 from vmckpt.journal.store import Journal
 
 place = sys.argv[1] if "://" in sys.argv[1] else Path(sys.argv[1])
@@ -100,7 +100,7 @@ with Journal(place, busy=20.0) as journal:
     sys.stdin.readline()
     try:
         print("token", journal.take_over(found).token, flush=True)
-    except GuestBusy:
+    except GuestLocked:
         print("busy", flush=True)
     sys.stdin.readline()
 """

@@ -17,8 +17,8 @@ from vmckpt_lab.chaos.run import Tally, replay_command
 from vmckpt_lab.command_runner import LATE, Moment, Progress
 from vmckpt_lab.faults.scenarios import FAULTS, Fault
 from vmckpt_lab.faults.trial import Ends
-from vmckpt_lab.invariants import RUNS, Seen, Together, judge, truthful
-from vmckpt_lab.processes import Copy
+from vmckpt_lab.invariants import RUNS, HostCopy, Together, truthful, violations
+from vmckpt_lab.processes import QemuCopy
 
 SEEDS = st.integers(0, 10**6)
 MANY = [plan.operation(7, number) for number in range(1, 1500)]
@@ -103,12 +103,12 @@ def test_how_to_do_it_again_is_said() -> None:
     )
 
 
-HERE, THERE = Copy("web1", "alpha", 10), Copy("web1", "beta", 20)
-OTHER = Copy("web2", "beta", 30)
+HERE, THERE = QemuCopy("web1", "alpha", 10), QemuCopy("web1", "beta", 20)
+OTHER = QemuCopy("web2", "beta", 30)
 STEP = RUNS + 1
 
 
-def found(*readings: dict[Copy, int]) -> list[str]:
+def found(*readings: dict[QemuCopy, int]) -> list[str]:
     together = Together()
     for number, reading in enumerate(readings):
         together.take(reading, float(number))
@@ -136,19 +136,19 @@ def test_two_copies_that_run_side_by_side_are_seen() -> None:
         [{HERE: 0}, {HERE: STEP, THERE: 9 * STEP}, {HERE: STEP, THERE: 10 * STEP}],
     ],
 )  # fmt: skip
-def test_one_copy_after_the_other_is_none_too_many(readings: list[dict[Copy, int]]) -> None:
+def test_one_copy_after_the_other_is_none_too_many(readings: list[dict[QemuCopy, int]]) -> None:
     assert found(*readings) == []
 
 
-HOME = Seen(
+HOME = HostCopy(
     host="alpha", processes=1, state=GuestState.RUNNING, persistent=True,
     max_downtime=Seconds(0.3),
 )  # fmt: skip
-AWAY = Seen(host="beta")
+AWAY = HostCopy(host="beta")
 
 
 def test_one_running_copy_at_home_is_right() -> None:
-    assert judge([HOME, AWAY], allowed=["alpha", "beta"]) == []
+    assert violations([HOME, AWAY], allowed=["alpha", "beta"]) == []
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_one_running_copy_at_home_is_right() -> None:
         ([HOME, replace(AWAY, error="no route")], "beta does not answer: no route"),
     ],
 )
-def test_what_is_wrong_with_a_guest_is_said(seen: list[Seen], complaint: str) -> None:
-    wrong = judge(seen, allowed=["alpha", "beta"])
+def test_what_is_wrong_with_a_guest_is_said(seen: list[HostCopy], complaint: str) -> None:
+    wrong = violations(seen, allowed=["alpha", "beta"])
 
     assert len(wrong) == 1
     assert complaint in wrong[0]

@@ -45,7 +45,7 @@ class Store:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     made = Store()
-    monkeypatch.setattr(lease_client, "Line", made.line)
+    monkeypatch.setattr(lease_client, "LeaseConnection", made.line)
     return made
 
 

@@ -13,7 +13,7 @@ from vmckpt.app import hosts
 from vmckpt.doctor import gather
 from vmckpt.doctor.checks import Examined
 from vmckpt.lease import replicas
-from vmckpt.lease.replicas import Replica, Seen
+from vmckpt.lease.replicas import Replica, ServerFacts
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.snapshot.prepare import Readiness
 
@@ -23,10 +23,10 @@ OK, INFO, WARNING = Severity.OK, Severity.INFO, Severity.WARNING
 def seen(
     *syncs: str | None, names: str = "", follows: bool = False, commit: str = "on",
     away: tuple[str, ...] = (),
-) -> Seen:  # fmt: skip
+) -> ServerFacts:  # fmt: skip
     """Replicas are called r0, r1 and so on."""
     connected = tuple(Replica(f"r{number}", sync) for number, sync in enumerate(syncs))
-    return Seen(
+    return ServerFacts(
         user="vm", follows=follows, commit=commit, names=names, replicas=connected, away=away
     )
 
@@ -57,11 +57,11 @@ STORIES = [
 @pytest.mark.parametrize(
     ("facts", "severity", "text"), [one[1:] for one in STORIES], ids=[one[0] for one in STORIES]
 )
-def test_what_is_said_of_replicas(facts: Seen, severity: Severity, text: str) -> None:
-    found = replicas.judge(facts)
+def test_what_is_said_of_replicas(facts: ServerFacts, severity: Severity, text: str) -> None:
+    found = replicas.survives_promotion(facts)
     assert (found.code, found.severity) == ("lease-replicas", severity)
     assert text in found.text
-    assert (found.mend is None) == (severity is OK)
+    assert (found.hint is None) == (severity is OK)
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +95,14 @@ def until(condition: Callable[[], bool]) -> None:
 
 def carry_out(server: postgres.Server, finding: Finding) -> None:
     """Do what mends it, word for word."""
-    assert finding.mend is not None
-    told = finding.mend.removeprefix("on it: ")
+    assert finding.hint is not None
+    told = finding.hint.removeprefix("on it: ")
     for statement in told.split("; and")[0].split(";"):
         server.sql(statement)
 
 
 def test_a_server_without_replicas_is_a_single_point(primary: postgres.Server) -> None:
-    found = replicas.look(primary.url())
+    found = replicas.examine(primary.url())
     assert (found.severity, found.where) == (INFO, "lease store")
     assert "single point of failure" in found.text
 
@@ -110,19 +110,19 @@ def test_a_server_without_replicas_is_a_single_point(primary: postgres.Server) -
 def test_an_asynchronous_replica_is_found_and_mended_by_what_is_said(
     primary: postgres.Server, replica: postgres.Server
 ) -> None:
-    found = replicas.look(primary.url())
+    found = replicas.examine(primary.url())
     assert (found.severity, "none of its replicas is synchronous (second)" in found.text) == (
         WARNING, True,
     )  # fmt: skip
     carry_out(primary, found)
     until(lambda: primary.sql("SELECT sync_state FROM pg_stat_replication") == "quorum")
     # Whatever the default of others is: what is written about leases waits.
-    found = replicas.look(primary.url(synchronous_commit="off"))
+    found = replicas.examine(primary.url(synchronous_commit="off"))
     assert (found.severity, found.text) == (OK, "1 of 1 replicas synchronous: second")
-    assert replicas.look(replica.url()).text.startswith("it is a replica itself")
+    assert replicas.examine(replica.url()).text.startswith("it is a replica itself")
     replica.stop()
     until(lambda: primary.sql("SELECT count(*) FROM pg_stat_replication") == "0")
-    found = replicas.look(primary.url())
+    found = replicas.examine(primary.url())
     assert (found.severity, "every change of a lease waits" in found.text) == (WARNING, True)
 
 
@@ -131,7 +131,7 @@ def test_one_that_is_away_is_known_by_its_slot(
 ) -> None:
     replica.stop()
     until(lambda: primary.sql("SELECT active FROM pg_replication_slots") == "f")
-    found = replicas.look(primary.url())
+    found = replicas.examine(primary.url())
     assert (found.severity, "not connected (slot second_slot)" in found.text) == (WARNING, True)
 
 
@@ -141,19 +141,19 @@ def test_without_leave_to_see_it_is_unknown(
     url = primary.url().replace("postgres@/", "carl@/")
     with primary.asking("carl", "geheim7"):
         login = url.replace("carl@/", "carl:geheim7@/")
-        found = replicas.look(login)
+        found = replicas.examine(login)
         assert (found.severity, "unknown: carl may not see it" in found.text) == (WARNING, True)
         carry_out(primary, found)
-        assert "none of its replicas is synchronous (second)" in replicas.look(login).text
-        wrong = replicas.look(url.replace("carl@/", "carl:wrong7@/"))
+        assert "none of its replicas is synchronous (second)" in replicas.examine(login).text
+        wrong = replicas.examine(url.replace("carl@/", "carl:wrong7@/"))
     assert (wrong.severity, "its replicas are unknown" in wrong.text) == (WARNING, True)
-    assert "wrong7" not in f"{wrong.text} {wrong.mend}"
+    assert "wrong7" not in f"{wrong.text} {wrong.hint}"
 
 
 def test_a_server_that_does_not_answer_is_a_finding() -> None:
-    found = replicas.look("postgresql://vm@127.0.0.1:1/vm")
+    found = replicas.examine("postgresql://vm@127.0.0.1:1/vm")
     assert (found.severity, "its replicas are unknown: " in found.text) == (WARNING, True)
-    assert found.mend is not None
+    assert found.hint is not None
 
 
 async def test_doctor_and_prepare_tell_it(

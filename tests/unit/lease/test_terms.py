@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 
 from vmckpt.errors import BadInput
 from vmckpt.lease import terms
-from vmckpt.lease.terms import Terms
+from vmckpt.lease.terms import LeaseTerms
 from vmckpt.units import Seconds
 
 
 @st.composite
-def kept(draw: st.DrawFn) -> Terms:
+def kept(draw: st.DrawFn) -> LeaseTerms:
     ttl = Seconds(draw(st.floats(min_value=1, max_value=3600)))
     least = terms.least_margin(ttl)
-    return Terms(ttl=ttl, margin=Seconds(draw(st.floats(min_value=least, max_value=ttl / 2))))
+    return LeaseTerms(ttl=ttl, margin=Seconds(draw(st.floats(min_value=least, max_value=ttl / 2))))
 
 
 @given(
@@ -25,7 +25,7 @@ def kept(draw: st.DrawFn) -> Terms:
     slow=st.floats(min_value=-terms.DRIFT, max_value=terms.DRIFT),
 )
 def test_nobody_takes_over_before_the_guest_is_dead(
-    terms_: Terms, sent: float, way: float, fast: float, slow: float
+    terms_: LeaseTerms, sent: float, way: float, fast: float, slow: float
 ) -> None:
     """The renewal takes `way` to be written; the clocks run `fast` and `slow` beside true time."""
     dead = sent + terms_.lasts / (1 - abs(slow)) + terms.GUARD_TURN + terms.KILLED_IN
@@ -36,13 +36,13 @@ def test_nobody_takes_over_before_the_guest_is_dead(
 
 
 @given(terms_=kept())
-def test_several_renewals_may_fail_before_the_lease_is_lost(terms_: Terms) -> None:
+def test_several_renewals_may_fail_before_the_lease_is_lost(terms_: LeaseTerms) -> None:
     assert 4 * terms_.every + terms_.limit * 0.9 <= terms_.lasts
     assert terms_.limit <= terms_.every
 
 
 def test_the_guest_runs_until_its_lease_ends_and_others_wait_longer() -> None:
-    agreed = Terms(ttl=Seconds(5.0), margin=Seconds(1.0))
+    agreed = LeaseTerms(ttl=Seconds(5.0), margin=Seconds(1.0))
 
     assert (agreed.lasts, agreed.waits) == (4.0, 6.0)
 
@@ -60,4 +60,4 @@ def test_the_guest_runs_until_its_lease_ends_and_others_wait_longer() -> None:
 )
 def test_terms_that_cannot_be_kept_are_refused(ttl: float, margin: float, told: str) -> None:
     with pytest.raises(BadInput, match=told):
-        Terms(ttl=Seconds(ttl), margin=Seconds(margin))
+        LeaseTerms(ttl=Seconds(ttl), margin=Seconds(margin))

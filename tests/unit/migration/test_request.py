@@ -7,7 +7,7 @@ from tests.support.builders import GUEST
 from tests.support.moving import rule
 from tests.support.policies import GOOD, LEAST, policy
 from vmckpt.migration import request
-from vmckpt.migration.request import IDLE_THROTTLE, Wishes
+from vmckpt.migration.request import IDLE_THROTTLE, PolicyOverrides
 from vmckpt.model.migration import AutoConverge, Compression, Driver, Mode, MoveOrder
 from vmckpt.policy.model import Compress, CopyKind, LeftBehind, Policy, StartPostcopy, Throttle, Tls
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
@@ -25,11 +25,11 @@ def ordered(made: Policy, mode: Mode = Mode.PRECOPY) -> MoveOrder:
 def test_no_wish_changes_nothing() -> None:
     good = policy(GOOD)
 
-    assert request.bent(good, Wishes()) == good
+    assert request.apply_overrides(good, PolicyOverrides()) == good
 
 
 def test_wishes_come_before_the_policy() -> None:
-    made = request.bent(policy(GOOD), Wishes(
+    made = request.apply_overrides(policy(GOOD), PolicyOverrides(
         mode=Mode.PRECOPY, bandwidth=BytesPerSecond(7), max_downtime=Seconds(1.0),
         tls=Tls.REQUIRED, copy=CopyKind.FULL,
     ))  # fmt: skip
@@ -42,13 +42,15 @@ def test_wishes_come_before_the_policy() -> None:
 
 def test_by_epochs_the_images_of_the_source_stay() -> None:
     removes = policy(LEAST + "storage: {copy: thin, left_behind: remove}\n")
-    assert request.bent(removes, Wishes()).storage.left_behind is LeftBehind.REMOVE
-    by_epochs = request.bent(removes, Wishes(mode=Mode.CHECKPOINT))
+    assert (
+        request.apply_overrides(removes, PolicyOverrides()).storage.left_behind is LeftBehind.REMOVE
+    )
+    by_epochs = request.apply_overrides(removes, PolicyOverrides(mode=Mode.CHECKPOINT))
     assert by_epochs.storage.left_behind is LeftBehind.KEEP
 
 
 def test_the_operators_time_limit_is_the_only_one() -> None:
-    limits = request.bent(policy(GOOD), Wishes(timeout=Seconds(5.0))).limits
+    limits = request.apply_overrides(policy(GOOD), PolicyOverrides(timeout=Seconds(5.0))).limits
 
     assert (limits.time, limits.time_per_gib) == (5.0, None)
 

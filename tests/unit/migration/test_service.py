@@ -8,7 +8,7 @@ import pytest
 from tests.support.policies import policy
 from vmckpt.errors import Cancelled
 from vmckpt.migration import service
-from vmckpt.migration.cancellable import stoppable
+from vmckpt.migration.cancellable import cancellable
 from vmckpt.migration.report import MigrationReport
 from vmckpt.model.migration import Outcome
 from vmckpt.policy.model import OnFailure, Retries
@@ -35,14 +35,18 @@ def test_waits_grow_up_to_the_longest() -> None:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_only_what_failed_while_the_guest_went_on_is_tried_again(outcome: Outcome) -> None:
-    assert service.again(told(outcome), RETRYING, 1) is (outcome is Outcome.FAILED)
+    assert service.should_retry(told(outcome), RETRYING, 1) is (outcome is Outcome.FAILED)
 
 
 def test_as_often_as_the_policy_says_and_if_it_says_so() -> None:
     failed = told(Outcome.FAILED)
 
-    assert [service.again(failed, RETRYING, number) for number in (1, 2, 3)] == [True, True, False]
-    assert not service.again(failed, replace(RETRYING, on_failure=OnFailure.STOP), 1)
+    assert [service.should_retry(failed, RETRYING, number) for number in (1, 2, 3)] == [
+        True,
+        True,
+        False,
+    ]
+    assert not service.should_retry(failed, replace(RETRYING, on_failure=OnFailure.STOP), 1)
 
 
 @pytest.mark.looptime
@@ -55,7 +59,7 @@ async def test_work_that_is_stopped_is_cancelled_and_said_to_be() -> None:
         await work
 
     with pytest.raises(Cancelled):
-        await stoppable(waits(), stop)
+        await cancellable(waits(), stop)
     assert work.cancelled()
 
 
@@ -71,7 +75,7 @@ async def test_who_is_cancelled_waits_until_the_work_has_ended() -> None:
             await asyncio.sleep(1)
             seen.append("the work ended")
 
-    waiting = asyncio.create_task(stoppable(works(), asyncio.Event()))
+    waiting = asyncio.create_task(cancellable(works(), asyncio.Event()))
     await asyncio.sleep(1)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -85,4 +89,4 @@ async def test_work_that_ends_in_time_answers() -> None:
         await asyncio.sleep(1)
         return "done"
 
-    assert await stoppable(works(), asyncio.Event()) == "done"
+    assert await cancellable(works(), asyncio.Event()) == "done"

@@ -140,7 +140,7 @@ def test_what_somebody_has_to_look_at() -> None:
     assert set(found) == {
         "host omega", "job m-7k3f", "protection p-9abc", "snapshot main s-ccc", "store far",
     }  # fmt: skip
-    assert found["job m-7k3f"].mend == "vmckpt recover"
+    assert found["job m-7k3f"].hint == "vmckpt recover"
     assert "does not answer: omega: no answer" in found["host omega"].text
     assert troubles(Standing()) == {}
 
@@ -170,7 +170,7 @@ def pages(story: Sequence[tuple[float, set[str]]]) -> list[tuple[float, str, str
     known: Mapping[str, Lasting] = {}
     sent: list[Page] = []
     for at, names in story:
-        found = {name: Trouble(text=name, mend="look") for name in names}
+        found = {name: Trouble(text=name, hint="look") for name in names}
         # The clock on the wall was put back an hour.
         known, now = alerts.watch(known, found, Seconds(at), at - 3600)
         sent += now
@@ -205,7 +205,7 @@ def test_what_lasts_is_told_once(
 
 
 @pytest.mark.parametrize(
-    ("one", "text", "mend"),
+    ("one", "text", "hint"),
     [
         pytest.param(ended("completed"), None, None, id="well"),
         pytest.param(ended("cancelled"), None, None, id="somebody-wanted-it"),
@@ -230,9 +230,9 @@ def test_what_lasts_is_told_once(
         ),
     ],
 )  # fmt: skip
-def test_what_an_end_is_worth(one: Happening, text: str | None, mend: str | None) -> None:
+def test_what_an_end_is_worth(one: Happening, text: str | None, hint: str | None) -> None:
     page = alerts.of_happening(one)
-    assert (None, None) if page is None else (page.trouble.text, page.trouble.mend) == (text, mend)
+    assert (None, None) if page is None else (page.trouble.text, page.trouble.hint) == (text, hint)
     assert (page is None) == (text is None)
 
 
@@ -246,7 +246,7 @@ def test_a_page_keeps_its_id_when_it_is_sent_again() -> None:
 
 
 def test_the_fields_of_a_page_are_those_of_the_docs() -> None:
-    page = Page(key="k", state=State.FIRING, at=NOW, trouble=Trouble(text="t", mend="m"))
+    page = Page(key="k", state=State.FIRING, at=NOW, trouble=Trouble(text="t", hint="m"))
     assert set(page.as_json()) == {
         "version", "id", "at", "state", "key", "text", "mend", "job", "guest", "host",
     }  # fmt: skip

@@ -64,7 +64,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def page(text: str) -> Page:
-    return Page(key="k", state=State.ONCE, at=1.0, trouble=Trouble(text=text, mend="look"))
+    return Page(key="k", state=State.ONCE, at=1.0, trouble=Trouble(text=text, hint="look"))
 
 
 async def until(there: Callable[[], bool]) -> None:

@@ -65,7 +65,7 @@ def test_what_no_version_can_do_is_a_conflict(base: Policy, code: str, key: str)
     assert list(conflicts) == [code]
     assert conflicts[code].keys[-1] == key
     assert not conflicts[code].optional
-    assert conflicts[code].mend
+    assert conflicts[code].hint
     assert [one.code for one in compatibility.impossible(base)] == [code]
 
 

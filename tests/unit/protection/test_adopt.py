@@ -12,14 +12,14 @@ from tests.support.builders import GUEST
 from vmckpt import inventory
 from vmckpt.app import fleet, protection
 from vmckpt.cli.app import app
-from vmckpt.errors import BadInput, GuestBusy, VmckptError
+from vmckpt.errors import BadInput, GuestLocked, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
 from vmckpt.protection import active, adopt, agent_client, stop
 from vmckpt.protection.adopt import Found
 from vmckpt.protection.request import Judge
-from vmckpt.protection.stop import Ended, Known
+from vmckpt.protection.stop import Known, StopResult
 
 PRIMARY = {
     "role": "primary", "session": "5e55", "peer": "beta", "moves": False, "has_lease": True,
@@ -51,17 +51,21 @@ def test_what_hosts_say_is_a_protection(told: Mapping[str, Mapping[str, Any]], d
         ({}, BadInput, "web1 is not protected; vmckpt status"),
         ({"alpha": {"role": None, "runs": True}}, BadInput, "web1 is not protected"),
         ({"alpha": SILENT}, BadInput, "web1 is not protected; alpha cannot be asked"),
-        ({"alpha": {**PRIMARY, "moves": True}}, GuestBusy, "is being moved by epochs"),
+        ({"alpha": {**PRIMARY, "moves": True}}, GuestLocked, "is being moved by epochs"),
         (
             {"alpha": {key: told for key, told in PRIMARY.items() if key != "moves"}},
-            GuestBusy,
+            GuestLocked,
             "or was protected by an older release",
         ),
-        ({"alpha": PRIMARY, "beta": {**BACKUP, "session": "other"}}, GuestBusy, "have different"),
-        ({"alpha": PRIMARY, "gamma": PRIMARY}, GuestBusy, "alpha and gamma have different"),
-        ({"alpha": PRIMARY, "beta": {**BACKUP, "peer": "gamma"}}, GuestBusy, "have different"),
+        ({"alpha": PRIMARY, "beta": {**BACKUP, "session": "other"}}, GuestLocked, "have different"),
+        ({"alpha": PRIMARY, "gamma": PRIMARY}, GuestLocked, "alpha and gamma have different"),
+        ({"alpha": PRIMARY, "beta": {**BACKUP, "peer": "gamma"}}, GuestLocked, "have different"),
         # The standby may be all that is left of it.
-        ({"alpha": SILENT, "beta": BACKUP}, GuestBusy, "alpha, where it may run, cannot be asked"),
+        (
+            {"alpha": SILENT, "beta": BACKUP},
+            GuestLocked,
+            "alpha, where it may run, cannot be asked",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -90,7 +94,7 @@ class World:
     async def both(self, *_: object) -> Mapping[str, Mapping[str, Any]]:
         return self.told
 
-    async def end(self, known: Known, _: Caller, **__: object) -> Ended:
+    async def end(self, known: Known, _: Caller, **__: object) -> StopResult:
         self.ended.append(known)
         raise BadInput("far enough")
 
@@ -118,7 +122,7 @@ async def test_it_is_written_down_anew_and_ended_like_any_other(world: World) ->
     with Journal() as journal:
         # Its agents go on with it, and the next controller may end it.
         (operation,) = journal.operations(active=True)
-        assert [one.id for one in journal.entrusted()] == [operation.id]
+        assert [one.id for one in journal.delegated_to_agents()] == [operation.id]
         assert operation.detail["judge"] == Judge.LEASE
         journal.take_over(operation)
     # Asked again, it is the journal's: hosts are not asked.
@@ -130,7 +134,7 @@ async def test_it_is_written_down_anew_and_ended_like_any_other(world: World) ->
 
 async def test_a_standby_runs_by_a_persons_word_though_the_journal_is_lost(world: World) -> None:
     world.told = {"alpha": SILENT, "beta": {**BACKUP, "has_lease": False}}
-    with pytest.raises(GuestBusy, match="failover web1 --host-is-off --lost-journal"):
+    with pytest.raises(GuestLocked, match="failover web1 --host-is-off --lost-journal"):
         await protection.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
     with pytest.raises(BadInput, match="is not protected"):
         await protection.failover(world.inventory, "web1", world.caller, dead=True)

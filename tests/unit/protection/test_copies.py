@@ -154,7 +154,7 @@ async def test_a_primary_is_asked_after_a_backup_that_has_taken_over(
         return {name: ours if name == "alpha" else dict(OVER) for name in hosts}
 
     monkeypatch.setattr(agent_client, "both", both)
-    told = await protection.stands(INVENTORY, PROTECT.operation)
+    told = await protection.job_status(INVENTORY, PROTECT.operation)
     assert rounds == [["alpha", "beta"], ["alpha"]]
     assert of_protections([told]) == ()
 
@@ -250,7 +250,7 @@ def test_recovery_looks_for_it_and_ends_with_an_exit_code_of_its_own(
 
 
 def test_what_recovery_was_refused_for_two_copies_stays_known_as_that() -> None:
-    told = recovering._unsettled(TwoCopies("web1 runs on both", mend="choose"))
+    told = recovering._unsettled(TwoCopies("web1 runs on both", hint="choose"))
     assert (told.two_copies, told.outcome, told.settle) == (True, None, "choose")
     assert told.as_json()["two_copies"] is True
 
@@ -279,7 +279,7 @@ def test_prometheus_and_the_operator_are_told(standing: Standing, guest_name: st
         (name, one) for name, one in troubles(standing).items() if name.startswith("copies")
     ]
     assert trouble.text.startswith(f"two copies: {guest_name} runs on alpha and beta")
-    assert (trouble.mend, trouble.guest, trouble.host) == (MEND, guest_name, "alpha")
+    assert (trouble.hint, trouble.guest, trouble.host) == (MEND, guest_name, "alpha")
 
     known, pages = alerts.watch({}, {name: trouble}, Seconds(0.0), NOW)
     assert pages == []

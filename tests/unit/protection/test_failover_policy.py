@@ -24,7 +24,7 @@ from tests.unit.protection.test_host_death import (
 )
 from vmckpt.errors import VmckptError
 from vmckpt.protection import failover_policy, host_death
-from vmckpt.protection.failover_policy import Do
+from vmckpt.protection.failover_policy import FailoverAction
 from vmckpt.protection.host_death import Case, Proof
 from vmckpt.units import Seconds
 
@@ -49,54 +49,86 @@ def silent(seconds: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("seen", "do", "why"),
     [
-        (case(ours=WELL), Do.WAIT, ""),
-        (case(ours=WELL, theirs=READY), Do.WAIT, ""),
-        (case(ours=WELL, theirs=GONE), Do.WAIT, ""),
-        (case(ours=HANGS, theirs=READY), Do.WAIT, ""),
-        (case(ours=REFUSES, theirs=READY), Do.WAIT, ""),
+        (case(ours=WELL), FailoverAction.WAIT, ""),
+        (case(ours=WELL, theirs=READY), FailoverAction.WAIT, ""),
+        (case(ours=WELL, theirs=GONE), FailoverAction.WAIT, ""),
+        (case(ours=HANGS, theirs=READY), FailoverAction.WAIT, ""),
+        (case(ours=REFUSES, theirs=READY), FailoverAction.WAIT, ""),
         # Cut off from the backup alone: it goes on, and nothing may be run in its place.
-        (case(ours=WANTS, theirs=GONE), Do.LET_ALONE, "goes on without beta: no answer in 2 s"),
-        (case(ours=WANTS, theirs=READY), Do.LET_ALONE, "goes on without beta"),
-        (case(ours=WANTS, theirs=GONE, alone=True), Do.LET_ALONE, "goes on without beta"),
-        (case(ours=ALONE, theirs=READY, alone=True), Do.WAIT, "only a person"),
-        (case(ours=COPIES, alone=True), Do.WAIT, "only a person"),
-        (case(ours=WELL, theirs=READY, alone=True), Do.WAIT, "only a person"),
-        (case(ours=WELL, alone=True), Do.STANDS, "whole again"),
-        (case(theirs=silent(AFTER), alone=True), Do.WAIT, "only a person"),
-        (case(ours=ANEW, theirs=silent(AFTER), alone=True), Do.WAIT, "only a person"),
+        (
+            case(ours=WANTS, theirs=GONE),
+            FailoverAction.GRANT_SOLO,
+            "goes on without beta: no answer in 2 s",
+        ),
+        (case(ours=WANTS, theirs=READY), FailoverAction.GRANT_SOLO, "goes on without beta"),
+        (
+            case(ours=WANTS, theirs=GONE, alone=True),
+            FailoverAction.GRANT_SOLO,
+            "goes on without beta",
+        ),
+        (case(ours=ALONE, theirs=READY, alone=True), FailoverAction.WAIT, "only a person"),
+        (case(ours=COPIES, alone=True), FailoverAction.WAIT, "only a person"),
+        (case(ours=WELL, theirs=READY, alone=True), FailoverAction.WAIT, "only a person"),
+        (case(ours=WELL, alone=True), FailoverAction.STANDBY_RESTORED, "whole again"),
+        (case(theirs=silent(AFTER), alone=True), FailoverAction.WAIT, "only a person"),
+        (case(ours=ANEW, theirs=silent(AFTER), alone=True), FailoverAction.WAIT, "only a person"),
         # Silent to all.
-        (case(theirs=HEARS), Do.WAIT, ""),
-        (case(theirs=silent(4.9)), Do.WAIT, "alpha is silent"),
+        (case(theirs=HEARS), FailoverAction.WAIT, ""),
+        (case(theirs=silent(4.9)), FailoverAction.WAIT, "alpha is silent"),
         (
             case(theirs=silent(5.1)),
-            Do.FAIL_OVER,
+            FailoverAction.FAIL_OVER,
             "nothing answers on alpha, and beta has not heard",
         ),
-        (case(theirs=EMPTY), Do.WAIT, "standby on beta is not ready: the primary copies"),
-        (case(theirs=GONE), Do.WAIT, "standby on beta is not ready: beta: no answer"),
+        (
+            case(theirs=EMPTY),
+            FailoverAction.WAIT,
+            "standby on beta is not ready: the primary copies",
+        ),
+        (case(theirs=GONE), FailoverAction.WAIT, "standby on beta is not ready: beta: no answer"),
         # Its agent lives, and its QEMU is gone: there is nothing to run.
-        (case(theirs=silent(AFTER) | {"runs": False}), Do.WAIT, "standby on beta is not ready"),
-        (case(ours=DIED, theirs=silent(1.0) | {"runs": False}), Do.WAIT, "not ready"),
+        (
+            case(theirs=silent(AFTER) | {"runs": False}),
+            FailoverAction.WAIT,
+            "standby on beta is not ready",
+        ),
+        (case(ours=DIED, theirs=silent(1.0) | {"runs": False}), FailoverAction.WAIT, "not ready"),
         # Gone for sure.
-        (case(ours=DIED, theirs=silent(0.6)), Do.FAIL_OVER, "does not run on alpha any more"),
-        (case(ours=ANEW, theirs=silent(0.6)), Do.FAIL_OVER, "does not run on alpha any more"),
-        (case(ours=DIED, theirs=EMPTY), Do.WAIT, "not ready"),
-        (case(ours=ENDED, theirs=silent(AFTER)), Do.WAIT, ""),
-        (case(ours=ENDING, theirs=silent(AFTER)), Do.WAIT, ""),
-        (case(theirs=OVER), Do.FAIL_OVER, "it runs on beta"),
-        (case(ours=DIED, theirs=OVER), Do.FAIL_OVER, "it runs on beta"),
-        (case(ours=WELL, theirs=OVER), Do.WAIT, "alpha and beta both say that it runs there"),
-        (case(ours=WANTS, theirs=OVER), Do.WAIT, "alpha and beta both say that it runs there"),
+        (
+            case(ours=DIED, theirs=silent(0.6)),
+            FailoverAction.FAIL_OVER,
+            "does not run on alpha any more",
+        ),
+        (
+            case(ours=ANEW, theirs=silent(0.6)),
+            FailoverAction.FAIL_OVER,
+            "does not run on alpha any more",
+        ),
+        (case(ours=DIED, theirs=EMPTY), FailoverAction.WAIT, "not ready"),
+        (case(ours=ENDED, theirs=silent(AFTER)), FailoverAction.WAIT, ""),
+        (case(ours=ENDING, theirs=silent(AFTER)), FailoverAction.WAIT, ""),
+        (case(theirs=OVER), FailoverAction.FAIL_OVER, "it runs on beta"),
+        (case(ours=DIED, theirs=OVER), FailoverAction.FAIL_OVER, "it runs on beta"),
+        (
+            case(ours=WELL, theirs=OVER),
+            FailoverAction.WAIT,
+            "alpha and beta both say that it runs there",
+        ),
+        (
+            case(ours=WANTS, theirs=OVER),
+            FailoverAction.WAIT,
+            "alpha and beta both say that it runs there",
+        ),
     ],
 )
-def test_each_case_is_decided_and_said(seen: Case, do: Do, why: str) -> None:
+def test_each_case_is_decided_and_said(seen: Case, do: FailoverAction, why: str) -> None:
     told = failover_policy.decide(seen, patience=PATIENCE)
     assert told.do is do
     assert (why in told.why) if why else not told.why
 
 
 def test_a_heartbeat_that_was_lost_is_no_dead_host_however_short_the_patience() -> None:
-    for seconds, do in ((2.9, Do.WAIT), (3.1, Do.FAIL_OVER)):
+    for seconds, do in ((2.9, FailoverAction.WAIT), (3.1, FailoverAction.FAIL_OVER)):
         assert failover_policy.decide(case(theirs=silent(seconds)), patience=Seconds(0.5)).do is do
 
 
@@ -111,7 +143,7 @@ def test_whatever_is_failed_over_unasked_is_made_sure_of() -> None:
     ]
     failed_over = 0
     for one in seen:
-        if failover_policy.decide(one, patience=PATIENCE).do is not Do.FAIL_OVER:
+        if failover_policy.decide(one, patience=PATIENCE).do is not FailoverAction.FAIL_OVER:
             continue
         try:
             why = host_death.decide(one)
@@ -128,4 +160,4 @@ def test_nobody_has_leave_and_a_dead_host_at_once() -> None:
     """Who wants leave answers; who answers is not powered off."""
     for theirs in (READY, HEARS, EMPTY, GONE, silent(60.0)):
         told = failover_policy.decide(case(ours=WANTS, theirs=theirs), patience=PATIENCE)
-        assert told.do is Do.LET_ALONE
+        assert told.do is FailoverAction.GRANT_SOLO

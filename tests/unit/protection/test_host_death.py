@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vmckpt.errors import BadInput, GuestBusy, VmckptError
+from vmckpt.errors import BadInput, GuestLocked, VmckptError
 from vmckpt.protection import host_death
 from vmckpt.protection.host_death import Case, Proof
 
@@ -74,12 +74,12 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
     [
         (
             case(ours=WELL, theirs=HEARS),
-            GuestBusy,
+            GuestLocked,
             "web1 runs on alpha, which answers; .*--planned",
         ),
-        (case(ours=WELL), GuestBusy, "--fence powers it off first"),
-        (case(ours=WELL, word=True), GuestBusy, "--planned"),
-        (case(ours=HANGS, theirs=HEARS), GuestBusy, "which answers"),
+        (case(ours=WELL), GuestLocked, "--fence powers it off first"),
+        (case(ours=WELL, word=True), GuestLocked, "--planned"),
+        (case(ours=HANGS, theirs=HEARS), GuestLocked, "which answers"),
         (case(has_fence=False), BadInput, "nobody but you .* --host-is-off"),
         (case(has_fence=False, fence=True), BadInput, "no fence agent in the inventory"),
         (case(ours=REFUSES), BadInput, "is not silent .*login was refused.*not fenced unasked"),
@@ -88,24 +88,28 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
         (case(ours=ENDING, watched=True), BadInput, "is not silent"),
         (case(ours=ANEW), BadInput, "is not silent .its agent answers.*add --fence"),
         (case(ours=DIED_ALONE), BadInput, "is not silent .its agent answers.*add --fence"),
-        (case(ours=DIED, theirs=EMPTY), GuestBusy, "web1 runs nowhere: the standby on beta is not"),
-        (case(alone=True), GuestBusy, "had leave to go on there without beta.*--host-is-off"),
-        (case(alone=True, fence=True), GuestBusy, "had leave to go on there without beta"),
+        (
+            case(ours=DIED, theirs=EMPTY),
+            GuestLocked,
+            "web1 runs nowhere: the standby on beta is not",
+        ),
+        (case(alone=True), GuestLocked, "had leave to go on there without beta.*--host-is-off"),
+        (case(alone=True, fence=True), GuestLocked, "had leave to go on there without beta"),
         (
             case(ours=ANEW, watched=True, alone=True),
-            GuestBusy,
+            GuestLocked,
             "runs nowhere, and had leave to go on without beta.*--host-is-off",
         ),
         (case(theirs=HEARS), BadInput, "is not silent .beta still hears of it"),
         (
             case(theirs=EMPTY),
-            GuestBusy,
+            GuestLocked,
             "not fenced: the standby on beta is not ready: the primary",
         ),
-        (case(theirs=GONE), GuestBusy, "not fenced: the standby on beta is not ready: beta: no"),
-        (case(theirs=EMPTY, fence=True), GuestBusy, "not ready"),
-        (case(ours={**WELL, "phase": "alone"}, fence=True), GuestBusy, "is behind it .alone"),
-        (case(ours={**WELL, "phase": "copying"}, fence=True), GuestBusy, "is behind it"),
+        (case(theirs=GONE), GuestLocked, "not fenced: the standby on beta is not ready: beta: no"),
+        (case(theirs=EMPTY, fence=True), GuestLocked, "not ready"),
+        (case(ours={**WELL, "phase": "alone"}, fence=True), GuestLocked, "is behind it .alone"),
+        (case(ours={**WELL, "phase": "copying"}, fence=True), GuestLocked, "is behind it"),
     ],
 )
 def test_else_it_is_refused(seen: Case, kind: type[VmckptError], told: str) -> None:
@@ -129,11 +133,11 @@ def test_nobody_is_powered_off_unasked_unless_all_are_silent_and_the_standby_is_
 
 
 def test_a_person_who_says_that_a_host_is_off_which_is_heard_is_not_believed() -> None:
-    with pytest.raises(GuestBusy, match="alpha is not off: beta hears of web1 there"):
+    with pytest.raises(GuestLocked, match="alpha is not off: beta hears of web1 there"):
         host_death.decide(case(ours=REFUSES, theirs=HEARS, word=True))
 
 
 @pytest.mark.parametrize("changes", [{}, {"fence": True}, {"ours": DIED}])
 def test_nobody_is_powered_off_for_a_standby_whose_qemu_is_gone(changes: dict[str, Any]) -> None:
-    with pytest.raises(GuestBusy, match="is not ready"):
+    with pytest.raises(GuestLocked, match="is not ready"):
         host_death.decide(case(theirs={**READY, "runs": False}, **changes))

@@ -8,7 +8,7 @@ import pytest
 from tests.support.builders import host_facts
 from vmckpt.model.disk import Room
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.protection.preflight import Seen, check
+from vmckpt.protection.preflight import ProtectionFacts, check_protection
 from vmckpt.units import MIB, Bytes, Seconds
 
 DISK = {
@@ -23,7 +23,7 @@ def room(free: int) -> Room:
     )
 
 
-FINE = Seen(
+FINE = ProtectionFacts(
     guest="web1", primary="alpha", backup="beta", qemu="7.2.22", memory=[256 * MIB], disks=[DISK],
     devices=["disk", "interface"], primary_facts=host_facts("a"), backup_facts=host_facts("b"),
     name_taken=False, taken=(), room=room(1 << 30), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
@@ -31,28 +31,28 @@ FINE = Seen(
 )  # fmt: skip
 
 
-def disk(**changes: Any) -> Seen:
+def disk(**changes: Any) -> ProtectionFacts:
     return replace(FINE, disks=[{**DISK, **changes}])
 
 
-def with_device(kind: str) -> Seen:
+def with_device(kind: str) -> ProtectionFacts:
     return replace(FINE, devices=[*FINE.devices, kind])
 
 
-def free(where: str, amount: int) -> Seen:
+def free(where: str, amount: int) -> ProtectionFacts:
     facts = replace(host_facts("x"), memory_free=Bytes(amount))
     return replace(FINE, primary_facts=facts) if where == "alpha" else (
         replace(FINE, backup_facts=facts)
     )  # fmt: skip
 
 
-def shared(ours: int, theirs: int) -> Seen:
+def shared(ours: int, theirs: int) -> ProtectionFacts:
     return replace(FINE, shared_room=(Bytes(ours), Bytes(theirs)))
 
 
 OTHER = replace(host_facts("b"), qemu_version="10.0.2")
 NEXT = replace(host_facts("b"), qemu_version="7.3.22")
-BLOCKERS: list[tuple[str, str, Seen, str]] = [
+BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
     ("same-host", "web1", replace(FINE, backup="alpha"), "protects nothing"),
     ("name-taken", "beta", replace(FINE, name_taken=True), "beta has a guest web1 already"),
     (
@@ -98,13 +98,13 @@ def blockers(found: list[Finding]) -> list[Finding]:
 
 
 def test_nothing_is_said_of_a_guest_that_can_be_protected() -> None:
-    assert check(FINE) == []
+    assert check_protection(FINE) == []
 
 
 @pytest.mark.parametrize("severity", list(Severity))
 def test_a_lease_store_that_may_forget_is_warned_of(severity: Severity) -> None:
     told = Finding(code="lease-replicas", severity=severity, where="lease store", text="x")
-    found = check(replace(FINE, lease_store=told))
+    found = check_protection(replace(FINE, lease_store=told))
     assert found == ([told] if severity is Severity.WARNING else [])
 
 
@@ -112,27 +112,29 @@ def test_a_lease_store_that_may_forget_is_warned_of(severity: Severity) -> None:
     ("code", "where", "seen", "text"), BLOCKERS,
     ids=[f"{number}-{one[0]}" for number, one in enumerate(BLOCKERS)],
 )  # fmt: skip
-def test_each_reason_against_it_is_a_blocker(code: str, where: str, seen: Seen, text: str) -> None:
-    (found,) = blockers(check(seen))
+def test_each_reason_against_it_is_a_blocker(
+    code: str, where: str, seen: ProtectionFacts, text: str
+) -> None:
+    (found,) = blockers(check_protection(seen))
 
     assert (found.code, found.where) == (code, where)
     assert text in found.text
 
 
 @pytest.mark.parametrize(("code", "seen", "text"), WARNINGS)
-def test_what_only_must_be_known_is_a_warning(code: str, seen: Seen, text: str) -> None:
-    (found,) = check(seen)
+def test_what_only_must_be_known_is_a_warning(code: str, seen: ProtectionFacts, text: str) -> None:
+    (found,) = check_protection(seen)
 
     assert (found.code, found.severity) == (code, Severity.WARNING)
     assert text in found.text
 
 
 @pytest.mark.parametrize("seen", [one[2] for one in BLOCKERS])
-def test_a_blocker_says_in_one_line_what_to_do(seen: Seen) -> None:
-    for found in blockers(check(seen)):
-        assert found.mend
-        assert "\n" not in found.text + found.mend
-        assert len(f"{found.where}: {found.text}; {found.mend}") < 220
+def test_a_blocker_says_in_one_line_what_to_do(seen: ProtectionFacts) -> None:
+    for found in blockers(check_protection(seen)):
+        assert found.hint
+        assert "\n" not in found.text + found.hint
+        assert len(f"{found.where}: {found.text}; {found.hint}") < 220
 
 
 def test_blockers_come_first_and_all_are_told() -> None:
@@ -143,7 +145,7 @@ def test_blockers_come_first_and_all_are_told() -> None:
             {**DISK, "name": "vdb", "format": "luks"},
         ],
     )  # fmt: skip
-    found = check(seen)
+    found = check_protection(seen)
     count = len(blockers(found))
 
     assert {one.code for one in found[:count]} == {
@@ -168,20 +170,20 @@ def test_blockers_come_first_and_all_are_told() -> None:
     ids=["another patch of QEMU", "just short enough", "just room here", "just room there",
          "just room on disk", "an empty drive", "raw", "a block device", "just room on tmpfs"],
 )  # fmt: skip
-def test_what_is_just_enough_is_nothing_to_tell(seen: Seen) -> None:
-    assert check(seen) == []
+def test_what_is_just_enough_is_nothing_to_tell(seen: ProtectionFacts) -> None:
+    assert check_protection(seen) == []
 
 
 def test_read_only_disks_take_no_room() -> None:
     seen = replace(disk(read_only=True), room=room(0))
 
-    assert blockers(check(seen)) == []
+    assert blockers(check_protection(seen)) == []
 
 
 def test_disks_whose_images_are_there_take_no_room() -> None:
     seen = replace(FINE, room=room(0))
 
-    assert blockers(check(replace(seen, taken={"vda": "/srv/web1.qcow2"}))) == []
-    assert [one.code for one in blockers(check(replace(seen, taken={"vdb": "/x"})))] == [
+    assert blockers(check_protection(replace(seen, taken={"vda": "/srv/web1.qcow2"}))) == []
+    assert [one.code for one in blockers(check_protection(replace(seen, taken={"vdb": "/x"})))] == [
         "room-short"
     ]

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from vmckpt.journal.recorder import Unattended
+from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.records import Operation
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
@@ -210,7 +210,7 @@ async def test_agents_that_are_gone_with_their_guards_are_started_again(
         step=lambda _: step, inventory=inventory, host=KNOWN.primary, dry=dry,
         recorder=None if dry else recorder, operation=operation,
     )  # fmt: skip
-    found = await recovery.settle(cast("Unattended", case), [])
+    found = await recovery.settle(cast("OrphanedJob", case), [])
 
     again = [("beta", "revive", "5e55"), ("alpha", "revive", "5e55")]
     assert orders == ([] if dry else again)

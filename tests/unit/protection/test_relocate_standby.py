@@ -14,9 +14,9 @@ from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.policy.model import Failover, Protection
 from vmckpt.protection import relocate_standby, start, stop
-from vmckpt.protection.relocate_standby import Anew
+from vmckpt.protection.relocate_standby import Relocation
 from vmckpt.protection.request import Protected, ProtectRequest
-from vmckpt.protection.stop import Ended, Known
+from vmckpt.protection.stop import Known, StopResult
 from vmckpt.units import MIB, Bytes, Seconds
 
 HOSTS = inventory.parse(
@@ -35,12 +35,12 @@ OPERATION = Operation(
 ROOM = Room(device="8:1", folder="/srv", free=Bytes(9), needed=Bytes(5), grown=Bytes(5))
 
 
-def wanted(operation: Operation = OPERATION) -> Anew:
+def wanted(operation: Operation = OPERATION) -> Relocation:
     known = Known(
         operation=operation, primary=HOSTS.host("alpha"), backup=HOSTS.host("beta"), lease=None,
         session="s",
     )  # fmt: skip
-    return Anew(known=known, backup=HOSTS.host("gamma"), lease="postgresql://db",
+    return Relocation(known=known, backup=HOSTS.host("gamma"), lease="postgresql://db",
                 usual=Protection(slowdown=0.3), memory=Bytes(MIB))  # fmt: skip
 
 
@@ -56,7 +56,7 @@ async def test_what_the_present_standby_holds_is_free_by_then(
     monkeypatch: pytest.MonkeyPatch, deaf: Caller
 ) -> None:
     against = Finding(
-        code="qemu-version", severity=Severity.BLOCKER, where="gamma", text="no", mend=None
+        code="qemu-version", severity=Severity.BLOCKER, where="gamma", text="no", hint=None
     )
 
     async def looked(_: object, request: ProtectRequest, *__: object) -> Protected:
@@ -64,7 +64,7 @@ async def test_what_the_present_standby_holds_is_free_by_then(
         return protected((against,))
 
     monkeypatch.setattr(start, "protect", looked)
-    found = await relocate_standby.check(wanted(), deaf)
+    found = await relocate_standby.require_relocatable(wanted(), deaf)
 
     assert found.findings[0] == against
     assert [one.code for one in found.findings[1:]] == [
@@ -90,9 +90,9 @@ async def test_the_next_one_begins_where_the_guest_still_runs(
 ) -> None:
     done: list[str] = []
 
-    async def unprotect(*_: object) -> Ended:
+    async def unprotect(*_: object) -> StopResult:
         done.append("unprotect")
-        return Ended(guest="web1", runs_on=runs_on, why="asked for", took=Seconds(1.0))
+        return StopResult(guest="web1", runs_on=runs_on, why="asked for", took=Seconds(1.0))
 
     async def protect(*_: object) -> Protected:
         done.append("protect")
@@ -114,15 +114,15 @@ async def test_what_fails_once_the_old_one_has_ended_is_tried_again_and_then_sai
 ) -> None:
     monkeypatch.setattr(relocate_standby, "_AGAIN", 0.0)
     no = Finding(
-        code="memory-short", severity=Severity.BLOCKER, where="alpha", text="no room", mend=None
+        code="memory-short", severity=Severity.BLOCKER, where="alpha", text="no room", hint=None
     )
     answers: list[Protected | VmckptError] = [
         RemoteError("gamma: no answer"), protected((no,), None), protected(),
     ]  # fmt: skip
     said: list[str] = []
 
-    async def unprotect(*_: object) -> Ended:
-        return Ended(guest="web1", runs_on="alpha", why="asked for", took=Seconds(1.0))
+    async def unprotect(*_: object) -> StopResult:
+        return StopResult(guest="web1", runs_on="alpha", why="asked for", took=Seconds(1.0))
 
     async def protect(*_: object) -> Protected:
         answer = answers.pop(0)

@@ -10,17 +10,17 @@ import pytest
 
 from vmckpt.app import protection
 from vmckpt.app.protection import Request
-from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
-from vmckpt.journal.recorder import Unattended
+from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.records import Operation, StoredStep
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protection import agent_client, recovery, stop
-from vmckpt.protection.resync import Before, Earlier, Taking, decide, earlier, wanted
+from vmckpt.protection.resync import Before, Earlier, ImageAdoption, decide, earlier, wanted
 from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import MIB, Bytes
 
@@ -145,7 +145,7 @@ def test_while_its_qemu_lives_there_nothing_is_taken() -> None:
     told = decide(KNOWN, replace(BOTH, runs=True), DISKS, "alpha")
     assert told.images == {}
     (found,) = told.findings
-    assert (found.severity, found.mend) == (Severity.BLOCKER, "run vmckpt recover")
+    assert (found.severity, found.hint) == (Severity.BLOCKER, "run vmckpt recover")
 
 
 def test_where_nothing_is_known_that_is_said_and_all_is_copied() -> None:
@@ -153,7 +153,7 @@ def test_where_nothing_is_known_that_is_said_and_all_is_copied() -> None:
     assert told.images == {}
     assert codes(told.findings) == [("image-not-taken", Severity.WARNING)]
     assert "all of its disks are copied" in told.findings[0].text
-    assert Taking().findings == ()
+    assert ImageAdoption().findings == ()
 
 
 def request(to: str | None, *, reverse: bool = True) -> Request:
@@ -212,9 +212,9 @@ def operation(name: str, *, kind: str = "protect", active: bool = False) -> Oper
 
 def test_a_protection_that_has_not_ended_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     journal(monkeypatch, operation("P2", active=True), operation("P1"))
-    with pytest.raises(GuestBusy, match=r"protected \(P2\)") as raised:
+    with pytest.raises(GuestLocked, match=r"protected \(P2\)") as raised:
         protection._earlier("u-1", "beta")
-    assert "vmckpt recover" in str(raised.value.mend)
+    assert "vmckpt recover" in str(raised.value.hint)
 
 
 def test_only_protections_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ async def test_a_failover_that_recovery_finds_is_written_down_as_one(
     hosts = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}
     finished: list[tuple[Outcome, Mapping[str, Any]]] = []
     inventory = SimpleNamespace(host=hosts.__getitem__, lease=None)
-    case = Unattended(
+    case = OrphanedJob(
         inventory=cast("Inventory", inventory),
         operation=cast("Operation", SimpleNamespace(
             id="P1", guest="web1", guest_uuid="u-1", source="alpha", target="beta",

@@ -11,7 +11,7 @@ import pytest
 from vmckpt.errors import RemoteError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import recorder
-from vmckpt.journal.recorder import Recorder, Unattended
+from vmckpt.journal.recorder import OrphanedJob, Recorder
 from vmckpt.journal.records import NewOperation, StepState
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
@@ -55,7 +55,7 @@ async def test_it_is_noted_once_and_is_over_when_the_standby_is_whole(kept: Reco
     (first,) = await solo_permission.alone(job(kept))
     await solo_permission.note(kept, job(kept), "beta was away again")
     assert await solo_permission.alone(job(kept)) == (first,)
-    await solo_permission.stands(kept, job(kept))
+    await solo_permission.has_permission(kept, job(kept))
     assert await solo_permission.alone(job(kept)) == ()
     await solo_permission.note(kept, job(kept), "beta was away a third time")
     (third,) = await solo_permission.alone(job(kept))
@@ -88,7 +88,7 @@ class Agents:
 @pytest.fixture
 def agents(kept: Recorder, place: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
     made = Agents(kept, place)
-    monkeypatch.setattr(agent_client, "ask", made.ask)
+    monkeypatch.setattr(agent_client, "request", made.ask)
     monkeypatch.setattr(agent_client, "status", made.status)
     return made
 
@@ -101,8 +101,8 @@ async def test_recover_gives_it_where_nobody_keeps_watch(
     inventory = SimpleNamespace(host=lambda name: {"alpha": ALPHA, "beta": BETA}[name], lease=None)
     caller = Caller(emit=lambda _: None, warn=print, stop=asyncio.Event())
 
-    def case(recorder: Recorder | None) -> Unattended:
-        return Unattended(
+    def case(recorder: Recorder | None) -> OrphanedJob:
+        return OrphanedJob(
             inventory=cast("Inventory", inventory), operation=operation, steps=steps,
             recorder=recorder, caller=caller, adopt=False,
         )  # fmt: skip

@@ -97,7 +97,7 @@ async def test_what_keeps_watch_must_not_run_a_standby_that_is_given_up_and_stay
     vars(beginning).update(
         _setting=SimpleNamespace(primary=hosts[0], backup=hosts[1], lease=lease),
         _request=SimpleNamespace(move=None, automatic=automatic), session="5e55",
-        _guest=SimpleNamespace(uuid="u-1", name="web1"), _desk=SimpleNamespace(intend=intend),
+        _guest=SimpleNamespace(uuid="u-1", name="web1"), _step_log=SimpleNamespace(intend=intend),
         _caller=SimpleNamespace(warn=lambda _: None),
     )  # fmt: skip
     await beginning._undo(VmckptError("stopped"))

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from vmckpt.protection.status import SUMMARY_EVERY, Because, Look, look, readiness, worth
+from vmckpt.protection.status import (
+    SUMMARY_EVERY,
+    Because,
+    Look,
+    is_notable,
+    parse_status,
+    readiness,
+)
 from vmckpt.units import Seconds
 
 WORKS: dict[str, Any] = {
@@ -32,7 +39,7 @@ def story(*looks: Look) -> list[tuple[int, tuple[Because, ...]]]:
     told: list[tuple[int, tuple[Because, ...]]] = []
     last, at = None, 0
     for second, one in enumerate(looks):
-        because = worth(last, Seconds(second - at), one)
+        because = is_notable(last, Seconds(second - at), one)
         if because:
             told.append((second, because))
             last, at = one, second
@@ -75,7 +82,7 @@ def test_an_interval_is_told_when_it_changed_by_a_quarter_since_it_was_told() ->
         (0, (Because.FIRST,)), (3, (Because.INTERVAL,)),
         (6, (Because.INTERVAL,)),
     ]  # fmt: skip
-    assert worth(replace(GOOD, interval_s=None), Seconds(0.1), GOOD) == (Because.INTERVAL,)
+    assert is_notable(replace(GOOD, interval_s=None), Seconds(0.1), GOOD) == (Because.INTERVAL,)
 
 
 def test_packets_that_were_lost_are_told_at_once() -> None:
@@ -87,15 +94,15 @@ def test_packets_that_were_lost_are_told_at_once() -> None:
 def test_its_end_is_told_whatever_else_there_is() -> None:
     over = replace(GOOD, end="the guest runs on beta")
 
-    assert worth(GOOD, Seconds(0.1), over) == (Because.END,)
+    assert is_notable(GOOD, Seconds(0.1), over) == (Because.END,)
 
 
 def test_what_both_agents_say_becomes_one_look() -> None:
-    assert look(entry(WORKS, STANDS)) == GOOD
+    assert parse_status(entry(WORKS, STANDS)) == GOOD
 
 
 def test_alone_nothing_can_be_gone_on_from_however_ready_the_standby_thinks_it_is() -> None:
-    found = look(entry({**WORKS, "phase": "alone", "says": "no room"}, STANDS))
+    found = parse_status(entry({**WORKS, "phase": "alone", "says": "no room"}, STANDS))
 
     assert (found.ready, found.behind_s) == (False, None)
     assert "can never take over" in found.ready_why
@@ -138,7 +145,7 @@ def test_whether_the_standby_can_take_over(
 def test_when_it_is_over(
     ours: dict[str, Any] | None, theirs: dict[str, Any] | None, phase: str, end: str | None
 ) -> None:
-    found = look(entry(ours, theirs))
+    found = parse_status(entry(ours, theirs))
 
     assert (found.phase, found.end) == (phase, end)
 
@@ -146,4 +153,4 @@ def test_when_it_is_over(
 def test_what_became_of_a_guest_is_in_the_way() -> None:
     died = {"outcome": "died", "why": "the guard ended the guest: the lease has ended"}
 
-    assert look(entry(died, STANDS)).in_the_way == died["why"]
+    assert parse_status(entry(died, STANDS)).in_the_way == died["why"]

@@ -12,7 +12,7 @@ import pytest
 from vmckpt.errors import (
     BadInput,
     FencingFailed,
-    GuestBusy,
+    GuestLocked,
     HypervisorError,
     OutcomeUnknown,
     RemoteError,
@@ -134,7 +134,7 @@ class World:
 def one(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(agent_client, "order", made.order)
-    monkeypatch.setattr(agent_client, "ask", made.ask)
+    monkeypatch.setattr(agent_client, "request", made.ask)
     monkeypatch.setattr(agent_client, "status", made.status)
     monkeypatch.setattr(stop, "attended", made.attended)
     monkeypatch.setattr(stop, "fence_host", made.fence)
@@ -201,7 +201,7 @@ async def test_a_planned_switch_asks_the_primary_and_waits_for_the_backup(one: W
 @pytest.mark.parametrize("phase", ["copying", "alone", "connecting"])
 async def test_a_standby_that_is_not_ready_is_not_switched_to(one: World, phase: str) -> None:
     one.says["alpha"]["phase"] = phase
-    with pytest.raises(GuestBusy, match="not ready"):
+    with pytest.raises(GuestLocked, match="not ready"):
         await stop.planned(KNOWN, one.caller)
     assert one.did == []
 
@@ -224,7 +224,7 @@ async def test_who_gives_up_waiting_is_told_that_it_may_yet_happen(one: World) -
 
 
 async def test_a_guest_whose_host_is_well_is_not_failed_over(one: World) -> None:
-    with pytest.raises(GuestBusy, match="runs on alpha"):
+    with pytest.raises(GuestLocked, match="runs on alpha"):
         await stop.failover(KNOWN, one.caller, dead=True)
     assert one.did == []
 
@@ -329,7 +329,7 @@ async def test_a_controller_that_died_after_the_fencing_is_followed_by_the_next(
 async def test_a_host_that_answers_is_fenced_only_if_that_is_asked_for(one: World) -> None:
     one.says["alpha"] = {"role": "primary", "agent": False, "runs": True}
     one.after = RUNS_THERE
-    with pytest.raises(GuestBusy, match="--fence powers it off first"):
+    with pytest.raises(GuestLocked, match="--fence powers it off first"):
         await stop.failover(HAS_FENCE, one.caller)
     assert one.did == []
     await stop.failover(HAS_FENCE, one.caller, fence=True)
@@ -353,7 +353,7 @@ async def test_a_guest_that_had_leave_is_not_failed_over_however_silent_its_host
     one: World,
 ) -> None:
     one.silent, one.after, one.alone = {"alpha"}, RUNS_THERE, True
-    with pytest.raises(GuestBusy, match="had leave to go on there without beta"):
+    with pytest.raises(GuestLocked, match="had leave to go on there without beta"):
         await stop.failover(WATCHED, one.caller)
     assert one.did == []
     assert (await stop.failover(WATCHED, one.caller, dead=True)).runs_on == "beta"
@@ -364,7 +364,7 @@ async def test_leave_that_was_given_since_a_host_was_looked_at_counts(one: World
     case = await stop.seen(WATCHED)
     assert not case.alone
     one.alone = True
-    with pytest.raises(GuestBusy, match="had leave to go on"):
+    with pytest.raises(GuestLocked, match="had leave to go on"):
         await stop.failover(WATCHED, one.caller, case=case)
     assert one.did == []
     one.alone = False
@@ -410,6 +410,6 @@ async def test_who_lost_the_journal_while_a_host_was_fenced_runs_nothing(one: Wo
 
 async def test_a_guest_that_waits_for_leave_is_not_switched(one: World) -> None:
     one.says["alpha"]["wants_leave"] = "17"
-    with pytest.raises(GuestBusy, match="its standby is not ready"):
+    with pytest.raises(GuestLocked, match="its standby is not ready"):
         await stop.planned(WATCHED, one.caller)
     assert one.did == []

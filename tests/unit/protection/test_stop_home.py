@@ -13,7 +13,7 @@ import pytest
 from tests.support.replicas import session as made_session
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replication import orders, teardown
-from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
+from vmckpt.errors import GuestLocked, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import standby_domain as hypervisor_standby_domain
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease import client
@@ -66,7 +66,7 @@ def hosts(
         except RemoteError as exc:
             return {"error": str(exc), "unreachable": True, "silent": True}
 
-    for name, function in (("order", order), ("ask", ask), ("status", status)):
+    for name, function in (("order", order), ("request", ask), ("status", status)):
         monkeypatch.setattr(agent_client, name, function)
     monkeypatch.setattr(client, "revoke", lambda *_, **__: did.append(("lease", "revoke")))
     return did
@@ -182,7 +182,7 @@ def test_a_backup_whose_guest_runs_does_not_end_it_as_a_standby(
     (folder / "ours").touch()
     standby_setup.note_run(folder)
     monkeypatch.setattr(orders, "folder_of", lambda _: folder)
-    with pytest.raises(GuestBusy, match="runs on beta by now"):
+    with pytest.raises(GuestLocked, match="runs on beta by now"):
         orders._end(order(tmp_path, define=False))
 
 
@@ -230,7 +230,7 @@ def test_a_backup_that_takes_over_while_it_is_ended_goes_on_with_that(
     monkeypatch.setattr(orders, "folder_of", lambda _: folder)
     monkeypatch.setattr(orders, "_stop_agent", stop)
     monkeypatch.setattr(orders, "_start", started.append)
-    with pytest.raises(GuestBusy, match="runs on beta by now"):
+    with pytest.raises(GuestLocked, match="runs on beta by now"):
         orders._end(order(tmp_path, define=False))
     assert started == [folder]
     assert not (folder / "over").exists()

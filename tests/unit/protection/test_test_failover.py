@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from vmckpt.app import protection
 from vmckpt.cli import protect
-from vmckpt.errors import BadInput, Cancelled, GuestBusy, OutcomeUnknown, VmckptError
+from vmckpt.errors import BadInput, Cancelled, GuestLocked, OutcomeUnknown, VmckptError
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
@@ -78,14 +78,14 @@ async def test_it_returns_once_the_copy_runs_and_says_what_it_is(agent: Agent) -
 
 async def test_what_the_backup_refuses_is_said_as_it_says_it(agent: Agent) -> None:
     agent.refuses = "a test of web1 runs already; end it first"
-    with pytest.raises(GuestBusy, match="a test of web1 runs already"):
+    with pytest.raises(GuestLocked, match="a test of web1 runs already"):
         await test_failover.begin(KNOWN, agent.caller)
 
 
 async def test_without_a_standby_there_is_no_test(agent: Agent) -> None:
     agent.there = False
     for asked in (test_failover.begin, test_failover.end):
-        with pytest.raises(GuestBusy, match="no standby on beta: the standby's QEMU is gone"):
+        with pytest.raises(GuestLocked, match="no standby on beta: the standby's QEMU is gone"):
             await asked(KNOWN, agent.caller)
 
 

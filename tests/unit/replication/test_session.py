@@ -12,13 +12,13 @@ import pytest
 from tests.support.replicas import LEASE, session
 from vmckpt.errors import BadInput, RemoteError
 from vmckpt.replication import session as replication_session
-from vmckpt.replication.session import Session, Terms, folder_of
+from vmckpt.replication.session import ProtectionTerms, Session, folder_of
 from vmckpt.units import Seconds
 from vmckpt.util import host_directories
 
 ALL = session(
     lease=LEASE, cards=("net0", "net1"), undo="{}", definition="<domain/>", state="/var/x",
-    terms=Terms(interval=None, automatic=True, slowdown=0.2, hold=Seconds(1.0)),
+    terms=ProtectionTerms(interval=None, automatic=True, slowdown=0.2, hold=Seconds(1.0)),
 )  # fmt: skip
 
 

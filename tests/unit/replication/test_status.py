@@ -11,7 +11,7 @@ import pytest
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.pacing import Pace
-from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.status import Phase, PrimaryStatus
 from vmckpt.units import Seconds
 
@@ -51,8 +51,8 @@ def shown() -> Shown:
     return Shown()
 
 
-def line(heard: float, sent: int = 0) -> Line:
-    return cast("Line", SimpleNamespace(heard=heard, sent=sent))
+def line(heard: float, sent: int = 0) -> PeerConnection:
+    return cast("PeerConnection", SimpleNamespace(heard=heard, sent=sent))
 
 
 def test_before_anything_it_connects_and_knows_no_lag(shown: Shown) -> None:

@@ -11,8 +11,25 @@ import pytest
 
 from vmckpt.policy import calendar
 from vmckpt.policy.model import Check, CopyTo, Keep, Proof, Schedule
-from vmckpt.scheduler.agenda import COLLECT, Held, Order, Scene, Seat, Trouble, agenda, troubled
-from vmckpt.scheduler.jobs import Collect, Copy, Cut, Prune, Take, Verify, Work
+from vmckpt.scheduler.agenda import (
+    COLLECT,
+    GuestPlace,
+    Held,
+    Order,
+    Scene,
+    Trouble,
+    agenda,
+    troubled,
+)
+from vmckpt.scheduler.jobs import (
+    CollectGarbage,
+    CopySnapshot,
+    CreateGroup,
+    CreateSnapshot,
+    PruneSnapshots,
+    VerifySnapshots,
+    Work,
+)
 from vmckpt.snapshot.retention import Kept
 from vmckpt.units import Seconds
 
@@ -20,15 +37,15 @@ DAY, HOUR = 86400.0, 3600.0
 BEGIN = datetime(2026, 3, 2, 12, tzinfo=UTC).timestamp()
 """A Monday."""
 BERLIN = ZoneInfo("Europe/Berlin")
-WEB = Seat(uuid="w", name="web1", host="alpha", active=True)
-DB = Seat(uuid="d", name="db1", host="beta", active=True)
+WEB = GuestPlace(uuid="w", name="web1", host="alpha", active=True)
+DB = GuestPlace(uuid="d", name="db1", host="beta", active=True)
 
 
-def order(when: str, seat: Seat = WEB, name: str = "auto", **more: Any) -> Order:
+def order(when: str, place: GuestPlace = WEB, name: str = "auto", **more: Any) -> Order:
     read = calendar.parse(when)
     schedule = Schedule(name=name, when=read, text=when)
     return Order(
-        seat=seat, policy="mine", schedule=replace(schedule, **more), store="near", when=read
+        place=place, policy="mine", schedule=replace(schedule, **more), store="near", when=read
     )
 
 
@@ -95,25 +112,25 @@ class World:
             return
         self.troubles.pop(one.key, None)
         match one:
-            case Take():
+            case CreateSnapshot():
                 self.made += 1
                 self.put(f"s-{self.made}", self.now + self.ahead, one.guest, one.schedule)
                 self.taken[one.guest, one.schedule] = self.now
-            case Cut():
+            case CreateGroup():
                 self.cut(one)
-            case Copy():
+            case CopySnapshot():
                 self.stores[one.target][one.id] = replace(
                     self.stores[one.source][one.id], looked_at={}
                 )
-            case Prune():
+            case PruneSnapshots():
                 for id_ in one.ids:
                     del self.stores[one.store][id_]
-            case Verify():
+            case VerifySnapshots():
                 self.prove(one)
-            case Collect():
+            case CollectGarbage():
                 self.collected[one.store] = self.now
 
-    def cut(self, one: Cut) -> None:
+    def cut(self, one: CreateGroup) -> None:
         self.made += 1
         for guest, _, _ in one.guests:
             id_ = f"s-{self.made}-{guest}"
@@ -122,7 +139,7 @@ class World:
             self.stores["near"][id_] = Held(kept=kept)
             self.taken[guest, one.schedule] = self.now
 
-    def prove(self, one: Verify) -> None:
+    def prove(self, one: VerifySnapshots) -> None:
         for id_ in one.ids:
             held = self.stores[one.store][id_]
             kept = replace(held.kept, good=held.kept.good is not False)
@@ -144,7 +161,7 @@ class World:
     def times(self, kind: type, guest: str = "w") -> list[float]:
         return [
             at for at, one in self.log
-            if isinstance(one, kind) and (not isinstance(one, Take) or one.guest == guest)
+            if isinstance(one, kind) and (not isinstance(one, CreateSnapshot) or one.guest == guest)
         ]  # fmt: skip
 
     def local(self, kind: type) -> list[str]:
@@ -157,28 +174,28 @@ def test_two_weeks_of_every_hour_with_two_tiers() -> None:
     world = World([order("1h", keep=keep, copies=(far,))])
     world.play(14 * DAY)
 
-    assert len(world.times(Take)) == 14 * 24
+    assert len(world.times(CreateSnapshot)) == 14 * 24
     assert len(world.stores["near"]) == 4
     days = sorted({int(one.kept.made_at // DAY) for one in world.stores["far"].values()})
     assert (len(world.stores["far"]), len(days)) == (7, 7)
     # Each was copied once, and nothing went to and fro.
-    copied = [one.id for _, one in world.log if isinstance(one, Copy)]
+    copied = [one.id for _, one in world.log if isinstance(one, CopySnapshot)]
     assert len(copied) == len(set(copied)) == 14 * 24
-    assert len(world.times(Collect)) == 2 * 14 * DAY / COLLECT
+    assert len(world.times(CollectGarbage)) == 2 * 14 * DAY / COLLECT
 
 
 def test_what_was_missed_is_made_up_for_once() -> None:
     world = World([order("daily 03:00")])
     world.play(3 * DAY)
-    before = len(world.times(Take))
+    before = len(world.times(CreateSnapshot))
     world.now += 2 * DAY  # the service is off
     world.restart()
     world.play(1.0)
 
     assert before == 4  # one at once, as there was none, and three at night
-    assert len(world.times(Take)) == before + 1
+    assert len(world.times(CreateSnapshot)) == before + 1
     world.play(DAY)
-    assert world.local(Take)[-2:] == ["07 12:00", "08 03:00"]
+    assert world.local(CreateSnapshot)[-2:] == ["07 12:00", "08 03:00"]
 
 
 def test_a_restart_does_nothing_twice() -> None:
@@ -188,48 +205,48 @@ def test_a_restart_does_nothing_twice() -> None:
     world.restart()
     world.play(60)
 
-    assert {type(one) for _, one in world.log[count:]} == {Collect}
+    assert {type(one) for _, one in world.log[count:]} == {CollectGarbage}
 
 
 def test_days_on_which_clocks_are_put_on_and_back() -> None:
     world = World([order("daily 02:30")], zone=BERLIN)
     world.now = datetime(2026, 3, 27, 12, tzinfo=BERLIN).timestamp()
     world.play(4 * DAY)
-    assert world.local(Take)[1:] == ["28 02:30", "29 03:30", "30 02:30", "31 02:30"]
+    assert world.local(CreateSnapshot)[1:] == ["28 02:30", "29 03:30", "30 02:30", "31 02:30"]
 
     world = World([order("daily 02:30")], zone=BERLIN)
     world.now = datetime(2026, 10, 23, 12, tzinfo=BERLIN).timestamp()
     world.play(3 * DAY)
-    assert world.local(Take)[1:] == ["24 02:30", "25 02:30", "26 02:30"]
+    assert world.local(CreateSnapshot)[1:] == ["24 02:30", "25 02:30", "26 02:30"]
 
 
 @pytest.mark.parametrize("step", [-3 * DAY, -90.0, 90.0, 3 * DAY])
 def test_a_clock_that_steps_makes_one_snapshot_too_many_at_most(step: float) -> None:
     world = World([order("1h", keep=Keep(last=3))])
     world.play(10 * HOUR)
-    before = len(world.times(Take))
+    before = len(world.times(CreateSnapshot))
     world.now += step
     world.play(1.0)
 
-    assert len(world.times(Take)) - before <= 1
+    assert len(world.times(CreateSnapshot)) - before <= 1
     world.play(10 * HOUR)
-    assert len(world.times(Take)) - before in (10, 11)
+    assert len(world.times(CreateSnapshot)) - before in (10, 11)
 
 
 def test_a_host_whose_clock_is_ahead_does_not_make_it_take_one_after_the_other() -> None:
     world = World([order("1h")], ahead=2 * HOUR)
     world.play(10 * HOUR)
 
-    assert len(world.times(Take)) == 10
+    assert len(world.times(CreateSnapshot)) == 10
 
 
 def test_a_guest_that_cannot_be_taken_stops_no_other_and_is_tried_less_and_less() -> None:
     world = World([order("10min"), order("10min", DB)])
-    world.fails = lambda one: isinstance(one, Take) and one.guest == "d"
+    world.fails = lambda one: isinstance(one, CreateSnapshot) and one.guest == "d"
     world.play(DAY)
 
-    assert len(world.times(Take)) == 6 * 24
-    tried = world.times(Take, "d")
+    assert len(world.times(CreateSnapshot)) == 6 * 24
+    tried = world.times(CreateSnapshot, "d")
     gaps = [round(b - a) for a, b in pairwise(tried)]
     assert gaps[:8] == [30, 60, 120, 240, 480, 960, 1920, 3600]
     assert set(gaps[8:]) == {3600}
@@ -260,17 +277,17 @@ def test_while_the_near_store_is_away_nothing_is_taken_and_then_one() -> None:
     world.down = {"near"}
     world.play(5 * HOUR)
 
-    assert (len(world.times(Take)), len(world.times(Take, "d"))) == (2, 7)
+    assert (len(world.times(CreateSnapshot)), len(world.times(CreateSnapshot, "d"))) == (2, 7)
     assert agenda(world.scene).rows[0].why == "store near does not answer"
     world.down = set()
     world.play(60)
-    assert len(world.times(Take)) == 3
+    assert len(world.times(CreateSnapshot)) == 3
 
 
 def test_one_that_cannot_be_copied_does_not_hold_up_the_others() -> None:
     far = CopyTo(store="far", keep=Keep())
     world = World([order("1h", keep=Keep(last=2), copies=(far,))])
-    world.fails = lambda one: isinstance(one, Copy) and one.id == "s-2"
+    world.fails = lambda one: isinstance(one, CopySnapshot) and one.id == "s-2"
     world.play(10 * HOUR)
 
     assert set(world.stores["far"]) == {f"s-{n}" for n in range(1, 11)} - {"s-2"}
@@ -295,7 +312,7 @@ def test_verifying_comes_every_so_often_and_a_damaged_one_is_no_kept_one() -> No
     world = World([order("1d", keep=Keep(last=2), verify=Proof(every=Seconds(2 * DAY)))])
     world.play(2 * DAY - 60)
     first, second = world.stores["near"].values()
-    assert [round((at - BEGIN) / DAY) for at in world.times(Verify)] == [0]
+    assert [round((at - BEGIN) / DAY) for at in world.times(VerifySnapshots)] == [0]
     assert first.kept.good is True
     # The second one turns out damaged: then the first, which was proved, is the last good one.
     world.stores["near"][second.kept.id] = replace(second, kept=replace(second.kept, good=False))
@@ -324,7 +341,7 @@ def test_a_check_that_cannot_be_written_down_is_not_made_again_and_again() -> No
     }
     world.play(HOUR)
 
-    assert len(world.times(Verify)) == 1
+    assert len(world.times(VerifySnapshots)) == 1
 
 
 def test_a_guest_that_is_off_or_out_of_sight_is_left_alone_and_said_so() -> None:
@@ -332,7 +349,7 @@ def test_a_guest_that_is_off_or_out_of_sight_is_left_alone_and_said_so() -> None
     world = World([order("1h", off), order("1h", away)])
     world.play(HOUR)
 
-    assert [type(one) for _, one in world.log if not isinstance(one, Collect)] == []
+    assert [type(one) for _, one in world.log if not isinstance(one, CollectGarbage)] == []
     assert [row.why for row in agenda(world.scene).rows] == [
         "the guest is shut off", "beta does not answer",
     ]  # fmt: skip
@@ -342,17 +359,17 @@ def test_of_one_lane_only_one_is_at_work() -> None:
     here = replace(DB, host="alpha")
     world = World([order("1h"), order("1h", here)])
     both = agenda(world.scene)
-    assert len([one for one in both.work if isinstance(one, Take)]) == 1
+    assert len([one for one in both.work if isinstance(one, CreateSnapshot)]) == 1
     busy = agenda(replace(world.scene, busy=frozenset({"host alpha", "collect near"})))
     assert [str(one) for one in busy.work] == ["collection in far"]
 
 
 def test_a_wait_that_a_clock_put_back_made_endless_ends() -> None:
     world = World([order("1h")])
-    key = Take.key_of("w", "auto")
+    key = CreateSnapshot.key_of("w", "auto")
     world.troubles[key] = Trouble(times=3, until=BEGIN + DAY, why="no")
 
-    assert any(isinstance(one, Take) for one in agenda(world.scene).work)
+    assert any(isinstance(one, CreateSnapshot) for one in agenda(world.scene).work)
 
 
 def test_a_group_is_one_cut_of_all_that_run_and_stays_or_goes_as_one() -> None:
@@ -360,9 +377,9 @@ def test_a_group_is_one_cut_of_all_that_run_and_stays_or_goes_as_one() -> None:
     world = World([order("1h", group=True, keep=keep), order("1h", DB, group=True, keep=keep)])
     world.play(5 * HOUR)
 
-    assert {len(one.guests) for _, one in world.log if isinstance(one, Cut)} == {2}
-    assert len(world.times(Cut)) == 5
-    assert len(world.times(Take)) == 0
+    assert {len(one.guests) for _, one in world.log if isinstance(one, CreateGroup)} == {2}
+    assert len(world.times(CreateGroup)) == 5
+    assert len(world.times(CreateSnapshot)) == 0
     assert set(world.stores["near"]) == {"s-4-w", "s-4-d", "s-5-w", "s-5-d"}
     held = world.stores["near"]["s-4-w"]
     world.stores["near"]["s-4-w"] = Held(kept=replace(held.kept, pinned=True))
@@ -375,7 +392,7 @@ def test_a_group_waits_for_one_that_is_out_of_sight_and_not_for_one_that_is_off(
     away, off = replace(DB, seen=False), replace(DB, active=False)
     world = World([order("1h", group=True), order("1h", away, group=True)])
     told = agenda(world.scene)
-    assert [one for one in told.work if isinstance(one, Take | Cut)] == []
+    assert [one for one in told.work if isinstance(one, CreateSnapshot | CreateGroup)] == []
     assert [(row.due, row.why) for row in told.rows] == [
         (None, "it waits for db1: beta does not answer"), (None, "beta does not answer"),
     ]  # fmt: skip
@@ -383,14 +400,16 @@ def test_a_group_waits_for_one_that_is_out_of_sight_and_not_for_one_that_is_off(
     world = World([order("1h"), order("1h", away)])
     assert [row.due is None for row in agenda(world.scene).rows] == [False, True]
     world = World([order("1h", group=True), order("1h", off, group=True)])
-    assert [str(one) for one in agenda(world.scene).work if isinstance(one, Take | Cut)] == [
-        "snapshot of web1 (auto) into near"
-    ]
+    assert [
+        str(one)
+        for one in agenda(world.scene).work
+        if isinstance(one, CreateSnapshot | CreateGroup)
+    ] == ["snapshot of web1 (auto) into near"]
 
 
 def test_while_a_cut_is_taken_no_host_of_it_does_anything_else() -> None:
     world = World([order("1h", group=True), order("1h", DB, group=True)])
-    [cut] = [one for one in agenda(world.scene).work if isinstance(one, Cut)]
+    [cut] = [one for one in agenda(world.scene).work if isinstance(one, CreateGroup)]
     assert cut.lanes == {"group mine/auto", "host alpha", "host beta"}
     busy = agenda(replace(world.scene, busy=frozenset({"host beta"})))
-    assert [one for one in busy.work if isinstance(one, Take | Cut)] == []
+    assert [one for one in busy.work if isinstance(one, CreateSnapshot | CreateGroup)] == []

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.protection.test_host_death import CASE, HEARS, READY, WELL
-from vmckpt.errors import FencingFailed, GuestBusy, JournalError
+from vmckpt.errors import FencingFailed, GuestLocked, JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
@@ -18,7 +18,7 @@ from vmckpt.model.host import Host
 from vmckpt.policy.model import Failover, Protection
 from vmckpt.protection import active, solo_permission, stop
 from vmckpt.protection.host_death import Case
-from vmckpt.protection.stop import Ended, Known
+from vmckpt.protection.stop import Known, StopResult
 from vmckpt.scheduler import failure_detector
 from vmckpt.scheduler.failure_detector import Vigil
 from vmckpt.scheduler.service import Told
@@ -75,7 +75,7 @@ class World:
         self.looked.append(known.operation.guest)
         return self.guests[known.operation.guest]
 
-    async def failover(self, known: Known, _: Caller, *, case: Case) -> Ended:
+    async def failover(self, known: Known, _: Caller, *, case: Case) -> StopResult:
         guest = known.operation.guest
         self.did.append(f"failover {guest}")
         if self.fails is not None:
@@ -87,7 +87,7 @@ class World:
         self.at_once -= 1
         self.operations = [one for one in self.operations if one.guest != guest]
         self.did.append(f"{guest} runs")
-        return Ended(guest=guest, runs_on="beta", why="alpha is off", took=Seconds(1.0))
+        return StopResult(guest=guest, runs_on="beta", why="alpha is off", took=Seconds(1.0))
 
     @contextmanager
     def attended(self, known: Known, _: Caller) -> Iterator[None]:
@@ -226,7 +226,7 @@ async def test_a_dead_host_s_guests_are_failed_over_one_after_the_other(one: Wor
 
 async def test_a_fence_agent_that_says_no_is_not_asked_all_the_time(one: World) -> None:
     one.add("web1", DEAD)
-    one.fails = FencingFailed("alpha is not known to be off", mend="run this again")
+    one.fails = FencingFailed("alpha is not known to be off", hint="run this again")
     async with kept(one):
         await until(one, "alpha is not known to be off")
         await asyncio.sleep(0.1)
@@ -236,7 +236,7 @@ async def test_a_fence_agent_that_says_no_is_not_asked_all_the_time(one: World) 
 
 async def test_who_is_busy_is_tried_again_at_the_next_look(one: World) -> None:
     one.add("web1", DEAD)
-    one.fails = GuestBusy("web1 is attended by somebody else")
+    one.fails = GuestLocked("web1 is attended by somebody else")
     async with kept(one):
         await looks(one, 3)
         one.fails = None

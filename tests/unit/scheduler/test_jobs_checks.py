@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tests.unit.scheduler.test_agenda import BEGIN, DAY, DB, World, order
 from vmckpt.policy.model import Check, Keep, Proof
-from vmckpt.scheduler.jobs import Verify
+from vmckpt.scheduler.jobs import VerifySnapshots
 from vmckpt.units import Seconds
 
 
@@ -15,7 +15,7 @@ def test_who_looks_at_one_by_hand_does_not_put_off_the_others() -> None:
         world.play(DAY)
         newest = max(world.stores["near"].values(), key=lambda held: held.kept.made_at)
         world.stores["near"][newest.kept.id] = replace(newest, looked_at={"sealed": world.now})
-    found = [(at - BEGIN) / DAY for at in world.times(Verify)]
+    found = [(at - BEGIN) / DAY for at in world.times(VerifySnapshots)]
     assert found[0] < 1
     gaps = [late - early for early, late in itertools.pairwise(found)]
     assert len(gaps) == 2
@@ -25,9 +25,9 @@ def test_who_looks_at_one_by_hand_does_not_put_off_the_others() -> None:
 def test_a_depth_that_fails_keeps_no_other_from_its_turn() -> None:
     deep, plain = Proof(every=Seconds(DAY), depth=Check.DEEP), Proof(every=Seconds(DAY))
     world = World([order("1d", verify=deep), order("1d", DB, verify=plain)])
-    world.fails = lambda one: isinstance(one, Verify) and one.depth is Check.DEEP
+    world.fails = lambda one: isinstance(one, VerifySnapshots) and one.depth is Check.DEEP
     world.play(3 * DAY)
-    done = [one.depth for _, one in world.log if isinstance(one, Verify)]
+    done = [one.depth for _, one in world.log if isinstance(one, VerifySnapshots)]
     assert Check.SEALED in done
 
 
@@ -37,8 +37,8 @@ def test_what_cannot_be_opened_for_want_of_a_key_is_not_looked_at_after_each_res
     for _ in range(20):
         world.play(DAY)
         world.restart()
-    assert len(world.times(Verify)) == 3
+    assert len(world.times(VerifySnapshots)) == 3
     # Once there is a key it is another matter.
     world.opens = True
     world.play(1.0)
-    assert len(world.times(Verify)) == 4
+    assert len(world.times(VerifySnapshots)) == 4

@@ -19,7 +19,7 @@ from vmckpt.model.webhook import NOBODY
 from vmckpt.monitor.alerts import Page, State
 from vmckpt.monitor.health import Trouble
 from vmckpt.scheduler import leases as scheduler_leases
-from vmckpt.scheduler.leases import Claims, Whose
+from vmckpt.scheduler.leases import LeaseOwner, ScheduleLeases
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +37,14 @@ def killed(what: str) -> str:
 
 
 async def test_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = Claims("here", print), Claims("here", print)
-    assert (first.whose("pages"), second.whose("pages")) == (Whose.OURS, Whose.ANOTHERS)
+    first, second = ScheduleLeases("here", print), ScheduleLeases("here", print)
+    assert (first.owner_of("pages"), second.owner_of("pages")) == (
+        LeaseOwner.OURS,
+        LeaseOwner.ANOTHERS,
+    )
 
     killed("vigil")
-    assert second.whose("vigil") is Whose.UNSURE
+    assert second.owner_of("vigil") is LeaseOwner.UNSURE
     assert second.stale
 
     def unreadable(*_: object) -> None:
@@ -49,11 +52,11 @@ async def test_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as broken:
         broken.setattr(Recorder, "acquire", unreadable)
-        assert second.whose("mine/often") is Whose.UNSURE
+        assert second.owner_of("mine/often") is LeaseOwner.UNSURE
     await first.end()
-    assert second.whose("pages") is Whose.ANOTHERS, "it is asked again after a while"
+    assert second.owner_of("pages") is LeaseOwner.ANOTHERS, "it is asked again after a while"
     second.settled()
-    assert second.whose("pages") is Whose.OURS
+    assert second.owner_of("pages") is LeaseOwner.OURS
     await second.end()
 
 
@@ -68,13 +71,20 @@ class Box:
 
 
 def page(text: str) -> Page:
-    return Page(key=text, state=State.ONCE, at=1.0, trouble=Trouble(text=text, mend="look"))
+    return Page(key=text, state=State.ONCE, at=1.0, trouble=Trouble(text=text, hint="look"))
 
 
 def test_pages_wait_until_it_is_sure_who_sends_them() -> None:
-    says = [Whose.UNSURE, Whose.UNSURE, Whose.OURS, Whose.UNSURE, Whose.ANOTHERS, Whose.OURS]
+    says = [
+        LeaseOwner.UNSURE,
+        LeaseOwner.UNSURE,
+        LeaseOwner.OURS,
+        LeaseOwner.UNSURE,
+        LeaseOwner.ANOTHERS,
+        LeaseOwner.OURS,
+    ]
 
-    async def whose() -> Whose:
+    async def whose() -> LeaseOwner:
         return says.pop(0)
 
     box: Any = Box()
@@ -97,13 +107,13 @@ def test_pages_wait_until_it_is_sure_who_sends_them() -> None:
 
 
 async def test_a_watch_is_kept_by_a_service_that_lives_and_has_it() -> None:
-    other = Claims("here", print)  # runs, and does not keep watch
+    other = ScheduleLeases("here", print)  # runs, and does not keep watch
     assert not protection._watch_is_kept()
     dead = killed(scheduler_leases.VIGIL)
     assert not protection._watch_is_kept()
     with Journal() as journal:
         journal.finish(dead, "failed", None)
-    assert other.whose(scheduler_leases.VIGIL) is Whose.OURS
+    assert other.owner_of(scheduler_leases.VIGIL) is LeaseOwner.OURS
     assert protection._watch_is_kept()
     await other.end()
     assert not protection._watch_is_kept()

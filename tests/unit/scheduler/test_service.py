@@ -14,7 +14,7 @@ from tests.support.builders import GUEST
 from tests.support.stocking import Stock, flip, stocked
 from vmckpt.app import controller, fleet, scheduler, snapshots
 from vmckpt.cli import app
-from vmckpt.errors import BadInput, Cancelled, GuestBusy, HypervisorError, PolicyError
+from vmckpt.errors import BadInput, Cancelled, GuestLocked, HypervisorError, PolicyError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity
 from vmckpt.journal.records import NewOperation
@@ -27,8 +27,8 @@ from vmckpt.policy import loader
 from vmckpt.policy.calendar import Interval
 from vmckpt.policy.model import Auto
 from vmckpt.scheduler import schedules
-from vmckpt.scheduler.leases import Claims
-from vmckpt.scheduler.schedules import Wanted
+from vmckpt.scheduler.leases import ScheduleLeases
+from vmckpt.scheduler.schedules import ScheduleSelection
 from vmckpt.scheduler.service import Told
 from vmckpt.snapshot.request import Taken, TakeRequest
 from vmckpt.units import Bytes, Seconds
@@ -95,8 +95,8 @@ class World:
     async def run(self, *, once: bool = True, limit: float = 20.0, **wanted: Any) -> int:
         policies = loader.load_all(self.stock.folder / "policies")
         running = scheduler.run(
-            self.inventory, policies, Wanted(**wanted), identity=None, once=once, stop=self.stop,
-            tell=self.told.append,
+            self.inventory, policies, ScheduleSelection(**wanted), identity=None, once=once,
+            stop=self.stop, tell=self.told.append,
         )  # fmt: skip
         return await asyncio.wait_for(running, limit)
 
@@ -198,7 +198,7 @@ async def test_stopping_gives_up_what_is_being_taken(
 
 
 async def test_two_services_do_not_take_both(world: World) -> None:
-    first = Claims("here", print)
+    first = ScheduleLeases("here", print)
     assert first.claim({"mine/often"}) == {"mine/often"}
     await world.run()
     assert world.asked == []
@@ -306,7 +306,7 @@ async def test_a_busy_guest_is_tried_again(world: World) -> None:
     with Journal() as journal:
         other = journal.begin(NewOperation(kind="migrate", guest="web1"))
         journal.acquire(other, guest_resource(GUEST.uuid))
-    world.wrong = lambda _: GuestBusy("guest web1 has an operation already")
+    world.wrong = lambda _: GuestLocked("guest web1 has an operation already")
     assert await world.run() == 1
     assert "has an operation already (again in" in world.said("failed")[0]
 
@@ -325,7 +325,7 @@ def test_auto_is_reckoned_from_the_journal(world: World) -> None:
             id_ = journal.begin(NewOperation(kind=kind, guest="web1", guest_uuid="u"))
             journal.finish(id_, "completed", report)
         past = journal.recent("u", 0.0)
-        found = schedules.reckoned(Auto(Seconds(86400.0)), past, journal.now())
+        found = schedules.optimal_interval(Auto(Seconds(86400.0)), past, journal.now())
 
     # C = 0.01 + 0.3 * 2 = 0.61 s; M = 1 day / 2; sqrt(2 * 0.61 * 43200) = 229.6 s
     assert found.when == Interval(Seconds(300.0))

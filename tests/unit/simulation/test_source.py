@@ -43,7 +43,7 @@ def showing(hosts: int = 24, guests: int = 300, jobs: int = 3) -> tuple[Showing,
 
 def made(manner: Manner = fleets.QUIET, began: float = 1000.0) -> Made:
     guest = next(one for one in fleets.made(3, 20, 1).guests if one.memory == 8 << 30)
-    return moves.begin(Move("m-1", guest, "r01-n03", manner, began))
+    return moves.simulate(Move("m-1", guest, "r01-n03", manner, began))
 
 
 def host_of(fleet: FleetNow, guest: str) -> list[str]:
@@ -81,7 +81,7 @@ def test_other_texts_are_refused_in_one_line_with_a_mend(text: str) -> None:
     with pytest.raises(BadInput) as caught:
         fleets.parsed(text)
 
-    assert caught.value.mend
+    assert caught.value.hint
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 120
 
@@ -218,7 +218,7 @@ async def test_protections_are_told_as_their_agents_tell_it() -> None:
     ready, entries = [], await shown.protections()
     for _ in range(10):
         entries = await shown.protections()
-        looks = [status.look(entry) for entry in entries.values()]
+        looks = [status.parse_status(entry) for entry in entries.values()]
         ready.append(tuple(look.ready for look in looks))
         told = [tuple(entry["standby"].values()) for entry in entries.values()]
         assert told == [(look.ready, look.ready_why) for look in looks]

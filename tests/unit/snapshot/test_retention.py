@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmckpt.policy.model import Keep
-from vmckpt.snapshot.retention import Kept, Verdict, plan
+from vmckpt.snapshot.retention import Kept, RetentionDecision, plan
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NOW = datetime(2025, 6, 20, 12, 30, tzinfo=UTC).timestamp()
@@ -35,7 +35,7 @@ def snap(name: str, age: float, **changes: object) -> Kept:
 
 def verdicts(
     snapshots: Iterable[Kept], keep: Keep, *, zone: ZoneInfo = BERLIN, now: float = NOW
-) -> dict[str, Verdict]:
+) -> dict[str, RetentionDecision]:
     made = plan(list(snapshots), keep, schedule="mine", now=now, zone=zone)
     return {one.id: one for one in made}
 
@@ -72,7 +72,7 @@ def test_why_each_stays_or_goes_is_told() -> None:
         "the newest one", "last 1 of 1", "daily 1 of 2: the newest of 2025-06-20",
     )  # fmt: skip
     assert found["b"].reasons == ("daily 2 of 2: the newest of 2025-06-19",)
-    assert found["c"] == Verdict("c", stays=False, reasons=("no rule keeps it",))
+    assert found["c"] == RetentionDecision("c", stays=False, reasons=("no rule keeps it",))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_why_each_stays_or_goes_is_told() -> None:
 def test_some_stay_whatever_the_rules_say(change: dict[str, object], reason: str) -> None:
     found = verdicts([snap("a", 1), replace(snap("b", 99 * DAY), **change)], Keep(last=1))  # type: ignore[arg-type]
 
-    assert found["b"] == Verdict("b", stays=True, reasons=(reason,))
+    assert found["b"] == RetentionDecision("b", stays=True, reasons=(reason,))
 
 
 def test_the_future_takes_no_place_from_the_present() -> None:

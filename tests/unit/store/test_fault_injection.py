@@ -32,7 +32,7 @@ from tests.support.storing import (
 from vmckpt.errors import BadInput, NotInStore, StoreError
 from vmckpt.store import fault_injection
 from vmckpt.store.backend.local import LocalFolder
-from vmckpt.store.locks import Lock, Work
+from vmckpt.store.locks import Lock, LockPurpose
 from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
@@ -280,7 +280,7 @@ def test_a_collection_that_was_taken_for_dead_removes_nothing_more(
         if passed == point:
             fault_injection.listen(None)
             store.backend.delete("locks/gc")
-            assert Lock(store.backend, Work.GC).take()
+            assert Lock(store.backend, LockPurpose.GC).take()
             left.append(set(all_keys(store.backend)))
 
     fault_injection.listen(listener)

@@ -10,13 +10,13 @@ import pytest
 from tests.support.storing import gc, new_store, write
 from vmckpt.store.chunk_index import Index, NameSet, PackInfo, Run, names_of
 from vmckpt.store.format import pack as format_pack
-from vmckpt.store.gc_plan import Loose, PackUse, Scene, Terms, dead_locks, decide, use_of
-from vmckpt.store.locks import LockSeen, Work
-from vmckpt.store.pending_deletion import Condemned
+from vmckpt.store.gc_plan import GcTerms, Loose, PackUse, Scene, dead_locks, decide, use_of
+from vmckpt.store.locks import LockPurpose, LockSeen
+from vmckpt.store.pending_deletion import PendingDeletion
 from vmckpt.units import Bytes, Seconds
 
 NOW = Seconds(100_000.0)
-TERMS = Terms(grace=Seconds(1000.0), life=Seconds(900.0), small=Bytes(50), few=3)
+TERMS = GcTerms(grace=Seconds(1000.0), life=Seconds(900.0), small=Bytes(50), few=3)
 EMPTY = Scene(packs=(), condemned=(), locks=(), loose=(), leftovers={}, now=NOW)
 
 
@@ -31,11 +31,11 @@ def pack(
     return PackUse(id_, format_pack.key_of(id_), size, ago(age), 0, needed, condemned)
 
 
-def condemn(*keys: str, age: float = 5000.0) -> Condemned:
-    return Condemned("c", keys, ago(age))
+def condemn(*keys: str, age: float = 5000.0) -> PendingDeletion:
+    return PendingDeletion("c", keys, ago(age))
 
 
-def lock(*knows: str, age: float = 5.0, work: Work | None = Work.WRITE) -> LockSeen:
+def lock(*knows: str, age: float = 5.0, work: LockPurpose | None = LockPurpose.WRITE) -> LockSeen:
     return LockSeen("locks/w", work, ago(age), frozenset(knows), "", "process 7 on alpha")
 
 
@@ -53,8 +53,10 @@ A, B = pack("a"), pack("b", condemned=True)
         pytest.param({"locks": [lock("c"), lock()]}, [], "was at work", id="one knows, one not"),
         pytest.param({"locks": [lock(age=900)]}, [B.key], "", id="a dead writer"),
         pytest.param({"locks": [lock(age=899)]}, [], "was at work", id="nearly dead"),
-        pytest.param({"locks": [lock(work=Work.DELETE)]}, [B.key], "", id="who deletes only"),
-        pytest.param({"locks": [lock(work=Work.GC)]}, [B.key], "", id="who collects"),
+        pytest.param(
+            {"locks": [lock(work=LockPurpose.DELETE)]}, [B.key], "", id="who deletes only"
+        ),
+        pytest.param({"locks": [lock(work=LockPurpose.GC)]}, [B.key], "", id="who collects"),
         pytest.param({"locks": [lock(work=None)]}, [], "was at work", id="a lock of nonsense"),
         pytest.param({"packs": [replace(B, needed=1)]}, [], "", id="named again meanwhile"),
         pytest.param({"packs": []}, [], "", id="not readable, or gone already"),
@@ -120,7 +122,7 @@ def test_a_pack_of_tiny_boxes_is_rewritten_once_and_not_for_ever(tmp_path: Path)
 
 def test_the_dead_and_what_they_left() -> None:
     dead, alive = lock(age=901), replace(lock(), key="locks/v")
-    own = replace(lock(age=5000, work=Work.GC), key="locks/gc")
+    own = replace(lock(age=5000, work=LockPurpose.GC), key="locks/gc")
     scene = replace(EMPTY, leftovers={"tmp/a": ago(1000), "tmp/b": ago(999)})
     assert decide(scene, TERMS).clear == ("tmp/a",)
     assert dead_locks([dead, alive, own], scene.now, TERMS) == ("locks/w",)

@@ -47,7 +47,7 @@ def writing(stock: Stock) -> Iterator[None]:
 
 @contextmanager
 def deleting(stock: Stock) -> Iterator[None]:
-    lock = Lock(stock.store().backend, locks.Work.DELETE, about=id_of("one"))
+    lock = Lock(stock.store().backend, locks.LockPurpose.DELETE, about=id_of("one"))
     assert lock.take()
     yield
     lock.release()
@@ -55,7 +55,7 @@ def deleting(stock: Stock) -> Iterator[None]:
 
 @contextmanager
 def collecting(stock: Stock) -> Iterator[None]:
-    lock = gc.taken(stock.store().backend, locks.LIFE)
+    lock = gc.take_lock(stock.store().backend, locks.LIFE)
     yield
     lock.release()
 
@@ -64,7 +64,7 @@ def collecting(stock: Stock) -> Iterator[None]:
 def reading(stock: Stock) -> Iterator[None]:
     store = stock.store()
     trusted = stock.ring.trusted()
-    looked = catalog.look(store, id_of("one"), trusted)
+    looked = catalog.inspect(store, id_of("one"), trusted)
     key = stock.identity("alice")
     from vmckpt.store.keys import identity as keys_identity  # noqa: PLC0415
 

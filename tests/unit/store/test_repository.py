@@ -34,7 +34,7 @@ from vmckpt.store.format import manifest
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.format.sealing import Encrypted, Plain
 from vmckpt.store.gc import collect
-from vmckpt.store.locks import LIFE, Lock, Work
+from vmckpt.store.locks import LIFE, Lock, LockPurpose
 from vmckpt.store.repository import Store
 from vmckpt.units import Bytes, Seconds
 
@@ -389,7 +389,7 @@ def test_who_slept_for_long_takes_itself_for_dead(tmp_path: Path) -> None:
     """A collection may have found the lock dead, even if nobody has removed it yet."""
     store = Store.create(LocalFolder(tmp_path / "store"))
     times = [0.0]
-    lock = Lock(store.backend, Work.WRITE, beat=Seconds(0.01), clock=lambda: times[0])
+    lock = Lock(store.backend, LockPurpose.WRITE, beat=Seconds(0.01), clock=lambda: times[0])
     assert lock.take()
     times[0] = LIFE / 2 - 1
     lock.now()
@@ -411,4 +411,4 @@ def test_files_of_others_in_a_store_are_passed_over(tmp_path: Path) -> None:
             (tmp_path / "store" / folder).mkdir(exist_ok=True)
             (tmp_path / "store" / folder / name).write_bytes(b"x")
     assert store.manifests() == []
-    assert all(one.work is None for one in locks.seen(store.backend))
+    assert all(one.work is None for one in locks.list_locks(store.backend))

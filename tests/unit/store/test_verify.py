@@ -10,7 +10,7 @@ from tests.support.storing import chunks, new_store, read, references, write
 from vmckpt.errors import StoreDamaged
 from vmckpt.store import pending_deletion
 from vmckpt.store.gc import boxes_of
-from vmckpt.store.locks import Lock, Work
+from vmckpt.store.locks import Lock, LockPurpose
 from vmckpt.store.repository import Store
 from vmckpt.store.verify import verify
 
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     write(store, "two", [b"a" * 50, b"d" * 70])
     store.pin("one", "for the audit")
     pending_deletion.write(store.backend, ["wraps/gone"])
-    lock = Lock(store.backend, Work.WRITE)
+    lock = Lock(store.backend, LockPurpose.WRITE)
     lock.take()
     assert [str(one) for one in verify(store, references).wrong] == []
     yield store

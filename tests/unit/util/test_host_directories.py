@@ -94,13 +94,13 @@ def test_memory_that_was_given_away_is_refused() -> None:
 
 
 def test_it_can_be_checked_before_anything_is_begun() -> None:
-    host_directories.check()
+    host_directories.require_own_directory()
     assert not host_directories.RUN.exists()
     host_directories.run_dir()
-    host_directories.check()
+    host_directories.require_own_directory()
     _open_up(host_directories.RUN)
     with pytest.raises(RemoteError, match="can be written by others"):
-        host_directories.check()
+        host_directories.require_own_directory()
 
 
 def test_a_parent_that_others_may_write_must_be_sticky(tmp_path: Path) -> None:

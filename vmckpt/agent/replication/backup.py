@@ -16,17 +16,17 @@ from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.guest_agent import GuestAgent
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.backup import standby as standbys
 from vmckpt.replication.backup import standby_setup
 from vmckpt.replication.backup.epoch_stage import Stage
-from vmckpt.replication.backup.lease_claimant import LeaseClaim, Tokens
-from vmckpt.replication.backup.loop import Backup, Ours, StandbyGone
+from vmckpt.replication.backup.lease_claimant import LeaseClaim, ManualClaim
+from vmckpt.replication.backup.loop import Backup, StandbyGone, TakeoverGranted
 from vmckpt.replication.backup.standby import Standby
-from vmckpt.replication.control_socket import Control, Wish, Wishes
-from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.control_socket import Control, Request, Requests
+from vmckpt.replication.protocol.connection import ConnectionLost
 from vmckpt.replication.protocol.messages import End
-from vmckpt.replication.session import Fate, Session, memory_of
+from vmckpt.replication.session import ProtectionOutcome, Session, memory_of
 from vmckpt.replication.watchdog import process, shared_page
 from vmckpt.replication.watchdog.restart import GuardRestart
 from vmckpt.units import Seconds
@@ -40,7 +40,7 @@ _AGAIN = Seconds(1.0)
 _WAITS = "inmigrate"
 
 
-def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
+def run_backup(session: Session, folder: Path, requests: Requests) -> None:
     """Until the guest runs here or nobody wants a standby any more. Raises VmckptError."""
     with handover.only_agent(session, folder):
         qemu = identity.hold(session.guest)
@@ -49,7 +49,7 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
             return
         with qemu:
             try:
-                _run_beside(session, folder, wishes, qemu)
+                _run_beside(session, folder, requests, qemu)
             except StandbyGone:
                 _lost(session, folder)
 
@@ -57,19 +57,21 @@ def run_backup(session: Session, folder: Path, wishes: Wishes) -> None:
 def _lost(session: Session, folder: Path) -> None:
     if standby_setup.may_have_run(folder):
         if not (folder / teardown.OUTCOME).exists():
-            teardown.outcome(folder, Fate.FAILED_OVER, "it ran here, and its QEMU has ended since")
+            teardown.outcome(
+                folder, ProtectionOutcome.FAILED_OVER, "it ran here, and its QEMU has ended since"
+            )
     else:
-        teardown.outcome(folder, Fate.LOST, "the standby's QEMU is gone")
+        teardown.outcome(folder, ProtectionOutcome.LOST, "the standby's QEMU is gone")
     _clear_test(session)
     (folder / process.OVER).touch()
 
 
-def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProcess) -> None:
+def _run_beside(session: Session, folder: Path, requests: Requests, qemu: HeldProcess) -> None:
     watchdog = GuardRestart(
-        replication_watchdog.begin(session, folder, qemu),
-        lambda: replication_watchdog.begin(session, folder, qemu).close(),
+        replication_watchdog.start_watchdog(session, folder, qemu),
+        lambda: replication_watchdog.start_watchdog(session, folder, qemu).close(),
     )
-    with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+    with QmpMonitor(session.guest, host=session.host, uri=session.uri) as monitor:
         if standby_setup.is_ours(folder) and monitor.run_state() != _WAITS:
             _finish(session, folder, monitor)
             return
@@ -77,7 +79,7 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
         _clear_test(session)
         with ExitStack() as stack:
             claim = (
-                Tokens(folder) if session.lease is None
+                ManualClaim(folder) if session.lease is None
                 else LeaseClaim(session.lease, session.host, folder)
             )  # fmt: skip
             stack.callback(claim.close)
@@ -96,10 +98,12 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
                 trials.turn()
 
             backup = Backup(
-                session, folder, stage=stage, standby=standby, claim=claim, wishes=wishes,
+                session, folder, stage=stage, standby=standby, claim=claim, requests=requests,
                 between=between, lives=qemu.lives,
             )  # fmt: skip
-            ours = _watch(session, folder, backup, _Answers(session, backup, wishes, trials), stack)
+            ours = _watch(
+                session, folder, backup, _Answers(session, backup, requests, trials), stack
+            )
             trials.no_more()
             if ours is not None:
                 # From here on there is no way back: an agent after us goes on with this.
@@ -108,7 +112,9 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
                             ours=ours)  # fmt: skip
                 why = f"{ours.why}; running after {1e3 * took:.1f} ms, with epoch {stage.committed}"
                 behind = _behind(stage, ours)
-                teardown.outcome(folder, Fate.FAILED_OVER, why, behind_s=behind, took_s=took)
+                teardown.outcome(
+                    folder, ProtectionOutcome.FAILED_OVER, why, behind_s=behind, took_s=took
+                )
                 trials.close()
                 _settle(session, folder, monitor)
                 _set_clock(monitor, ours)
@@ -120,23 +126,27 @@ def _run_beside(session: Session, folder: Path, wishes: Wishes, qemu: HeldProces
 
 def _watch(
     session: Session, folder: Path, backup: Backup, answers: "_Answers", stack: ExitStack
-) -> Ours | None:
+) -> TakeoverGranted | None:
     if standby_setup.is_ours(folder):
-        return Ours("an agent before this one had taken the guest over", time.monotonic())
+        return TakeoverGranted(
+            "an agent before this one had taken the guest over", time.monotonic()
+        )
     server = stack.enter_context(_listening(session, folder))
     stack.callback(backup.close)
     stack.enter_context(Control(folder, answers))
     return backup.run(server)
 
 
-def _finish(session: Session, folder: Path, monitor: Monitor) -> None:
+def _finish(session: Session, folder: Path, monitor: QmpMonitor) -> None:
     """An agent before us has loaded the guest, and may have died right after it."""
     if monitor.run_state() != "running":
         standby_setup.note_run(folder)
         standbys.go_on(monitor)
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
-    teardown.outcome(folder, Fate.FAILED_OVER, "an agent before this one had taken the guest over")
+    teardown.outcome(
+        folder, ProtectionOutcome.FAILED_OVER, "an agent before this one had taken the guest over"
+    )
     _clear_test(session)
     _settle(session, folder, monitor)
     (folder / process.OVER).touch()
@@ -162,14 +172,20 @@ def _listening(session: Session, folder: Path) -> socket.socket:
 
 
 def _run(
-    session: Session, folder: Path, *, stage: Stage, standby: Standby, monitor: Monitor, ours: Ours
+    session: Session,
+    folder: Path,
+    *,
+    stage: Stage,
+    standby: Standby,
+    monitor: QmpMonitor,
+    ours: TakeoverGranted,
 ) -> float:
     """Let the guest run; how many seconds that took. Raises VmckptError."""
     stage.apply()
     steps = standby.run(stage.state(), lambda: standby_setup.note_run(folder))
     running = time.monotonic()
     if ours.line is not None:
-        with suppress(Cut):
+        with suppress(ConnectionLost):
             ours.line.send(End(why="it runs here"))
     try:
         standbys.announce(monitor, list(session.cards))
@@ -179,13 +195,13 @@ def _run(
     return running - ours.decided
 
 
-def _behind(stage: Stage, ours: Ours) -> float:
+def _behind(stage: Stage, ours: TakeoverGranted) -> float:
     """How old the last epoch was when the primary was last heard: what was lost, in seconds."""
     taken = 0.0 if stage.last is None else stage.last.taken
     return max(0.0, time.time() - (time.monotonic() - ours.decided) - ours.silent - taken)
 
 
-def _settle(session: Session, folder: Path, monitor: Monitor) -> None:
+def _settle(session: Session, folder: Path, monitor: QmpMonitor) -> None:
     """What can wait until the guest runs; tried for a while, and by recover after that."""
     give_up = time.monotonic() + _SETTLES
     while True:
@@ -202,7 +218,7 @@ def _settle(session: Session, folder: Path, monitor: Monitor) -> None:
             time.sleep(_AGAIN)
 
 
-def _set_clock(monitor: Monitor, ours: Ours) -> None:
+def _set_clock(monitor: QmpMonitor, ours: TakeoverGranted) -> None:
     """It went back by what was lost, and by what the failover took."""
     if ours.clock is not None:
         with suppress(VmckptError):
@@ -212,21 +228,23 @@ def _set_clock(monitor: Monitor, ours: Ours) -> None:
 class _Answers:
     """What the control socket answers."""
 
-    def __init__(self, session: Session, backup: Backup, wishes: Wishes, trials: Trials) -> None:
-        self._session, self._backup, self._wishes = session, backup, wishes
+    def __init__(
+        self, session: Session, backup: Backup, requests: Requests, trials: Trials
+    ) -> None:
+        self._session, self._backup, self._requests = session, backup, requests
         self._trials = trials
 
     def __call__(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        wish = told.get("wish")
-        if wish in (Wish.END, Wish.FAILOVER):
-            self._wishes.add(Wish(str(wish)))
-        elif wish in (Wish.TEST, Wish.END_TEST):
+        request = told.get("wish")
+        if request in (Request.END, Request.FAILOVER):
+            self._requests.add(Request(str(request)))
+        elif request in (Request.TEST, Request.END_TEST):
             try:
-                (self._trials.begin if wish == Wish.TEST else self._trials.end)()
+                (self._trials.begin if request == Request.TEST else self._trials.end)()
             except (VmckptError, OSError) as exc:
                 return {"error": str(exc)}
-        elif wish is not None:
-            return {"error": f"the backup cannot {wish}"}
+        elif request is not None:
+            return {"error": f"the backup cannot {request}"}
         return {
             "guest": self._session.guest, "name": self._session.name, "host": self._session.host,
             "peer": self._session.peer, "session": self._session.session, "process": os.getpid(),

@@ -9,7 +9,7 @@ from typing import Self
 
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.guest_agent import GuestAgent
-from vmckpt.hypervisor.qmp import Monitor, Seat
+from vmckpt.hypervisor.qmp import DomainCaller, QmpMonitor
 from vmckpt.replication import guest_clock
 from vmckpt.replication.guest_clock import Clock, Reading
 from vmckpt.replication.session import Session
@@ -44,13 +44,13 @@ class ClockKeeper:
         while not self._over.is_set():
             with (
                 suppress(VmckptError, OSError),
-                Monitor(session.guest, host=session.host, uri=session.uri) as monitor,
+                QmpMonitor(session.guest, host=session.host, uri=session.uri) as monitor,
             ):
                 self._look(monitor)
             self._over.wait(EVERY)
 
-    def _look(self, seat: Seat) -> None:
-        agent = GuestAgent(seat)
+    def _look(self, caller: DomainCaller) -> None:
+        agent = GuestAgent(caller)
         if not agent.there():
             return
         paused = self._status.paused

@@ -71,7 +71,7 @@ class Devices:
         """
         self._endings.keep()
         self._told.clear()
-        now = seen(self._monitor)
+        now = device_facts(self._monitor)
         if self._known is None:
             self._known = self._first(now)
         self._names, self._seen = frozenset(self._known["names"]), frozenset(now["names"])
@@ -114,7 +114,7 @@ class Devices:
                 log.warning("the link of %s cannot be set down: %s", device, exc)
 
 
-def seen(monitor: Commands) -> dict[str, Any]:
+def device_facts(monitor: Commands) -> dict[str, Any]:
     """The guest's devices: their `names`, and a `digest` of all that a standby must have too.
 
     Raises HypervisorError.

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from vmckpt.agent.replication import teardown
-from vmckpt.errors import GuestBusy, HypervisorError, RemoteError, VmckptError
+from vmckpt.errors import GuestLocked, HypervisorError, RemoteError, VmckptError
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.hypervisor.qmp import Monitor
-from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.hypervisor.qmp import QmpMonitor
+from vmckpt.replication.primary.lease_holder import LeaseHolder
 from vmckpt.replication.protocol import connection as protocol_connection
-from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import End, WireError
 from vmckpt.replication.session import Session
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
-from vmckpt.util.host_files import held, path_of
+from vmckpt.util.host_files import hold_path, path_of
 
 AGENT_LOCK = "agent.lock"
 _GIVEN = "given.json"
@@ -41,12 +41,12 @@ _LOCKS = Seconds(5.0)
 _TURN = Seconds(0.05)
 
 
-def give(
+def hand_over(
     session: Session,
     folder: Path,
-    line: Line,
+    line: PeerConnection,
     *,
-    tenure: Tenure,
+    lease_holder: LeaseHolder,
     process: HeldProcess,
     stopped: float,
 ) -> None:
@@ -55,27 +55,27 @@ def give(
     Raises VmckptError, OSError: it is not given away. A migration raises nothing once it is.
     """
     if not session.moves:
-        teardown.give_away(session, tenure, process)
+        teardown.give_away(session, lease_holder, process)
         line.send(End(why="switched"))
         return
     _note(session, folder, stopped)
     give_up = time.monotonic() + _ARRIVES
     try:
         runs = _said(line, give_up)
-    except (Cut, WireError):
+    except (ConnectionLost, WireError):
         runs = _say_again(session, folder, give_up)
     if runs:
         with suppress(VmckptError):  # who ends it does it again
             finish(session, folder)
 
 
-def say_again(session: Session, folder: Path) -> None:
+def resend(session: Session, folder: Path) -> None:
     """An agent before us gave it away, and may not have been heard."""
     if _say_again(session, folder, time.monotonic() + _ARRIVES):
         finish(session, folder)
 
 
-def _said(line: Line, give_up: float) -> bool:
+def _said(line: PeerConnection, give_up: float) -> bool:
     """Say that the guest is the target's; whether it runs there. Raises Cut, WireError."""
     line.send(End(why="switched"))
     while time.monotonic() < give_up:
@@ -91,13 +91,13 @@ def _say_again(session: Session, folder: Path, give_up: float) -> bool:
             made = protocol_connection.connect(
                 folder, (session.address, session.port), limit=_CONNECT
             )
-            with Line(made, lambda: _TOKEN) as line:
+            with PeerConnection(made, lambda: _TOKEN) as line:
                 return _said(line, give_up)
         time.sleep(_TURN)
     return False
 
 
-def given(folder: Path) -> dict[str, Any] | None:
+def handover_record(folder: Path) -> dict[str, Any] | None:
     """What was noted when the guest was given away; None: it was not."""
     try:
         return dict(json.loads((folder / _GIVEN).read_text()))
@@ -105,7 +105,7 @@ def given(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def take_back(folder: Path) -> None:
+def revert(folder: Path) -> None:
     """The other host had it and will never run it: it may run here again."""
     (folder / _GIVEN).unlink(missing_ok=True)
 
@@ -116,7 +116,7 @@ def finish(session: Session, folder: Path) -> None:
     if process is not None:
         with process:
             teardown.kill(process)
-    noted = given(folder) or {}
+    noted = handover_record(folder) or {}
     _wait_for_libvirt(session)
     for path, owner in dict(noted.get("owners") or {}).items():
         with suppress(OSError):
@@ -125,10 +125,10 @@ def finish(session: Session, folder: Path) -> None:
 
 @contextmanager
 def only_agent(session: Session, folder: Path) -> Iterator[None]:
-    """Be the one agent of the folder. Raises GuestBusy: there is one."""
+    """Be the one agent of the folder. Raises GuestLocked: there is one."""
     with (folder / AGENT_LOCK).open("w") as lock:
         if not locked(lock):
-            raise GuestBusy(f"{session.name} has an agent already")
+            raise GuestLocked(f"{session.name} has an agent already")
         yield
 
 
@@ -160,7 +160,7 @@ def _note(session: Session, folder: Path, stopped: float) -> None:
     """Raises OSError: then it is not given away."""
     owners = {}
     for path in session.extra.get("shared", ()):
-        with suppress(OSError), held(Path(path)) as file:
+        with suppress(OSError), hold_path(Path(path)) as file:
             seen = os.fstat(file)
             owners[path] = (seen.st_uid, seen.st_gid, seen.st_dev, seen.st_ino)
     told = {"stood_s": time.monotonic() - stopped, "owners": owners}
@@ -173,7 +173,7 @@ def _wait_for_libvirt(session: Session) -> None:
     give_up = time.monotonic() + _LETS_GO
     while time.monotonic() < give_up:
         try:
-            with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+            with QmpMonitor(session.guest, host=session.host, uri=session.uri) as monitor:
                 if not monitor.is_active():
                     return
         except HypervisorError as exc:
@@ -185,7 +185,7 @@ def _wait_for_libvirt(session: Session) -> None:
 
 def _put_owner_back(path: str, user: int, group: int, device: int, inode: int) -> None:
     """On storage that both hosts see the image is in use there. Another file is left alone."""
-    with held(Path(path)) as file:
+    with hold_path(Path(path)) as file:
         seen = os.fstat(file)
         if (seen.st_dev, seen.st_ino) == (device, inode) and (
             (seen.st_uid, seen.st_gid) != (user, group)

@@ -15,7 +15,7 @@ from vmckpt.agent.replication.backup import run_backup
 from vmckpt.agent.replication.primary import run_primary
 from vmckpt.errors import VmckptError
 from vmckpt.replication import priority
-from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.control_socket import Request, Requests
 from vmckpt.replication.session import Session
 from vmckpt.replication.watchdog.process import AGENT_LOG
 
@@ -40,8 +40,8 @@ def main() -> None:
     os.umask(0o022)  # folders of ours that QEMU enters; what is private says so
     folder = Path(sys.argv[1])
     _bound_log(folder)
-    wishes = Wishes()
-    signal.signal(signal.SIGTERM, lambda *_: wishes.add(Wish.END))
+    requests = Requests()
+    signal.signal(signal.SIGTERM, lambda *_: requests.add(Request.END))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     session = Session.read(folder)
     if session is None:
@@ -53,7 +53,7 @@ def main() -> None:
         log.warning("not as important as it should be: it may not raise its priority")
     try:
         run = run_primary if session.role == "primary" else run_backup
-        run(session, folder, wishes)
+        run(session, folder, requests)
     except VmckptError as exc:
         log.exception("%s", exc)
         sys.exit(1)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.disks import mirror_job, nbdkit_server, resync
 from vmckpt.replication.disks.epoch_log import LogPlace, WriteLog
 from vmckpt.replication.disks.log_control import Control
@@ -21,7 +21,7 @@ class Mirrors:
     """The jobs and servers that bring the guest's writes to the logs; see primary.Mirrors."""
 
     def __init__(
-        self, session: Session, folder: Path, monitor: Monitor, still: mirror_job.Still
+        self, session: Session, folder: Path, monitor: QmpMonitor, still: mirror_job.Still
     ) -> None:
         self._monitor, self._still = monitor, still
         nodes: Mapping[str, str] = session.extra["nodes"]
@@ -90,7 +90,7 @@ class Mirrors:
             if spoiled is not None:
                 nbdkit_server.stop(place, socket)
         nbdkit_server.start(place, socket, size=size, limit=_LOG_LIMIT)
-        mirror_job.begin(self._monitor, node=node, socket=path, job=job, still=self._still)
+        mirror_job.start_mirror(self._monitor, node=node, socket=path, job=job, still=self._still)
 
 
 def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
@@ -99,7 +99,7 @@ def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
 
 
 def end(
-    monitor: Monitor, place: LogPlace, job: str, still: mirror_job.Still = mirror_job.unnoticed
+    monitor: QmpMonitor, place: LogPlace, job: str, still: mirror_job.Still = mirror_job.unnoticed
 ) -> None:
     """Take a mirror away; the guest's writes wait for nothing any more. Raises HypervisorError."""
     with suppress(OSError, ValueError), Control(place.control) as told:
@@ -108,7 +108,7 @@ def end(
     mirror_job.end(monitor, job, still)
 
 
-def end_all(session: Session, folder: Path, monitor: Monitor | None) -> None:
+def end_all(session: Session, folder: Path, monitor: QmpMonitor | None) -> None:
     """Nothing of it stays; `monitor`: None if the guest's QEMU is gone. Raises VmckptError."""
     if monitor is not None:
         resync.end(monitor, resync.place_of(folder))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.replication import (
     handover,
     mirrors,
@@ -21,7 +21,7 @@ from vmckpt.agent.replication import (
 from vmckpt.agent.replication.backup import PORT
 from vmckpt.errors import (
     BadInput,
-    GuestBusy,
+    GuestLocked,
     HypervisorError,
     LeaseLost,
     RemoteError,
@@ -30,14 +30,20 @@ from vmckpt.errors import (
 )
 from vmckpt.hypervisor import connection, qemu_user
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.lease.client import LeaseClient, LeaseForgotten
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication import control_socket
 from vmckpt.replication.backup import standby as standbys
 from vmckpt.replication.backup import standby_setup
 from vmckpt.replication.protocol import connection as protocol_connection
-from vmckpt.replication.session import Fate, Session, folder_of, make_folder, remove_folder
+from vmckpt.replication.session import (
+    ProtectionOutcome,
+    Session,
+    folder_of,
+    make_folder,
+    remove_folder,
+)
 from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
@@ -49,11 +55,11 @@ _ENDS = Seconds(30.0)
 _TURN = 0.05
 
 
-def carry_out(order: ReplicaOrder, talk: Talk) -> dict[str, Any]:
+def carry_out(order: ReplicaOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Raises VmckptError."""
-    del talk
+    del channel
     if order.what not in _WHAT:
-        raise BadInput(f"an order that is not known: {order.what!r}", mend="update vmckpt there")
+        raise BadInput(f"an order that is not known: {order.what!r}", hint="update vmckpt there")
     return _WHAT[order.what](order)
 
 
@@ -71,7 +77,7 @@ def _must_be_free(order: ReplicaOrder) -> None:
     if session is not None and not (folder_of(order.guest) / teardown.OUTCOME).exists():
         raise BadInput(
             f"{session.name} is protected or moves already, from or to {order.host}",
-            mend=f"run vmckpt recover, or vmckpt unprotect {session.name} first; with"
+            hint=f"run vmckpt recover, or vmckpt unprotect {session.name} first; with"
             " --lost-journal if no journal knows of it",
         )
     remove_folder(folder_of(order.guest))
@@ -130,11 +136,11 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
         "has_lease": session.lease is not None,
     }  # fmt: skip
     # The agent may have ended before the guest did.
-    if not told["runs"] and (why := teardown.shot(folder)) is not None:
-        told |= {"outcome": Fate.DIED, "why": why}
+    if not told["runs"] and (why := teardown.watchdog_kill_reason(folder)) is not None:
+        told |= {"outcome": ProtectionOutcome.DIED, "why": why}
     with suppress(OSError, ValueError):
         told |= json.loads((folder / teardown.OUTCOME).read_text())
-    if (noted := handover.given(folder)) is not None:
+    if (noted := handover.handover_record(folder)) is not None:
         told["given"] = noted
     if standby_setup.may_have_run(folder):
         told["ran"] = True
@@ -217,8 +223,8 @@ def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
     _stop_agent(folder)
     with handover.without_agent(session, folder):
         if order.define and order.standby_gone:
-            handover.take_back(folder)
-        if handover.given(folder) is None:
+            handover.revert(folder)
+        if handover.handover_record(folder) is None:
             return {"did": _end_primary(order, session)}
         if order.define:
             return {"did": [], "given": True}
@@ -232,7 +238,7 @@ def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
 def _known(order: ReplicaOrder) -> bool:
     """Whether libvirt here knows the guest."""
     try:
-        with Monitor(order.guest, host=order.host, uri=order.uri):
+        with QmpMonitor(order.guest, host=order.host, uri=order.uri):
             return True
     except HypervisorError as exc:
         if exc.code in connection.NOT_HERE:
@@ -270,8 +276,8 @@ def _takes_over(folder: Path, session: Session) -> bool:
     return standby_setup.is_ours(folder) and not standby_setup.never_came_to_life(session, folder)
 
 
-def _by_now(order: ReplicaOrder, session: Session) -> GuestBusy:
-    return GuestBusy(f"{session.name} runs on {order.host} by now", mend="try again")
+def _by_now(order: ReplicaOrder, session: Session) -> GuestLocked:
+    return GuestLocked(f"{session.name} runs on {order.host} by now", hint="try again")
 
 
 def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
@@ -281,7 +287,7 @@ def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
         return
     autostart = bool(session.extra.get("autostart"))
     if identity.runs(session.guest):
-        with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+        with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
             standbys.settle(monitor, session.definition, autostart=autostart)
     elif not _known(order):
         teardown.define(session)
@@ -303,7 +309,7 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
     else:
         _stop_agent(folder)
     if runs_here:
-        with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+        with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
             teardown.unprotect(session, folder, monitor)
         return ["let the guest's output out", "ended its mirrors"]
     mirrors.end_all(session, folder, None)
@@ -336,7 +342,7 @@ def _must_be_unheard(session: Session, folder: Path) -> None:
         raise TwoCopies(
             f"{session.name} runs on {session.host} and on {session.peer}, and what it sent went"
             " out on both",
-            mend=f"choose one, and end the other: virsh -c {session.uri} destroy {session.name}",
+            hint=f"choose one, and end the other: virsh -c {session.uri} destroy {session.name}",
         )
 
 
@@ -349,7 +355,7 @@ def _must_hold_lease(session: Session, folder: Path) -> None:
         if _renewed(client, folder) is None:
             raise TwoCopies(
                 f"{session.name} runs on {session.host}, and another host holds its lease",
-                mend=f"run vmckpt recover; see where it runs: vmckpt guests {session.peer}",
+                hint=f"run vmckpt recover; see where it runs: vmckpt guests {session.peer}",
             )
 
 
@@ -365,7 +371,7 @@ def _session(order: ReplicaOrder) -> Session:
 def _start(folder: Path) -> None:
     with (folder / watchdog_process.AGENT_LOG).open("ab") as log:
         subprocess.run(
-            ["setsid", "--fork", *watchdog.command(folder)],
+            ["setsid", "--fork", *watchdog.watchdog_command(folder)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=True,
         )  # fmt: skip
 
@@ -449,16 +455,17 @@ def _give(order: ReplicaOrder) -> dict[str, Any]:
     that was done.
 
     Its agent may have died between arming what ends the guest and calling the standby valid.
-    Raises GuestBusy: it runs here, or had gone on without its standby; LeaseLost, LeaseUnreachable.
+    Raises GuestLocked: it runs here, or had gone on without its standby; LeaseLost;
+    LeaseUnreachable.
     """
     folder = folder_of(order.guest)
     session = Session.read(folder)
     if session is None or session.session != order.owner or session.lease is None:
         return {"given": False}
     if identity.runs(session.guest):
-        raise GuestBusy(f"{session.name} runs on {session.host}")
+        raise GuestLocked(f"{session.name} runs on {session.host}")
     if teardown.is_alone(folder):
-        raise GuestBusy(f"{session.name} went on without its standby before it ended")
+        raise GuestLocked(f"{session.name} went on without its standby before it ended")
     with teardown.lease(session) as client:
         token = teardown.token(folder)
         client.validate(token)
@@ -489,7 +496,7 @@ _WHAT = {
     "end": _end,
     "give": _give,
     "identity": _identity,
-    "look": queries.look,
+    "look": queries.protection_facts,
     "protect": _protect,
     "revive": _revive,
     "room": queries.rooms,

@@ -21,22 +21,22 @@ from vmckpt.hypervisor.lifecycle import Ending, Endings
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.lease_timer import LeaseTimer
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.lease.clock import boottime
-from vmckpt.replication.control_socket import Control, Wish, Wishes
+from vmckpt.replication.control_socket import Control, Request, Requests
 from vmckpt.replication.dirty_pages import select
 from vmckpt.replication.dirty_pages.finder import CompareFinder
 from vmckpt.replication.primary import network_buffer
 from vmckpt.replication.primary.epoch_capture import Capturer
-from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.primary.lease_holder import LeaseHolder
 from vmckpt.replication.primary.loop import Parts, Primary, Switched
 from vmckpt.replication.primary.memory import Memory
 from vmckpt.replication.primary.network_buffer import Buffers
 from vmckpt.replication.primary.new_nics import Commands
-from vmckpt.replication.primary.solo_permission import Leave
+from vmckpt.replication.primary.solo_permission import SoloPermission
 from vmckpt.replication.session import Session, memory_of
 from vmckpt.replication.status import PrimaryStatus
-from vmckpt.replication.watchdog.rules import Keeper
+from vmckpt.replication.watchdog.rules import KillMethod
 from vmckpt.units import MIB, Seconds
 
 log = logging.getLogger("vmckpt.replica")
@@ -47,7 +47,7 @@ _TELLS = Seconds(2.0)
 _SWITCHING = "switching"
 
 
-def run_primary(session: Session, folder: Path, wishes: Wishes) -> None:
+def run_primary(session: Session, folder: Path, requests: Requests) -> None:
     """Until the protection ends, or the guest does. Raises Exception: to be started again."""
     with handover.only_agent(session, folder):
         process = identity.hold(session.guest)
@@ -55,25 +55,25 @@ def run_primary(session: Session, folder: Path, wishes: Wishes) -> None:
             _ended(session, folder, wished=False)
             return
         with process:
-            _Agent(session, folder, wishes, process).run()
+            _Agent(session, folder, requests, process).run()
 
 
 class _Agent:
     """One life of it."""
 
     def __init__(
-        self, session: Session, folder: Path, wishes: Wishes, process: HeldProcess
+        self, session: Session, folder: Path, requests: Requests, process: HeldProcess
     ) -> None:
         self._session, self._folder = session, folder
-        self._wishes, self._process = wishes, process
+        self._requests, self._process = requests, process
         self._status = PrimaryStatus()
-        self._leave = Leave(needed=session.needs_leave)
+        self._leave = SoloPermission(needed=session.needs_leave)
         self._endings = Endings(session.guest, uri=session.uri)
         self._undo = Undo.from_json(session.undo)
         self._keeper, why = watchdog.keeper(session, process)
         if self._keeper is not None:
             self._status.enforced(self._keeper, why)
-        self._page = watchdog.begin(session, folder, process, self._keeper)
+        self._page = watchdog.start_watchdog(session, folder, process, self._keeper)
         self._stopped = 0.0
         """When the guest last stood still, by time.monotonic()."""
 
@@ -84,15 +84,15 @@ class _Agent:
                 stack.enter_context(Control(folder, self._answer))
                 stack.enter_context(self._endings)
                 monitor = stack.enter_context(
-                    Monitor(session.guest, host=session.host, uri=session.uri)
+                    QmpMonitor(session.guest, host=session.host, uri=session.uri)
                 )
-                tenure = stack.enter_context(self._tenure())
-                if self._was_given_away(tenure):
+                lease_holder = stack.enter_context(self._lease_holder())
+                if self._was_given_away(lease_holder):
                     teardown.switched(session, folder)
                     return
                 self._resume(monitor)
                 stack.enter_context(ClockKeeper(session, folder, self._status))
-                parts = self._parts(monitor, tenure, stack)
+                parts = self._parts(monitor, lease_holder, stack)
                 primary = Primary(session, folder, parts)
                 try:
                     primary.run()
@@ -101,40 +101,40 @@ class _Agent:
                     return
                 if not (primary.standby_ended or self._leave.has()):
                     raise VmckptError("told to end, while its standby may still be let run")
-                teardown.unprotect(session, folder, monitor, tenure)
+                teardown.unprotect(session, folder, monitor, lease_holder)
         except Exception:
             if identity.runs(session.guest):
                 raise
             _ended(session, folder, wished=self._endings.how(_TELLS) is Ending.WISHED)
 
-    def _tenure(self) -> Tenure:
+    def _lease_holder(self) -> LeaseHolder:
         session = self._session
         # The kernel's timer inside QEMU, where there is a lease and we may trace QEMU.
-        by_kernel = self._keeper is Keeper.KERNEL
-        return Tenure(
+        by_kernel = self._keeper is KillMethod.KERNEL
+        return LeaseHolder(
             session.lease, self._folder, self._page, holder=session.host,
             note=self._status.note, lives=self._process.lives, guard_again=self._guard_again,
             enforcer=LeaseTimer(self._process) if by_kernel else None,
         )  # fmt: skip
 
     def _guard_again(self) -> None:
-        watchdog.begin(self._session, self._folder, self._process, self._keeper).close()
+        watchdog.start_watchdog(self._session, self._folder, self._process, self._keeper).close()
 
-    def _was_given_away(self, tenure: Tenure) -> bool:
+    def _was_given_away(self, lease_holder: LeaseHolder) -> bool:
         """An agent before us died in the middle of a switch: it is given away, or never will be."""
-        if handover.given(self._folder) is not None:
-            handover.say_again(self._session, self._folder)
+        if handover.handover_record(self._folder) is not None:
+            handover.resend(self._session, self._folder)
             return True
         if not (self._folder / _SWITCHING).exists():
             return False
         try:
-            tenure.invalidate()
+            lease_holder.invalidate()
         except LeaseLost:
             teardown.kill(self._process)
             return True
         return False
 
-    def _resume(self, monitor: Monitor) -> None:
+    def _resume(self, monitor: QmpMonitor) -> None:
         """The agent before us may have died while the guest stood still."""
         switching = self._folder / _SWITCHING
         if self._page.stopped or switching.exists():
@@ -142,7 +142,7 @@ class _Agent:
             self._page.stopped = 0.0
             switching.unlink(missing_ok=True)
 
-    def _parts(self, monitor: Monitor, tenure: Tenure, stack: ExitStack) -> Parts:
+    def _parts(self, monitor: QmpMonitor, lease_holder: LeaseHolder, stack: ExitStack) -> Parts:
         session, folder = self._session, self._folder
         migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
         memory = Memory(memory_files.files(monitor, self._process), memory_of(folder), stack)
@@ -171,14 +171,14 @@ class _Agent:
         )
         return Parts(
             monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs,
-            buffers=filters, tenure=tenure, wishes=self._wishes,
+            buffers=filters, lease_holder=lease_holder, requests=self._requests,
             leave=self._leave, status=self._status,
             mirrors=mirrors, disks=mirrors.disks, begun=begun, held=held, is_alone=alone,
-            whole=held and not begun and not tenure.acquired,
+            whole=held and not begun and not lease_holder.acquired,
             alone=self._alone, switching=self._switching,
             go_on=lambda: self._resume(monitor),
-            switch=lambda line: handover.give(
-                session, folder, line, tenure=tenure, process=self._process,
+            switch=lambda line: handover.hand_over(
+                session, folder, line, lease_holder=lease_holder, process=self._process,
                 stopped=self._stopped,
             ),
             devices=devices,
@@ -201,18 +201,18 @@ class _Agent:
 
     def _answer(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """What the control socket answers."""
-        wish, session = told.get("wish"), self._session
-        if wish in (Wish.END, Wish.PLANNED):
-            self._wishes.add(Wish(str(wish)))
-        elif wish == Wish.ALONE:
-            if not self._leave.give(str(told.get("leave"))):
+        request, session = told.get("wish"), self._session
+        if request in (Request.END, Request.PLANNED):
+            self._requests.add(Request(str(request)))
+        elif request == Request.RUN_UNPROTECTED:
+            if not self._leave.grant(str(told.get("leave"))):
                 return {"error": "it does not wait for that any more"}
-        elif wish is not None:
-            return {"error": f"the primary cannot {wish}"}
+        elif request is not None:
+            return {"error": f"the primary cannot {request}"}
         return {
             "guest": session.guest, "name": session.name, "host": session.host,
             "peer": session.peer, "session": session.session, "process": os.getpid(),
-            "wished": self._wishes.has(Wish.PLANNED), "wants_leave": self._leave.wanted,
+            "wished": self._requests.has(Request.PLANNED), "wants_leave": self._leave.wanted,
             **self._status.as_json(),
         }  # fmt: skip
 
@@ -237,7 +237,7 @@ def found_filters(
 
 def _ended(session: Session, folder: Path, *, wished: bool) -> None:
     """Its QEMU is gone. Raises VmckptError."""
-    if handover.given(folder) is None:
+    if handover.handover_record(folder) is None:
         teardown.guest_ended(session, folder, wished=wished)
         return
     handover.finish(session, folder)

@@ -17,7 +17,7 @@ from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor import block
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.backup import standby_setup
 from vmckpt.replication.disks import nbdkit_server
 from vmckpt.replication.session import Session, folder_of
@@ -29,16 +29,16 @@ _EPOCH = Seconds(5.0)
 """So long the end of an epoch is waited for."""
 
 
-def look(order: ReplicaOrder) -> dict[str, Any]:
+def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
     """All that a protection must know of a running guest. Raises CannotCapture, RemoteError."""
-    host_directories.check()
-    with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+    host_directories.require_own_directory()
+    with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
         with identity.require(order.guest, monitor.name, order.host) as process:
             files = memory_files.files(monitor, process)
-        bitmaps.check(monitor)
+        bitmaps.require_reopen(monitor)
         # Before its cards and its definition are read: a device that comes meanwhile is noticed.
-        seen = devices.seen(monitor)
-        held = network_hold.look(monitor)
+        seen = devices.device_facts(monitor)
+        held = network_hold.hold_facts(monitor)
         undo = _settings(order, monitor)
         described = monitor.described()
         known = monitor.on_domain("looking at its disks", block.nodes)
@@ -53,13 +53,15 @@ def look(order: ReplicaOrder) -> dict[str, Any]:
         }  # fmt: skip
 
 
-def _settings(order: ReplicaOrder, monitor: Monitor) -> Undo:
+def _settings(order: ReplicaOrder, monitor: QmpMonitor) -> Undo:
     """QEMU's, between two epochs if the guest is protected already. Raises CannotCapture."""
     protected = Session.read(folder_of(order.guest)) is not None
     give_up = time.monotonic() + (_EPOCH if protected else 0.0)
     while True:
         try:
-            return migration_settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+            return migration_settings.settings_facts(
+                monitor, want=IGNORE_SHARED, runs=True, folder=None
+            )
         except CannotCapture:
             if time.monotonic() >= give_up:
                 raise
@@ -82,7 +84,7 @@ def _room(folder: Path) -> int:
 def rooms(order: ReplicaOrder) -> dict[str, Any]:
     """What is free on the backup, for memory and epochs and for images, and on which file system
     those are; and which files of a guest it lacks."""
-    host_directories.check()
+    host_directories.require_own_directory()
     missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.folder)
     device = str(_made(folder).stat().st_dev)
     return {
@@ -96,7 +98,9 @@ def before(order: ReplicaOrder) -> dict[str, Any]:
     users = backing_chain.of_others((Path(path) for path, _ in order.images.values()), order.users)
     found = {
         name: asdict(
-            replace(standby_setup.look(path, format_), user=users.get(Path(path), ("", ""))[0])
+            replace(
+                standby_setup.inspect_image(path, format_), user=users.get(Path(path), ("", ""))[0]
+            )
         )
         for name, (path, format_) in order.images.items()
     }  # fmt: skip

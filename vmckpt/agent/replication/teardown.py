@@ -14,15 +14,15 @@ from vmckpt.errors import VmckptError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity, lease_timer
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.lease.client import LeaseClient
 from vmckpt.lease.clock import boottime
 from vmckpt.replication.primary import network_buffer
-from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.primary.lease_holder import LeaseHolder
 from vmckpt.replication.protocol import connection
-from vmckpt.replication.protocol.connection import Line
-from vmckpt.replication.protocol.messages import End, Hello, Welcome
-from vmckpt.replication.session import Fate, Session, memory_of, remove_folder
+from vmckpt.replication.protocol.connection import PeerConnection
+from vmckpt.replication.protocol.messages import End, Hello, HelloAck
+from vmckpt.replication.session import ProtectionOutcome, Session, memory_of, remove_folder
 from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
@@ -36,15 +36,15 @@ _HEARS, _AGAIN = Seconds(10.0), Seconds(0.5)
 
 
 def unprotect(
-    session: Session, folder: Path, monitor: Monitor, tenure: Tenure | None = None
+    session: Session, folder: Path, monitor: QmpMonitor, lease_holder: LeaseHolder | None = None
 ) -> None:
     """The guest runs on here as if it had never been protected; may be repeated.
 
     Raises VmckptError: not all is put back.
     """
-    if tenure is not None:
+    if lease_holder is not None:
         # Before anything gets out that the standby does not know.
-        tenure.invalidate()
+        lease_holder.invalidate()
     else:
         disarm(session)
     note_alone(folder)  # before output gets out: no standby may take over from now on
@@ -54,9 +54,9 @@ def unprotect(
     if libvirt_side.stored(monitor) is None:
         define(session)
     (folder / watchdog_process.OVER).touch()
-    if tenure is not None:
+    if lease_holder is not None:
         with suppress(VmckptError):
-            tenure.release()
+            lease_holder.release()
     forget(session, folder)
 
 
@@ -117,10 +117,12 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     """Its QEMU is gone. If nobody wished for that, the backup runs it. Raises VmckptError."""
     wished = wished or ended_by_wish(folder)  # an agent before us knew
     if wished:
-        outcome(folder, Fate.ENDED, "the guest was ended by somebody's wish")
+        outcome(folder, ProtectionOutcome.ENDED, "the guest was ended by somebody's wish")
     mirrors.end_all(session, folder, None)
     if not wished:
-        outcome(folder, Fate.DIED, shot(folder) or "the guest's QEMU died")
+        outcome(
+            folder, ProtectionOutcome.DIED, watchdog_kill_reason(folder) or "the guest's QEMU died"
+        )
         with suppress(VmckptError, OSError, ValueError):
             _hand_over(session, folder)
         (folder / watchdog_process.OVER).touch()
@@ -137,11 +139,13 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
 def ended_by_wish(folder: Path) -> bool:
     """Whether word was left that somebody wished for the guest's end."""
     with suppress(OSError, ValueError):
-        return bool(json.loads((folder / OUTCOME).read_text()).get("outcome") == Fate.ENDED)
+        return bool(
+            json.loads((folder / OUTCOME).read_text()).get("outcome") == ProtectionOutcome.ENDED
+        )
     return False
 
 
-def shot(folder: Path) -> str | None:
+def watchdog_kill_reason(folder: Path) -> str | None:
     """Why a guest whose QEMU is gone must have ended; None: neither guard nor lease ended it."""
     try:
         _, _, why = (folder / watchdog_process.KILLED).read_text().strip().partition(" ")
@@ -195,9 +199,9 @@ def _hears_in_time(session: Session, folder: Path) -> bool:
         time.sleep(_AGAIN)
 
 
-def give_away(session: Session, tenure: Tenure, process: HeldProcess) -> None:
+def give_away(session: Session, lease_holder: LeaseHolder, process: HeldProcess) -> None:
     """The guest, which stands still for good, is the backup's. Raises VmckptError: not yet."""
-    tenure.hand_over(session.peer)
+    lease_holder.transfer(session.peer)
     kill(process)
 
 
@@ -210,7 +214,7 @@ def switched(session: Session, folder: Path) -> None:
     """After a planned switch. Raises VmckptError."""
     (folder / watchdog_process.OVER).touch()
     mirrors.end_all(session, folder, None)
-    outcome(folder, Fate.SWITCHED, f"the guest runs on {session.peer}")
+    outcome(folder, ProtectionOutcome.SWITCHED, f"the guest runs on {session.peer}")
 
 
 def note_alone(folder: Path) -> None:
@@ -229,7 +233,7 @@ def forget(session: Session, folder: Path) -> None:
     remove_folder(folder)
 
 
-def outcome(folder: Path, what: Fate, why: str, **more: float) -> None:
+def outcome(folder: Path, what: ProtectionOutcome, why: str, **more: float) -> None:
     """Leave word of how it ended, for the controller."""
     told = {"outcome": what, "why": why, "at": time.time(), **more}
     atomic_file.put(folder / OUTCOME, json.dumps(told))
@@ -272,9 +276,9 @@ def _release(session: Session, folder: Path) -> None:
 def _tell_backup(session: Session, folder: Path, why: str) -> None:
     made = connection.connect(folder, (session.address, session.port), limit=_CONNECT)
     ours = token(folder) if session.lease is not None else 1
-    with Line(made, lambda: ours, takes=lambda told: told <= ours) as line:
+    with PeerConnection(made, lambda: ours, takes=lambda told: told <= ours) as line:
         line.send(Hello(session=session.session, captured=1))
-        line.expect(Welcome, _CONNECT)
+        line.expect(HelloAck, _CONNECT)
         line.send(End(why=why))
         # Whoever hangs up while a heartbeat is on its way takes along what was not read yet.
         line.expect(End, _CONNECT)

@@ -18,10 +18,10 @@ from uuid import uuid4
 from vmckpt.agent.replication import test_failover_files
 from vmckpt.agent.replication.test_failover_files import Traces
 from vmckpt.capture import free_space as free_spaces
-from vmckpt.errors import BadInput, Cancelled, CaptureFailed, GuestBusy, VmckptError
+from vmckpt.errors import BadInput, Cancelled, CaptureFailed, GuestLocked, VmckptError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.backup import standby as standbys
 from vmckpt.replication.backup.epoch_stage import Stage
 from vmckpt.replication.backup.redo_log import Memory
@@ -31,7 +31,7 @@ from vmckpt.replication.test_failover import disk_copy, domain_xml, memory_check
 from vmckpt.replication.test_failover.disk_copy import Fleece
 from vmckpt.replication.test_failover.memory_check import Room
 from vmckpt.replication.test_failover.memory_copy import Next, Touched
-from vmckpt.replication.test_failover.pause import Standstill
+from vmckpt.replication.test_failover.pause import LoopPause
 from vmckpt.units import Bytes, Seconds
 
 log = logging.getLogger("vmckpt.replica")
@@ -56,7 +56,7 @@ class Trials:
     def __init__(self, session: Session, folder: Path, stage: Stage, standby: Standby) -> None:
         self._session, self._folder = session, folder
         self._stage, self._standby = stage, standby
-        self._standstill = Standstill()
+        self._standstill = LoopPause()
         self._trial: _Trial | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -79,21 +79,21 @@ class Trials:
     def _must_be_possible(self) -> None:
         name = self._session.name
         if self._over:
-            raise GuestBusy(f"the protection of {name} ends, or its standby takes over")
+            raise GuestLocked(f"the protection of {name} ends, or its standby takes over")
         if self._thread is not None and self._thread.is_alive():
-            raise GuestBusy(
+            raise GuestLocked(
                 f"a test of {name} runs already",
-                mend=f"end it first: vmckpt failover {name} --end-test",
+                hint=f"end it first: vmckpt failover {name} --end-test",
             )
         if not self._stage.committed:
-            raise GuestBusy(
+            raise GuestLocked(
                 f"{name} has no epoch on {self._session.host} yet",
-                mend="wait until its standby is ready: vmckpt status",
+                hint="wait until its standby is ready: vmckpt status",
             )
-        if (why := memory_check.against(_room(self._session, self._standby))) is not None:
+        if (why := memory_check.why_not(_room(self._session, self._standby))) is not None:
             raise BadInput(
                 f"{self._session.host} {why}",
-                mend="end another guest there, or protect the guest on another host",
+                hint="end another guest there, or protect the guest on another host",
             )
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class _Trial:
     """One test."""
 
     def __init__(
-        self, session: Session, folder: Path, stage: Stage, standby: Standby, still: Standstill
+        self, session: Session, folder: Path, stage: Stage, standby: Standby, still: LoopPause
     ) -> None:
         self._session, self._folder = session, folder
         self._stage, self._standby, self._still = stage, standby, still
@@ -151,7 +151,7 @@ class _Trial:
         """From the first file to the last."""
         try:
             test_failover_files.clear(self._session)
-            with Monitor(
+            with QmpMonitor(
                 self._session.guest, host=self._session.host, uri=self._session.uri
             ) as monitor:
                 self._begin(monitor)
@@ -168,11 +168,11 @@ class _Trial:
         log.warning("the test of %s failed: %s", self._session.name, why)
         self._told |= {"state": Phase.FAILED, "why": why}
 
-    def _begin(self, monitor: Monitor) -> None:
+    def _begin(self, monitor: QmpMonitor) -> None:
         fleeces = self._make(monitor)
         where = {"host": self._session.host, "uri": self._session.uri}
         with (
-            Monitor(self._uuid, **where) as copied,
+            QmpMonitor(self._uuid, **where) as copied,
             Standby(copied, (), self._folder, self._session.owner) as second,
         ):
             second.load(self._copy(monitor, fleeces, second))
@@ -182,7 +182,7 @@ class _Trial:
         self._told |= {"state": Phase.RUNS, "since": time.time()}
         log.info("%s runs, a copy of epoch %d", self._told["name"], self._told["epoch"])
 
-    def _make(self, monitor: Monitor) -> tuple[Fleece, ...]:
+    def _make(self, monitor: QmpMonitor) -> tuple[Fleece, ...]:
         """Images, and a QEMU that waits."""
         session, socket = self._session, socket_of(self._folder)
         xml = monitor.xml()
@@ -216,7 +216,7 @@ class _Trial:
         libvirt_side.create_paused(description, **where)
         return fleeces
 
-    def _copy(self, monitor: Monitor, fleeces: tuple[Fleece, ...], second: Standby) -> bytes:
+    def _copy(self, monitor: QmpMonitor, fleeces: tuple[Fleece, ...], second: Standby) -> bytes:
         """Make memory and disks those of one epoch; its device state."""
         source, target = self._standby.memory, second.memory
         if [one.size for one in source] != [one.size for one in target]:
@@ -225,14 +225,14 @@ class _Trial:
         try:
             with self._still.held():
                 self._stage.noted = touched
-            flags = memory_copy.everything(source)
+            flags = memory_copy.all_pages(source)
             for rounds in itertools.count():
                 memory_copy.copy(source, target, flags, self._between)
                 step = memory_copy.decide(touched.count, rounds)
                 if step is Next.GIVE_UP:
                     raise CaptureFailed(
                         f"{self._session.name} changes its memory faster than it can be copied",
-                        mend="try again when it has less to do",
+                        hint="try again when it has less to do",
                     )
                 if step is Next.CUT:
                     state = self._cut(monitor, fleeces, target, touched)
@@ -245,7 +245,7 @@ class _Trial:
                 self._stage.noted = None
 
     def _cut(
-        self, monitor: Monitor, fleeces: tuple[Fleece, ...], target: Sequence[Memory],
+        self, monitor: QmpMonitor, fleeces: tuple[Fleece, ...], target: Sequence[Memory],
         touched: Touched,
     ) -> bytes | None:  # fmt: skip
         """While nothing is applied; None: too much was, just before."""
@@ -255,11 +255,11 @@ class _Trial:
             if stage.noted is not touched or stage.last is None:
                 raise CaptureFailed(
                     f"{self._session.host} gets all of {self._session.name} anew",
-                    mend="try again when its standby is ready: vmckpt status",
+                    hint="try again when its standby is ready: vmckpt status",
                 )
             if touched.count > memory_copy.MOST:
                 return None
-            disk_copy.begin(monitor, fleeces)
+            disk_copy.start_copies(monitor, fleeces)
             memory_copy.copy(self._standby.memory, target, touched.take(), self._counted)
             self._told |= {"epoch": stage.committed, "taken": stage.last.taken}
             self._told["held_s"] = time.monotonic() - began
@@ -294,7 +294,7 @@ class _Trial:
             raise CaptureFailed(
                 f"the test was ended: {self._session.host} has hardly any room left beside the"
                 " standby's images",
-                mend="make room there",
+                hint="make room there",
             )
 
 

@@ -15,7 +15,7 @@ from vmckpt.agent.restore import replace_file
 from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.session import Session
 from vmckpt.replication.test_failover import disk_copy
 from vmckpt.replication.test_failover.disk_copy import Fleece
@@ -130,7 +130,7 @@ def clear(session: Session) -> None:
     kill(found.uuid)
     _end(found.uuid, session)
     try:
-        with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+        with QmpMonitor(session.guest, host=session.host, uri=session.uri) as monitor:
             disk_copy.end(monitor)
     except HypervisorError as exc:
         if exc.code not in connection.NOT_HERE:
@@ -159,7 +159,7 @@ def forget_files(state: Path) -> bool:
 def _end(uuid: str, session: Session) -> None:
     """libvirt may be about to start it: a word with libvirt is more than a look for its process."""
     try:
-        with Monitor(uuid, host=session.host, uri=session.uri) as monitor:
+        with QmpMonitor(uuid, host=session.host, uri=session.uri) as monitor:
             monitor.end()
     except HypervisorError as exc:
         if exc.code not in connection.NOT_HERE:

@@ -12,19 +12,19 @@ from vmckpt.replication.session import Session
 from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog import rules, systemd_unit
 from vmckpt.replication.watchdog.facts import Facts, Resumable
-from vmckpt.replication.watchdog.rules import Keeper, Rules
+from vmckpt.replication.watchdog.rules import KillMethod, Rules
 from vmckpt.replication.watchdog.shared_page import GuardPage, identity
 from vmckpt.units import Seconds
 
 _PATIENCE = 1.0
 
 
-def command(folder: Path) -> tuple[str, ...]:
+def watchdog_command(folder: Path) -> tuple[str, ...]:
     """What starts the agent of a folder."""
     return (sys.executable, "-P", "-m", "vmckpt.agent.replication.main", str(folder))
 
 
-def keeper(session: Session, process: HeldProcess) -> tuple[Keeper | None, str | None]:
+def keeper(session: Session, process: HeldProcess) -> tuple[KillMethod | None, str | None]:
     """What enforces the guest's lease here, and why the kernel does not; nothing without a lease.
 
     Tries whether QEMU's main thread can be reached, which stops it for a moment.
@@ -35,8 +35,8 @@ def keeper(session: Session, process: HeldProcess) -> tuple[Keeper | None, str |
     return rules.keeper(timer=why is None, systemd=systemd_unit.available()), why
 
 
-def begin(
-    session: Session, folder: Path, process: HeldProcess, kept_by: Keeper | None = None
+def start_watchdog(
+    session: Session, folder: Path, process: HeldProcess, kept_by: KillMethod | None = None
 ) -> GuardPage:
     """The watchdog's page, with us on it; and the watchdog of that QEMU. Raises GuardFailed."""
     path = folder / watchdog_process.PAGE
@@ -49,11 +49,11 @@ def begin(
     page.agent = identity(os.getpid())
     patience = max(_PATIENCE, 2 * session.terms.max_pause)
     facts = Facts(
-        page=str(path), qemu=identity(process.pid), command=command(folder), folder=str(folder),
-        rules=Rules(patience=Seconds(patience)), resumable=_resumable(session, folder),
-        pair=kept_by is Keeper.PAIR,
+        page=str(path), qemu=identity(process.pid), command=watchdog_command(folder),
+        folder=str(folder), rules=Rules(patience=Seconds(patience)),
+        resumable=_resumable(session, folder), pair=kept_by is KillMethod.PAIR,
     )  # fmt: skip
-    watchdog_process.begin(facts, unit=kept_by is Keeper.UNIT)
+    watchdog_process.start(facts, unit=kept_by is KillMethod.UNIT)
     return page
 
 

@@ -5,18 +5,18 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vmckpt.errors import GuestBusy
+from vmckpt.errors import GuestLocked
 from vmckpt.units import Seconds
 
 _LIMIT = Seconds(20.0)
 
 
-def check(places: Iterable[Path], users: Mapping[str, Sequence[str]]) -> None:
-    """`users`: other guests' images with their guest and format. Raises GuestBusy."""
+def check_backing_chain(places: Iterable[Path], users: Mapping[str, Sequence[str]]) -> None:
+    """`users`: other guests' images with their guest and format. Raises GuestLocked."""
     for place, (guest, path) in of_others(places, users).items():
-        raise GuestBusy(
+        raise GuestLocked(
             f"{place} is in use by guest {guest}, as {path}; nothing was changed",
-            mend="restore it as another guest with --as",
+            hint="restore it as another guest with --as",
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from vmckpt.agent.cleanup_orders import DiscardOrder
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import replace_file
 from vmckpt.agent.restore.replace_file import Replacement
 from vmckpt.capture.nbd.protocol import Unix
@@ -32,9 +32,11 @@ _TURN = 0.2
 class Images:
     """The images of one restore. Use as a context manager: what was not kept is taken back."""
 
-    def __init__(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> None:
+    def __init__(
+        self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
+    ) -> None:
         self._order, self._private, self._reader = order, private, reader
-        self._talk = talk
+        self._channel = channel
         self._files: dict[str, Replacement] = {}
         """By target."""
         self._left = False
@@ -54,7 +56,7 @@ class Images:
         """Make all of them, whole. Raises BadInput, StoreError, Cancelled."""
         for disk in self._private.facts.disks:
             place = Path(self._order.images[disk.target])
-            replace_file.check(place, self._order.snapshot, replace=self._order.replace)
+            replace_file.check_destination(place, self._order.snapshot, replace=self._order.replace)
         for disk in self._private.facts.disks:
             self._make(disk)
 
@@ -130,7 +132,7 @@ class Images:
                 with suppress(subprocess.TimeoutExpired):
                     _, said = program.communicate(timeout=_TURN)
                     break
-                if self._talk.stop.is_set():
+                if self._channel.stop.is_set():
                     program.kill()
                     raise Cancelled("stopped while a disk was written")
         if trouble:
@@ -181,7 +183,7 @@ class SmallFiles:
     def write(self) -> None:
         """Make all of them beside their places. Raises BadInput, OSError."""
         for place in self._places.values():
-            replace_file.check(place, self._snapshot, replace=self._replace)
+            replace_file.check_destination(place, self._snapshot, replace=self._replace)
         for name, place in self._places.items():
             self._folder(place.parent, tpm=name.startswith(_TPM)).close()
             file = self._files[name] = Replacement(place, self._snapshot)
@@ -235,7 +237,7 @@ def _tpm_owner() -> tuple[int, int] | None:
     return None
 
 
-def discard(order: DiscardOrder, _: Talk) -> dict[str, Any]:
+def discard(order: DiscardOrder, _: ControllerChannel) -> dict[str, Any]:
     """Remove them, also those half made; may be repeated. Raises OSError."""
     removed = 0
     for place in map(Path, order.images.values()):

@@ -10,19 +10,19 @@ from typing import Any, Self
 
 from vmckpt.agent.cleanup_orders import FinishOrder
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.protocol import Talk, error_from_json
+from vmckpt.agent.protocol import ControllerChannel, error_from_json
 from vmckpt.agent.restore import lazy_server, restore
 from vmckpt.agent.restore.files import Images
 from vmckpt.agent.snapshot import spool
 from vmckpt.capture.disks import lazy_overlay
-from vmckpt.errors import BadInput, GuestBusy, OutcomeUnknown, VmckptError
+from vmckpt.errors import BadInput, GuestLocked, OutcomeUnknown, VmckptError
 from vmckpt.store.assemble import Source
 from vmckpt.store.format.metadata import DiskMake
 from vmckpt.store.format.private_part import Private
 from vmckpt.units import Seconds
 
 
-def restore_lazily(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
+def restore_lazily(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Start the guest, and see its disks in. Raises VmckptError, and nothing is left then.
 
     From its start on the keeper sees to the rest, whoever dies; "whole" tells whether all was in
@@ -30,19 +30,19 @@ def restore_lazily(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
     """
     if order.xml is None:
         raise BadInput("a snapshot without memory is not started: there is nothing to be lazy for")
-    with Keeper({**order.as_json(), "do": "serve"}, order.host) as keeper:
+    with LazyServerClient({**order.as_json(), "do": "serve"}, order.host) as keeper:
         keeper.wait_ready()
-        told = restore.restore(order, talk, _Lazy(keeper.sockets))
+        told = restore.restore(order, channel, _Lazy(keeper.sockets))
         keeper.go()
-        whole = keeper.watch(talk)
-    if not whole and not talk.stop.is_set():
+        whole = keeper.watch(channel)
+    if not whole and not channel.stop.is_set():
         # The keeper was killed, and the guest stands still or will: another one goes on.
         again = FinishOrder(guest=order.guest, host=order.host)
-        whole = bool(finish(again, talk)["whole"])
+        whole = bool(finish(again, channel)["whole"])
     return {**told, "whole": whole}
 
 
-def finish(order: FinishOrder, talk: Talk) -> dict[str, Any]:
+def finish(order: FinishOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Serve again if nobody does, and wait for the end; "waits": there was one to wait for."""
     kept = lazy_server.kept(order.guest)
     if kept is None:
@@ -50,30 +50,30 @@ def finish(order: FinishOrder, talk: Talk) -> dict[str, Any]:
     if order.dry:
         return {"waits": True, "whole": False}
     if _is_served(order.guest):
-        return {"waits": True, "whole": _wait(order.guest, talk)}
-    with Keeper(kept, order.host) as keeper:
+        return {"waits": True, "whole": _wait(order.guest, channel)}
+    with LazyServerClient(kept, order.host) as keeper:
         keeper.wait_ready()
         keeper.go()
-        return {"waits": True, "whole": keeper.watch(talk)}
+        return {"waits": True, "whole": keeper.watch(channel)}
 
 
 def _is_served(guest: str) -> bool:
     try:
         with spool.held(lazy_server.folder_of(guest), patience=Seconds(0.0)):
             return False
-    except GuestBusy:
+    except GuestLocked:
         return True
 
 
-def _wait(guest: str, talk: Talk) -> bool:
+def _wait(guest: str, channel: ControllerChannel) -> bool:
     """Wait for another's keeper; whether it has ended before we had to."""
     while lazy_server.kept(guest) is not None:
-        if talk.stop.wait(0.5):
+        if channel.stop.wait(0.5):
             return False
     return True
 
 
-class Keeper:
+class LazyServerClient:
     """The process that serves, as the agent speaks with it."""
 
     def __init__(self, order: Mapping[str, Any], host: str) -> None:
@@ -120,14 +120,14 @@ class Keeper:
         self._left = True
         self._say({"answer": True})
 
-    def watch(self, talk: Talk) -> bool:
+    def watch(self, channel: ControllerChannel) -> bool:
         """Pass on how far it is; whether it has come to its end before we are told to stop."""
         for told in self._hear():
             if "done" in told:
                 return True
             if "progress" in told:
-                talk.tell(progress=told["progress"])
-            if talk.stop.is_set():
+                channel.send(progress=told["progress"])
+            if channel.stop.is_set():
                 return False
         return False
 
@@ -151,10 +151,14 @@ class _Lazy:
     def __init__(self, sockets: Mapping[str, str]) -> None:
         self._sockets = sockets
 
-    def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
+    def images(
+        self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
+    ) -> Images:
         """See restore.Way."""
-        lazy_overlay.check({one.target: one.format for one in private.facts.disks})
-        return _Overlays(order, private, reader, talk, self._sockets)
+        lazy_overlay.require_overlay_support(
+            {one.target: one.format for one in private.facts.disks}
+        )
+        return _Overlays(order, private, reader, channel, self._sockets)
 
     def started_as(self, xml: str) -> str:
         """See restore.Way."""
@@ -165,10 +169,10 @@ class _Overlays(Images):
     """Images with nothing in them but where the rest is."""
 
     def __init__(
-        self, order: RestoreOrder, private: Private, reader: Source, talk: Talk,
+        self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel,
         sockets: Mapping[str, str],
     ) -> None:  # fmt: skip
-        super().__init__(order, private, reader, talk)
+        super().__init__(order, private, reader, channel)
         self._sockets = sockets
 
     def _make(self, disk: DiskMake) -> None:

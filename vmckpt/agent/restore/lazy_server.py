@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import restore
 from vmckpt.agent.snapshot import spool
 from vmckpt.capture.disks import lazy_overlay
@@ -24,7 +24,7 @@ from vmckpt.capture.nbd.server import Server
 from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
 from vmckpt.hypervisor import block, connection, qemu_user
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.format.private_part import Private
 from vmckpt.store.repository import Store
@@ -55,8 +55,8 @@ def kept(guest: str) -> dict[str, Any] | None:
     return told
 
 
-def serve(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
-    """Keep a guest's disks until they are whole. Raises VmckptError, GuestBusy if another does.
+def serve(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
+    """Keep a guest's disks until they are whole. Raises VmckptError, GuestLocked if another does.
 
     Says "ready" once they can be used, and goes on when that is answered. If nobody answers, the
     guest itself says whether it was started.
@@ -65,11 +65,11 @@ def serve(order: RestoreOrder, talk: Talk) -> dict[str, Any]:
     with spool.held(folder_of(order.guest), patience=Seconds(0.0)), ExitStack() as stack:
         store, private, reader = stack.enter_context(restore.opened(order))
         folder = _furnished(order)
-        keeper = _Keeper(order, talk, _exports(private, reader))
+        keeper = _Keeper(order, channel, _exports(private, reader))
         keeper.listen(stack)
         _pin(store, order)
         try:
-            talk.ask("ready", sockets=keeper.sockets)
+            channel.request("ready", sockets=keeper.sockets)
         except Cancelled:
             if not keeper.arrived():
                 _end(folder, store, order)
@@ -104,7 +104,7 @@ def _exports(private: Private, reader: Source) -> dict[str, Export]:
 def _pin(store: Store, order: RestoreOrder) -> None:
     """See that nobody deletes it meanwhile. Whoever pinned it for another reason keeps it anyway;
     of keepers like us each adds its own."""
-    known = store.why_pinned(order.snapshot)
+    known = store.pin_reason(order.snapshot)
     if known is None:
         store.pin(order.snapshot, _why(order))
     elif _COMES in known and _why(order) not in known.split("; "):
@@ -118,7 +118,7 @@ def _why(order: RestoreOrder) -> str:
 def _end(folder: Path, store: Store, order: RestoreOrder) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(StoreError):
-        known = (store.why_pinned(order.snapshot) or "").split("; ")
+        known = (store.pin_reason(order.snapshot) or "").split("; ")
         rest = [one for one in known if one != _why(order)]
         if len(rest) < len(known):
             store.pin(order.snapshot, "; ".join(rest)) if rest else store.unpin(order.snapshot)
@@ -127,8 +127,10 @@ def _end(folder: Path, store: Store, order: RestoreOrder) -> None:
 class _Keeper:
     """Serves the disks, and sees that all of them come in."""
 
-    def __init__(self, order: RestoreOrder, talk: Talk, exports: Mapping[str, Export]) -> None:
-        self._order, self._talk, self._exports = order, talk, exports
+    def __init__(
+        self, order: RestoreOrder, channel: ControllerChannel, exports: Mapping[str, Export]
+    ) -> None:
+        self._order, self._channel, self._exports = order, channel, exports
         self.sockets = {name: str(folder_of(order.guest) / f"{name}.nbd") for name in exports}
         self._total = sum(one.size for one in exports.values())
 
@@ -160,7 +162,7 @@ class _Keeper:
                     if exc.code in connection.NOT_HERE:
                         self._finish_off(name)
                     else:
-                        self._talk.tell(progress={"phase": "disks", "done": done})
+                        self._channel.send(progress={"phase": "disks", "done": done})
                         time.sleep(_AGAIN)
             done += export.size
 
@@ -169,16 +171,16 @@ class _Keeper:
             if name not in self._waiting(monitor):
                 return
             if block.progress(monitor, name) is None:
-                block.begin(monitor, name)
+                block.start_pull(monitor, name)
             while (found := block.progress(monitor, name)) is not None:
-                self._talk.progress(phase="disks", done=done + found.done, total=self._total)
+                self._channel.progress(phase="disks", done=done + found.done, total=self._total)
                 self._wake(monitor)
                 time.sleep(_TURN)
             self._wake(monitor)
             if name in self._waiting(monitor):
                 time.sleep(_AGAIN)  # it broke off, as after a server that had to be started again
 
-    def _wake(self, monitor: Monitor) -> None:
+    def _wake(self, monitor: QmpMonitor) -> None:
         """A guest that stood still for want of a server goes on."""
         if block.stopped_by_disk(monitor):
             monitor.resume()
@@ -197,9 +199,9 @@ class _Keeper:
             return not Path(self._order.images[name]).exists()
         return "backing-filename" not in json.loads(done.stdout)
 
-    def _waiting(self, monitor: Monitor) -> frozenset[str]:
+    def _waiting(self, monitor: QmpMonitor) -> frozenset[str]:
         xml: str = monitor.on_domain("describing the guest", lambda domain: domain.XMLDesc())
         return lazy_overlay.waiting(xml, self.sockets)
 
-    def _monitor(self) -> Monitor:
-        return Monitor(self._order.guest, host=self._order.host, uri=self._order.uri)
+    def _monitor(self) -> QmpMonitor:
+        return QmpMonitor(self._order.guest, host=self._order.host, uri=self._order.uri)

@@ -18,7 +18,7 @@ class Spot(StrEnum):
     NOTHING = "nothing"
 
 
-class Verdict(StrEnum):
+class LeftoverDecision(StrEnum):
     """How an interrupted restore is settled."""
 
     ARRIVED = "arrived"
@@ -29,7 +29,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ImageFacts:
     """One image."""
 
     spot: Spot
@@ -44,7 +44,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class GuestFacts:
     """The guest."""
 
     runs: bool
@@ -61,7 +61,9 @@ def spot(there: str | None, made: str) -> Spot:
     return Spot.WRITTEN if there.partition(":")[0] == made.partition(":")[0] else Spot.OTHER
 
 
-def judge(disks: Sequence[Seen], seat: Seat, *, memory: bool) -> tuple[Verdict, str]:
+def decide(
+    disks: Sequence[ImageFacts], seat: GuestFacts, *, memory: bool
+) -> tuple[LeftoverDecision, str]:
     """What has become of a restore that was about to put images in their places, and why.
 
     `memory`: a guest was to be started from it.
@@ -69,21 +71,32 @@ def judge(disks: Sequence[Seen], seat: Seat, *, memory: bool) -> tuple[Verdict, 
     if all(one.ours for one in disks):
         return _all_there(disks, seat, memory=memory)
     if any(one.spot is Spot.OTHER and one.aside for one in disks):
-        return Verdict.UNCLEAR, "a file that is neither is in the place of an image"
+        return LeftoverDecision.UNCLEAR, "a file that is neither is in the place of an image"
     if any(one.spot is Spot.WRITTEN for one in disks):
-        return Verdict.UNCLEAR, "some images are the restored ones, and were written into"
+        return LeftoverDecision.UNCLEAR, "some images are the restored ones, and were written into"
     if seat.runs and any(one.ours or one.aside for one in disks):
-        return Verdict.UNCLEAR, "the guest runs on some restored images and some from before"
-    return Verdict.BACK, ""
+        return (
+            LeftoverDecision.UNCLEAR,
+            "the guest runs on some restored images and some from before",
+        )
+    return LeftoverDecision.BACK, ""
 
 
-def _all_there(disks: Sequence[Seen], seat: Seat, *, memory: bool) -> tuple[Verdict, str]:
+def _all_there(
+    disks: Sequence[ImageFacts], seat: GuestFacts, *, memory: bool
+) -> tuple[LeftoverDecision, str]:
     # What is put aside goes only once the guest runs, or its disks were all that was wanted.
     kept = any(not one.empty for one in disks) and not any(one.aside for one in disks)
     if not memory or kept or (seat.runs and seat.revived):
-        return Verdict.ARRIVED, ""
+        return LeftoverDecision.ARRIVED, ""
     if seat.runs:
-        return Verdict.UNCLEAR, "the guest runs on the restored images, but was booted anew"
+        return (
+            LeftoverDecision.UNCLEAR,
+            "the guest runs on the restored images, but was booted anew",
+        )
     if any(one.spot is Spot.WRITTEN for one in disks):
-        return Verdict.UNCLEAR, "the guest is off, and the restored images were written into"
-    return Verdict.BACK, ""
+        return (
+            LeftoverDecision.UNCLEAR,
+            "the guest is off, and the restored images were written into",
+        )
+    return LeftoverDecision.BACK, ""

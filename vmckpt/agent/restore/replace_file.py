@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from vmckpt.errors import BadInput
-from vmckpt.util.host_files import Folder, as_before, held
+from vmckpt.util.host_files import Folder, as_before, hold_path
 
 
 def paths(place: Path, snapshot: str) -> tuple[Path, Path]:
@@ -29,18 +29,18 @@ def _mark(seen: os.stat_result) -> str:
     return f"{seen.st_ino}:{seen.st_mtime_ns}"
 
 
-def check(place: Path, snapshot: str, *, replace: bool) -> None:
+def check_destination(place: Path, snapshot: str, *, replace: bool) -> None:
     """Raises BadInput if a file may not be put there."""
     aside = paths(place, snapshot)[1]
     if is_there(aside):
         raise BadInput(
             f"{aside} is what an interrupted restore has put aside",
-            mend="run vmckpt recover; if it stays, move it away",
+            hint="run vmckpt recover; if it stays, move it away",
         )
     if is_there(place) and not replace:
         raise BadInput(
             f"{place} is there already",
-            mend="say --replace to write over it, or choose another name or folder",
+            hint="say --replace to write over it, or choose another name or folder",
         )
 
 
@@ -92,7 +92,7 @@ class Replacement:
         """
         self._swapped = True
         if self._folder.look(self._name) is not None:
-            with held(self.place) as before:
+            with hold_path(self.place) as before:
                 as_before(self._opened(), os.fstat(before))
             self._folder.rename(self._name, self._aside)
         elif owner is not None:

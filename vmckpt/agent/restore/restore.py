@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import backing_chain
 from vmckpt.agent.restore.files import Images, SmallFiles
 from vmckpt.agent.snapshot import parent_state, spool
@@ -29,7 +29,7 @@ from vmckpt.errors import (
     VmckptError,
 )
 from vmckpt.hypervisor import connection, domains, qmp
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.store import repository, tiered_reader
 from vmckpt.store.assemble import Assembly, Piece, Source
 from vmckpt.store.chunk_reader import Reader
@@ -46,9 +46,11 @@ _PAGE = UNIT[Kind.RAM]
 class Revival:
     """Writes the image, once for each time that somebody begins to read it."""
 
-    def __init__(self, xml: str, private: Private, reader: Reader, talk: Talk) -> None:
+    def __init__(
+        self, xml: str, private: Private, reader: Reader, channel: ControllerChannel
+    ) -> None:
         """`xml`: what the guest is to be. Raises StoreDamaged if some memory is missing."""
-        self._xml, self._talk = xml, talk
+        self._xml, self._channel = xml, channel
         self._private, self._reader = private, reader
         self._head, _ = parse_head(self._part("head") + b"\0")
         self._tail = self._part("tail")
@@ -106,8 +108,8 @@ class Revival:
         elif not starts_as_zeros(block):
             writer.zeros(block, addresses)
         self._done += piece.count * _PAGE
-        self._talk.progress(phase="memory", done=self._done, total=self._total)
-        if self._talk.stop.is_set():
+        self._channel.progress(phase="memory", done=self._done, total=self._total)
+        if self._channel.stop.is_set():
             raise Cancelled("stopped while the guest's memory was read")
 
     @property
@@ -151,7 +153,7 @@ def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
 
 
 def _hush(order: RestoreOrder) -> None:
-    with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+    with QmpMonitor(order.guest, host=order.host, uri=order.uri) as there:
         for card in there.cards():
             there.tell("set_link", {"name": card, "up": False})
         if not order.paused:
@@ -161,7 +163,7 @@ def _hush(order: RestoreOrder) -> None:
 def _has_started(order: RestoreOrder) -> bool:
     """Raises OutcomeUnknown if libvirt does not say."""
 
-    def look(there: Monitor) -> bool | None:
+    def look(there: QmpMonitor) -> bool | None:
         state = there.run_state()
         return None if state in _NOT_YET else state not in _GONE
 
@@ -172,7 +174,7 @@ def _has_started(order: RestoreOrder) -> bool:
 def _end(order: RestoreOrder) -> None:
     """Raises OutcomeUnknown if it may still be there."""
 
-    def end(there: Monitor) -> bool:
+    def end(there: QmpMonitor) -> bool:
         there.end()
         return True
 
@@ -181,7 +183,12 @@ def _end(order: RestoreOrder) -> None:
 
 
 def _patiently(
-    order: RestoreOrder, act: Callable[[Monitor], bool | None], *, gone: bool, what: str, why: str
+    order: RestoreOrder,
+    act: Callable[[QmpMonitor], bool | None],
+    *,
+    gone: bool,
+    what: str,
+    why: str,
 ) -> bool:
     """What `act` says once libvirt answers and it says something; `gone` if there is no guest.
 
@@ -190,7 +197,7 @@ def _patiently(
     give_up = time.monotonic() + _PATIENCE
     while time.monotonic() < give_up:
         try:
-            with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+            with QmpMonitor(order.guest, host=order.host, uri=order.uri) as there:
                 told = act(there)
             if told is not None:
                 return told
@@ -205,16 +212,18 @@ def _patiently(
 def _unknown(order: RestoreOrder, what: str, why: str) -> OutcomeUnknown:
     error = OutcomeUnknown(
         f"{order.host}: {what}; all images stay as they are: {why}",
-        host=order.host, mend="run vmckpt recover once its libvirt answers",
+        host=order.host, hint="run vmckpt recover once its libvirt answers",
     )  # fmt: skip
     error.undone = False
     return error
 
 
-class Way(Protocol):
+class DiskMethod(Protocol):
     """How disks come to the guest."""
 
-    def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
+    def images(
+        self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
+    ) -> Images:
         """What makes them. Raises BadInput if that cannot be done with these."""
 
     def started_as(self, xml: str) -> str:
@@ -224,8 +233,10 @@ class Way(Protocol):
 class _Written:
     """They are whole before it starts."""
 
-    def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
-        return Images(order, private, reader, talk)
+    def images(
+        self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
+    ) -> Images:
+        return Images(order, private, reader, channel)
 
     def started_as(self, xml: str) -> str:
         return xml
@@ -248,7 +259,9 @@ def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]
         yield store, private, reader
 
 
-def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str, Any]:
+def restore(
+    order: RestoreOrder, channel: ControllerChannel, way: DiskMethod | None = None
+) -> dict[str, Any]:
     """Write the disks, then start the guest. Raises VmckptError, and nothing is left then.
 
     The new images are whole before one that is there is put aside, and what was put aside comes
@@ -265,21 +278,21 @@ def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str
         order.folder.mkdir(mode=0o700)
         try:
             files = SmallFiles(private.files, order.images, order.snapshot, replace=order.replace)
-            with way.images(order, private, reader, talk) as images, files:
-                backing_chain.check(map(Path, order.images.values()), order.users)
+            with way.images(order, private, reader, channel) as images, files:
+                backing_chain.check_backing_chain(map(Path, order.images.values()), order.users)
                 images.write()
                 files.write()
                 written = time.monotonic()
                 # The guest that is there ends only now: if a disk cannot be written, it runs on.
                 # Of a group nobody ends before all are ready; who asks again is still there.
-                talk.ask("ready")
-                talk.ask("make way", made=images.marks(), empty=_empty(order))
+                channel.request("ready")
+                channel.request("make way", made=images.marks(), empty=_empty(order))
                 images.swap()
                 files.swap()
                 try:
                     if order.xml is not None:
                         xml = way.started_as(order.xml)
-                        start(order, xml, Revival(xml, private, reader, talk))
+                        start(order, xml, Revival(xml, private, reader, channel))
                 except OutcomeUnknown:
                     images.leave()
                     files.leave()
@@ -291,7 +304,7 @@ def restore(order: RestoreOrder, talk: Talk, way: Way | None = None) -> dict[str
                     parent_state.went_back(order.state, order.guest, order.snapshot)
             # Whatever becomes of who asks: from here the guest is back.
             ended = time.monotonic()
-            warnings = [] if order.xml is None else list(_follow(order, talk))
+            warnings = [] if order.xml is None else list(_follow(order, channel))
             warnings += tiered_reader.warnings(reader, store)
         finally:
             shutil.rmtree(order.folder, ignore_errors=True)
@@ -308,12 +321,12 @@ def _empty(order: RestoreOrder) -> list[str]:
     return [name for name, path in order.images.items() if not Path(path).exists()]
 
 
-def _follow(order: RestoreOrder, talk: Talk) -> Iterator[str]:
+def _follow(order: RestoreOrder, channel: ControllerChannel) -> Iterator[str]:
     """Let the controller do what must follow outside, and then let the guest be heard; warnings."""
     try:
-        told = talk.ask("started")
+        told = channel.request("started")
         if order.links_down and isinstance(told, dict) and told.get("links_up"):
-            with Monitor(order.guest, host=order.host, uri=order.uri) as there:
+            with QmpMonitor(order.guest, host=order.host, uri=order.uri) as there:
                 domains.up(there)
     except HypervisorError as exc:
         yield f"its links are still down: {exc}"

@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt.agent.orders import UnrestoreOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import leftovers, replace_file
-from vmckpt.agent.restore.leftovers import Seat, Seen, Spot, Verdict
+from vmckpt.agent.restore.leftovers import GuestFacts, ImageFacts, LeftoverDecision, Spot
 from vmckpt.agent.snapshot import spool
-from vmckpt.errors import GuestBusy, HypervisorError, QemuUnclear
+from vmckpt.errors import GuestLocked, HypervisorError, QemuUnclear
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.units import Seconds
 
 _PATIENCE = Seconds(30.0)
 _TURN = Seconds(0.5)
 
 
-def unrestore(order: UnrestoreOrder, _: Talk | None = None) -> dict[str, Any]:
+def unrestore(order: UnrestoreOrder, _: ControllerChannel | None = None) -> dict[str, Any]:
     """Finish or undo a restore; may be repeated. Raises VmckptError.
 
     "verdict" says which, "why" what is in the way of both, "did" what was done or, `dry`, would be.
@@ -38,35 +38,37 @@ def unrestore(order: UnrestoreOrder, _: Talk | None = None) -> dict[str, Any]:
     return {"verdict": str(verdict), "why": why, "did": sorted(set(did)), "left": _left(order)}
 
 
-def _verdict(order: UnrestoreOrder) -> tuple[Verdict, str]:
+def _verdict(order: UnrestoreOrder) -> tuple[LeftoverDecision, str]:
     if order.made is None:
         # It was never let at what is there: whoever runs, runs on what was there before.
-        return Verdict.BACK, ""
+        return LeftoverDecision.BACK, ""
     seen = [_seen(order, name) for name in order.made]
-    return leftovers.judge(seen, _seat(order), memory=order.memory)
+    return leftovers.decide(seen, _seat(order), memory=order.memory)
 
 
-def _seen(order: UnrestoreOrder, name: str) -> Seen:
+def _seen(order: UnrestoreOrder, name: str) -> ImageFacts:
     assert order.made is not None
     place = Path(order.images[name])
     there = replace_file.mark(place) if replace_file.is_there(place) else None
-    return Seen(
+    return ImageFacts(
         spot=leftovers.spot(there, order.made[name]),
         aside=replace_file.is_there(replace_file.paths(place, order.snapshot)[1]),
         empty=name in order.empty,
     )
 
 
-def _deeds(order: UnrestoreOrder, verdict: Verdict) -> Iterator[tuple[str, Path, Path | None]]:
+def _deeds(
+    order: UnrestoreOrder, verdict: LeftoverDecision
+) -> Iterator[tuple[str, Path, Path | None]]:
     """What is to be done, with which file, and what it becomes; None: nothing any more."""
-    if verdict is Verdict.UNCLEAR:
+    if verdict is LeftoverDecision.UNCLEAR:
         return
     for name, path in order.images.items():
         place = Path(path)
         new, old = replace_file.paths(place, order.snapshot)
-        if verdict is Verdict.ARRIVED and replace_file.is_there(old):
+        if verdict is LeftoverDecision.ARRIVED and replace_file.is_there(old):
             yield "remove the images from before", old, None
-        elif order.made is not None and verdict is Verdict.BACK:
+        elif order.made is not None and verdict is LeftoverDecision.BACK:
             # Small files have no mark: QEMU's helpers write them anew. They go as the disks do.
             ours = name not in order.made or _seen(order, name).spot is Spot.NEW
             if replace_file.is_there(old):
@@ -94,24 +96,24 @@ def _left(order: UnrestoreOrder) -> list[str]:
     ]
 
 
-def _seat(order: UnrestoreOrder) -> Seat:
+def _seat(order: UnrestoreOrder) -> GuestFacts:
     give_up = time.monotonic() + (Seconds(0.0) if order.dry else _PATIENCE)
     while True:
         try:
-            with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+            with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
                 state = monitor.run_state()
                 if state in ("shutdown", "internal-error"):
-                    return Seat(runs=False, revived=False)
+                    return GuestFacts(runs=False, revived=False)
                 if state != "inmigrate":
-                    return Seat(runs=True, revived=_revived(order.guest))
+                    return GuestFacts(runs=True, revived=_revived(order.guest))
         except HypervisorError as exc:
             if exc.code in connection.NOT_HERE:
-                return Seat(runs=False, revived=False)
+                return GuestFacts(runs=False, revived=False)
             raise
         if time.monotonic() > give_up:
-            raise GuestBusy(
+            raise GuestLocked(
                 f"{order.host}: libvirt is still loading the guest's memory",
-                mend="run vmckpt recover again in a minute",
+                hint="run vmckpt recover again in a minute",
             )
         time.sleep(_TURN)
 

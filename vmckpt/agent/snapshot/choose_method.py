@@ -9,7 +9,7 @@ from vmckpt.units import MIB, Bytes, show_bytes
 _SPARE = 64 * MIB
 
 
-class Way(StrEnum):
+class MemoryMethod(StrEnum):
     """How memory is captured."""
 
     AUTO = "auto"
@@ -22,7 +22,7 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class CaptureFacts:
     """What is known of a guest and its host before a capture."""
 
     runs: bool
@@ -40,32 +40,35 @@ class Seen:
 class Choice:
     """The way, and why it is this one."""
 
-    way: Way
+    way: MemoryMethod
     why: str
     against: str | None = None
     """Why it cannot be done; None: nothing is known."""
 
 
-def choose(asked: Way, seen: Seen) -> Choice:
+def choose(asked: MemoryMethod, seen: CaptureFacts) -> Choice:
     """Decide before anything is tried."""
-    if asked in (Way.BACKGROUND, Way.LIBVIRT):
+    if asked in (MemoryMethod.BACKGROUND, MemoryMethod.LIBVIRT):
         return Choice(way=asked, why="asked for")
     against = _against_shared(seen)
-    if asked is Way.SHARED:
+    if asked is MemoryMethod.SHARED:
         return Choice(way=asked, why="asked for", against=against)
     if seen.kept and against is None:
-        return Choice(way=Way.SHARED, why="its last copy is there")
-    return Choice(way=Way.BACKGROUND, why=_why_not(seen, against))
+        return Choice(way=MemoryMethod.SHARED, why="its last copy is there")
+    return Choice(way=MemoryMethod.BACKGROUND, why=_why_not(seen, against))
 
 
-def otherwise(asked: Way, failed: Way) -> Way | None:
+def otherwise(asked: MemoryMethod, failed: MemoryMethod) -> MemoryMethod | None:
     """What is tried when a way cannot capture this guest; None: nothing, it was asked for."""
-    if asked is not Way.AUTO:
+    if asked is not MemoryMethod.AUTO:
         return None
-    return {Way.SHARED: Way.BACKGROUND, Way.BACKGROUND: Way.LIBVIRT}.get(failed)
+    return {
+        MemoryMethod.SHARED: MemoryMethod.BACKGROUND,
+        MemoryMethod.BACKGROUND: MemoryMethod.LIBVIRT,
+    }.get(failed)
 
 
-def _against_shared(seen: Seen) -> str | None:
+def _against_shared(seen: CaptureFacts) -> str | None:
     if seen.private is not None:
         return seen.private
     if not seen.runs:
@@ -78,7 +81,7 @@ def _against_shared(seen: Seen) -> str | None:
     return None
 
 
-def _why_not(seen: Seen, against: str | None) -> str:
+def _why_not(seen: CaptureFacts, against: str | None) -> str:
     if seen.kept and against is not None:
         return against
     if seen.private is None:

@@ -18,27 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vmckpt.agent.orders import CreateOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.snapshot import describe, memory_methods, spool
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
-from vmckpt.agent.snapshot.choose_method import Way
-from vmckpt.agent.snapshot.memory_methods import Memory, Wanted
+from vmckpt.agent.snapshot.choose_method import MemoryMethod
+from vmckpt.agent.snapshot.memory_methods import CaptureRequest, Memory
 from vmckpt.capture import firmware, free_space, network_hold
 from vmckpt.capture.disks.live import DiskCapture
 from vmckpt.capture.disks.offline import OffDisks
 from vmckpt.capture.disks.reader import DiskReader, State
-from vmckpt.capture.fs_freeze import Quiet
+from vmckpt.capture.fs_freeze import FsFreeze
 from vmckpt.capture.memory import memory_files
 from vmckpt.capture.memory.background_snapshot import Hooks
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.capture.memory.page_diff import Flags
 from vmckpt.capture.migration_settings import Undo
-from vmckpt.capture.network_hold import Hold
+from vmckpt.capture.network_hold import OutputHold
 from vmckpt.errors import BadInput, CaptureFailed, VmckptError
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.hypervisor.guest_agent import GuestAgent
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.model.finding import Severity
 from vmckpt.model.recovery import Phase
 from vmckpt.store import ingest, parent_state, repository
@@ -114,15 +114,15 @@ class DiskRegion:
 PATIENCE = {Phase.READY: Seconds(90.0), Phase.STOPPED: Seconds(6.0), Phase.CAPTURED: Seconds(6.0)}
 
 
-class Cut:
+class GroupMember:
     """One guest of it. Use as `with Cut(monitor, talk) as cut`; leaving it lets the output go."""
 
-    def __init__(self, monitor: Monitor, talk: Talk) -> None:
+    def __init__(self, monitor: QmpMonitor, channel: ControllerChannel) -> None:
         """Notes the facts. Raises CannotCapture if its output cannot be held, and VmckptError."""
-        self._talk = talk
-        undo = network_hold.look(monitor)
-        talk.ask("intend", step="hold", facts=undo.to_json())
-        self._hold = Hold(monitor, undo)
+        self._channel = channel
+        undo = network_hold.hold_facts(monitor)
+        channel.request("intend", step="hold", facts=undo.to_json())
+        self._hold = OutputHold(monitor, undo)
         self._ready = self._stood = False
         self.held = Seconds(0.0)
         """How long output was held."""
@@ -163,7 +163,7 @@ class Cut:
 
     def _reached(self, phase: Phase) -> None:
         """Wait until all have. Raises VmckptError if somebody has not."""
-        self._talk.ask("cut", phase=phase, limit=PATIENCE[phase])
+        self._channel.request("cut", phase=phase, limit=PATIENCE[phase])
 
 
 Disks = DiskCapture | OffDisks
@@ -171,36 +171,41 @@ _STANDS_STILL = Seconds(10.0)
 """How long a guest's file systems may be held still."""
 
 
-def create(order: CreateOrder, talk: Talk) -> dict[str, Any]:
+def create(order: CreateOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Take a snapshot; what is told of it. Raises VmckptError; the guest is then as it was."""
     with (
         spool.held(order.folder, patience=Seconds(0.0)) as lock,
-        Monitor(order.guest, host=order.host, uri=order.uri) as monitor,
+        QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor,
         ExitStack() as stack,
     ):
         store = repository.opened(order.store, cache=Path(order.state) / "cache")
-        return _Making(order, talk, store, monitor, lock).run(stack)
+        return SnapshotCreator(order, channel, store, monitor, lock).run(stack)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class RemoteSigner:
     """Signs by asking the controller: no host can sign what another one wrote."""
 
-    talk: Talk
+    channel: ControllerChannel
     public: bytes
 
     def sign(self, message: bytes) -> bytes:
-        return bytes.fromhex(str(self.talk.ask("sign", message=message.hex())))
+        return bytes.fromhex(str(self.channel.request("sign", message=message.hex())))
 
 
-class _Making:
+class SnapshotCreator:
     """One snapshot."""
 
     def __init__(
-        self, order: CreateOrder, talk: Talk, store: Store, monitor: Monitor, lock: int
+        self,
+        order: CreateOrder,
+        channel: ControllerChannel,
+        store: Store,
+        monitor: QmpMonitor,
+        lock: int,
     ) -> None:
         """`lock`: the snapshot's, which a keeper holds as long as it may have to undo."""
-        self._order, self._talk, self._store, self._monitor = order, talk, store, monitor
+        self._order, self._channel, self._store, self._monitor = order, channel, store, monitor
         self._lock = lock
         self._watch = free_space.Watch(order.folder.parent)
         self._past = parent_state.load(order.line)
@@ -211,9 +216,9 @@ class _Making:
         self._warnings: list[str] = []
         self._files: Mapping[str, bytes] = {}
         self._made_at = 0.0
-        self._cut: Cut | None = None
+        self._cut: GroupMember | None = None
         salt = bytes.fromhex(order.salt) if order.salt is not None else None
-        signer: Signer = _Asked(talk, bytes.fromhex(order.signer))
+        signer: Signer = RemoteSigner(channel, bytes.fromhex(order.signer))
         self._keys = Keys(signer, salt, secrets.token_bytes(32) if salt is not None else None)
 
     def run(self, stack: ExitStack) -> dict[str, Any]:
@@ -228,10 +233,10 @@ class _Making:
         stack.enter_context(disks)
         if order.group is not None:
             # The last to be entered: whatever fails, output is let go before all else.
-            self._cut = stack.enter_context(Cut(self._monitor, self._talk))
+            self._cut = stack.enter_context(GroupMember(self._monitor, self._channel))
         memory = self._instant(disks, stack)
         table = Table(self._past.chunks if self._past is not None else ())
-        work = Ingest(writer, table, stop=self._talk.stop, progress=self._progress)
+        work = Ingest(writer, table, stop=self._channel.stop, progress=self._progress)
         stream: tuple[Part, ...] = ()
         if memory is not None:
             try:
@@ -289,7 +294,7 @@ class _Making:
         assert disks.plan is not None
         if disks.plan.captured:
             if not self._off:
-                free_space.check(self._scratch, Bytes(0))
+                free_space.require_space(self._scratch, Bytes(0))
             self._intend("backup", undo.to_json())
             disks.make_room()
         if self._order.memory:
@@ -299,14 +304,14 @@ class _Making:
         if not disks.plan.captured:
             raise BadInput(
                 f"{self._monitor.name} on {self._order.host} has no disk that can be captured",
-                mend="leave --no-memory out",
+                hint="leave --no-memory out",
             )
         if self._off:
             self._taken(disks)
             if self._monitor.saved():
                 self._warnings.append("its saved memory (managed save) is not in the snapshot")
             return None
-        with Quiet(
+        with FsFreeze(
             GuestAgent(self._monitor),
             guest=self._order.guest,
             limit=_STANDS_STILL,
@@ -323,14 +328,14 @@ class _Making:
         """What is beside the memory, now; also once more, if the first time was for nothing."""
         self._made_at = time.time()
         if disks.disks:
-            disks.retake()
-        disks.begin()
+            disks.restart()
+        disks.freeze_point()
         order = self._order
         self._files = firmware.read(self._described, order.guest, order.host)
 
     def _intend(self, step: str, facts: str) -> None:
         """Whatever has to be put back is written down by the controller first."""
-        self._talk.ask("intend", step=step, facts=facts)
+        self._channel.request("intend", step=step, facts=facts)
 
     def _capture(self, disks: Disks, stack: ExitStack) -> Memory:
         order = self._order
@@ -347,15 +352,15 @@ class _Making:
             progress=self._captured_so_far,
             held=(self._lock,),
         )
-        wanted = Wanted(
-            way=Way(order.way), folder=order.folder, number=secrets.randbits(62),
+        wanted = CaptureRequest(
+            way=MemoryMethod(order.way), folder=order.folder, number=secrets.randbits(62),
         )  # fmt: skip
         if self._cut is not None:
             hooks = self._cut.hooks(hooks)
-        return memory_methods.capture(self._monitor, wanted, hooks, self._talk.stop, stack)
+        return memory_methods.capture(self._monitor, wanted, hooks, self._channel.stop, stack)
 
     def _captured_so_far(self, done: int, total: int) -> None:
-        self._talk.progress(phase="capture", done=done, total=total)
+        self._channel.progress(phase="capture", done=done, total=total)
         self._watch.look()
 
     def _others(self) -> list[str]:
@@ -390,7 +395,7 @@ class _Making:
         self._maps.append(RegionMap(name=region.name, kind=region.kind, size=region.size, map=map_))
 
     def _progress(self, counts: Counts) -> None:
-        self._talk.progress(phase="store", done=counts.read + counts.same, new=counts.new)
+        self._channel.progress(phase="store", done=counts.read + counts.same, new=counts.new)
         self._watch.look()
 
     def _publish(self, private: Private, written: Written, writer: Writer) -> None:
@@ -442,7 +447,7 @@ class _Making:
             sources={one.name: one.source for one in disks.facts if one.source is not None},
         )
         snapshot_parent_state.keep(draft, private, self._past, end)
-        disks.keep(self._others())
+        disks.keep_bitmap(self._others())
 
 
 def _stream(image: FrozenImage, writer: Writer, table: Table) -> tuple[Part, ...]:

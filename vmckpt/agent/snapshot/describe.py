@@ -10,17 +10,17 @@ from vmckpt.hypervisor import domain_xml
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.guest import Guest
 from vmckpt.store.format.chunk_map import Kind
-from vmckpt.store.format.metadata import Contents, DiskMake, Facts, Public, RamBlock
+from vmckpt.store.format.metadata import Contents, DiskMake, PrivateFacts, Public, RamBlock
 from vmckpt.store.format.private_part import Private
 
 _LONGEST, _MOST = 255, 64
 """Of warnings in a manifest: letters, and how many."""
 
 
-def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> Facts:
+def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> PrivateFacts:
     """What only who has the key may read."""
     guest = _described(xml)
-    return Facts(
+    return PrivateFacts(
         domain_xml=xml,
         cpu_xml=guest.cpu_xml,
         boot_files=guest.boot_files,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.agent.snapshot import choose_method, spool
-from vmckpt.agent.snapshot.choose_method import Choice, Seen, Way
+from vmckpt.agent.snapshot.choose_method import CaptureFacts, Choice, MemoryMethod
 from vmckpt.capture import free_space
 from vmckpt.capture.disks import bitmaps
 from vmckpt.capture.memory import background_snapshot, libvirt_save, memory_files
@@ -17,7 +17,7 @@ from vmckpt.capture.memory.page_diff import Flags
 from vmckpt.capture.memory.shared_memory import SharedMemory
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.units import Bytes, Seconds
 
 _SHORT = Seconds(0.0)
@@ -30,7 +30,7 @@ class Memory:
     image: FrozenImage
     pause: Seconds
     """How long the guest stood still."""
-    way: Way
+    way: MemoryMethod
     why: str
     warnings: tuple[str, ...] = ()
     phases: Mapping[str, Seconds] | None = None
@@ -49,10 +49,10 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CaptureRequest:
     """What is to be captured, and where to."""
 
-    way: Way
+    way: MemoryMethod
     folder: Path
     """For an image that is not kept."""
     number: int
@@ -60,21 +60,25 @@ class Wanted:
 
 
 def capture(
-    monitor: Monitor, wanted: Wanted, hooks: Hooks, stop: threading.Event, stack: ExitStack
+    monitor: QmpMonitor,
+    wanted: CaptureRequest,
+    hooks: Hooks,
+    stop: threading.Event,
+    stack: ExitStack,
 ) -> Memory:
     """Capture a guest, which goes on as it did before; what must be held is put on `stack`.
 
     Hooks may be called once more if the first way turns out not to work. Raises CannotCapture,
-    CaptureFailed, HypervisorError, GuestBusy or Cancelled.
+    CaptureFailed, HypervisorError, GuestLocked or Cancelled.
     """
     work = _Capture(monitor, wanted, hooks, stop, stack)
     choice = choose_method.choose(wanted.way, _look(monitor, wanted.way))
     if choice.against is not None:
         raise CannotCapture(
             f"{monitor.name} on {monitor.host}: {choice.against}; nothing was captured",
-            mend="see vmckpt prepare, or leave --way out",
+            hint="see vmckpt prepare, or leave --way out",
         )
-    if wanted.way is Way.BACKGROUND:
+    if wanted.way is MemoryMethod.BACKGROUND:
         memory_files.drop(monitor.guest)
     warnings: list[str] = []
     while True:
@@ -88,19 +92,19 @@ def capture(
             choice = Choice(way=after, why=f"{choice.way} does not work with it")
 
 
-def _look(monitor: Monitor, way: Way) -> Seen:
+def _look(monitor: QmpMonitor, way: MemoryMethod) -> CaptureFacts:
     runs = monitor.run_state() == "running"
-    if way in (Way.BACKGROUND, Way.LIBVIRT):
-        return Seen(runs=runs, private=None)
+    if way in (MemoryMethod.BACKGROUND, MemoryMethod.LIBVIRT):
+        return CaptureFacts(runs=runs, private=None)
     process = identity.hold(monitor.guest)
     if process is None:
-        return Seen(runs=runs, private="its QEMU is not on this host")
+        return CaptureFacts(runs=runs, private="its QEMU is not on this host")
     with process:
         try:
             files = memory_files.files(monitor, process)
         except CannotCapture as exc:
-            return Seen(runs=runs, private=exc.message.partition(": ")[2] or exc.message)
-    return Seen(
+            return CaptureFacts(runs=runs, private=exc.message.partition(": ")[2] or exc.message)
+    return CaptureFacts(
         runs=runs,
         private=None,
         kept=(memory_files.place(monitor.guest, process.pid) / "last.json").exists(),
@@ -113,7 +117,7 @@ class _Capture:
     """One capture, by one way or another."""
 
     def __init__(
-        self, monitor: Monitor, wanted: Wanted, hooks: Hooks, stop: threading.Event,
+        self, monitor: QmpMonitor, wanted: CaptureRequest, hooks: Hooks, stop: threading.Event,
         stack: ExitStack,
     ) -> None:  # fmt: skip
         self._monitor, self._wanted, self._hooks = monitor, wanted, hooks
@@ -121,18 +125,18 @@ class _Capture:
 
     def done(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
         """By that way. Raises as `capture`."""
-        if choice.way is not Way.BACKGROUND:  # QEMU's own snapshots let go of no image
-            bitmaps.check(self._monitor)
-        if choice.way is Way.SHARED:
+        if choice.way is not MemoryMethod.BACKGROUND:  # QEMU's own snapshots let go of no image
+            bitmaps.require_reopen(self._monitor)
+        if choice.way is MemoryMethod.SHARED:
             return self._shared(choice, warnings)
         # libvirt's file is there until it has been taken apart.
-        ways: Mapping[Way, tuple[Callable[..., Captured], int]] = {
-            Way.BACKGROUND: (background_snapshot.capture, 1),
-            Way.LIBVIRT: (libvirt_save.capture, 2),
+        ways: Mapping[MemoryMethod, tuple[Callable[..., Captured], int]] = {
+            MemoryMethod.BACKGROUND: (background_snapshot.capture, 1),
+            MemoryMethod.LIBVIRT: (libvirt_save.capture, 2),
         }
         take, times = ways[choice.way]
         folder = self._wanted.folder
-        free_space.check(folder.parent, Bytes(times * free_space.memory(self._monitor)))
+        free_space.require_space(folder.parent, Bytes(times * free_space.memory(self._monitor)))
         found = take(self._monitor, folder, self._hooks, stop=self._stop)
         return Memory(
             image=found.image, pause=found.pause, way=choice.way, why=choice.why, warnings=warnings

@@ -12,7 +12,7 @@ from vmckpt.capture.disks.plan import Parent
 from vmckpt.store import parent_state
 from vmckpt.store.format.chunk_map import SLOTS, ZERO, Kind, Map, slots_of
 from vmckpt.store.format.private_part import Private
-from vmckpt.store.parent_state import Draft, Line
+from vmckpt.store.parent_state import Draft, ParentState
 from vmckpt.units import Bytes
 
 
@@ -30,7 +30,7 @@ class End:
     """Images of its disks, by their names."""
 
 
-def parent(past: Line | None) -> Parent | None:
+def parent(past: ParentState | None) -> Parent | None:
     """The snapshot since whose instant libvirt notes what is written to the disks."""
     if past is None or (since := checkpoint(past)) is None:
         return None
@@ -40,7 +40,7 @@ def parent(past: Line | None) -> Parent | None:
     return Parent(id=since, made_at=made_at, sizes=sizes, sources=sources)
 
 
-def checkpoint(past: Line) -> str | None:
+def checkpoint(past: ParentState) -> str | None:
     """Its id. A snapshot of a guest that is off makes no checkpoint and leaves the one before."""
     told = past.extra.get("checkpoint", past.snapshot)
     return None if told is None else str(told)
@@ -56,7 +56,7 @@ def went_back(state: str, guest: str, snapshot: str) -> None:
         parent_state.amend(folder, {"parent": snapshot, "checkpoint": None, "copy": None})
 
 
-def before(past: Line | None) -> str | None:
+def before(past: ParentState | None) -> str | None:
     """The snapshot that the guest's next one goes on from, as it tells it."""
     return None if past is None else str(past.extra.get("parent", past.snapshot))
 
@@ -68,13 +68,13 @@ def others(mine: Path, guest: str) -> list[str]:
     return [one for one in found if one is not None]
 
 
-def unchanged(past: Line | None, memory: Memory) -> bool:
+def unchanged(past: ParentState | None, memory: Memory) -> bool:
     """Whether `memory.changed` is told against the snapshot that the line ends with."""
     number = None if past is None else past.extra.get("copy")
     return memory.changed is not None and number is not None and number == memory.since
 
 
-def keep(draft: Draft, private: Private, past: Line | None, end: End) -> None:
+def keep(draft: Draft, private: Private, past: ParentState | None, end: End) -> None:
     """Write down what the next one needs. Raises OSError.
 
     After a snapshot without memory the memory's maps are those from before: they stay as good.
@@ -94,7 +94,7 @@ def keep(draft: Draft, private: Private, past: Line | None, end: End) -> None:
     draft.keep(end.snapshot, chunks, maps, extra)
 
 
-def _carried(draft: Draft, past: Line, chunks: list[bytes]) -> dict[str, Map]:
+def _carried(draft: Draft, past: ParentState, chunks: list[bytes]) -> dict[str, Map]:
     """Memory's maps, for a table that has its chunks behind those that are there."""
     maps = {}
     for name, region in past.regions.items():

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vmckpt.capture.memory import image
-from vmckpt.errors import GuestBusy
+from vmckpt.errors import GuestLocked
 from vmckpt.units import Seconds
 
 _TURN = Seconds(0.1)
@@ -17,7 +17,7 @@ _TURN = Seconds(0.1)
 @contextmanager
 def held(folder: Path, *, patience: Seconds) -> Iterator[int]:
     """Be the only agent at a snapshot, as long as the process lives; the lock's file, which other
-    processes may hold open for longer. Raises GuestBusy, OSError."""
+    processes may hold open for longer. Raises GuestLocked, OSError."""
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder.with_suffix(".lock")
     file = _taken(path, patience, folder.name)
@@ -34,7 +34,7 @@ def sweep(spool: Path) -> None:
     a journal nobody else comes. Only that; its guest is put back by `vmckpt recover`."""
     for folder in spool.glob("s-*"):
         if folder.is_dir():
-            with suppress(GuestBusy, OSError), held(folder, patience=Seconds(0.0)):
+            with suppress(GuestLocked, OSError), held(folder, patience=Seconds(0.0)):
                 image.remove(folder)
 
 
@@ -47,7 +47,7 @@ def _taken(path: Path, patience: Seconds, what: str) -> int:
             return file
         os.close(file)
         if time.monotonic() > give_up:
-            raise GuestBusy(f"another agent is still at {what}", mend="try again in a minute")
+            raise GuestLocked(f"another agent is still at {what}", hint="try again in a minute")
         time.sleep(_TURN)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import zstandard
 
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.snapshot import spool
 from vmckpt.errors import BadInput
 from vmckpt.model.disk import line_folder
@@ -53,14 +53,14 @@ class LineOrder:
         return cls(**{key: value for key, value in told.items() if key != "do"})
 
 
-def move(order: LineOrder, talk: Talk) -> dict[str, Any]:
+def move(order: LineOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Carry one end of it out; {"moved": whether the line has moved}. Raises VmckptError."""
     lock = Path(order.state) / "spool" / f"line-{order.guest}-{order.store}"
     with spool.held(lock, patience=Seconds(0.0)):
-        return {"moved": _give(order, talk) if order.gives else _take(order, talk)}
+        return {"moved": _give(order, channel) if order.gives else _take(order, channel)}
 
 
-def _give(order: LineOrder, talk: Talk) -> bool:
+def _give(order: LineOrder, channel: ControllerChannel) -> bool:
     found = parent_state.load(order.line)
     whole = found is not None and found.snapshot == order.snapshot
     if whole:
@@ -69,19 +69,19 @@ def _give(order: LineOrder, talk: Talk) -> bool:
             with path.open("rb") as file:
                 while data := file.read(_PIECE):
                     packed = base64.b64encode(packing.compress(data)).decode()
-                    talk.ask("piece", name=path.name, data=packed)
+                    channel.request("piece", name=path.name, data=packed)
     # Only what is whole on the other host may go here.
-    arrived = bool(talk.ask("kept", whole=whole))
+    arrived = bool(channel.request("kept", whole=whole))
     if arrived:
         parent_state.forget(order.line)
     return arrived
 
 
-def _take(order: LineOrder, talk: Talk) -> bool:
+def _take(order: LineOrder, channel: ControllerChannel) -> bool:
     new, locked = parent_state.drafted(order.line)
     try:
         unpacking = zstandard.ZstdDecompressor()
-        while piece := talk.ask("more"):
+        while piece := channel.request("more"):
             try:
                 name, data = str(piece["name"]), base64.b64decode(piece["data"], validate=True)
                 data = unpacking.decompress(data, max_output_size=_PIECE)

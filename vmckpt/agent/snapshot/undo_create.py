@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from vmckpt.agent.orders import PutBackOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.snapshot import spool
 from vmckpt.capture import network_hold
 from vmckpt.capture.disks import live
 from vmckpt.capture.disks.live import DiskUndo
-from vmckpt.capture.fs_freeze import QuietUndo
+from vmckpt.capture.fs_freeze import FsFreezeUndo
 from vmckpt.capture.memory import background_snapshot, image, memory_files, undo_process
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.capture.network_hold import HoldUndo
@@ -17,7 +17,7 @@ from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.store import repository
 from vmckpt.units import Seconds
 
@@ -26,7 +26,7 @@ from vmckpt.units import Seconds
 _PATIENCE = Seconds(undo_process.LASTS + 60.0)
 
 
-def put_back(order: PutBackOrder, _: Talk | None = None) -> dict[str, Any]:
+def put_back(order: PutBackOrder, _: ControllerChannel | None = None) -> dict[str, Any]:
     """Undo what taking a snapshot set; may be repeated. Raises VmckptError.
 
     The guest comes first: it goes on also if the store does not answer. Then StoreError is raised,
@@ -53,17 +53,17 @@ def _undo(order: PutBackOrder, lock: int) -> None:
     try:
         capture = Undo.from_json(order.capture) if order.capture else None
         backup = DiskUndo.from_json(order.backup) if order.backup else None
-        freeze = QuietUndo.from_json(order.freeze) if order.freeze else None
+        freeze = FsFreezeUndo.from_json(order.freeze) if order.freeze else None
         hold = HoldUndo.from_json(order.hold) if order.hold else None
     except ValueError as exc:
         raise BadInput(f"{order.snapshot}: {exc}") from exc
-    acts: list[Callable[[Monitor], object]] = []
+    acts: list[Callable[[QmpMonitor], object]] = []
     if hold is not None:
         acts.append(lambda monitor: network_hold.put_back(monitor, hold))
     if freeze is not None:
         acts.append(lambda monitor: thaw_left(GuestAgent(monitor)))
     if capture is not None:
-        acts.append(lambda monitor: background_snapshot.mend(monitor, capture, (lock,)))
+        acts.append(lambda monitor: background_snapshot.undo_capture(monitor, capture, (lock,)))
     if backup is not None:
         acts.append(lambda monitor: live.put_back(Backups(monitor), backup, published=None))
     if acts:
@@ -80,9 +80,9 @@ def _forget(order: PutBackOrder) -> None:
         _on_guest(order, [lambda monitor: put_back_(Backups(monitor), backup, published=False)])
 
 
-def _on_guest(order: PutBackOrder, acts: list[Callable[[Monitor], object]]) -> None:
+def _on_guest(order: PutBackOrder, acts: list[Callable[[QmpMonitor], object]]) -> None:
     try:
-        with Monitor(order.guest, host=order.host, uri=order.uri) as monitor:
+        with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
             for act in acts:
                 act(monitor)
     except HypervisorError as exc:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor, Refused
+from vmckpt.hypervisor.qmp import QmpMonitor, QmpRefused
 
 _KNOWS = "blockdev-set-active"
 _EXPORT = "vmckpt-activate"
@@ -59,7 +59,7 @@ def _exported(monitor: Commands, node: str) -> None:
             "name": _EXPORT,
         }
         monitor.tell("block-export-add", wanted)
-    except Refused:
+    except QmpRefused:
         return
     monitor.tell("block-export-del", {"id": _EXPORT, "mode": "hard"})
 
@@ -71,7 +71,7 @@ _HANDED = "/dev/fdset/"
 _TRY = 'for one in "$@"; do [ -r "$one" ] && [ -w "$one" ] || printf "%s\\0" "$one"; done'
 
 
-def check(monitor: Monitor) -> None:
+def require_reopen(monitor: QmpMonitor) -> None:
     """Raises CannotCapture if its QEMU could not open an image again, and HypervisorError.
 
     Where that cannot be tried nothing is said.
@@ -87,7 +87,7 @@ def check(monitor: Monitor) -> None:
         raise CannotCapture(
             f"{place}{monitor.name} would stand still: its QEMU may not open {closed[0]} again,"
             " which is not its user's any more",
-            mend=f"give it to QEMU's user there: chown {user} {closed[0]}",
+            hint=f"give it to QEMU's user there: chown {user} {closed[0]}",
         )
 
 

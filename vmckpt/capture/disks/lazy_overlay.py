@@ -7,13 +7,13 @@ from vmckpt.errors import BadInput
 from vmckpt.hypervisor import domain_xml
 
 
-def check(formats: Mapping[str, str]) -> None:
+def require_overlay_support(formats: Mapping[str, str]) -> None:
     """Raises BadInput if one of the disks (name, format) cannot come in behind."""
     raw = sorted(name for name, format_ in formats.items() if format_ != "qcow2")
     if raw:
         raise BadInput(
             f"disk {raw[0]} is {formats[raw[0]]}: only a qcow2 image can fill up while it is used",
-            mend="leave --lazy out",
+            hint="leave --lazy out",
         )
 
 

@@ -113,7 +113,7 @@ class DiskCapture:
             raise HypervisorError(
                 f"{self._host}: another backup of the guest is open ({left.socket or 'not ours'})",
                 host=self._host,
-                mend="run vmckpt recover" if left.ours else "wait until it has ended",
+                hint="run vmckpt recover" if left.ours else "wait until it has ended",
             )
         lines = [*others, *([parent.id] if parent is not None else [])]
         self._backups.sweep([checkpoint_of(one) for one in lines])
@@ -149,7 +149,7 @@ class DiskCapture:
         order = plan_.order(self._snapshot, str(self._folder))
         return replace(order, scratch_made=self._scratch_made)
 
-    def begin(self) -> None:
+    def freeze_point(self) -> None:
         """The instant, if there are disks to capture. Raises HypervisorError.
 
         A bitmap that only now turns out to be broken costs a second call.
@@ -166,7 +166,7 @@ class DiskCapture:
                 continue
             return
 
-    def retake(self) -> None:
+    def restart(self) -> None:
         """Another instant is taken: the one before never was. Raises HypervisorError."""
         self.close()
         self._opened, self._scratch_made = None, False
@@ -195,7 +195,7 @@ class DiskCapture:
             self._backups.end(self._order.socket)
             self._opened = None
 
-    def keep(self, others: Collection[str] = ()) -> None:
+    def keep_bitmap(self, others: Collection[str] = ()) -> None:
         """The snapshot is published: its checkpoint is what the next one begins with.
 
         `others` are last snapshots of the guest's other lines.

@@ -16,7 +16,7 @@ from typing import Any, Self
 from vmckpt.capture.disks.live import DiskUndo, remove_left
 from vmckpt.capture.disks.plan import DiskPlan, How, Parent, plan
 from vmckpt.capture.disks.reader import DiskReader, opened
-from vmckpt.errors import BadInput, GuestBusy, HypervisorError
+from vmckpt.errors import BadInput, GuestLocked, HypervisorError
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.model.disk import MARK, Bitmap, DiskFacts, OpenBackup, OpenDisk
 from vmckpt.units import Bytes
@@ -51,7 +51,7 @@ class OffDisks:
     def prepare(self, parent: Parent | None, others: Collection[str] = ()) -> DiskUndo:
         """Look and decide; what is to be noted before it is begun. Checkpoints stay as they are.
 
-        Raises BadInput for a disk that only a running guest can read, GuestBusy, HypervisorError.
+        Raises BadInput for a disk that only a running guest can read, GuestLocked, HypervisorError.
         """
         del others
         self._facts = tuple(self._looked(one) for one in self._backups.facts())
@@ -70,12 +70,12 @@ class OffDisks:
     def make_room(self) -> None:
         """Nobody writes, so nothing is kept aside."""
 
-    def retake(self) -> None:
+    def restart(self) -> None:
         """See DiskCapture.retake."""
         self.end()
 
-    def begin(self) -> None:
-        """Open them all: from now on nobody can change them. Raises GuestBusy, HypervisorError."""
+    def freeze_point(self) -> None:
+        """Open them all: they cannot be changed any more. Raises GuestLocked, HypervisorError."""
         assert self.plan is not None
         bitmaps = {one.name: self._since for one in self.plan.choices if one.how is How.INCREMENTAL}
         disks = {one.name: one for one in self._facts}
@@ -133,7 +133,7 @@ class OffDisks:
             program.communicate()
         remove_left([str(self._socket(name)) for name in programs])
 
-    def keep(self, others: Collection[str] = ()) -> None:
+    def keep_bitmap(self, others: Collection[str] = ()) -> None:
         """The checkpoint of the snapshot before stays what the next one begins with."""
 
     def _looked(self, disk: DiskFacts) -> DiskFacts:
@@ -144,7 +144,7 @@ class OffDisks:
             raise BadInput(
                 f"{self._host}: disk {disk.name} is of the kind {disk.kind}, which is read through"
                 " a running guest only; nothing was captured",
-                mend="start the guest",
+                hint="start the guest",
             )
         words = ["qemu-img", "info", "--output=json", "-f", disk.format, "--", disk.source]
         try:
@@ -155,12 +155,12 @@ class OffDisks:
         except (OSError, ValueError, TypeError, LookupError, subprocess.TimeoutExpired) as exc:
             raise self._refused(disk.name, str(exc)) from exc
 
-    def _refused(self, name: str, said: str) -> HypervisorError | GuestBusy:
+    def _refused(self, name: str, said: str) -> HypervisorError | GuestLocked:
         why = " ".join(said.split())[:200]
         if "lock" in why:
-            return GuestBusy(
+            return GuestLocked(
                 f"{self._host}: disk {name} is open in another program; nothing was captured",
-                mend=f"see who has it: fuser -v {self._source(name)}",
+                hint=f"see who has it: fuser -v {self._source(name)}",
             )
         text = f"{self._host}: disk {name} cannot be read: {why}"
         return HypervisorError(text, host=self._host)

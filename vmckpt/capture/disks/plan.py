@@ -48,7 +48,7 @@ class Choice:
     reason: str
     expected: bool = True
     """False: the operator should hear of it."""
-    mend: str | None = None
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class DiskPlan:
                 severity=Severity.INFO if choice.expected else Severity.WARNING,
                 where=guest,
                 text=f"disk {choice.name}: {_WORDS[choice.how]}: {choice.reason}",
-                mend=choice.mend,
+                hint=choice.hint,
             )
             for choice in self.choices
         )
@@ -159,17 +159,17 @@ def _choose(disk: DiskFacts, parent: Parent | None) -> Choice:
         code="disk-not-restorable",
         reason=f"{choice.reason}; {what} disk cannot be restored by this vmckpt, only looked into",
         expected=False,
-        mend="keep it in a qcow2 or raw file to have it restored",
+        hint="keep it in a qcow2 or raw file to have it restored",
     )
 
 
 def _out(disk: DiskFacts) -> Choice | None:
     """A disk that is no part of the guest's own state, or cannot be read."""
 
-    def out(reason: str, *, expected: bool, mend: str | None = None) -> Choice:
+    def out(reason: str, *, expected: bool, hint: str | None = None) -> Choice:
         return Choice(
             name=disk.name, how=How.LEFT_OUT, code="disk-left-out", reason=reason,
-            expected=expected, mend=mend,
+            expected=expected, hint=hint,
         )  # fmt: skip
 
     if disk.source is None:
@@ -197,7 +197,7 @@ def _without_bitmaps(disk: DiskFacts) -> Choice | None:
         return Choice(
             name=disk.name, how=How.FULL, code="disk-old-qcow2", expected=False,
             reason="its qcow2 image is of version 2, which cannot hold a bitmap",
-            mend=f"with the guest off, run qemu-img amend -f qcow2 -o compat=1.1 {disk.source}",
+            hint=f"with the guest off, run qemu-img amend -f qcow2 -o compat=1.1 {disk.source}",
         )  # fmt: skip
     return None
 

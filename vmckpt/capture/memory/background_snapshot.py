@@ -16,11 +16,11 @@ from typing import Any
 from vmckpt.capture import migration_settings
 from vmckpt.capture.memory.image import FrozenImage, ImageWriter
 from vmckpt.capture.memory.pipe_reader import Drain
-from vmckpt.capture.memory.undo_process import Keeper
+from vmckpt.capture.memory.undo_process import UndoProcess
 from vmckpt.capture.migration_settings import BACKGROUND, PIPE, STOPPED, Commands, Note, Undo
 from vmckpt.capture.qemu_stream.stream import StreamParser
 from vmckpt.errors import Cancelled, CannotCapture, CaptureFailed, HypervisorError
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 Progress = Callable[[int, int], None]
@@ -78,7 +78,7 @@ def capture(
     began = time.monotonic()
     running = monitor.run_state() == "running"
     goes_on = running if goes_on is None else goes_on
-    undo = migration_settings.look(monitor, want=BACKGROUND, runs=goes_on, folder=folder)
+    undo = migration_settings.settings_facts(monitor, want=BACKGROUND, runs=goes_on, folder=folder)
     hooks.note(undo)
     writer = ImageWriter(folder)
     try:
@@ -118,7 +118,7 @@ class _Nowhere:
         self.flowing = True
 
 
-def mend(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> None:
+def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> None:
     """After a capture that was broken off, by whoever finds it: the guest is as before it.
 
     A whole background snapshot into nothing takes QEMU's marks off the guest's memory (see
@@ -128,7 +128,7 @@ def mend(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> None:
     broken = monitor.ask("query-migrate").get("status") in ("failed", "cancelled")
     if BACKGROUND not in undo.capabilities or not broken or monitor.run_state() != "running":
         return
-    again = migration_settings.look(monitor, want=BACKGROUND, runs=True, folder=None)
+    again = migration_settings.settings_facts(monitor, want=BACKGROUND, runs=True, folder=None)
     with Drain(_Nowhere()) as drain, keeper_for(monitor, again, drain.reading, held) as keeper:
         try:
             migration_settings.apply(monitor, again)
@@ -141,9 +141,11 @@ def mend(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> None:
 
 def keeper_for(
     monitor: Commands, undo: Undo, stream: int | None, held: Sequence[int] = ()
-) -> Keeper:
+) -> UndoProcess:
     """The process that undoes a capture if we are killed, or cannot. `held`: see Hooks."""
-    return Keeper(uri=monitor.uri, host=monitor.host, undo=undo.to_json(), stream=stream, held=held)
+    return UndoProcess(
+        uri=monitor.uri, host=monitor.host, undo=undo.to_json(), stream=stream, held=held
+    )
 
 
 class _Run:
@@ -180,7 +182,7 @@ class _Run:
                     stands = True
                 self._hooks.barrier()
             monitor.tell("migrate", {"uri": f"fd:{PIPE}"})
-        except Refused as exc:
+        except QmpRefused as exc:
             raise self._refused(exc) from exc
         self._wait(drain.flowing.wait if self._undo.runs else self._keep_still)
         went_on = self._go_on(stands=stands)
@@ -244,7 +246,7 @@ class _Run:
                 return CannotCapture(
                     f"{self._monitor.name} on {self._monitor.host}: no background snapshot: "
                     f"{reason or exc.message}",
-                    mend="use another way of capture",
+                    hint="use another way of capture",
                 )
         return exc
 
@@ -252,5 +254,5 @@ class _Run:
         reason = status.get("error-desc") or f"QEMU says {status['status']!r}"
         return CaptureFailed(
             f"the capture of {self._monitor.name} on {self._monitor.host} broke off: {reason}",
-            mend="look at QEMU's log there, then try again",
+            hint="look at QEMU's log there, then try again",
         )

@@ -76,7 +76,7 @@ class ImageWriter:
     def finish(self) -> "FrozenImage":
         """Close the files and return the image. The stream must have ended well."""
         if self._head is None:
-            raise CaptureFailed("an image without memory", mend="capture the guest again")
+            raise CaptureFailed("an image without memory", hint="capture the guest again")
         self.close()
         files = [_file(index) for index in range(len(self._present))]
         return complete(self.folder, self._head, files, self._present)
@@ -153,12 +153,12 @@ class FrozenImage:
             sizes = [(folder / name).stat().st_size for name in files]
         except (OSError, ValueError, TypeError, LookupError) as exc:
             raise CaptureFailed(
-                f"{folder} is no complete image: {exc}", mend="capture the guest again"
+                f"{folder} is no complete image: {exc}", hint="capture the guest again"
             ) from exc
         known = [(block.name, block.size) for block in head.blocks]
         if told != known or sizes != [size for _, size in known]:
             raise CaptureFailed(
-                f"{folder}: its memory is not as its head says", mend="capture the guest again"
+                f"{folder}: its memory is not as its head says", hint="capture the guest again"
             )
         return cls(folder, head, files)
 

@@ -52,9 +52,9 @@ def capture(
         raise CannotCapture(
             f"{monitor.name} on {monitor.host} stands still, and after libvirt's snapshot QEMU"
             " would let nobody save or migrate it",
-            mend="use the background snapshot",
+            hint="use the background snapshot",
         )
-    undo = migration_settings.look(monitor, want=None, runs=True, folder=folder)
+    undo = migration_settings.settings_facts(monitor, want=None, runs=True, folder=folder)
     hooks.note(undo)
     folder.mkdir(mode=0o700)
     try:

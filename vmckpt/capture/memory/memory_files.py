@@ -88,13 +88,13 @@ def _file(monitor: Commands, process: HeldProcess, backend: dict[str, Any]) -> M
     if kind != "tmpfs":
         raise _cannot(
             monitor, f"its memory {name!r}", f"is a file on {kind}, and must be on tmpfs",
-            mend="set memory_backing_dir in qemu.conf to a folder on tmpfs and restart the guest",
+            hint="set memory_backing_dir in qemu.conf to a folder on tmpfs and restart the guest",
         )  # fmt: skip
     return MemoryFile((name, f"/objects/{name}"), size, opened, process)
 
 
-def _cannot(monitor: Commands, what: str, why: str, *, mend: str = _PREPARE) -> CannotCapture:
-    return CannotCapture(f"{monitor.name} on {monitor.host}: {what} {why}", mend=mend)
+def _cannot(monitor: Commands, what: str, why: str, *, hint: str = _PREPARE) -> CannotCapture:
+    return CannotCapture(f"{monitor.name} on {monitor.host}: {what} {why}", hint=hint)
 
 
 def _mapped(process: int, size: int, path: str) -> Path | None:

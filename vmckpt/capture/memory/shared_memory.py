@@ -44,7 +44,7 @@ _STATE = "last.json"
 _MOST_PRIVATE = 256 << 20
 
 
-class LastCopy:
+class MemoryReplica:
     """Open it with `with LastCopy(...)`; one process at a time."""
 
     def __init__(self, folder: Path, files: Sequence[MemoryFile], identity: str) -> None:
@@ -72,7 +72,7 @@ class LastCopy:
         if self.epoch is None:
             self._write(None)
 
-    def __enter__(self) -> "LastCopy":
+    def __enter__(self) -> "MemoryReplica":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,7 +88,9 @@ class LastCopy:
         self.epoch = None
         self._write(None)
 
-    def complete(self, epoch: int, stream: "PrivateMemory") -> tuple[FrozenImage, dict[str, Flags]]:
+    def complete(
+        self, epoch: int, stream: "DeviceStateSink"
+    ) -> tuple[FrozenImage, dict[str, Flags]]:
         """It holds this epoch now; the image, and what changed in memory that is in no file."""
         head = stream.taken()
         (self.folder / image.HEAD).write_bytes(head.written(without_shared=head.without_shared))
@@ -157,7 +159,7 @@ def _replace(path: Path, data: Pages) -> Flags:
     return changed
 
 
-class PrivateMemory:
+class DeviceStateSink:
     """A sink (`stream.Sink`) for a stream without shared memory: the little that is left."""
 
     def __init__(self, files: Sequence[MemoryFile]) -> None:
@@ -183,10 +185,10 @@ class PrivateMemory:
         if len(self.shared) != len(self._files) or not head.without_shared:
             raise CaptureFailed(
                 "the stream's list of memory is not that of the guest's files",
-                mend="use another way of capture",
+                hint="use another way of capture",
             )
         if sum(len(data) for data in self.private.values()) * PAGE > _MOST_PRIVATE:
-            raise CaptureFailed("too much of its memory is in no file", mend="use another way")
+            raise CaptureFailed("too much of its memory is in no file", hint="use another way")
 
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
         """Raises CaptureFailed if QEMU sends what it should have left out."""
@@ -200,13 +202,13 @@ class PrivateMemory:
 
     def taken(self) -> Head:
         if self._head is None:
-            raise CaptureFailed("a stream without a head", mend="capture the guest again")
+            raise CaptureFailed("a stream without a head", hint="capture the guest again")
         return self._head
 
     def _private(self, block: int) -> Pages:
         if block not in self.private:
             raise CaptureFailed(
-                "QEMU sent memory that it shares with us", mend="use another way of capture"
+                "QEMU sent memory that it shares with us", hint="use another way of capture"
             )
         return self.private[block]
 
@@ -235,12 +237,12 @@ class Resumed(CaptureFailed):
     moment. It can be taken again."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, mend="do not resume it meanwhile: virsh resume lets it run")
+        super().__init__(message, hint="do not resume it meanwhile: virsh resume lets it run")
         self.found: object = None
         """What the comparison found, which holds these for changes that it has seen."""
 
 
-class Standstill:
+class PausedCapture:
     """One epoch's pause. The pipe must have been handed over, and the facts noted."""
 
     def __init__(self, monitor: Commands, undo: Undo, drain: Drain) -> None:
@@ -321,7 +323,7 @@ class Standstill:
     def _failed(self, why: str) -> CaptureFailed:
         return CaptureFailed(
             f"the capture of {self._monitor.name} on {self._monitor.host} broke off: {why}",
-            mend="look at QEMU's log there, then try again",
+            hint="look at QEMU's log there, then try again",
         )
 
 
@@ -372,7 +374,7 @@ class SharedMemory:
         with identity.require(monitor.guest, monitor.name, monitor.host) as qemu:
             self._files = memory_files.files(monitor, qemu)
             started = memory_files.start_time(qemu.pid)
-            self._last = LastCopy(folder, self._files, f"{monitor.guest} {qemu.pid} {started}")
+            self._last = MemoryReplica(folder, self._files, f"{monitor.guest} {qemu.pid} {started}")
             try:
                 for file in self._files:
                     self._live.append(self._map(file))
@@ -387,7 +389,7 @@ class SharedMemory:
             raise CannotCapture(
                 f"{self._monitor.name} on {self._monitor.host}: its memory {file.names[0]!r}"
                 f" cannot be opened: {exc}",
-                mend="run as root on that host",
+                hint="run as root on that host",
             ) from exc
         try:
             return Mapping(opened, file.size)
@@ -424,9 +426,11 @@ class SharedMemory:
             raise CannotCapture(
                 f"{monitor.name} on {monitor.host} stands still, and after such a capture QEMU"
                 " would let nobody save or migrate it",
-                mend="use the background snapshot",
+                hint="use the background snapshot",
             )
-        undo = migration_settings.look(monitor, want=IGNORE_SHARED, runs=True, folder=None)
+        undo = migration_settings.settings_facts(
+            monitor, want=IGNORE_SHARED, runs=True, folder=None
+        )
         hooks.note(undo)
         known = self._last.epoch is not None
         self._last.tear()
@@ -438,7 +442,7 @@ class SharedMemory:
                     raise Cancelled(f"capture of {monitor.name} stopped")
                 migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
                 drain.hand_over(monitor)
-                standstill = Standstill(monitor, undo, drain)
+                standstill = PausedCapture(monitor, undo, drain)
                 found = standstill.take(self._begin_comparing, _barrier(monitor, hooks))
                 hooks.captured()
             except BaseException:
@@ -449,7 +453,7 @@ class SharedMemory:
                 raise
             migration_settings.set_bandwidth(monitor, undo.bandwidth)
             keeper.all_well()
-        sink = PrivateMemory(self._files)
+        sink = DeviceStateSink(self._files)
         parser = StreamParser(sink)
         parser.feed(tape.data)
         parser.finish()

@@ -32,13 +32,13 @@ def left_behind(error: BaseException | None) -> CaptureFailed:
     why = error.message if isinstance(error, VmckptError) else str(error or "the capture ended")
     told = CaptureFailed(
         f"{why}; and what was set for the capture could not all be put back",
-        mend="run vmckpt recover",
+        hint="run vmckpt recover",
     )
     told.undone = False
     return told
 
 
-class Keeper:
+class UndoProcess:
     """The sleeping process. Use as `with Keeper(...) as keeper`, and tell it when all is well;
     leaving the block without that has it undo everything, over a connection of its own."""
 
@@ -100,13 +100,13 @@ def _undo(uri: str, host: str, undo: str) -> bool:
     from vmckpt.capture import migration_settings  # noqa: PLC0415
     from vmckpt.capture.memory import image  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
-    from vmckpt.hypervisor.qmp import Monitor  # noqa: PLC0415
+    from vmckpt.hypervisor.qmp import QmpMonitor  # noqa: PLC0415
 
     facts = migration_settings.Undo.from_json(undo)
     give_up = time.monotonic() + LASTS
     while True:
         try:
-            with Monitor(facts.guest, host=host, uri=uri) as monitor:
+            with QmpMonitor(facts.guest, host=host, uri=uri) as monitor:
                 migration_settings.give_up(monitor, facts, at_once=True)
             break
         except (HypervisorError, CaptureFailed):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from vmckpt.capture.nbd import protocol as wire
-from vmckpt.capture.nbd.protocol import Line, Nonsense, Place, Tcp, Unix, agree
+from vmckpt.capture.nbd.protocol import NbdSocket, Nonsense, Place, Tcp, Unix, agree
 from vmckpt.errors import HypervisorError
 from vmckpt.units import MIB, Seconds
 
@@ -88,7 +88,7 @@ class Client:
         self._pending: dict[int, _Request] = {}
         self._next = 1
         with self._said.safely():
-            self._line = Line(_connect(place, limit))
+            self._line = NbdSocket(_connect(place, limit))
         with self._safely():
             agreed = agree(self._line, export, contexts)
         self.size, self.read_only = agreed.size, agreed.read_only
@@ -311,7 +311,7 @@ class _Said:
     def safely(self) -> Iterator[None]:
         try:
             yield
-        except wire.Refused as exc:
+        except wire.NbdRefused as exc:
             raise self.error(f"the server says no: {exc}") from exc
         except Nonsense as exc:
             raise self.error(f"the server speaks no sense: {exc}") from exc

@@ -100,11 +100,11 @@ class Nonsense(Exception):
     """The other end said what the protocol does not allow."""
 
 
-class Refused(Exception):
+class NbdRefused(Exception):
     """The other end said no."""
 
 
-class Line:
+class NbdSocket:
     """Whole messages over a socket. Raises OSError and Gone."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -172,7 +172,7 @@ class Agreed:
     """To be read at once."""
 
 
-def agree(line: Line, export: str, contexts: Sequence[str]) -> Agreed:
+def agree(line: NbdSocket, export: str, contexts: Sequence[str]) -> Agreed:
     """Choose an export. Raises OSError, Gone, Nonsense and Refused."""
     found = Agreed()
     _greet(line)
@@ -190,7 +190,7 @@ def agree(line: Line, export: str, contexts: Sequence[str]) -> Agreed:
     wishes = _text(export) + struct.pack(">HH", 1, INFO_BLOCK_SIZE)
     refused = _option(line, OPT_GO, wishes, lambda kind, body: _facts(kind, body, found))
     if refused is not None:
-        raise Refused(refused)
+        raise NbdRefused(refused)
     if found.size < 0:
         raise Nonsense("no word on how large it is")
     return found
@@ -203,7 +203,7 @@ def _text(text: str) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-def _greet(line: Line) -> None:
+def _greet(line: NbdSocket) -> None:
     if line.take(len(GREETING)) != GREETING:
         raise Nonsense("it does not greet as an NBD server does")
     (flags,) = struct.unpack(">H", line.take(2))
@@ -212,7 +212,9 @@ def _greet(line: Line) -> None:
     line.send(struct.pack(">I", flags & (FIXED_NEWSTYLE | NO_ZEROES)))
 
 
-def _option(line: Line, option: int, body: bytes, take: Callable[[int, bytes], None]) -> str | None:
+def _option(
+    line: NbdSocket, option: int, body: bytes, take: Callable[[int, bytes], None]
+) -> str | None:
     """Ask for something; None if it was granted, else why not."""
     line.send(OPTION.pack(OPTION_MAGIC, option, len(body)), body)
     for _ in range(_MOST_REPLIES):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from vmckpt.capture.nbd.protocol import Line, Unix
+from vmckpt.capture.nbd.protocol import NbdSocket, Unix
 from vmckpt.capture.nbd.session import Export, Session
 from vmckpt.errors import BadInput
 
@@ -84,7 +84,7 @@ class Server:
                 log.warning("%s: more than %d clients; one is sent away", self.place, MOST_CLIENTS)
                 connected.close()
                 continue
-            session = Session(Line(connected), self._exports)
+            session = Session(NbdSocket(connected), self._exports)
             thread = threading.Thread(
                 target=self._serve, args=(session,), name="NBD client", daemon=True
             )
@@ -129,7 +129,7 @@ def _clear(path: str) -> None:
     except OSError as exc:
         raise BadInput(f"{path}: {exc.strerror}") from exc
     if not stat.S_ISSOCK(found.st_mode):
-        raise BadInput(f"{path}: there is something else already", mend="choose another path")
+        raise BadInput(f"{path}: there is something else already", hint="choose another path")
     with socket.socket(socket.AF_UNIX) as trial:
         trial.setblocking(False)  # one that accepts no connection is another server, too
         try:
@@ -145,4 +145,4 @@ def _clear(path: str) -> None:
 
 
 def _taken(path: str) -> BadInput:
-    return BadInput(f"{path}: another server listens there", mend="choose another path")
+    return BadInput(f"{path}: another server listens there", hint="choose another path")

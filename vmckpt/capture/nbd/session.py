@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from vmckpt.capture.nbd import protocol as wire
-from vmckpt.capture.nbd.protocol import Gone, Line, Nonsense
+from vmckpt.capture.nbd.protocol import Gone, NbdSocket, Nonsense
 from vmckpt.errors import VmckptError
 from vmckpt.units import MIB
 
@@ -57,7 +57,7 @@ class _Order:
 class Session:
     """A connected client, served by `run` until it goes or is sent away."""
 
-    def __init__(self, line: Line, exports: Mapping[str, Export]) -> None:
+    def __init__(self, line: NbdSocket, exports: Mapping[str, Export]) -> None:
         self._line = line
         self._exports = exports
         self._structured = False

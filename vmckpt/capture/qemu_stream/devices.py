@@ -64,7 +64,7 @@ def check_tail(tail: bytes, *, described: bool = True) -> None:
     if description(tail) is None and (described or tail[-1:] != bytes([EOF])):
         raise StreamDamaged(
             f"migration stream: its {len(tail)} bytes of device state are not whole",
-            mend="capture the guest again",
+            hint="capture the guest again",
         )
 
 

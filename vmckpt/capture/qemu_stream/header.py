@@ -40,7 +40,7 @@ def damaged(offset: int, found: str) -> StreamDamaged:
     """The one error for a stream that is not as it should be."""
     return StreamDamaged(
         f"migration stream, offset {offset}: {found}",
-        mend="capture the guest again; if it fails the same way, use another way of capture",
+        hint="capture the guest again; if it fails the same way, use another way of capture",
     )
 
 

@@ -13,7 +13,7 @@ from vmckpt.cli.snapshot.options import STORE
 from vmckpt.units import Bytes, show_bytes
 
 if TYPE_CHECKING:
-    from vmckpt.app.snapshots import Listed
+    from vmckpt.app.snapshots import SnapshotRow
 
 app = typer.Typer(name="snapshot", invoke_without_command=True, rich_markup_mode=None)
 
@@ -71,7 +71,7 @@ def list_(
     output.out.print(table)
 
 
-def _row(one: "Listed") -> tuple[str, ...]:
+def _row(one: "SnapshotRow") -> tuple[str, ...]:
     told = one.public
     if told is None:
         return (one.id, "", "", "", "", "", "", one.wrong or "")
@@ -91,7 +91,7 @@ def _row(one: "Listed") -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _as_json(one: "Listed") -> dict[str, Any]:
+def _as_json(one: "SnapshotRow") -> dict[str, Any]:
     told = one.public
     if told is None:
         return {"id": one.id, "wrong": one.wrong}

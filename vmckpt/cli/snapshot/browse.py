@@ -102,7 +102,7 @@ def _at_most_one(*asked: object) -> None:
     if sum(one is not None for one in asked) > 1:
         raise BadInput(
             "say one of --nbd, --listen, --files, --get and --core: what is wanted of it",
-            mend="see vmckpt snapshot open --help",
+            hint="see vmckpt snapshot open --help",
         )
 
 
@@ -111,7 +111,7 @@ def _port(text: str) -> "Tcp":
 
     match = _PORT.fullmatch(text)
     if match is None or int(match[2]) > 65535:
-        raise BadInput(f"{text!r} is no port", mend="write it like 10809 or 127.0.0.1:10809")
+        raise BadInput(f"{text!r} is no port", hint="write it like 10809 or 127.0.0.1:10809")
     return Tcp((match[1] or "127.0.0.1").strip("[]"), int(match[2]))
 
 
@@ -121,12 +121,12 @@ def _named(disk: str | None, browse: "Browse") -> tuple[str, int | None]:
         if len(browse.disks()) != 1:
             raise BadInput(
                 f"{browse.public.id} has these disks: {', '.join(browse.disks()) or 'none'}",
-                mend="name one with --disk",
+                hint="name one with --disk",
             )
         return browse.disks()[0], None
     match = _DISK.fullmatch(disk)
     if match is None:
-        raise BadInput(f"{disk!r} names no disk", mend="write it like vda or vda:1")
+        raise BadInput(f"{disk!r} names no disk", hint="write it like vda or vda:1")
     return match[1], None if match[2] is None else int(match[2])
 
 
@@ -135,7 +135,7 @@ def _exports(browse: "Browse", disk: str | None) -> "Mapping[str, Export]":
     if disk is not None:
         name, number = _named(disk, browse)
         if number is not None:
-            raise BadInput(f"{disk}: a disk is served whole", mend=f"say --disk {name}")
+            raise BadInput(f"{disk}: a disk is served whole", hint=f"say --disk {name}")
     return browse.exports(name)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.agent.snapshot.choose_method import Way
+from vmckpt.agent.snapshot.choose_method import MemoryMethod
 from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.output import stop_on_signals
@@ -32,7 +32,7 @@ def create(
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Its memory, too, or its disks only.")
     ] = True,
-    way: Annotated[Way, typer.Option(help="How memory is captured.")] = Way.AUTO,
+    way: Annotated[MemoryMethod, typer.Option(help="How memory is captured.")] = MemoryMethod.AUTO,
     group: Annotated[
         str | None, typer.Option(metavar="A,B,C", help="Several guests, as one consistent cut.")
     ] = None,
@@ -74,7 +74,7 @@ def create(
         told = "neither a guest" if guest is None else "both a guest"
         also = "nor" if guest is None else "and"
         raise BadInput(
-            f"{told} {also} a group is named", mend="name a guest, or several with --group web1,db1"
+            f"{told} {also} a group is named", hint="name a guest, or several with --group web1,db1"
         )
     known = controller.load_inventory(inventory)
     request = TakeRequest(guest=guest or "", name=name, memory=memory, way=way)

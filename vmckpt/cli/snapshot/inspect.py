@@ -85,7 +85,7 @@ def check_booted(booted: "Sequence[Booted]") -> None:
         more = f", and so are {len(dead) - 1} more" if len(dead) > 1 else ""
         raise StoreDamaged(
             f"{dead[0].snapshot} was restored on {dead[0].host}, and is dead: {dead[0].why}{more}",
-            mend="look at an older snapshot, or at this one with --as and a console",
+            hint="look at an older snapshot, or at this one with --as and a console",
         )
 
 
@@ -226,15 +226,15 @@ def verify(
     from vmckpt.snapshot.verify.verify import Depth
 
     if sealed and deep:
-        raise BadInput("--deep reads what --sealed leaves closed", mend="say one of them")
+        raise BadInput("--deep reads what --sealed leaves closed", hint="say one of them")
     if boot and sealed:
-        raise BadInput("--boot opens what --sealed leaves closed", mend="say one of them")
+        raise BadInput("--boot opens what --sealed leaves closed", hint="say one of them")
     if not boot and (on or scratch or watch):
-        raise BadInput("--on, --scratch and --for are for --boot", mend="say --boot, too")
+        raise BadInput("--on, --scratch and --for are for --boot", hint="say --boot, too")
     if from_ and not repair:
-        raise BadInput("--from is for mending", mend="say --repair, too")
+        raise BadInput("--from is for mending", hint="say --repair, too")
     if repair and snapshots:
-        raise BadInput("--repair mends all of a store", mend="name no snapshots with it")
+        raise BadInput("--repair mends all of a store", hint="name no snapshots with it")
     depth = Depth.SEALED if sealed else Depth.DEEP if deep else Depth.OPENED
     known = controller.load_inventory(inventory)
     key = None if sealed else identity_of(identity)
@@ -299,7 +299,7 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
 
 
 def _public_rows(found: "Shown") -> list[tuple[str, str]]:
-    from vmckpt.snapshot.catalog import when
+    from vmckpt.snapshot.catalog import time_text
     from vmckpt.store.keys.key_files import fingerprint
 
     told = found.looked.public
@@ -319,7 +319,7 @@ def _public_rows(found: "Shown") -> list[tuple[str, str]]:
         ("name", told.name),
         ("guest", f"{told.guest} ({told.guest_uuid})"),
         ("contents", str(told.contents)),
-        ("made", f"{when(told.made_at)} UTC by {told.by} on {told.host}"),
+        ("made", f"{time_text(told.made_at)} UTC by {told.by} on {told.host}"),
         ("parent", told.parent or "none"),
         ("group", told.group or ""),
         ("memory", show_bytes(told.memory)),
@@ -337,13 +337,13 @@ def _public_rows(found: "Shown") -> list[tuple[str, str]]:
 
 
 def _verified(found: "Shown") -> str:
-    from vmckpt.snapshot.catalog import when
+    from vmckpt.snapshot.catalog import time_text
 
     last = found.verdict.last
     if last is None:
         return "never"
     wrong = f": {last.what}" if last.what else ""
-    return f"{last}, {when(last.at)} UTC by {last.by}{wrong}"
+    return f"{last}, {time_text(last.at)} UTC by {last.by}{wrong}"
 
 
 def _public_json(found: "Shown") -> dict[str, Any]:

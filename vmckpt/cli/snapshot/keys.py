@@ -290,7 +290,7 @@ def rotate(
 
     key = identity_of(identity)
     if key is None:
-        raise KeyRefused("an identity must open the snapshots first", mend="name it: --identity")
+        raise KeyRefused("an identity must open the snapshots first", hint="name it: --identity")
     known = controller.load_inventory(inventory)
     left = snapshot_store.heirs(drop)
     names = ", ".join(one.name for one in left)
@@ -332,11 +332,11 @@ def _check(done: "list[Rotated]") -> None:
     if damaged:
         raise StoreDamaged(
             f"{damaged} snapshots were left as they are, for they are damaged",
-            mend="vmckpt snapshot verify tells more",
+            hint="vmckpt snapshot verify tells more",
         )
     if refused:
         raise KeyRefused(
             f"{refused} snapshots were left as they are: not for this identity, or not signed by a"
             " trusted writer",
-            mend="rotate again with an identity that opens them",
+            hint="rotate again with an identity that opens them",
         )

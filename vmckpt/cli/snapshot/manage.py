@@ -16,7 +16,7 @@ from vmckpt.units import Seconds, show_bytes
 if TYPE_CHECKING:
     from vmckpt.app.snapshot_store import Pruning
     from vmckpt.snapshot.copy import Moved
-    from vmckpt.snapshot.prune import Fate
+    from vmckpt.snapshot.prune import PruneDecision
     from vmckpt.store.gc import Collected
 
 _MOST = 100_000
@@ -150,7 +150,7 @@ def prune(
         output.say(f"warning: no snapshot here was made by schedule {found.schedule}")
     if not json:
         _print_fates(found)
-    done: dict[str, Fate] = {}
+    done: dict[str, PruneDecision] = {}
     if going and not dry_run:
         sure(f"delete {len(going)} of {len(found.fates)} snapshots for good?", yes=yes)
         for one in found.carry_out():
@@ -168,7 +168,7 @@ def prune(
 
 
 def _print_fates(found: "Pruning") -> None:
-    from vmckpt.snapshot.catalog import when
+    from vmckpt.snapshot.catalog import time_text
 
     table = output.table("snapshot", "name", "guest", "made (UTC)", "", "why")
     for one in found.fates:
@@ -177,7 +177,7 @@ def _print_fates(found: "Pruning") -> None:
             one.id,
             "" if told is None else told.name,
             "" if told is None else told.guest,
-            "" if told is None else when(told.made_at),
+            "" if told is None else time_text(told.made_at),
             output.styled("green", "stays") if one.stays else output.styled("bold red", "goes"),
             output.in_one_line("; ".join(one.reasons)),
         )
@@ -230,7 +230,7 @@ def gc(
         raise StoreDamaged(
             f"{where}: {done.missing} chunks that snapshots need are missing, and"
             f" {len(done.unreadable)} packs cannot be read",
-            mend="vmckpt snapshot verify tells more",
+            hint="vmckpt snapshot verify tells more",
         )
 
 

@@ -81,7 +81,7 @@ def sure(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise BadInput(
             f"{question.rstrip('?')}: nobody can be asked here; nothing was changed",
-            mend="say --yes if it is meant",
+            hint="say --yes if it is meant",
         )
     if not typer.confirm(output.in_one_line(question), err=True):
         raise Cancelled("nothing was changed")
@@ -104,7 +104,7 @@ def asked_passphrase(path: Path) -> str:
     if not sys.stdin.isatty():
         raise KeyRefused(
             f"{path}: it has a passphrase, and nobody can be asked here",
-            mend=f"name a file that has it with {PASSPHRASE}",
+            hint=f"name a file that has it with {PASSPHRASE}",
         )
     return getpass.getpass(f"passphrase of {output.in_one_line(str(path))}: ")
 
@@ -118,7 +118,7 @@ def given_passphrase() -> str | None:
         return None
     told = key_files.read(Path(named), secret=True)
     if told is None:
-        raise KeyRefused(f"{named}: no such file", mend=f"see {PASSPHRASE}")
+        raise KeyRefused(f"{named}: no such file", hint=f"see {PASSPHRASE}")
     return told.partition("\n")[0].rstrip("\r")
 
 
@@ -130,9 +130,9 @@ def chosen_passphrase() -> str:
     if not sys.stdin.isatty():
         raise KeyRefused(
             "nobody can be asked for a passphrase here",
-            mend=f"name a file that has it with {PASSPHRASE}, or say --no-passphrase",
+            hint=f"name a file that has it with {PASSPHRASE}, or say --no-passphrase",
         )
     chosen = getpass.getpass("new passphrase: ")
     if getpass.getpass("again: ") != chosen:
-        raise KeyRefused("the two are not the same; nothing was made", mend="try again")
+        raise KeyRefused("the two are not the same; nothing was made", hint="try again")
     return chosen

@@ -118,8 +118,8 @@ def restore(
         for one in done.members if isinstance(done, GroupRestored) else (done,):
             _show(one, paused=paused)
     if isinstance(done, Restored) and done.hook and on_restore is not None:
-        text = hook.complaint(on_restore, done.hook, links_down=link and as_ is not None)
-        raise HookFailed(text, mend="see to it by hand")
+        text = hook.hook_complaint(on_restore, done.hook, links_down=link and as_ is not None)
+        raise HookFailed(text, hint="see to it by hand")
 
 
 def _show(done: "Restored", *, paused: bool) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.units import Seconds
 
@@ -37,7 +37,7 @@ class Proposed:
 
 def propose(fleet: Fleet, rules: Rules) -> list[Proposed]:
     """Best first; none if nothing is worth it. Nobody is moved twice."""
-    seating = Seating(fleet.places, fleet.tenants, rules)
+    seating = CapacityModel(fleet.places, fleet.tenants, rules)
     links = {one.name: float(one.link) for one in fleet.places}
     able = [one for one in fleet.tenants if one.stays is None and one.host in seating.index]
     found: list[Proposed] = []
@@ -50,16 +50,16 @@ def propose(fleet: Fleet, rules: Rules) -> list[Proposed]:
         )  # fmt: skip
         if best is None:
             break
-        seating.rise(best.tenant, seating.index[best.tenant.host])
-        seating.sit(best.tenant, seating.index[best.target])
+        seating.remove(best.tenant, seating.index[best.tenant.host])
+        seating.place(best.tenant, seating.index[best.target])
         able = [one for one in able if one is not best.tenant]
         found.append(best)
     return found
 
 
-def _best(seating: Seating, tenant: Tenant, links: dict[str, float]) -> Proposed | None:
+def _best(seating: CapacityModel, tenant: Tenant, links: dict[str, float]) -> Proposed | None:
     """The host that it gains most on; None: it is not worth it anywhere."""
-    gains = np.where(seating.may(tenant), seating.gains(tenant), -np.inf)
+    gains = np.where(seating.allowed_hosts(tenant), seating.gains(tenant), -np.inf)
     at = int(gains.argmax())
     gain, place = float(gains[at]), seating.places[at]
     takes = tenant.travels / min(links[tenant.host], links[place.name])

@@ -18,7 +18,7 @@ NO_STORAGE = "no storage"
 """How the reason begins of a host that does not see a disk."""
 
 
-class Seating:
+class CapacityModel:
     """Changed by `sit` and `rise`; a plan works on a copy of its own."""
 
     def __init__(self, places: Sequence[Place], tenants: Iterable[Tenant], rules: Rules) -> None:
@@ -43,13 +43,13 @@ class Seating:
         ]  # fmt: skip
         for tenant in tenants:
             if tenant.host in self.index:
-                self.sit(tenant, self.index[tenant.host])
+                self.place(tenant, self.index[tenant.host])
 
-    def sit(self, tenant: Tenant, at: int) -> None:
+    def place(self, tenant: Tenant, at: int) -> None:
         """It takes room there."""
         self._add(tenant, at, 1)
 
-    def rise(self, tenant: Tenant, at: int) -> None:
+    def remove(self, tenant: Tenant, at: int) -> None:
         """It does no longer."""
         self._add(tenant, at, -1)
 
@@ -60,7 +60,7 @@ class Seating:
             seats = self._apart.setdefault(group, {})
             seats[at] = seats.get(at, 0) + sign
 
-    def fits(self, needs: Needs) -> Flags:
+    def capable_hosts(self, needs: Needs) -> Flags:
         """Which hosts have what is needed, however full they are."""
         found = self._fits.get(needs)
         if found is None:
@@ -71,9 +71,9 @@ class Seating:
             self._fits[needs] = found
         return found
 
-    def may(self, tenant: Tenant) -> Flags:
+    def allowed_hosts(self, tenant: Tenant) -> Flags:
         """Where it may go now, all hard rules kept."""
-        found = self._open & self.fits(tenant.needs)
+        found = self._open & self.capable_hosts(tenant.needs)
         found &= self.used + tenant.memory <= self._room + _EPS
         found &= self.cpus_used + tenant.cpus <= self._cpus + _EPS
         for group in tenant.apart:
@@ -114,7 +114,7 @@ class Seating:
 
     def least(self, tenant: Tenant) -> float:
         """What it will cost at the least, whoever sits down before it; inf: it fits nowhere."""
-        may = self._open & self.fits(tenant.needs)
+        may = self._open & self.capable_hosts(tenant.needs)
         if tenant.host in self.index:
             may[self.index[tenant.host]] = False
         if not may.any():
@@ -137,11 +137,11 @@ class Seating:
             self._near[host] = found
         return found
 
-    def short(self, tenant: Tenant, at: int) -> float:
+    def shortage(self, tenant: Tenant, at: int) -> float:
         """Bytes that are missing for it there; 0 or less: it would have room."""
         return float(self.used[at] + tenant.memory - self._room[at])
 
-    def against(self, tenant: Tenant, at: int) -> str | None:
+    def reasons_against(self, tenant: Tenant, at: int) -> str | None:
         """Why it may not go there now, in words; None: it may."""
         place = self.places[at]
         if place.name == tenant.host:
@@ -153,7 +153,7 @@ class Seating:
         for group in sorted(tenant.apart):
             if self._apart.get(group, {}).get(at, 0) > 0:
                 return f"another of {group} is there"
-        if (short := self.short(tenant, at)) > _EPS:
+        if (short := self.shortage(tenant, at)) > _EPS:
             return f"{show_bytes(round(short))} of memory short"
         if self.cpus_used[at] + tenant.cpus > self._cpus[at] + _EPS:
             return f"{self.cpus_used[at] + tenant.cpus - self._cpus[at]:g} cores short"

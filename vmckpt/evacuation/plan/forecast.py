@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 from vmckpt.evacuation import schedule
 from vmckpt.evacuation.bandwidth import Move, Under, advance, begin, over
-from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Fleet, Rules
 from vmckpt.evacuation.schedule import Windows
 from vmckpt.units import Bytes, Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ForecastMove:
     """One move in the course of a plan."""
 
     move: Move
@@ -40,7 +40,7 @@ class Load:
 class Outlook:
     """What is to be expected of a plan."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ForecastMove, ...]
     total: Seconds
     loads: tuple[Load, ...]
     """Of hosts that anything changes for."""
@@ -56,13 +56,13 @@ def play(fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) ->
 class _Play:
     def __init__(self, fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) -> None:
         self._windows, self._links = windows, schedule.links_of(fleet)
-        self._seating = Seating(fleet.places, fleet.tenants, rules)
+        self._seating = CapacityModel(fleet.places, fleet.tenants, rules)
         self._before = self._seating.used.copy()
         self._cpus_before = self._seating.cpus_used.copy()
         self._most = self._before.copy()
         self._waiting, self._running = list(moves), list[Under]()
         self._since: dict[str, float] = {}
-        self._steps: list[Step] = []
+        self._steps: list[ForecastMove] = []
         self._aside: set[str] = set()
         self._changed: set[str] | None = None
         self._now = 0.0
@@ -104,7 +104,7 @@ class _Play:
             if one.name == found.name else one
             for one in self._waiting
         ]  # fmt: skip
-        self._seating.sit(found.tenant, self._seating.index[found.target])
+        self._seating.place(found.tenant, self._seating.index[found.target])
         return [found]
 
     def _advance(self) -> None:
@@ -121,9 +121,9 @@ class _Play:
         for one in after:
             if over(one):
                 move = one.move
-                self._seating.rise(move.tenant, self._seating.index[move.source])
+                self._seating.remove(move.tenant, self._seating.index[move.source])
                 self._steps.append(
-                    Step(
+                    ForecastMove(
                         move=move, begins=Seconds(self._since[move.name]), ends=Seconds(self._now),
                         detour=any(other.name == move.name for other in self._waiting),
                     )

@@ -71,7 +71,7 @@ _BROKEN = (GuestState.CRASHED, GuestState.UNKNOWN)
 _LEFT_OFF = "it is off, and its policy leaves it"
 
 
-class Way(StrEnum):
+class TravelMethod(StrEnum):
     """How a guest gets to another host."""
 
     LIVE = "live"
@@ -146,7 +146,7 @@ class Known:
     guest: Guest
     host: str
     policy: Policy
-    way: Way = Way.LIVE
+    way: TravelMethod = TravelMethod.LIVE
 
     @property
     def suspends(self) -> bool:
@@ -155,7 +155,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FleetView:
     """A fleet, and who is behind its names."""
 
     fleet: Fleet
@@ -205,10 +205,10 @@ def names(looks: Sequence[Look]) -> dict[tuple[str, str], str]:
     }  # fmt: skip
 
 
-def seen(
+def fleet_view(
     answers: Answers, policies: Mapping[tuple[str, str], Policy], run: Evacuation,
     emptied: str | None = None,
-) -> Seen:  # fmt: skip
+) -> FleetView:  # fmt: skip
     """The fleet. `policies`: of each guest by its host and UUID; `run`: the terms of emptying;
     `emptied`: the host whose standbys are to wait elsewhere, too.
 
@@ -231,7 +231,7 @@ def seen(
                 name = f"{name} on {look.host.name}"
             policy = policies[look.host.name, guest.uuid]
             goes = look.host.name == emptied and _is_standby(guest, look, answers, policy)
-            way = Way.ANEW if goes else _way(guest, answers, off=is_off)
+            way = TravelMethod.ANEW if goes else _way(guest, answers, off=is_off)
             stays = None if goes else _stays(guest, look, answers, policy, way)
             if running[guest.uuid] > 1:
                 stays = ON_ITS_WAY
@@ -243,7 +243,7 @@ def seen(
                 known[name] = one
             elif twice or guest.state in _BROKEN:
                 stuck[guest.uuid] = *stuck.get(guest.uuid, ()), name
-    return Seen(
+    return FleetView(
         fleet=Fleet(tuple(_place(one, answers, run) for one in answers.looks), tuple(tenants)),
         known=MappingProxyType(known),
         silent=MappingProxyType(
@@ -261,7 +261,7 @@ def _count(answers: Answers, *, active: bool) -> Counter[str]:
     )  # fmt: skip
 
 
-def moved(seen: Seen, name: str, target: str) -> Seen:
+def moved(seen: FleetView, name: str, target: str) -> FleetView:
     """A guest has gone there. What it shares with other hosts from there is not known yet."""
     tenants = tuple(
         replace(one, host=target) if one.name == name else one for one in seen.fleet.tenants
@@ -272,10 +272,10 @@ def moved(seen: Seen, name: str, target: str) -> Seen:
     return replace(seen, fleet=replace(seen.fleet, tenants=tenants), known=MappingProxyType(known))
 
 
-def _way(guest: Guest, answers: Answers, *, off: bool) -> Way:
+def _way(guest: Guest, answers: Answers, *, off: bool) -> TravelMethod:
     if off:
-        return Way.OFFLINE
-    return Way.SWITCH if guest.uuid in answers.protected else Way.LIVE
+        return TravelMethod.OFFLINE
+    return TravelMethod.SWITCH if guest.uuid in answers.protected else TravelMethod.LIVE
 
 
 def _is_standby(guest: Guest, look: Look, answers: Answers, policy: Policy) -> bool:
@@ -289,15 +289,17 @@ def _is_standby(guest: Guest, look: Look, answers: Answers, policy: Policy) -> b
     )
 
 
-def _stays(guest: Guest, look: Look, answers: Answers, policy: Policy, way: Way) -> str | None:
+def _stays(
+    guest: Guest, look: Look, answers: Answers, policy: Policy, way: TravelMethod
+) -> str | None:
     """Why a guest is not moved; None: it may be."""
     if (why := _STAND.get(guest.state)) is not None:
         return why
     if policy.evacuation.strategy is Strategy.LEAVE:
         return f"its policy {policy.name} leaves it where it is"
-    if way is Way.OFFLINE:
+    if way is TravelMethod.OFFLINE:
         return immovable(guest) if policy.evacuation.move_shut_off else _LEFT_OFF
-    if way is Way.SWITCH:
+    if way is TravelMethod.SWITCH:
         return _unswitchable(guest, look, answers)
     if guest.leaves:
         return ON_ITS_WAY
@@ -340,12 +342,12 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
         prefers=frozenset(wants.prefers), size=guest.memory,
     )  # fmt: skip
     match one.way:
-        case Way.OFFLINE:
+        case TravelMethod.OFFLINE:
             return replace(made, memory=Bytes(0), cpus=0.0, size=_SMALL)
-        case Way.SWITCH if stays is None:
+        case TravelMethod.SWITCH if stays is None:
             backup = answers.protected[guest.uuid].backup
             return replace(made, needs=Needs(only=frozenset({backup})), size=_SMALL)
-        case Way.ANEW:  # it gets images of its own, after all that runs has left
+        case TravelMethod.ANEW:  # it gets images of its own, after all that runs has left
             needs = replace(made.needs, storage=frozenset())
             return replace(made, needs=needs, priority=_LAST)
         case _:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vmckpt.evacuation.plan.capacity import NO_STORAGE, Seating, lacks
+from vmckpt.evacuation.plan.capacity import NO_STORAGE, CapacityModel, lacks
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.units import Bytes, show_bytes
 
@@ -20,7 +20,7 @@ _MOST = 20_000
 """Nodes that are looked at; with more a plan is no longer small."""
 
 
-def best(seating: Seating, order: Sequence[Tenant]) -> list[int] | None:
+def best(seating: CapacityModel, order: Sequence[Tenant]) -> list[int] | None:
     """The host of each, all of them placed, in the order given: at the least cost in a small plan,
     else at the least that was found in so many steps.
 
@@ -32,7 +32,7 @@ def best(seating: Seating, order: Sequence[Tenant]) -> list[int] | None:
 
 
 class _Search:
-    def __init__(self, seating: Seating, order: Sequence[Tenant]) -> None:
+    def __init__(self, seating: CapacityModel, order: Sequence[Tenant]) -> None:
         self._seating, self._order = seating, order
         # A host that somebody comes from, or names, is like no other.
         named = {one.host for one in order}
@@ -52,18 +52,18 @@ class _Search:
             self._least, self.found = cost, list(self._at)
             return
         tenant, seating = self._order[depth], self._seating
-        may, costs = seating.may(tenant), seating.costs(tenant)
+        may, costs = seating.allowed_hosts(tenant), seating.costs(tenant)
         seen = set()
         for at in sorted(np.flatnonzero(may).tolist(), key=lambda one: float(costs[one])):
             kind = (self._named[at], float(costs[at]), seating.alike(at))
             if kind in seen:
                 continue
             seen.add(kind)
-            seating.sit(tenant, at)
+            seating.place(tenant, at)
             self._at.append(at)
             self.go(depth + 1, cost + float(costs[at]))
             self._at.pop()
-            seating.rise(tenant, at)
+            seating.remove(tenant, at)
 
     def _rest(self, depth: int) -> float:
         """No more than what the others will cost at the least."""
@@ -77,7 +77,7 @@ _NAMED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Going:
+class Assignment:
     """One guest's new host."""
 
     tenant: Tenant
@@ -88,20 +88,20 @@ class Going:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class Unplaced:
     """A guest that finds no host."""
 
     tenant: Tenant
     why: str
-    mend: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """What a plan makes of a fleet."""
 
-    going: tuple[Going, ...]
-    left: tuple[Left, ...]
+    going: tuple[Assignment, ...]
+    left: tuple[Unplaced, ...]
 
 
 def place(fleet: Fleet, leaving: Iterable[Tenant], rules: Rules) -> Placement:
@@ -120,7 +120,7 @@ class _Planning:
 
     def __init__(self, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules) -> None:
         self._rules = rules
-        self._seating = Seating(fleet.places, fleet.tenants, rules)
+        self._seating = CapacityModel(fleet.places, fleet.tenants, rules)
         self._leaving = [one for one in leaving if one.stays is None]
         self._stuck = [one for one in leaving if one.stays is not None]
         names = {one.name for one in leaving}
@@ -144,7 +144,9 @@ class _Planning:
             self._sit(tenant, cheapest(seating, tenant))
 
     def _hardest_first(self) -> list[Tenant]:
-        choices = {one.needs: int(self._seating.fits(one.needs).sum()) for one in self._leaving}
+        choices = {
+            one.needs: int(self._seating.capable_hosts(one.needs).sum()) for one in self._leaving
+        }
         return sorted(
             self._leaving,
             key=lambda one: (-one.priority, choices[one.needs], -one.memory, one.name),
@@ -155,7 +157,7 @@ class _Planning:
             self._unplaced.append(tenant)
             return
         self._target[tenant.name] = at
-        self._seating.sit(tenant, at)
+        self._seating.place(tenant, at)
 
     def repair(self) -> None:
         """Make room for those that found none, one other move for each."""
@@ -168,8 +170,8 @@ class _Planning:
         """Whether a single move of another lets it in; the smallest such move is made."""
         seating = self._seating
         offers = []
-        for at in np.flatnonzero(seating.fits(tenant.needs)).tolist():
-            short = seating.short(tenant, at)
+        for at in np.flatnonzero(seating.capable_hosts(tenant.needs)).tolist():
+            short = seating.shortage(tenant, at)
             offers += [
                 (one.name not in self._target, one.memory, at, one)
                 for one in self._movable(at) if one.memory >= short
@@ -186,19 +188,19 @@ class _Planning:
 
     def _exchange(self, tenant: Tenant, other: Tenant, at: int) -> bool:
         seating = self._seating
-        seating.rise(other, at)
-        if seating.against(tenant, at) is None:
-            seating.sit(tenant, at)
+        seating.remove(other, at)
+        if seating.reasons_against(tenant, at) is None:
+            seating.place(tenant, at)
             elsewhere = cheapest(seating, other, never=at)
             if elsewhere is not None:
-                seating.sit(other, elsewhere)
+                seating.place(other, elsewhere)
                 self._target[tenant.name] = at
                 self._target[other.name] = elsewhere
                 if other not in self._leaving:
                     self._displaced[other.name] = other
                 return True
-            seating.rise(tenant, at)
-        seating.sit(other, at)
+            seating.remove(tenant, at)
+        seating.place(other, at)
         return False
 
     def result(self) -> Placement:
@@ -208,31 +210,31 @@ class _Planning:
         going += [self._going(one, displaced=True) for one in self._displaced.values()]
         left = [self._left(one) for one in self._unplaced]
         left += [
-            Left(tenant=one, why=str(one.stays), mend="see what its host says of it")
+            Unplaced(tenant=one, why=str(one.stays), hint="see what its host says of it")
             for one in self._stuck
         ]
         return Placement(tuple(going), tuple(left))
 
-    def _going(self, tenant: Tenant, *, displaced: bool) -> Going:
+    def _going(self, tenant: Tenant, *, displaced: bool) -> Assignment:
         seating = self._seating
         at = self._target[tenant.name]
         place = seating.places[at]
         free = Bytes(max(0, round(place.memory - seating.used[at])))
-        choices = int(seating.fits(tenant.needs).sum()) - (place.name != tenant.host)
+        choices = int(seating.capable_hosts(tenant.needs).sum()) - (place.name != tenant.host)
         why = f"{show_bytes(free)} free there in the end"
         if displaced:
             why = f"makes room; {why}"
         elif choices <= 1:
             why = f"no other host would do; {why}"
-        return Going(tenant=tenant, target=place.name, why=why, displaced=displaced)
+        return Assignment(tenant=tenant, target=place.name, why=why, displaced=displaced)
 
-    def _left(self, tenant: Tenant) -> Left:
+    def _left(self, tenant: Tenant) -> Unplaced:
         return explain(self._seating, tenant)
 
 
-def cheapest(seating: Seating, tenant: Tenant, *, never: int | None = None) -> int | None:
+def cheapest(seating: CapacityModel, tenant: Tenant, *, never: int | None = None) -> int | None:
     """The host that it costs least on; None: no host may take it."""
-    may = seating.may(tenant)
+    may = seating.allowed_hosts(tenant)
     if never is not None:
         may[never] = False
     if not may.any():
@@ -241,20 +243,22 @@ def cheapest(seating: Seating, tenant: Tenant, *, never: int | None = None) -> i
     return int(costs.argmin())
 
 
-def explain(seating: Seating, tenant: Tenant) -> Left:
+def explain(seating: CapacityModel, tenant: Tenant) -> Unplaced:
     """Why no host takes it, and what would change that."""
     reasons = {
-        place.name: seating.against(tenant, at) or "it may" for at, place in
+        place.name: seating.reasons_against(tenant, at) or "it may" for at, place in
         enumerate(seating.places) if place.name != tenant.host
     }  # fmt: skip
     if not reasons:
-        return Left(tenant=tenant, why="there is no other host", mend="add one to the inventory")
+        return Unplaced(
+            tenant=tenant, why="there is no other host", hint="add one to the inventory"
+        )
     if len(reasons) <= _NAMED:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     else:
         told = Counter(_kind(reason) for reason in reasons.values()).most_common(4)
         why = "; ".join(f"{count} hosts: {reason}" for reason, count in told)
-    return Left(tenant=tenant, why=why, mend=_mend(seating, tenant))
+    return Unplaced(tenant=tenant, why=why, hint=_hint(seating, tenant))
 
 
 def _kind(reason: str) -> str:
@@ -265,20 +269,20 @@ def _kind(reason: str) -> str:
     return reason
 
 
-def _mend(seating: Seating, tenant: Tenant) -> str:
+def _hint(seating: CapacityModel, tenant: Tenant) -> str:
     able = [
         at for at, place in enumerate(seating.places)
         if place.closed is None and place.name != tenant.host
         and lacks(tenant.needs, place) is None
     ]  # fmt: skip
-    full = [at for at in able if seating.short(tenant, at) > 0]
+    full = [at for at in able if seating.shortage(tenant, at) > 0]
     if full:
-        at = min(full, key=lambda one: seating.short(tenant, one))
-        short = show_bytes(Bytes(round(seating.short(tenant, at))))
+        at = min(full, key=lambda one: seating.shortage(tenant, one))
+        short = show_bytes(Bytes(round(seating.shortage(tenant, at))))
         return f"free {short} on {seating.places[at].name}, or lower keep_free"
     if able:
         name = seating.places[able[0]].name
-        return f"on {name}: {seating.against(tenant, able[0])}; move that away, or allow it"
+        return f"on {name}: {seating.reasons_against(tenant, able[0])}; move that away, or allow it"
     closed = [place.name for place in seating.places if place.closed is not None]
     lacking = Counter(
         why for place in seating.places

@@ -10,9 +10,9 @@ from vmckpt.evacuation.bandwidth import Move
 from vmckpt.evacuation.plan import forecast, placement
 from vmckpt.evacuation.plan.fleet import Fleet, Tenant
 from vmckpt.evacuation.plan.forecast import Load, Outlook
-from vmckpt.evacuation.plan.inventory import Seen, Way
-from vmckpt.evacuation.plan.placement import Going, Left
-from vmckpt.evacuation.state import Terms
+from vmckpt.evacuation.plan.inventory import FleetView, TravelMethod
+from vmckpt.evacuation.plan.placement import Assignment, Unplaced
+from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.evacuation.task import Task
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.disk import Room
@@ -51,8 +51,8 @@ class Plan:
     """Who goes where, in which order, and what becomes of the hosts."""
 
     task: Task
-    going: tuple[Going, ...]
-    left: tuple[Left, ...]
+    going: tuple[Assignment, ...]
+    left: tuple[Unplaced, ...]
     shut_down: tuple[Tenant, ...]
     suspended: tuple[Tenant, ...]
     """Their memory is saved on the host."""
@@ -65,10 +65,10 @@ class Plan:
     """Hosts that do not answer."""
     starts: tuple[Tenant, ...] = ()
     """Guests that were stopped before, and run again in the end."""
-    not_started: tuple[Left, ...] = ()
+    not_started: tuple[Unplaced, ...] = ()
     """Those who are not, as it looks now."""
 
-    def check(self, going: Going) -> Checked | None:
+    def check(self, going: Assignment) -> Checked | None:
         """What was found out about a move."""
         return self.checks.get((going.tenant.name, going.target))
 
@@ -88,7 +88,9 @@ class Plan:
             "silent": dict(self.silent),
         }  # fmt: skip
 
-    def _move(self, going: Going, begins: Mapping[str, forecast.Step]) -> dict[str, Any]:
+    def _move(
+        self, going: Assignment, begins: Mapping[str, forecast.ForecastMove]
+    ) -> dict[str, Any]:
         found, step = self.check(going), begins.get(going.tenant.name)
         return {
             "guest": going.tenant.name, "from": going.tenant.host, "to": going.target,
@@ -103,8 +105,8 @@ class Plan:
         }  # fmt: skip
 
 
-def _left(one: Left) -> dict[str, Any]:
-    return {"guest": one.tenant.name, "why": one.why, "mend": one.mend}
+def _left(one: Unplaced) -> dict[str, Any]:
+    return {"guest": one.tenant.name, "why": one.why, "mend": one.hint}
 
 
 def _ms(seconds: float) -> float | None:
@@ -136,7 +138,7 @@ def without(fleet: Fleet, checks: Checks) -> Fleet:
     return replace(fleet, tenants=tenants)
 
 
-def crowded(going: Sequence[Going], checks: Checks) -> Checks:
+def crowded(going: Sequence[Assignment], checks: Checks) -> Checks:
     """Moves whose images have room on the target alone, and none beside those of the moves before
     them, with that against them."""
     taken: dict[tuple[str, str], int] = {}
@@ -164,11 +166,13 @@ def _no_room(target: str, room: Room) -> Finding:
         code="disk-room", severity=Severity.BLOCKER, where=target,
         text=f"{show_bytes(room.needed)} needed in {room.folder}, {show_bytes(room.free)} free,"
         " which the images of other guests take that go there",
-        mend="free room there, or choose another folder",
+        hint="free room there, or choose another folder",
     )  # fmt: skip
 
 
-def expected(fleet: Fleet, going: Sequence[Going], checks: Checks, share: float | None) -> Fleet:
+def expected(
+    fleet: Fleet, going: Sequence[Assignment], checks: Checks, share: float | None
+) -> Fleet:
     """With what each move is forecast to send, and what links and streams carry.
 
     `share`: 0: as quick as it may be, 1: as slow; None: in the middle. Pages that are sent again
@@ -204,13 +208,15 @@ def expected(fleet: Fleet, going: Sequence[Going], checks: Checks, share: float 
     )  # fmt: skip
 
 
-def placed(fleet: Fleet, asked: frozenset[str], terms: Terms) -> placement.Placement:
+def placed(fleet: Fleet, asked: frozenset[str], terms: EvacuationTerms) -> placement.Placement:
     """Who of those goes where."""
     leaving = [one for one in fleet.tenants if one.name in asked]
     return placement.place(fleet, leaving, terms.rules)
 
 
-def made(task: Task, seen: Seen, found: placement.Placement, checks: Checks, terms: Terms) -> Plan:
+def made(
+    task: Task, seen: FleetView, found: placement.Placement, checks: Checks, terms: EvacuationTerms
+) -> Plan:
     """The plan of a placement whose moves were all looked at."""
     fleet = task.fleet(seen)
     plays = [
@@ -232,14 +238,14 @@ def made(task: Task, seen: Seen, found: placement.Placement, checks: Checks, ter
     )  # fmt: skip
 
 
-def _never(going: Going) -> Left:
-    return Left(
+def _never(going: Assignment) -> Unplaced:
+    return Unplaced(
         tenant=going.tenant, why=f"{going.target} never has room for it while others are there",
-        mend="free memory on any host, so that somebody can step aside",
+        hint="free memory on any host, so that somebody can step aside",
     )  # fmt: skip
 
 
-def _moves(fleet: Fleet, going: Sequence[Going]) -> list[Move]:
+def _moves(fleet: Fleet, going: Sequence[Assignment]) -> list[Move]:
     tenants = {one.name: one for one in fleet.tenants}
     return [
         Move(tenant=tenants[one.tenant.name], source=one.tenant.host, target=one.target)
@@ -247,25 +253,27 @@ def _moves(fleet: Fleet, going: Sequence[Going]) -> list[Move]:
     ]
 
 
-def worded(left: Iterable[Left], seen: Seen, checks: Checks = NO_CHECKS) -> tuple[Left, ...]:
+def worded(
+    left: Iterable[Unplaced], seen: FleetView, checks: Checks = NO_CHECKS
+) -> tuple[Unplaced, ...]:
     """Of standbys it is said whose they are, and what gives them up; of who is kept by what
     preflight says, what mends that."""
 
-    def one(found: Left) -> Left:
+    def one(found: Unplaced) -> Unplaced:
         known = seen.known.get(found.tenant.name)
-        if known is None or known.way is not Way.ANEW:
+        if known is None or known.way is not TravelMethod.ANEW:
             return _mended(found, checks)
         guest = known.guest.name
         why = f"the standby of {guest}, which runs elsewhere; no other host can have it"
         return replace(
-            found, why=f"{why}: {found.why}", mend=f"vmckpt unprotect {guest} gives it up"
+            found, why=f"{why}: {found.why}", hint=f"vmckpt unprotect {guest} gives it up"
         )
 
     return tuple(one(found) for found in left)
 
 
-def _mended(left: Left, checks: Checks) -> Left:
+def _mended(left: Unplaced, checks: Checks) -> Unplaced:
     for (guest, _), found in checks.items():
         if guest == left.tenant.name and found.blockers and found.blockers[0].text in left.why:
-            return replace(left, mend=found.blockers[0].mend or left.mend)
+            return replace(left, hint=found.blockers[0].hint or left.hint)
     return left

@@ -10,10 +10,10 @@ from vmckpt.evacuation.plan import balance
 from vmckpt.evacuation.plan import inventory as sights
 from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan.gather import Hosts
-from vmckpt.evacuation.plan.inventory import Protected, Seen, Way
-from vmckpt.evacuation.plan.placement import Going, Left, Placement
+from vmckpt.evacuation.plan.inventory import FleetView, Protected, TravelMethod
+from vmckpt.evacuation.plan.placement import Assignment, Placement, Unplaced
 from vmckpt.evacuation.plan.plan import Checked, Checks, Plan
-from vmckpt.evacuation.state import Terms
+from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.inventory import Inventory
 from vmckpt.journal import maintenance
@@ -32,7 +32,7 @@ from vmckpt.policy import select
 from vmckpt.policy.model import OnFailure, Policy
 from vmckpt.policy.select import Subject
 from vmckpt.protection import active, relocate_standby
-from vmckpt.protection.relocate_standby import Anew
+from vmckpt.protection.relocate_standby import Relocation
 from vmckpt.units import Seconds
 
 DEFAULT = "maintenance"
@@ -58,7 +58,7 @@ class Scope:
         """What it is done by. Raises PolicyError."""
         return select.by_name(self.policies, task.policy or DEFAULT)
 
-    def terms(self, task: Task) -> Terms:
+    def terms(self, task: Task) -> EvacuationTerms:
         """Raises PolicyError."""
         return terms(self.run(task).evacuation, task.kind)
 
@@ -81,7 +81,7 @@ def policy_of(scope: Scope, task: Task, host: Host, guest: Guest) -> Policy:
     return scope.run(task) if task.policy is None and usual else chosen.policy
 
 
-async def look(hosts: Hosts, scope: Scope, task: Task) -> Seen:
+async def gather_fleet(hosts: Hosts, scope: Scope, task: Task) -> FleetView:
     """What is true now. Raises PolicyError, JournalError."""
     run = scope.run(task).evacuation
     closed = await asyncio.to_thread(maintenance.held)
@@ -100,7 +100,7 @@ async def look(hosts: Hosts, scope: Scope, task: Task) -> Seen:
         for one in answers.looks for guest in one.guests
     }  # fmt: skip
     emptied = task.host if task.kind is Kind.EVACUATE else None
-    return sights.seen(answers, policies, run, emptied)
+    return sights.fleet_view(answers, policies, run, emptied)
 
 
 def _policy(scope: Scope, task: Task, host: Host, guest: Guest, *, strict: bool) -> Policy:
@@ -126,11 +126,11 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
 
     Raises HypervisorError if the host itself does not answer, PolicyError, JournalError.
     """
-    seen = await look(hosts, scope, task)
+    seen = await gather_fleet(hosts, scope, task)
     if task.host in seen.silent:
         raise HypervisorError(
             f"{task.host} does not answer: {seen.silent[task.host]}", host=task.host,
-            mend=f"run vmckpt doctor {task.host}",
+            hint=f"run vmckpt doctor {task.host}",
         )  # fmt: skip
     limits, looking = scope.terms(task), _Looking(hosts)
     asked, fleet = task.asked(seen), task.fleet(seen)
@@ -154,7 +154,7 @@ async def balanced(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Pl
     """Moves that pay for themselves, each looked at; see `plan`."""
     limits, checks = scope.terms(task), plans.NO_CHECKS
     for number in range(_ROUNDS):
-        seen = await look(hosts, scope, task)
+        seen = await gather_fleet(hosts, scope, task)
         found = balance.propose(plans.without(task.fleet(seen), checks), limits.rules)
         goes = frozenset((seen.known[one.tenant.name].guest.uuid, one.target) for one in found)
         made = await plan(hosts, scope, replace(task, goes=goes), caller)
@@ -173,9 +173,9 @@ def _looked_at(found: Placement, checks: Checks) -> Placement:
             going.append(one)
             continue
         why = "preflight has not looked at it" if check is None else check.blockers[0].text
-        mend = None if check is None else check.blockers[0].mend
+        hint = None if check is None else check.blockers[0].hint
         left.append(
-            Left(tenant=one.tenant, why=f"{one.target}: {why}", mend=mend or "see vmckpt plan")
+            Unplaced(tenant=one.tenant, why=f"{one.target}: {why}", hint=hint or "see vmckpt plan")
         )
     return Placement(tuple(going), tuple(left))
 
@@ -188,12 +188,14 @@ class _Looking:
         self._hosts, self._links = hosts, Links()
         self._narrow = asyncio.Semaphore(_AT_ONCE)
 
-    async def look(self, scope: Scope, seen: Seen, going: Sequence[Going], caller: Caller) -> None:
+    async def look(
+        self, scope: Scope, seen: FleetView, going: Sequence[Assignment], caller: Caller
+    ) -> None:
         """Look at moves, some at a time."""
 
         done, told = 0, asyncio.get_running_loop().time()
 
-        async def one(move: Going) -> None:
+        async def one(move: Assignment) -> None:
             nonlocal done, told
             known = seen.known[move.tenant.name]
             async with self._narrow:
@@ -213,15 +215,15 @@ class _Looking:
         """One move, looked at as `vmckpt plan` does; where no memory travels there is no
         forecast."""
         hosts = scope.inventory
-        if known.way is Way.ANEW:
+        if known.way is TravelMethod.ANEW:
             return await _standing(scope, known, target, caller)
-        if known.way is Way.OFFLINE:
+        if known.way is TravelMethod.OFFLINE:
             async with self._hosts.logins(known.host, target) as remotes:
                 ends = offline_move.Ends(
                     source=hosts.host(known.host), target=hosts.host(target), remotes=remotes
                 )
-                return await offline_move.check(known, ends, self._links)
-        if known.way is not Way.LIVE:
+                return await offline_move.check_move(known, ends, self._links)
+        if known.way is not TravelMethod.LIVE:
             return Checked(policy=known.policy.name, mode=str(known.way))
         setting = Setting(
             source=hosts.host(known.host), target=hosts.host(target), policies=scope.once(),
@@ -240,10 +242,10 @@ class _Looking:
         return _checked(made, known.policy.name)
 
 
-def another(scope: Scope, known: sights.Known, target: str) -> Anew:
+def another(scope: Scope, known: sights.Known, target: str) -> Relocation:
     """What gives the guest of a standby another one. Raises BadInput: it is not protected."""
     hosts = scope.inventory
-    return Anew(
+    return Relocation(
         known=active.of(hosts, known.guest.uuid), backup=hosts.host(target),
         lease=hosts.lease, usual=known.policy.protection, memory=known.guest.memory,
     )  # fmt: skip
@@ -252,7 +254,7 @@ def another(scope: Scope, known: sights.Known, target: str) -> Anew:
 async def _standing(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
     """Whether the guest of a standby may have another one there."""
     try:
-        found = await relocate_standby.check(
+        found = await relocate_standby.require_relocatable(
             await asyncio.to_thread(another, scope, known, target), caller
         )
     except VmckptError as exc:
@@ -267,7 +269,7 @@ async def _standing(scope: Scope, known: sights.Known, target: str, caller: Call
 
 def _refused(known: sights.Known, target: str, error: VmckptError) -> Checked:
     refused = Finding(
-        code="error", severity=Severity.BLOCKER, where=target, text=error.message, mend=error.mend
+        code="error", severity=Severity.BLOCKER, where=target, text=error.message, hint=error.hint
     )
     return Checked(policy=known.policy.name, mode="", blockers=(refused,))
 

@@ -45,7 +45,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ProcessFacts:
     """What the kernel says about one process."""
 
     users: frozenset[int]
@@ -79,7 +79,7 @@ def recorded(text: str) -> Recorded:
     )  # fmt: skip
 
 
-def mismatch(known: Recorded, seen: Seen) -> str | None:
+def mismatch(known: Recorded, seen: ProcessFacts) -> str | None:
     """Why a process is not the recorded QEMU; None if it is. Pure."""
     if known.user is not None and seen.users != {known.user}:
         return f"it runs as user {_listed(seen.users)}, and QEMU runs as {known.user}"
@@ -94,7 +94,7 @@ def mismatch(known: Recorded, seen: Seen) -> str | None:
     return None
 
 
-def is_stray(seen: Seen, guest: str, trusted: frozenset[int]) -> bool:
+def is_stray(seen: ProcessFacts, guest: str, trusted: frozenset[int]) -> bool:
     """Whether a process that libvirt did not record may run the guest all the same. Pure.
 
     `trusted`: users as whom QEMU may run here. Processes of other users are imitations, and a
@@ -147,11 +147,11 @@ def hold(guest: str) -> HeldProcess | None:
     if found:
         raise _unclear(
             f"more than one process can be QEMU of guest {guest}: {ids}",
-            mend="end the one that is not in virsh list, then try again",
+            hint="end the one that is not in virsh list, then try again",
         )
     raise _unclear(
         f"libvirt does not know process {ids}, which runs guest {guest}",
-        mend="end that process if it is not needed, then try again",
+        hint="end that process if it is not needed, then try again",
     )
 
 
@@ -160,13 +160,13 @@ def require(guest: str, name: str, host: str) -> HeldProcess:
     process = hold(guest)
     if process is None:
         raise CannotCapture(
-            f"{name} has no QEMU process on {host}", mend="name the host where it runs"
+            f"{name} has no QEMU process on {host}", hint="name the host where it runs"
         )
     return process
 
 
-def _unclear(message: str, *, mend: str) -> QemuUnclear:
-    return QemuUnclear(message, host=os.uname().nodename, mend=mend)
+def _unclear(message: str, *, hint: str) -> QemuUnclear:
+    return QemuUnclear(message, host=os.uname().nodename, hint=hint)
 
 
 def _close(processes: list[HeldProcess]) -> None:
@@ -187,12 +187,12 @@ def _recorded(guest: str) -> Iterator[Recorded]:
                     yield known
     except PermissionError as exc:
         raise _unclear(
-            f"only root can tell which process is QEMU: {exc}", mend="log in as root there"
+            f"only root can tell which process is QEMU: {exc}", hint="log in as root there"
         ) from exc
     except (OSError, ValueError) as exc:
         raise _unclear(
             f"{STATUS_FILES} does not tell which process is QEMU: {exc}",
-            mend=f"see what is there: ls -l {STATUS_FILES}",
+            hint=f"see what is there: ls -l {STATUS_FILES}",
         ) from exc
 
 
@@ -239,7 +239,7 @@ def _verified(known: Recorded) -> HeldProcess | None:
 def _hidden(pid: int, error: OSError) -> QemuUnclear:
     return _unclear(
         f"whether process {pid} is QEMU of the guest cannot be seen: {error}",
-        mend=f"see what keeps root from it: ls -l /proc/{pid}/exe",
+        hint=f"see what keeps root from it: ls -l /proc/{pid}/exe",
     )
 
 
@@ -269,13 +269,13 @@ def _trusted() -> frozenset[int]:
         return frozenset({0})
 
 
-def _seen(pid: int, sockets: set[str]) -> Seen:
+def _seen(pid: int, sockets: set[str]) -> ProcessFacts:
     """Look at a process; of its sockets those at the given paths. Raises OSError."""
     where = Path(f"/proc/{pid}")
     users = _users(pid)
     command = (where / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
     held = frozenset(_held(where, sockets)) if sockets else frozenset()
-    return Seen(
+    return ProcessFacts(
         users=users, executable=str((where / "exe").readlink()),
         command=tuple(command), sockets=held,
     )  # fmt: skip

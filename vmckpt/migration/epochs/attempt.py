@@ -13,22 +13,27 @@ from vmckpt.hypervisor import domains
 from vmckpt.journal.records import Request, StepState
 from vmckpt.migration import attempt, report_builder
 from vmckpt.migration import request as migration_request
-from vmckpt.migration.attempt import Around
-from vmckpt.migration.cancellable import served
+from vmckpt.migration.attempt import MigrationContext
+from vmckpt.migration.cancellable import with_requests_answered
 from vmckpt.migration.epochs import request as epochs_request
 from vmckpt.migration.epochs.samples import Sampler
 from vmckpt.migration.plan.planner import Plan
 from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.run import operator_requests, progress
 from vmckpt.migration.run.actions import Abort, SetDowntime
-from vmckpt.migration.run.decide import Done
-from vmckpt.migration.run.events import Teller
+from vmckpt.migration.run.decide import AppliedActions
+from vmckpt.migration.run.events import EventEmitter
 from vmckpt.model.events import Caller, Sampled
 from vmckpt.model.migration import Driver, JobPhase, JobTotals, Outcome
 from vmckpt.protection import agent_client
 from vmckpt.protection.migration import finish, switchover
 from vmckpt.protection.migration.finish import Pair
-from vmckpt.protection.migration.switchover import Do, Limits, Seen, Verdict
+from vmckpt.protection.migration.switchover import (
+    Limits,
+    SwitchoverAction,
+    SwitchoverDecision,
+    SwitchoverFacts,
+)
 from vmckpt.protection.request import Setting
 from vmckpt.protection.start import Beginning
 from vmckpt.units import Bytes, Seconds
@@ -47,23 +52,23 @@ class _Stopped(Exception):
         self.outcome = outcome
 
 
-async def run(plan: Plan, around: Around) -> MigrationReport:
+async def run(plan: Plan, context: MigrationContext) -> MigrationReport:
     """See attempt.run."""
-    if around.observe or around.tracer is not None:
+    if context.observe or context.tracer is not None:
         raise BadInput(
             "--observe and --trace are for QEMU's own migrations, and mode checkpoint is none",
-            mend="leave them out",
+            hint="leave them out",
         )
-    return await _Attempt(plan, around).run()
+    return await _Attempt(plan, context).run()
 
 
 class _Attempt:
-    def __init__(self, plan: Plan, around: Around) -> None:
+    def __init__(self, plan: Plan, context: MigrationContext) -> None:
         assert plan.policy is not None
         assert plan.facts.guest is not None
-        self._plan, self._around = plan, around
+        self._plan, self._context = plan, context
         self._policy, self._guest = plan.policy, plan.facts.guest
-        self._tell = Teller(around.emit)
+        self._tell = EventEmitter(context.emit)
         self._terms = migration_request.terms(plan.policy, plan.mode, self._guest, plan.copies.size)
         self._limit = plan.policy.limits.max_downtime
         self._asked = False
@@ -73,18 +78,20 @@ class _Attempt:
         self._sampler = Sampler(Bytes(self._guest.memory + plan.copies.size))
 
     async def run(self) -> MigrationReport:
-        around, setting = self._around, self._around.setting
+        context, setting = self._context, self._context.setting
         self._tell.enter(JobPhase.SETUP)
-        looked = await served(
-            agent_client.order(setting.source, self._guest.uuid, "look"), around.stop, around.desk
+        looked = await with_requests_answered(
+            agent_client.order(setting.source, self._guest.uuid, "look"),
+            context.stop,
+            context.step_log,
         )
         beginning = Beginning(
             Setting(primary=setting.source, backup=setting.target, lease=None),
             epochs_request.request(
                 self._policy, self._guest, setting.target.name, self._plan.copies
             ),
-            self._guest, looked=looked, desk=around.desk,
-            caller=Caller(emit=around.emit, warn=self._tell.warn, stop=around.stop),
+            self._guest, looked=looked, step_log=context.step_log,
+            caller=Caller(emit=context.emit, warn=self._tell.warn, stop=context.stop),
         )  # fmt: skip
         pair = Pair(
             guest=self._guest.name, uuid=self._guest.uuid, source=setting.source,
@@ -109,7 +116,7 @@ class _Attempt:
         VmckptError."""
         while True:
             await self._hear()
-            if self._around.stop.is_set():
+            if self._context.stop.is_set():
                 raise _Stopped(Outcome.CANCELLED, "the operator does not want it any more")
             ours = await agent_client.status(pair.source, pair.uuid)
             if finish.is_given(ours):
@@ -119,10 +126,10 @@ class _Attempt:
                 self._seen(ours), Limits(max_downtime=self._limit, time=self._terms.time_limit)
             )
             self._sample(ours, verdict)
-            if verdict.do is Do.GIVE_UP:
+            if verdict.do is SwitchoverAction.GIVE_UP:
                 self._tell.decide("give up", verdict.why, "time limit")
                 raise _Stopped(Outcome.TIMED_OUT, verdict.why)
-            if verdict.do is Do.SWITCH and not ours.get("wished"):
+            if verdict.do is SwitchoverAction.SWITCH and not ours.get("wished"):
                 await self._switch(pair, verdict)
             await asyncio.sleep(_TURN)
 
@@ -135,15 +142,15 @@ class _Attempt:
         if ended or _now() - self._heard > _SILENT:
             raise VmckptError(f"the guest's agent on {pair.source.name} has ended: {why}")
 
-    def _seen(self, ours: Mapping[str, Any]) -> Seen:
+    def _seen(self, ours: Mapping[str, Any]) -> SwitchoverFacts:
         costs = tuple(
             switchover.Cost(pause=Seconds(one["pause_s"]), busy=Seconds(one["busy_s"]))
             for one in ours.get("recent") or ()
         )
         ready = ours.get("phase") == "protecting"
-        return Seen(elapsed=Seconds(_now() - self._began), ready=ready, recent=costs)
+        return SwitchoverFacts(elapsed=Seconds(_now() - self._began), ready=ready, recent=costs)
 
-    def _sample(self, ours: Mapping[str, Any], verdict: Verdict) -> None:
+    def _sample(self, ours: Mapping[str, Any], verdict: SwitchoverDecision) -> None:
         sample = self._sampler.take(_now(), ours, verdict.downtime)
         if sample is None:
             return
@@ -153,13 +160,13 @@ class _Attempt:
         self._share = max(self._share, progress.share_done(guess, elapsed))
         self._tell.emit(Sampled(sample=sample, estimate=guess, done=self._share))
 
-    async def _switch(self, pair: Pair, verdict: Verdict) -> None:
+    async def _switch(self, pair: Pair, verdict: SwitchoverDecision) -> None:
         """Ask for the last epoch; asked again if that comes to nothing. Raises LeaseLost."""
         if not self._asked:
             self._tell.decide("switch", verdict.why, "caught up")
         self._asked = True
         try:
-            self._around.desk.check()
+            self._context.step_log.check()
             await agent_client.order(pair.source, pair.uuid, "ask", wish="planned")
         except LeaseLost:
             raise
@@ -167,24 +174,26 @@ class _Attempt:
             self._tell.warn(str(exc))
 
     async def _hear(self) -> None:
-        for request in self._around.desk.take_requests():
+        for request in self._context.step_log.take_requests():
             self._answer(request)
 
     def _answer(self, request: Request) -> None:
-        desk, stopping = self._around.desk, self._around.stop.is_set()
-        done = Done(max_downtime=self._limit)
-        wanted = operator_requests.wish(request, self._terms, done, moves=True, stopping=stopping)
+        step_log, stopping = self._context.step_log, self._context.stop.is_set()
+        done = AppliedActions(max_downtime=self._limit)
+        wanted = operator_requests.resolve_request(
+            request, self._terms, done, moves=True, stopping=stopping
+        )
         match wanted:
             case Abort():
-                self._around.stop.set()
-                desk.answer(request, ok=True, text="cancelling")
+                self._context.stop.set()
+                step_log.answer(request, ok=True, text="cancelling")
             case SetDowntime(limit):
                 self._limit = limit
-                desk.answer(request, ok=True, text=f"the last epoch may take {limit:g} s")
+                step_log.answer(request, ok=True, text=f"the last epoch may take {limit:g} s")
             case str():
-                desk.answer(request, ok=False, text=wanted)
+                step_log.answer(request, ok=False, text=wanted)
             case _:
-                desk.answer(request, ok=False, text="mode checkpoint has nothing of the kind")
+                step_log.answer(request, ok=False, text="mode checkpoint has nothing of the kind")
 
     async def _given(self, pair: Pair, noted: Mapping[str, Any]) -> MigrationReport:
         """The source has given it away: see it running on the target."""
@@ -197,7 +206,7 @@ class _Attempt:
             return await self._ended(Outcome.FAILED, f"{pair.target.name} could not take it")
         stood, took = noted.get("stood_s"), told.get("took_s")
         downtime = None if stood is None or took is None else Seconds(float(stood) + float(took))
-        if self._around.stop.is_set():
+        if self._context.stop.is_set():
             self._tell.warn("it was complete before it could be stopped")
         return await self._ended(Outcome.COMPLETED, None, downtime)
 
@@ -209,7 +218,7 @@ class _Attempt:
             ours = await agent_client.status(pair.source, pair.uuid)
             if finish.is_given(ours):
                 return await self._given(pair, ours["given"])
-            self._around.desk.check()
+            self._context.step_log.check()
             arrived = await finish.call_off(pair, lambda _: None)
         except LeaseLost:
             raise
@@ -218,7 +227,7 @@ class _Attempt:
         if arrived is not None:
             self._tell.warn(f"it was complete before it could be given up: {why}")
             return await self._ended(Outcome.COMPLETED, None)
-        seen = await domains.presence(self._around.here, self._guest.uuid)
+        seen = await domains.presence(self._context.here, self._guest.uuid)
         if seen.reachable and not (seen.state is not None and seen.state.is_active):
             outcome = Outcome.SHUT_OFF
         return await self._ended(outcome, str(why))
@@ -233,11 +242,11 @@ class _Attempt:
     async def _ended(
         self, outcome: Outcome, error: str | None, downtime: Seconds | None = None
     ) -> MigrationReport:
-        around, elapsed = self._around, Seconds(_now() - self._began)
+        context, elapsed = self._context, Seconds(_now() - self._began)
         self._tell.enter(JobPhase.DONE)
         if outcome not in (Outcome.COMPLETED, Outcome.UNKNOWN):
-            await around.desk.settle(StepState.UNDONE)
-        begun = report_builder.not_begun(self._plan, around.setting, self._guest.name)
+            await context.step_log.settle(StepState.UNDONE)
+        begun = report_builder.not_begun(self._plan, context.setting, self._guest.name)
         completed = outcome is Outcome.COMPLETED
         totals = JobTotals(
             total=elapsed, setup=self._sampler.setup(self._began), downtime=downtime,
@@ -247,7 +256,7 @@ class _Attempt:
             begun, outcome=outcome, driver=Driver.AGENTS, began=self._began, elapsed=elapsed,
             totals=totals if completed else None, samples=tuple(self._sampler.samples),
             observed_downtime=await attempt.observed(
-                around, self._guest.name, outcome, self._began, elapsed
+                context, self._guest.name, outcome, self._began, elapsed
             ),
             decisions=tuple(self._tell.decisions),
             warnings=(*begun.warnings, *self._tell.warnings), error=error,

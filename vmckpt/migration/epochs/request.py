@@ -57,8 +57,8 @@ async def findings(
             setting, request(policy, guest, target.name, copies), guest, looked
         )  # fmt: skip
     except VmckptError as exc:
-        mend = exc.mend or f"run vmckpt prepare {guest.name}"
-        return (*kept, _blocker(guest.name, exc.message, mend))
+        hint = exc.hint or f"run vmckpt prepare {guest.name}"
+        return (*kept, _blocker(guest.name, exc.message, hint))
     copied = [disk for disk in seen.disks if disk["name"] in copies.disks]
     return (*kept, *preflight.check_move(replace(seen, disks=copied)))
 
@@ -71,8 +71,8 @@ def _stricter(one: Finding) -> Finding:
     return replace(one, severity=Severity.BLOCKER, text=text)
 
 
-def _blocker(where: str, text: str, mend: str) -> Finding:
+def _blocker(where: str, text: str, hint: str) -> Finding:
     return Finding(
-        code="no-checkpoints", severity=Severity.BLOCKER, where=where, mend=mend,
+        code="no-checkpoints", severity=Severity.BLOCKER, where=where, hint=hint,
         text=f"cannot be moved by epochs: {text}",
     )  # fmt: skip

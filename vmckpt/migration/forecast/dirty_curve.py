@@ -64,7 +64,7 @@ class DirtyCurve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class PassCourse:
     """How pre-copy would go on from the beginning of a pass."""
 
     converges: bool
@@ -79,13 +79,15 @@ class Course:
 
 def course(
     curve: DirtyCurve, size: float, bandwidth: BytesPerSecond | float, max_downtime: Seconds
-) -> Course:
+) -> PassCourse:
     """What follows a pass of `size` bytes, if the link carries `bandwidth` bytes per second.
 
     Passes go on until what is left can be sent within `max_downtime`, as QEMU decides it.
     """
     if bandwidth <= 0:
-        return Course(converges=False, passes=0, resent=0.0, last=size, lasts=Seconds(float("inf")))
+        return PassCourse(
+            converges=False, passes=0, resent=0.0, last=size, lasts=Seconds(float("inf"))
+        )
     at_once = bandwidth * max_downtime
     here, resent, lasts, passes = size, 0.0, 0.0, 0
     while here > at_once and passes < _MOST_PASSES:
@@ -95,11 +97,11 @@ def course(
         following = curve.within(took)
         resent += following
         if following > at_once and following >= _SHRINKS * here and passes > 1:
-            return Course(
+            return PassCourse(
                 converges=False, passes=passes, resent=resent, last=following, lasts=Seconds(lasts)
             )
         here = following
-    return Course(
+    return PassCourse(
         converges=here <= at_once,
         passes=passes,
         resent=resent,

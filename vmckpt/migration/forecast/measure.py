@@ -114,13 +114,13 @@ async def measure(
             setup_words,
         ),
     )
-    longer = worth(facts, policy, probe)
+    longer = worthwhile_probe(facts, policy, probe)
     if longer is None:
         return facts
     return await _look_longer(facts, source, guest, remotes if memory.sampled else None, longer)
 
 
-def worth(facts: Facts, policy: Policy, probe: Seconds) -> Seconds | None:
+def worthwhile_probe(facts: Facts, policy: Policy, probe: Seconds) -> Seconds | None:
     """How long a second look should take, if it would tell more; None: it would not. Pure.
 
     It tells more if the guest may write much that it has not written yet while the first pass

@@ -49,7 +49,7 @@ class Outlook:
         }
 
 
-async def look(
+async def forecast_guest(
     hosts: tuple[Hypervisor, Hypervisor],
     guest: Guest,
     policy: Policy,

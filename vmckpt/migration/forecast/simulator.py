@@ -16,9 +16,18 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
-from vmckpt.migration.run.actions import Abort, Cache, Halt, Limit, SetDowntime, Slow, Switch, says
-from vmckpt.migration.run.decide import Done, Terms, Verdict, decide
-from vmckpt.migration.run.progress import Track, seen
+from vmckpt.migration.run.actions import (
+    Abort,
+    LimitBandwidth,
+    PauseGuest,
+    SetDowntime,
+    SetThrottle,
+    SetXbzrleCache,
+    SwitchToPostcopy,
+    says,
+)
+from vmckpt.migration.run.decide import AppliedActions, RunTerms, Verdict, decide
+from vmckpt.migration.run.progress import PassHistory, seen
 from vmckpt.model.migration import AutoConverge, JobPhase, JobSample, Mode
 from vmckpt.policy.model import RuleCondition
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
@@ -97,8 +106,8 @@ class Simulated:
 class Start:
     """A migration that is under way, to be played on from there."""
 
-    track: Track
-    done: Done
+    track: PassHistory
+    done: AppliedActions
     now: Seconds
     """The clock of the track."""
     left: float
@@ -151,10 +160,10 @@ class _Throttle:
 @dataclass(slots=True)
 class _Run:
     world: World
-    terms: Terms
+    terms: RunTerms
     now: float
-    track: Track
-    done: Done
+    track: PassHistory
+    done: AppliedActions
     sent: float = 0.0
     compressed: bool = False
     throttle: _Throttle = field(default_factory=_Throttle)
@@ -272,17 +281,17 @@ class _Run:
     def act(self, verdict: Verdict, one: _Pass) -> Simulated | None:
         """Do it; how the migration ended, if that ends it."""
         match verdict.action:
-            case SetDowntime() | Limit():
+            case SetDowntime() | LimitBandwidth():
                 return None
-            case Slow(how):
+            case SetThrottle(how):
                 self.throttle.how = how
                 return None
-            case Cache():
+            case SetXbzrleCache():
                 self.compressed = True
                 return None
-            case Switch():
+            case SwitchToPostcopy():
                 return self._post_copy(one)
-            case Halt():
+            case PauseGuest():
                 rest = self._joined(one.left, self._dirtied(self.now - one.began))
                 return self._switchover(rest, one.number)
             case Abort():
@@ -363,7 +372,7 @@ def planned(verdict: Verdict, at: Seconds) -> Planned:
     )
 
 
-def simulate(world: World, terms: Terms, start: Start | None = None) -> Simulated:
+def simulate(world: World, terms: RunTerms, start: Start | None = None) -> Simulated:
     """Play a migration through, from the order or from where one is."""
     if start is not None:
         run = _Run(world, terms, start.now, start.track, start.done, start.sent)
@@ -374,7 +383,10 @@ def simulate(world: World, terms: Terms, start: Start | None = None) -> Simulate
             ended = None if start.verdict is None else run.act(start.verdict, one)
             return ended if ended is not None else run.play(one)
     else:
-        track, done = Track(began=Seconds(0.0)), Done(max_downtime=terms.max_downtime)
+        track, done = (
+            PassHistory(began=Seconds(0.0)),
+            AppliedActions(max_downtime=terms.max_downtime),
+        )
         run = _Run(world, terms, world.setup, track, done)
     return run.standing() if terms.mode is Mode.STOP_AND_COPY else run.play(_first(run))
 
@@ -390,7 +402,7 @@ def _first(run: _Run) -> _Pass:
     return _Pass(1, world.in_use, run.now, left, min(leaves, left), extra=world.zero_scan)
 
 
-def _first_leaves(world: World, terms: Terms) -> float:
+def _first_leaves(world: World, terms: RunTerms) -> float:
     """Bytes in use that are left when the first pass is over."""
     at_once = min(world.memory, world.bandwidth * terms.max_downtime)
     end = in_last(world, at_once)

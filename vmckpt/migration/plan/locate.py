@@ -26,7 +26,7 @@ def one_guest(name: str, found: Sequence[GuestAt], *, to: str) -> dict[str, Gues
     if len(elsewhere) > 1:
         places = " and ".join(one.host for one in found)
         raise BadInput(
-            f"different guests are called {name}, on {places}", mend="use --from or the UUID"
+            f"different guests are called {name}, on {places}", hint="use --from or the UUID"
         )
     meant = elsewhere or {one.uuid for one in found}
     return {one.host: one.state for one in found if one.uuid in meant}
@@ -44,7 +44,7 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
         raise OutcomeUnknown(
             f"guest {name} runs on {' and '.join(running)}",
             host=running[0],
-            mend="find out which one is right and end the other with virsh destroy",
+            hint="find out which one is right and end the other with virsh destroy",
         )
     if running:
         return running[0]
@@ -52,7 +52,7 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
         raise OutcomeUnknown(
             f"guest {name} is paused on {' and '.join(active)}; a migration may be switching over",
             host=active[0],
-            mend="try again in a few seconds",
+            hint="try again in a few seconds",
         )
     # Shut off it may be defined on several hosts; the target's copy is not the one to move.
     others = [host for host in states if host != to]

@@ -18,7 +18,7 @@ from vmckpt.migration.plan import preflight, storage_copy, tls_checks
 from vmckpt.migration.plan.host_facts import Remotes, gather
 from vmckpt.migration.plan.preflight import Facts
 from vmckpt.migration.plan.tls_checks import TlsVerdict
-from vmckpt.migration.request import Wishes
+from vmckpt.migration.request import PolicyOverrides
 from vmckpt.migration.run.progress import UNKNOWN
 from vmckpt.model.disk import CopyPlan
 from vmckpt.model.finding import Finding, Severity
@@ -71,7 +71,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class ForecastOptions:
     """How to look ahead."""
 
     past: Callable[[], Awaitable[Sequence[PastMove]]]
@@ -87,7 +87,7 @@ class Ahead:
 
 
 async def _look_ahead(
-    ahead: Ahead,
+    ahead: ForecastOptions,
     hosts: tuple[Hypervisor, Hypervisor],
     guest: Guest,
     policy: Policy,
@@ -99,7 +99,7 @@ async def _look_ahead(
     probe = policy.probe if ahead.probe is None else ahead.probe
     if probe <= 0:
         return None
-    return await services.look(
+    return await services.forecast_guest(
         hosts,
         guest,
         policy,
@@ -120,9 +120,9 @@ async def make(
     *,
     policies: Sequence[Policy],
     forced: str | None,
-    wishes: Wishes,
+    overrides: PolicyOverrides,
     remotes: Remotes | None,
-    ahead: Ahead | None,
+    ahead: ForecastOptions | None,
 ) -> Plan:
     """Ask both hosts and decide. What could not be asked is a finding.
 
@@ -134,11 +134,11 @@ async def make(
         gather(source, target, name, remotes), _certificates(remotes)
     )
     if facts.guest is None:
-        return Plan(facts=facts, findings=preflight.check(facts))
+        return Plan(facts=facts, findings=preflight.check_move(facts))
     chosen = select.choose(policies, _subject(facts.guest, source), forced)
-    policy = request.bent(chosen.policy, wishes)
+    policy = request.apply_overrides(chosen.policy, overrides)
     if preflight.cannot_be(facts):
-        return Plan(facts=facts, findings=preflight.check(facts), chosen=chosen, policy=policy)
+        return Plan(facts=facts, findings=preflight.check_move(facts), chosen=chosen, policy=policy)
     by_epochs = policy.mode is Mode.CHECKPOINT
     tls = None if by_epochs else _tls(policy, source, target, tls_facts)
     copies = await _copies(policy, facts, source, target, remotes)
@@ -146,7 +146,7 @@ async def make(
     found = () if by_epochs else conflicts(policy, facts, copies)
     post_copy = _post_copy(policy, facts, found)
     findings = (
-        *preflight.check(facts),
+        *preflight.check_move(facts),
         *_as_findings(found, facts.guest.name if facts.guest is not None else name),
         *_why_no_post_copy(policy, facts),
         *(tls.findings if tls is not None else ()),
@@ -251,8 +251,8 @@ def _tls(
 
 
 def _plain(where: str, text: str, severity: Severity) -> Finding:
-    mend = "see libvirt's TLS guide (kbase/tlscerts), or --tls off"
-    return Finding(code="not-encrypted", severity=severity, where=where, text=text, mend=mend)
+    hint = "see libvirt's TLS guide (kbase/tlscerts), or --tls off"
+    return Finding(code="not-encrypted", severity=severity, where=where, text=text, hint=hint)
 
 
 async def _copies(
@@ -268,10 +268,10 @@ async def _copies(
     if remotes is None:
         raise BadInput(
             f"{guest.name}: disks are copied only between hosts with ssh logins",
-            mend="add ssh: {address: ...} for both to the inventory",
+            hint="add ssh: {address: ...} for both to the inventory",
         )
     try:
-        return await storage_copy.look(
+        return await storage_copy.plan_copies(
             *remotes,
             await storage.drives(source, guest.uuid),
             facts.same_file,
@@ -283,7 +283,7 @@ async def _copies(
             severity=Severity.BLOCKER,
             where=guest.name,
             text=f"its disks could not be looked at: {exc.message}",
-            mend="run vmckpt doctor",
+            hint="run vmckpt doctor",
         )
         return CopyPlan(findings=(found,), rest_shared=False)
 
@@ -333,7 +333,7 @@ def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
                 severity=Severity.WARNING,
                 where=facts.target,
                 text=f"{text}: {what}",
-                mend="add ssh: {address: ...} for both hosts to the inventory",
+                hint="add ssh: {address: ...} for both hosts to the inventory",
             ),
         )
     if facts.post_copy_error is None:
@@ -345,7 +345,7 @@ def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
             severity=Severity.BLOCKER if must else Severity.INFO,
             where=facts.target,
             text=f"no guest can arrive there by post-copy: {facts.post_copy_error}",
-            mend="run sysctl -w vm.unprivileged_userfaultfd=1 there",
+            hint="run sysctl -w vm.unprivileged_userfaultfd=1 there",
         ),
     )
 
@@ -357,7 +357,7 @@ def _as_findings(found: Sequence[Conflict], guest: str) -> tuple[Finding, ...]:
             severity=Severity.INFO if one.optional else Severity.BLOCKER,
             where=guest,
             text=one.text,
-            mend=one.mend,
+            hint=one.hint,
         )
         for one in found
     )

@@ -52,7 +52,7 @@ class Facts:
     """Why nothing is placed on the target; None: it may be."""
 
 
-def check(facts: Facts) -> tuple[Finding, ...]:
+def check_move(facts: Facts) -> tuple[Finding, ...]:
     """Every finding, blockers first; of a move that cannot be at all, no doubts beside it."""
     found = [*_hosts(facts)]
     if facts.guest is not None:
@@ -111,16 +111,16 @@ def _same(facts: Facts, disk: Disk) -> bool | None:
     return facts.same_file.get(disk.source or "") if disk.kind == "file" else None
 
 
-def _finding(code: str, severity: Severity, where: str, text: str, mend: str | None) -> Finding:
-    return Finding(code=code, severity=severity, where=where, text=text, mend=mend)
+def _finding(code: str, severity: Severity, where: str, text: str, hint: str | None) -> Finding:
+    return Finding(code=code, severity=severity, where=where, text=text, hint=hint)
 
 
-def _blocker(code: str, where: str, text: str, mend: str) -> Finding:
-    return _finding(code, Severity.BLOCKER, where, text, mend)
+def _blocker(code: str, where: str, text: str, hint: str) -> Finding:
+    return _finding(code, Severity.BLOCKER, where, text, hint)
 
 
-def _warning(code: str, where: str, text: str, mend: str | None = None) -> Finding:
-    return _finding(code, Severity.WARNING, where, text, mend)
+def _warning(code: str, where: str, text: str, hint: str | None = None) -> Finding:
+    return _finding(code, Severity.WARNING, where, text, hint)
 
 
 def _hosts(facts: Facts) -> Iterator[Finding]:
@@ -308,14 +308,14 @@ def _networks(facts: Facts, guest: Guest) -> Iterator[Finding]:
 
 
 def _uuid_taken(facts: Facts, guest: Guest, other: GuestOnHost) -> Finding:
-    mend = f"find out which one is right; then virsh undefine {other.name} there"
+    hint = f"find out which one is right; then virsh undefine {other.name} there"
     if other.state is GuestState.PAUSED:  # as libvirt shows a standby
-        mend = f"vmckpt status {guest.name} tells whether that is its standby; if not, {mend}"
+        hint = f"vmckpt status {guest.name} tells whether that is its standby; if not, {hint}"
     return _blocker(
         "uuid-taken",
         facts.target,
         f"guest {other.name!r} has the same UUID {guest.uuid} and is {other.state}",
-        mend,
+        hint,
     )
 
 

@@ -102,7 +102,7 @@ async def finish(
         # Guests that are off are held by no lock; those that run are not found by theirs alone.
         all_ = await storage.of_all(here)
         has = [Has(user.guest, path, user.format) for path, user in all_.items()]
-        users = await images.users(remotes[0], has)
+        users = await images.image_users(remotes[0], has)
         for path, mark in old.items():
             check()
             if reason := _why_it_stays(mark, users):

@@ -18,7 +18,17 @@ from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.records import StoredStep
 from vmckpt.migration.plan.host_facts import Remotes
-from vmckpt.model.disk import NVRAM, CopyPlan, DiskCopy, Drive, Image, Made, Place, Room, Wish
+from vmckpt.model.disk import (
+    NVRAM,
+    CopyOptions,
+    CopyPlan,
+    DiskCopy,
+    Drive,
+    Image,
+    Made,
+    Place,
+    Room,
+)
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.policy.model import CopyKind, LeftBehind, Storage
 from vmckpt.remote import images as remote_images
@@ -30,7 +40,9 @@ FORMATS = ("raw", "qcow2")
 _GROWTH = 1.1
 
 
-def wanted(drives: Sequence[Drive], same_file: Mapping[str, bool], wish: Wish) -> tuple[Drive, ...]:
+def wanted(
+    drives: Sequence[Drive], same_file: Mapping[str, bool], wish: CopyOptions
+) -> tuple[Drive, ...]:
     """The drives to copy: those named, else all that were seen not to be shared."""
     written = [drive for drive in drives if drive.path is not None and not drive.read_only]
     apart = tuple(drive for drive in written if same_file.get(drive.path or "") is False)
@@ -40,7 +52,7 @@ def wanted(drives: Sequence[Drive], same_file: Mapping[str, bool], wish: Wish) -
     return (*named, *(drive for drive in apart if drive.device == NVRAM))
 
 
-def path_on_target(drive: Drive, wish: Wish) -> str:
+def path_on_target(drive: Drive, wish: CopyOptions) -> str:
     """Where a drive's copy is to be; firmware's variables keep their place."""
     path = PurePosixPath(drive.path or "")
     if wish.folder is None or drive.device == NVRAM:
@@ -48,12 +60,12 @@ def path_on_target(drive: Drive, wish: Wish) -> str:
     return str(PurePosixPath(wish.folder) / path.name)
 
 
-async def wish_of(wishes: Storage, target: Hypervisor) -> Wish:
+async def wish_of(overrides: Storage, target: Hypervisor) -> CopyOptions:
     """What a policy that copies wants. Raises BadInput, HypervisorError: no such pool there."""
-    return Wish(
-        full=wishes.copy is CopyKind.FULL, disks=wishes.disks,
-        folder=await storage.folder_of(target, wishes.pool) if wishes.pool else None,
-        remove=wishes.left_behind is LeftBehind.REMOVE,
+    return CopyOptions(
+        full=overrides.copy is CopyKind.FULL, disks=overrides.disks,
+        folder=await storage.folder_of(target, overrides.pool) if overrides.pool else None,
+        remove=overrides.left_behind is LeftBehind.REMOVE,
     )  # fmt: skip
 
 
@@ -63,7 +75,7 @@ def plan(
     target: str,
     drives: Sequence[Drive],
     same_file: Mapping[str, bool],
-    wish: Wish,
+    wish: CopyOptions,
     images: Mapping[str, Image | str],
     places: Mapping[str, Place],
 ) -> CopyPlan:
@@ -72,7 +84,7 @@ def plan(
     `images` by path on the source (text: why it could not be read), `places` by path on the target.
     """
     chosen = wanted(drives, same_file, wish)
-    findings = [*_wishes(source, drives, same_file, wish)]
+    findings = [*_overrides(source, drives, same_file, wish)]
     copies = []
     for drive in chosen:
         found = [*_drive(source, drive, images.get(drive.path or ""))]
@@ -102,16 +114,16 @@ def _shared(drive: Drive, same_file: Mapping[str, bool]) -> bool:
     return drive.read_only or empty or same or drive.kind == "network"
 
 
-def _blocker(code: str, where: str, text: str, mend: str) -> Finding:
-    return Finding(code=code, severity=Severity.BLOCKER, where=where, text=text, mend=mend)
+def _blocker(code: str, where: str, text: str, hint: str) -> Finding:
+    return Finding(code=code, severity=Severity.BLOCKER, where=where, text=text, hint=hint)
 
 
 def _named(drive: Drive) -> str:
     return f"disk {drive.name} ({drive.path})"
 
 
-def _wishes(
-    source: str, drives: Sequence[Drive], same_file: Mapping[str, bool], wish: Wish
+def _overrides(
+    source: str, drives: Sequence[Drive], same_file: Mapping[str, bool], wish: CopyOptions
 ) -> Iterator[Finding]:
     known = {drive.name: drive for drive in drives}
     for name in wish.disks:
@@ -180,13 +192,13 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
         )  # fmt: skip
 
 
-def _image(source: str, drive: Drive, image: Image, wish: Wish) -> Iterator[Finding]:
+def _image(source: str, drive: Drive, image: Image, wish: CopyOptions) -> Iterator[Finding]:
     """What to know of a drive that is copied."""
     after = "goes once the guest has arrived" if wish.remove else "stays and is used by nobody then"
     yield Finding(
         code="disk-copied", severity=Severity.INFO, where=source,
         text=f"{_named(drive)} is copied; the image there {after}",
-        mend=None if wish.remove else f"remove {drive.path} once all is well",
+        hint=None if wish.remove else f"remove {drive.path} once all is well",
     )  # fmt: skip
     if image.snapshots and wish.remove:
         yield _blocker(
@@ -198,11 +210,11 @@ def _image(source: str, drive: Drive, image: Image, wish: Wish) -> Iterator[Find
         yield Finding(
             code="disk-snapshots", severity=Severity.WARNING, where=source,
             text=f"{_named(drive)} keeps {image.snapshots} snapshots inside; they are not copied",
-            mend="keep the image on the source",
+            hint="keep the image on the source",
         )  # fmt: skip
 
 
-def _copy(drive: Drive, image: Image, wish: Wish) -> DiskCopy:
+def _copy(drive: Drive, image: Image, wish: CopyOptions) -> DiskCopy:
     # qcow2's own tables: eight bytes a cluster, and about as much again for its counters.
     tables = image.size // 2048 + MIB if drive.format == "qcow2" else 0
     needed = image.size + tables if wish.full else min(image.size, image.allocated) * _GROWTH
@@ -277,16 +289,16 @@ def _room(target: str, rooms: Sequence[Room]) -> Iterator[Finding]:
                 code="disk-overcommitted", severity=Severity.WARNING, where=target,
                 text=f"the copies in {room.folder} can grow to {show_bytes(room.grown)},"
                 f" {show_bytes(room.free)} free",
-                mend="watch the room there",
+                hint="watch the room there",
             )  # fmt: skip
 
 
-async def look(
+async def plan_copies(
     source: Remote,
     target: Remote,
     drives: Sequence[Drive],
     same_file: Mapping[str, bool],
-    wish: Wish,
+    wish: CopyOptions,
 ) -> CopyPlan:
     """Ask both hosts and plan. Raises RemoteError if one cannot be asked at all."""
     chosen = [drive for drive in wanted(drives, same_file, wish) if drive.kind == "file"]

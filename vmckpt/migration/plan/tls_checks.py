@@ -83,13 +83,13 @@ def tls_findings(
 
 
 def _finding(
-    code: str, severity: Severity, where: str, text: str, mend: str | None = None
+    code: str, severity: Severity, where: str, text: str, hint: str | None = None
 ) -> Finding:
-    return Finding(code=code, severity=severity, where=where, text=text, mend=mend)
+    return Finding(code=code, severity=severity, where=where, text=text, hint=hint)
 
 
-def _blocker(code: str, where: str, text: str, mend: str) -> Finding:
-    return _finding(code, Severity.BLOCKER, where, text, mend)
+def _blocker(code: str, where: str, text: str, hint: str) -> Finding:
+    return _finding(code, Severity.BLOCKER, where, text, hint)
 
 
 def _missing(

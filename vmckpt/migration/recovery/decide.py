@@ -12,7 +12,7 @@ from vmckpt.model.guest import Presence
 from vmckpt.model.migration import Outcome
 
 
-class Seen(StrEnum):
+class HostView(StrEnum):
     """What a host says of the guest, in a word."""
 
     SILENT = "does not answer"
@@ -24,7 +24,7 @@ class Seen(StrEnum):
     IN_TWO = "post-copy"
 
 
-class Act(StrEnum):
+class RecoveryAction(StrEnum):
     """What there is to do, in this order."""
 
     ADOPT = "watch it to its end under its policy"
@@ -41,13 +41,13 @@ STAYS = (Outcome.CANCELLED, Outcome.TIMED_OUT, Outcome.NOT_CONVERGED, Outcome.FA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RecoveryDecision:
     """What is true and what to do."""
 
     truth: str
     outcome: Outcome | None
     """How it has ended; None: it has not, or it is not known."""
-    acts: tuple[Act, ...] = ()
+    acts: tuple[RecoveryAction, ...] = ()
     settle: str = ""
     """What would settle it; said when nothing may be done."""
     if_it_stays: bool = False
@@ -58,80 +58,92 @@ class Verdict:
         return self.outcome is not None or bool(self.acts)
 
 
-def seen(presence: Presence) -> Seen:
+def host_view(presence: Presence) -> HostView:
     """One host's answer in a word."""
     if not presence.reachable:
-        return Seen.SILENT
+        return HostView.SILENT
     if presence.state is None or not presence.state.is_active:
-        return Seen.NONE
+        return HostView.NONE
     if presence.post_copy:
-        return Seen.IN_TWO
+        return HostView.IN_TWO
     if presence.migrating:
-        return Seen.MOVING
+        return HostView.MOVING
     if presence.held:
-        return Seen.HELD
-    return Seen.RUNS if presence.runs else Seen.PAUSED
+        return HostView.HELD
+    return HostView.RUNS if presence.runs else HostView.PAUSED
 
 
-NEVER = Verdict(truth="it had not begun to move", outcome=Outcome.FAILED, acts=(Act.UNDO,))
-_STAYED = Verdict(truth="it never left the source", outcome=Outcome.FAILED, acts=(Act.UNDO,))
-_NEVER_SENT = Verdict(
+NEVER = RecoveryDecision(
+    truth="it had not begun to move", outcome=Outcome.FAILED, acts=(RecoveryAction.UNDO,)
+)
+_STAYED = RecoveryDecision(
+    truth="it never left the source", outcome=Outcome.FAILED, acts=(RecoveryAction.UNDO,)
+)
+_NEVER_SENT = RecoveryDecision(
     truth="it runs on the source, and the target, which does not answer, never had all of it",
     outcome=Outcome.FAILED,
-    acts=(Act.UNDO,),
+    acts=(RecoveryAction.UNDO,),
     if_it_stays=True,
 )
-_TWO = Verdict(
+_TWO = RecoveryDecision(
     truth="both hosts have a copy that may run",
     outcome=None,
     settle="find out which one is right, and end the other with virsh destroy",
 )
-_ARRIVED = Verdict(truth="it runs on the target", outcome=Outcome.COMPLETED, acts=(Act.FINISH,))
-_HANDED_OVER = Verdict(
+_ARRIVED = RecoveryDecision(
+    truth="it runs on the target", outcome=Outcome.COMPLETED, acts=(RecoveryAction.FINISH,)
+)
+_HANDED_OVER = RecoveryDecision(
     truth="it runs on the target, and the source keeps a copy that stands still",
     outcome=Outcome.COMPLETED,
-    acts=(Act.END_SOURCE, Act.FINISH),
+    acts=(RecoveryAction.END_SOURCE, RecoveryAction.FINISH),
 )
-_STRANDED = Verdict(
+_STRANDED = RecoveryDecision(
     truth="it stands still on the source, and no copy runs",
     outcome=Outcome.FAILED,
-    acts=(Act.START_SOURCE, Act.UNDO),
+    acts=(RecoveryAction.START_SOURCE, RecoveryAction.UNDO),
 )
-OLDER = Verdict(
+OLDER = RecoveryDecision(
     truth="the target died after it had all of the guest: what stands still on the source may be"
     " older than its disks, and must not go on",
     outcome=Outcome.LOST,
     if_it_stays=True,
 )
-_BOTH_STAND = Verdict(
+_BOTH_STAND = RecoveryDecision(
     truth="it stands still on the source, beside a copy that never ran",
     outcome=Outcome.FAILED,
-    acts=(Act.END_TARGET, Act.START_SOURCE, Act.UNDO),
+    acts=(RecoveryAction.END_TARGET, RecoveryAction.START_SOURCE, RecoveryAction.UNDO),
 )
-_LEFTOVER = Verdict(
+_LEFTOVER = RecoveryDecision(
     truth="it runs on the source, beside a copy that never ran",
     outcome=Outcome.FAILED,
-    acts=(Act.END_TARGET, Act.UNDO),
+    acts=(RecoveryAction.END_TARGET, RecoveryAction.UNDO),
 )
-_ENDED = Verdict(truth="it runs nowhere: it has ended meanwhile", outcome=Outcome.SHUT_OFF)
-_LOST = Verdict(truth="the target has lost it in the middle of a post-copy", outcome=Outcome.LOST)
-_LOST_BEHIND = Verdict(
+_ENDED = RecoveryDecision(truth="it runs nowhere: it has ended meanwhile", outcome=Outcome.SHUT_OFF)
+_LOST = RecoveryDecision(
+    truth="the target has lost it in the middle of a post-copy", outcome=Outcome.LOST
+)
+_LOST_BEHIND = RecoveryDecision(
     truth="the source has ended in the middle of a post-copy, with memory that the target needs",
     outcome=Outcome.LOST,
     if_it_stays=True,
 )
-_MOVES = Verdict(truth="the migration goes on in libvirt", outcome=None, acts=(Act.ADOPT,))
-_IN_TWO = Verdict(truth="it is in two parts, in post-copy", outcome=None, acts=(Act.RESUME,))
+_MOVES = RecoveryDecision(
+    truth="the migration goes on in libvirt", outcome=None, acts=(RecoveryAction.ADOPT,)
+)
+_IN_TWO = RecoveryDecision(
+    truth="it is in two parts, in post-copy", outcome=None, acts=(RecoveryAction.RESUME,)
+)
 
 
-def after(outcome: Outcome) -> tuple[Act, ...]:
+def after(outcome: Outcome) -> tuple[RecoveryAction, ...]:
     """What is left to do once a migration that went on has ended so."""
     if outcome is Outcome.COMPLETED:
-        return (Act.FINISH,)
-    return (Act.UNDO,) if outcome in STAYS else ()
+        return (RecoveryAction.FINISH,)
+    return (RecoveryAction.UNDO,) if outcome in STAYS else ()
 
 
-def judge(
+def decide(
     source: Presence,
     target: Presence,
     *,
@@ -140,7 +152,7 @@ def judge(
     elsewhere: Sequence[str] = (),
     may_have_run: bool = False,
     sent_all: bool = True,
-) -> Verdict:
+) -> RecoveryDecision:
     """What is true and what to do.
 
     `ordered`: the journal has the intent to give libvirt the order. `paused_by_us`: the journal has
@@ -149,11 +161,11 @@ def judge(
     guest, and nothing proves that it did not run it before its process went away. `sent_all`: of a
     guest that runs on the source, QEMU there does not deny that it has sent all of it.
     """
-    here, there = seen(source), seen(target)
-    if here is Seen.PAUSED and paused_by_us:
-        here = Seen.HELD
-    if Seen.SILENT in (here, there):
-        if here is Seen.RUNS and not (ordered and sent_all):
+    here, there = host_view(source), host_view(target)
+    if here is HostView.PAUSED and paused_by_us:
+        here = HostView.HELD
+    if HostView.SILENT in (here, there):
+        if here is HostView.RUNS and not (ordered and sent_all):
             return _NEVER_SENT if ordered else NEVER
         return _one_silent(here, there)
     if not ordered:
@@ -161,36 +173,36 @@ def judge(
         return NEVER
     if elsewhere:
         return _moved_on(here, there, elsewhere)
-    if here is Seen.MOVING:
+    if here is HostView.MOVING:
         return _MOVES
-    if here is Seen.IN_TWO:
-        return _LOST if there is Seen.NONE else _IN_TWO
-    if may_have_run and (here, there) == (Seen.HELD, Seen.NONE):
+    if here is HostView.IN_TWO:
+        return _LOST if there is HostView.NONE else _IN_TWO
+    if may_have_run and (here, there) == (HostView.HELD, HostView.NONE):
         return OLDER
     return _TABLE.get((here, there), ODD)
 
 
-def _moved_on(here: Seen, there: Seen, elsewhere: Sequence[str]) -> Verdict:
+def _moved_on(here: HostView, there: HostView, elsewhere: Sequence[str]) -> RecoveryDecision:
     where = " and ".join(elsewhere)
-    if here is there is Seen.NONE:
-        return Verdict(truth=f"it is on {where} by now", outcome=Outcome.COMPLETED)
-    return Verdict(
+    if here is there is HostView.NONE:
+        return RecoveryDecision(truth=f"it is on {where} by now", outcome=Outcome.COMPLETED)
+    return RecoveryDecision(
         truth=f"{where} has a copy of it too",
         outcome=None,
         settle="find out which one is right, and end the others with virsh destroy",
     )
 
 
-def _one_silent(here: Seen, there: Seen) -> Verdict:
-    if here is Seen.SILENT:
-        both = there is Seen.SILENT
-        return Verdict(
+def _one_silent(here: HostView, there: HostView) -> RecoveryDecision:
+    if here is HostView.SILENT:
+        both = there is HostView.SILENT
+        return RecoveryDecision(
             truth="neither host answers" if both else "the source does not answer",
             outcome=None,
             settle="mend it or its network, then run vmckpt recover",
         )
-    stands = here is Seen.HELD
-    return Verdict(
+    stands = here is HostView.HELD
+    return RecoveryDecision(
         truth="it stands still on the source, and the target, which may run it, does not answer"
         if stands
         else "the target does not answer",
@@ -200,38 +212,38 @@ def _one_silent(here: Seen, there: Seen) -> Verdict:
     )
 
 
-ODD = Verdict(
+ODD = RecoveryDecision(
     truth="what the hosts say does not go together",
     outcome=None,
     settle="it may be on its way: run vmckpt recover again in a minute; if that says the same,"
     " look at both hosts with virsh before anything is ended",
 )
 _TABLE = {
-    (Seen.NONE, Seen.NONE): _ENDED,
-    (Seen.NONE, Seen.RUNS): _ARRIVED,
-    (Seen.NONE, Seen.PAUSED): Verdict(
+    (HostView.NONE, HostView.NONE): _ENDED,
+    (HostView.NONE, HostView.RUNS): _ARRIVED,
+    (HostView.NONE, HostView.PAUSED): RecoveryDecision(
         truth="it is on the target, and paused there",
         outcome=Outcome.COMPLETED,
-        acts=(Act.FINISH,),
+        acts=(RecoveryAction.FINISH,),
     ),
-    (Seen.NONE, Seen.IN_TWO): _LOST_BEHIND,
-    (Seen.RUNS, Seen.NONE): _STAYED,
-    (Seen.RUNS, Seen.HELD): _LEFTOVER,
-    (Seen.RUNS, Seen.RUNS): _TWO,
-    (Seen.RUNS, Seen.PAUSED): _TWO,
-    (Seen.RUNS, Seen.IN_TWO): _TWO,
-    (Seen.HELD, Seen.NONE): _STRANDED,
-    (Seen.HELD, Seen.RUNS): _HANDED_OVER,
-    (Seen.HELD, Seen.HELD): _BOTH_STAND,
-    (Seen.PAUSED, Seen.NONE): Verdict(
+    (HostView.NONE, HostView.IN_TWO): _LOST_BEHIND,
+    (HostView.RUNS, HostView.NONE): _STAYED,
+    (HostView.RUNS, HostView.HELD): _LEFTOVER,
+    (HostView.RUNS, HostView.RUNS): _TWO,
+    (HostView.RUNS, HostView.PAUSED): _TWO,
+    (HostView.RUNS, HostView.IN_TWO): _TWO,
+    (HostView.HELD, HostView.NONE): _STRANDED,
+    (HostView.HELD, HostView.RUNS): _HANDED_OVER,
+    (HostView.HELD, HostView.HELD): _BOTH_STAND,
+    (HostView.PAUSED, HostView.NONE): RecoveryDecision(
         truth="it never left the source, and is paused there",
         outcome=Outcome.FAILED,
-        acts=(Act.UNDO,),
+        acts=(RecoveryAction.UNDO,),
     ),
-    (Seen.PAUSED, Seen.HELD): Verdict(
+    (HostView.PAUSED, HostView.HELD): RecoveryDecision(
         truth="it is paused on the source, beside a copy that never ran",
         outcome=Outcome.FAILED,
-        acts=(Act.END_TARGET, Act.UNDO),
+        acts=(RecoveryAction.END_TARGET, RecoveryAction.UNDO),
     ),
-    (Seen.PAUSED, Seen.RUNS): _TWO,
+    (HostView.PAUSED, HostView.RUNS): _TWO,
 }

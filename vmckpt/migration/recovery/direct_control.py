@@ -7,12 +7,12 @@ from vmckpt.errors import BadInput
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
 from vmckpt.journal.jobs import Answer
-from vmckpt.journal.recorder import JournalDesk, Recorder
+from vmckpt.journal.recorder import JournalStepLog, Recorder
 from vmckpt.journal.records import Operation, RequestKind
 from vmckpt.migration import attempt
 from vmckpt.migration.recovery.steps import Step
 from vmckpt.migration.run.operator_requests import NO_WAY_BACK
-from vmckpt.model.migration import JobPhase, Mode, Mover
+from vmckpt.model.migration import JobPhase, MigrationDriver, Mode
 from vmckpt.units import BytesPerSecond, Seconds
 
 BY_AGENTS = (
@@ -40,42 +40,42 @@ async def act(
     source = inventory.host(operation.source or "")
     target = inventory.host(operation.target or "")
     async with Hypervisor(source) as here, Hypervisor(target) as there:
-        desk = JournalDesk(recorder)
-        mover = attempt.mover(
-            (here, there), None, operation.guest, operation.guest_uuid, desk.check
+        step_log = JournalStepLog(recorder)
+        migrations = attempt.migration_driver(
+            (here, there), None, operation.guest, operation.guest_uuid, step_log.check
         )
-        sample = await mover.sample()
+        sample = await migrations.sample()
         if sample is None:
             return Answer(ok=False, text=f"no migration of {operation.guest} runs on {source.name}")
         if sample.phase is JobPhase.POST_COPY and kind is not RequestKind.BANDWIDTH:
             return Answer(ok=False, text=NO_WAY_BACK)
         if (step := _PUT_BACK.get(kind)) is not None:
-            await desk.intend(step, {"what": str(kind)})
-        text = await _do(mover, kind, arguments)
+            await step_log.intend(step, {"what": str(kind)})
+        text = await _do(migrations, kind, arguments)
     return Answer(
         ok=True, text=f"{text}; its controller has ended, {source.name} was told directly"
     )
 
 
-async def _do(mover: Mover, kind: RequestKind, arguments: Mapping[str, Any]) -> str:
+async def _do(migrations: MigrationDriver, kind: RequestKind, arguments: Mapping[str, Any]) -> str:
     match kind:
         case RequestKind.BANDWIDTH:
             rate = arguments.get("bytes_per_second")
             limit = None if rate is None else BytesPerSecond(int(rate))
-            await mover.set_bandwidth(limit, post_copy=False)
-            await mover.set_bandwidth(limit, post_copy=True)
+            await migrations.set_bandwidth(limit, post_copy=False)
+            await migrations.set_bandwidth(limit, post_copy=True)
             return "bandwidth set"
         case RequestKind.MAX_DOWNTIME:
-            await mover.set_max_downtime(Seconds(float(arguments["seconds"])))
+            await migrations.set_max_downtime(Seconds(float(arguments["seconds"])))
             return "downtime limit set"
         case RequestKind.POSTCOPY:
-            await mover.start_post_copy()
+            await migrations.start_post_copy()
             return "switched to post-copy"
         case RequestKind.PAUSE:
-            await mover.halt()
+            await migrations.pause_guest()
             return "the guest is paused"
         case RequestKind.CANCEL:
-            await mover.abort()
+            await migrations.abort()
             return "cancelled"
         case RequestKind.GO_ON:
             return "nothing done"

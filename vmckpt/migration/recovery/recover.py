@@ -15,19 +15,19 @@ from vmckpt.errors import BadInput, HypervisorError, PolicyError, RemoteError
 from vmckpt.hypervisor import domains, migration_leftovers
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
-from vmckpt.journal.recorder import JournalDesk, Recorder, Unattended
+from vmckpt.journal.recorder import JournalStepLog, OrphanedJob, Recorder
 from vmckpt.journal.records import Operation, StepState, StoredStep
 from vmckpt.migration import attempt, request
 from vmckpt.migration import report as reports
 from vmckpt.migration.plan import storage_cleanup, storage_copy
 from vmckpt.migration.plan.host_facts import Remotes, logins
 from vmckpt.migration.recovery import decide as recovery_decide
-from vmckpt.migration.recovery.decide import Act, Verdict
+from vmckpt.migration.recovery.decide import RecoveryAction, RecoveryDecision
 from vmckpt.migration.recovery.steps import Step
 from vmckpt.migration.report import MigrationReport
-from vmckpt.migration.request import Setting, Wishes
-from vmckpt.migration.run.actuator import Hands
-from vmckpt.migration.run.decide import Terms
+from vmckpt.migration.request import PolicyOverrides, Setting
+from vmckpt.migration.run.actuator import Actuator
+from vmckpt.migration.run.decide import RunTerms
 from vmckpt.migration.run.engine import Ending, Migration
 from vmckpt.migration.service import OPEN
 from vmckpt.model.events import Caller, Decided, Event
@@ -41,7 +41,7 @@ from vmckpt.remote import probe
 from vmckpt.units import Bytes, Seconds
 
 
-async def never_sent(
+async def source_never_completed(
     source: Hypervisor, uuid: str, remotes: Remotes | None, *, since: float
 ) -> bool:
     """Of a guest that runs on the source, and a migration that began at `since` (Unix time): what
@@ -56,17 +56,19 @@ async def never_sent(
         up = await probe.uptime(remotes[0])
     except RemoteError:
         return False
-    return up > time.time() - since and await migration_leftovers.never_sent(source, uuid)
+    return up > time.time() - since and await migration_leftovers.source_never_completed(
+        source, uuid
+    )
 
 
 # Hosts that were just restarted contradict each other for a moment.
 PATIENCE = Seconds(10.0)
 _AGAIN = Seconds(0.5)
-WAITS = (Act.ADOPT, Act.RESUME)
+WAITS = (RecoveryAction.ADOPT, RecoveryAction.RESUME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class OpenSteps:
     """What the journal has of a migration that nobody attends."""
 
     operation: Operation
@@ -88,16 +90,16 @@ class Left:
         except (KeyError, TypeError, ValueError) as exc:
             raise BadInput(
                 f"{self.operation.id}: its order in the journal makes no sense ({exc})",
-                mend="look at both hosts with virsh",
+                hint="look at both hosts with virsh",
             ) from exc
 
     def open(self, step: Step) -> StoredStep | None:
         return next((one for one in reversed(self.steps) if one.name == step), None)
 
 
-def left(operation: Operation, steps: Sequence[StoredStep]) -> Left:
+def open_steps(operation: Operation, steps: Sequence[StoredStep]) -> OpenSteps:
     """What is open of an operation."""
-    return Left(
+    return OpenSteps(
         operation=operation, steps=tuple(one for one in steps if one.state is StepState.INTENDED)
     )
 
@@ -105,7 +107,7 @@ def left(operation: Operation, steps: Sequence[StoredStep]) -> Left:
 class Recovery:
     """Recovers one migration. Use as an async context manager: it holds both hosts."""
 
-    def __init__(self, setting: Setting, left_: Left) -> None:
+    def __init__(self, setting: Setting, left_: OpenSteps) -> None:
         self.left = left_
         self.here = Hypervisor(setting.source)
         self.there = Hypervisor(setting.target)
@@ -139,7 +141,9 @@ class Recovery:
         try:
             if move is not None and (text := move.intent.get("policy")):
                 policy = parse.parse(str(text), Path(operation.policy or "policy"))
-            return request.bent(policy, Wishes.from_json(operation.detail.get("wishes") or {}))
+            return request.apply_overrides(
+                policy, PolicyOverrides.from_json(operation.detail.get("wishes") or {})
+            )
         except (PolicyError, ValueError):
             return policy
 
@@ -202,7 +206,7 @@ class Recovery:
             job=self.left.operation.id,
         )
 
-    async def decide(self) -> Verdict:
+    async def decide(self) -> RecoveryDecision:
         """What is true and what to do.
 
         How it has ended is said only of what both hosts say twice; what looks so for a moment on
@@ -211,7 +215,7 @@ class Recovery:
         if not self.uuid or (not self.left.steps and self.left.order is None):
             return recovery_decide.NEVER  # nothing was done to any host yet
         began = since = _now()
-        last: Verdict | None = None
+        last: RecoveryDecision | None = None
         while True:
             verdict, silent = await self._look()
             if verdict != last:
@@ -226,13 +230,13 @@ class Recovery:
                 return recovery_decide.ODD
             await asyncio.sleep(_AGAIN)
 
-    async def _look(self) -> tuple[Verdict, bool]:
+    async def _look(self) -> tuple[RecoveryDecision, bool]:
         """One look at both hosts, and whether one of them was silent."""
         ordered = self.left.order is not None
         source, target = await self.presences()
         began = self.left.operation.began_at
         asks = source.runs and not (source.migrating or target.reachable)
-        verdict = recovery_decide.judge(
+        verdict = recovery_decide.decide(
             source,
             target,
             ordered=ordered,
@@ -240,11 +244,13 @@ class Recovery:
             elsewhere=await self._elsewhere() if ordered else (),
             may_have_run=await self._may_have_run(source, target),
             sent_all=not asks
-            or not await never_sent(self.here, self.uuid, self.remotes, since=began),
+            or not await source_never_completed(self.here, self.uuid, self.remotes, since=began),
         )
         return verdict, not (source.reachable and target.reachable)
 
-    async def carry_out(self, verdict: Verdict, recorder: Recorder, caller: Caller) -> Settled:
+    async def carry_out(
+        self, verdict: RecoveryDecision, recorder: Recorder, caller: Caller
+    ) -> Settled:
         """Do what the verdict says, as this operation's controller.
 
         Raises LeaseLost if another controller takes over meanwhile. After HypervisorError and
@@ -257,7 +263,7 @@ def _now() -> Seconds:
     return Seconds(asyncio.get_running_loop().time())
 
 
-def settled(verdict: Verdict) -> Settled:
+def settled(verdict: RecoveryDecision) -> Settled:
     """A verdict as it would be carried out."""
     return Settled(
         truth=verdict.truth,
@@ -272,7 +278,7 @@ class _Doing:
     """Carrying out one verdict."""
 
     def __init__(
-        self, recovery: Recovery, verdict: Verdict, recorder: Recorder, caller: Caller
+        self, recovery: Recovery, verdict: RecoveryDecision, recorder: Recorder, caller: Caller
     ) -> None:
         self._did: list[str] = []
         self._recovery = recovery
@@ -281,13 +287,13 @@ class _Doing:
         self._caller = caller
         self._warnings: list[str] = []
         self._left = recovery.left
-        self._desk = JournalDesk(recorder, {one.seq: one.name for one in self._left.steps})
-        self._mover = attempt.mover(
+        self._step_log = JournalStepLog(recorder, {one.seq: one.name for one in self._left.steps})
+        self._migrations = attempt.migration_driver(
             (recovery.here, recovery.there),
             recovery.remotes,
             self._left.operation.guest,
             recovery.uuid,
-            self._desk.check,
+            self._step_log.check,
         )
 
     async def run(self) -> Settled:
@@ -295,7 +301,7 @@ class _Doing:
         acts = verdict.acts
         if any(act in WAITS for act in acts):
             self._did += [str(act) for act in acts]
-            ending = self._recovery.ending = await self._go_on(Act.RESUME in acts)
+            ending = self._recovery.ending = await self._go_on(RecoveryAction.RESUME in acts)
             outcome, acts = ending.outcome, recovery_decide.after(ending.outcome)
             self._warnings += ending.warnings
         self._name_images(outcome)
@@ -323,7 +329,7 @@ class _Doing:
             host, paths = step.intent.get("host"), step.intent.get("paths", [])
             self._warnings += [f"{path} on {host} was made for it, and is kept" for path in paths]
 
-    def _tell(self, act: Act, truth: str) -> None:
+    def _tell(self, act: RecoveryAction, truth: str) -> None:
         now = Seconds(asyncio.get_running_loop().time())
         decision = Decision(at=now, action=str(act), reason=truth, rule="recover")
         self._emit(Decided(decision=decision))
@@ -336,16 +342,16 @@ class _Doing:
         order = self._left.order
         assert order is not None
         engine = Migration(
-            self._mover,
+            self._migrations,
             await self._terms(in_two_parts=in_two_parts),
             self._emit,
             self._caller.stop,
-            desk=self._desk,
+            step_log=self._step_log,
             observe=bool(self._left.operation.detail.get("observe")),
         )
         return await (engine.resume(order) if in_two_parts else engine.adopt(order))
 
-    async def _terms(self, *, in_two_parts: bool) -> Terms:
+    async def _terms(self, *, in_two_parts: bool) -> RunTerms:
         """What its first controller held it to; the time limit begins anew."""
         policy, mode = self._recovery.policy, self._recovery.mode
         if in_two_parts:
@@ -357,21 +363,21 @@ class _Doing:
         copied = Bytes(int((move.intent.get("copied") if move is not None else None) or 0))
         return request.terms(policy, mode, guest, copied)
 
-    async def _do(self, act: Act) -> None:
+    async def _do(self, act: RecoveryAction) -> None:
         here, there, uuid = self._recovery.here, self._recovery.there, self._recovery.uuid
-        self._desk.check()
+        self._step_log.check()
         match act:
-            case Act.END_TARGET:
+            case RecoveryAction.END_TARGET:
                 await migration_leftovers.end_arriving(there, uuid)
-            case Act.END_SOURCE:
+            case RecoveryAction.END_SOURCE:
                 await migration_leftovers.end_leaving(here, uuid)
-            case Act.START_SOURCE:
+            case RecoveryAction.START_SOURCE:
                 await migration_leftovers.start_leaving(here, uuid)
-            case Act.UNDO:
+            case RecoveryAction.UNDO:
                 await self._undo()
-            case Act.FINISH:
+            case RecoveryAction.FINISH:
                 await self._finish()
-            case Act.ADOPT | Act.RESUME:
+            case RecoveryAction.ADOPT | RecoveryAction.RESUME:
                 raise AssertionError("the engine does these")
 
     async def _undo(self) -> None:
@@ -380,11 +386,11 @@ class _Doing:
         limits = self._left.open(Step.LIMITS)
         if limits is not None and source.state is not None and source.state.is_active:
             usual = Seconds(float(limits.intent["max_downtime_ms"]) / 1000)
-            await self._mover.set_max_downtime(usual)
+            await self._migrations.set_max_downtime(usual)
             if limits.intent.get("throttle") or self._left.open(Step.THROTTLE):
-                await self._mover.throttle(None)
+                await self._migrations.throttle(None)
             if self._left.open(Step.BANDWIDTH):
-                await self._mover.set_bandwidth(None, post_copy=False)
+                await self._migrations.set_bandwidth(None, post_copy=False)
         self._warnings += await storage_copy.unmade(
             self._recovery.remotes, self._left.open(Step.IMAGES)
         )
@@ -393,7 +399,7 @@ class _Doing:
             return
         try:
             if not target.reachable or target.state is not None:
-                await self._mover.forget_target()
+                await self._migrations.undefine_on_target()
         except HypervisorError as exc:
             self._warnings.append(f"it may still be defined on the target: {exc}")
 
@@ -401,7 +407,7 @@ class _Doing:
         """The guest has arrived: what libvirt leaves to us is done."""
         order = self._left.order
         if order is not None:
-            await Hands(self._mover).arrived(order, self._warnings.append)
+            await Actuator(self._migrations).arrived(order, self._warnings.append)
         if step := self._left.open(Step.IMAGES):
             source, remotes = self._recovery.here.host.name, self._recovery.remotes
             self._warnings += await storage_cleanup.after_crash(step.intent, source, remotes)
@@ -415,10 +421,10 @@ def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Po
     return Setting(source=source, target=target, policies=policies, outside=None, others=others)
 
 
-async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """See recovery.Room."""
     setting = setting_of(case.operation, case.inventory, policies)
-    async with Recovery(setting, left(case.operation, case.steps)) as recovery:
+    async with Recovery(setting, open_steps(case.operation, case.steps)) as recovery:
         verdict = await recovery.decide()
         told = settled(verdict)
         if case.recorder is None or not verdict.known or (told.goes_on and not case.adopt):

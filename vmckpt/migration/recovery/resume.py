@@ -2,15 +2,15 @@
 
 from vmckpt.errors import BadInput
 from vmckpt.journal.recorder import Recorder
-from vmckpt.migration.recovery.decide import Act
-from vmckpt.migration.recovery.recover import Left, Recovery
+from vmckpt.migration.recovery.decide import RecoveryAction
+from vmckpt.migration.recovery.recover import OpenSteps, Recovery
 from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import Setting
 from vmckpt.model.events import Caller
 
 
 async def resume(
-    setting: Setting, left: Left, recorder: Recorder, caller: Caller
+    setting: Setting, left: OpenSteps, recorder: Recorder, caller: Caller
 ) -> MigrationReport:
     """Resume, as the job's controller from now on.
 
@@ -19,10 +19,10 @@ async def resume(
     """
     async with Recovery(setting, left) as recovery:
         verdict = await recovery.decide()
-        if Act.RESUME not in verdict.acts:
+        if RecoveryAction.RESUME not in verdict.acts:
             raise BadInput(
                 f"there is no post-copy of {left.operation.guest} to resume: {verdict.truth}",
-                mend=verdict.settle or "run vmckpt recover",
+                hint=verdict.settle or "run vmckpt recover",
             )
         await recovery.carry_out(verdict, recorder, caller)
         assert recovery.ending is not None

@@ -23,33 +23,33 @@ class SetDowntime:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SetThrottle:
     """Let QEMU slow the guest down."""
 
     how: AutoConverge
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class SetXbzrleCache:
     """Send differences from now on, with a cache of that size."""
 
     size: Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class LimitBandwidth:
     """Send at most so much in a second, before or after the switch. Only the operator asks."""
 
     bandwidth: BytesPerSecond | None
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class SwitchToPostcopy:
     """Run the guest on the target now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
+class PauseGuest:
     """Stop the guest's CPUs until it runs on the target."""
 
 
@@ -60,7 +60,15 @@ class Abort:
     why: Stop
 
 
-Action = SetDowntime | Slow | Cache | Limit | Switch | Halt | Abort
+Action = (
+    SetDowntime
+    | SetThrottle
+    | SetXbzrleCache
+    | LimitBandwidth
+    | SwitchToPostcopy
+    | PauseGuest
+    | Abort
+)
 
 
 def says(action: Action) -> str:
@@ -68,15 +76,15 @@ def says(action: Action) -> str:
     match action:
         case SetDowntime(limit):
             return f"allow {show_seconds(limit)} of downtime"
-        case Slow(how):
+        case SetThrottle(how):
             return f"slow the guest down by {how.initial} % to {how.at_most} %"
-        case Cache(size):
+        case SetXbzrleCache(size):
             return f"compress with a cache of {show_bytes(size)}"
-        case Limit(rate):
+        case LimitBandwidth(rate):
             return "lift the limit" if rate is None else f"limit to {show_rate(rate)}"
-        case Switch():
+        case SwitchToPostcopy():
             return "switch to post-copy"
-        case Halt():
+        case PauseGuest():
             return "pause the guest"
         case Abort():
             return "abort"

@@ -6,22 +6,22 @@ from vmckpt.errors import HypervisorError
 from vmckpt.migration.run.actions import (
     Abort,
     Action,
-    Cache,
-    Halt,
-    Limit,
+    LimitBandwidth,
+    PauseGuest,
     SetDowntime,
-    Slow,
-    Switch,
+    SetThrottle,
+    SetXbzrleCache,
+    SwitchToPostcopy,
 )
-from vmckpt.model.migration import AutoConverge, MoveOrder, Mover
+from vmckpt.model.migration import AutoConverge, MigrationDriver, MoveOrder
 from vmckpt.units import Seconds
 
 
-class Hands:
+class Actuator:
     """Acts on the one guest of a migration."""
 
-    def __init__(self, mover: Mover) -> None:
-        self._mover = mover
+    def __init__(self, migrations: MigrationDriver) -> None:
+        self._migrations = migrations
         self._usual: Seconds | None = None
         self._throttled = False
         self._limited = False
@@ -36,56 +36,58 @@ class Hands:
 
         Raises HypervisorError; what was set is set back then.
         """
-        self._usual = await self._mover.max_downtime()
+        self._usual = await self._migrations.max_downtime()
         try:
-            await self._mover.set_max_downtime(max_downtime)
+            await self._migrations.set_max_downtime(max_downtime)
             if throttle is not None:
                 self._throttled = True
-                await self._mover.throttle(throttle)
+                await self._migrations.throttle(throttle)
         except HypervisorError:
-            await self.put_back(warn)
+            await self.restore(warn)
             raise
 
-    async def act(self, action: Action) -> None:
+    async def apply(self, action: Action) -> None:
         """Raises HypervisorError or OutcomeUnknown."""
         match action:
             case SetDowntime(limit):
-                await self._mover.set_max_downtime(limit)
-            case Slow(how):
+                await self._migrations.set_max_downtime(limit)
+            case SetThrottle(how):
                 self._throttled = True
-                await self._mover.throttle(how)
-            case Cache(size):
-                await self._mover.set_cache(size)
-            case Limit(rate):
+                await self._migrations.throttle(how)
+            case SetXbzrleCache(size):
+                await self._migrations.set_cache(size)
+            case LimitBandwidth(rate):
                 self._limited = True
-                await self._mover.set_bandwidth(rate, post_copy=False)
-                await self._mover.set_bandwidth(rate, post_copy=True)
-            case Switch():
-                await self._mover.start_post_copy()
-            case Halt():
-                await self._mover.halt()
+                await self._migrations.set_bandwidth(rate, post_copy=False)
+                await self._migrations.set_bandwidth(rate, post_copy=True)
+            case SwitchToPostcopy():
+                await self._migrations.start_post_copy()
+            case PauseGuest():
+                await self._migrations.pause_guest()
             case Abort():
-                await self._mover.abort()
+                await self._migrations.abort()
 
-    async def put_back(self, warn: Callable[[str], None]) -> None:
+    async def restore(self, warn: Callable[[str], None]) -> None:
         """The guest stays: what we set on its QEMU is set back, or named."""
         if self._throttled:
-            await _tried(self._mover.throttle(None), warn, "the CPU throttle")
+            await _tried(self._migrations.throttle(None), warn, "the CPU throttle")
         if self._limited:
-            await _tried(self._mover.set_bandwidth(None, post_copy=False), warn, "the bandwidth")
+            await _tried(
+                self._migrations.set_bandwidth(None, post_copy=False), warn, "the bandwidth"
+            )
         if self._usual is not None:
-            await _tried(self._mover.set_max_downtime(self._usual), warn, "the downtime limit")
+            await _tried(self._migrations.set_max_downtime(self._usual), warn, "the downtime limit")
 
     async def arrived(self, order: MoveOrder, warn: Callable[[str], None]) -> None:
         """The guest runs on the target: do what libvirt leaves to us."""
         try:
             if order.autostart:
-                await self._mover.set_autostart()
+                await self._migrations.set_autostart()
         except HypervisorError as exc:
             warn(f"it does not start with its new host yet, run virsh autostart: {exc.message}")
         try:
             if order.persistent:
-                await self._mover.forget_source()
+                await self._migrations.undefine_on_source()
         except HypervisorError as exc:
             warn(f"its old definition is still on the source: {exc.message}")
 

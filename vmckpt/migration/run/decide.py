@@ -20,15 +20,15 @@ from vmckpt.migration.forecast.dirty_curve import course
 from vmckpt.migration.run.actions import (
     Abort,
     Action,
-    Cache,
-    Halt,
-    Limit,
+    LimitBandwidth,
+    PauseGuest,
     SetDowntime,
-    Slow,
+    SetThrottle,
+    SetXbzrleCache,
     Stop,
-    Switch,
+    SwitchToPostcopy,
 )
-from vmckpt.migration.run.progress import Track
+from vmckpt.migration.run.progress import PassHistory
 from vmckpt.model.migration import JobPhase, Mode
 from vmckpt.policy.model import (
     Compress,
@@ -55,7 +55,7 @@ Numbers = dict[str, float | int | str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RunTerms:
     """What this migration may do: the policy, and what this guest and these hosts allow."""
 
     policy: Policy
@@ -72,7 +72,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class AppliedActions:
     """What was done so far."""
 
     max_downtime: Seconds
@@ -107,8 +107,8 @@ def time_limit(policy: Policy, memory: Bytes) -> Seconds | None:
 
 
 def decide(
-    terms: Terms, track: Track, done: Done, *, now: Seconds, operator_stops: bool
-) -> tuple[Verdict | None, Done]:
+    terms: RunTerms, track: PassHistory, done: AppliedActions, *, now: Seconds, operator_stops: bool
+) -> tuple[Verdict | None, AppliedActions]:
     """What to do now (None: go on), and what is then done. `now` is the clock of the samples."""
     if done.switched or (track.last is not None and track.last.phase is JobPhase.POST_COPY):
         return None, done
@@ -120,7 +120,7 @@ def decide(
         return None, done
     if terms.mode is Mode.POSTCOPY and track.iteration > 1 and _could("mode", track, done, now):
         reason = "mode post-copy: the first pass is over"
-        return _verdict(Switch(), "mode", reason, numbers), replace(done, switched=True)
+        return _verdict(SwitchToPostcopy(), "mode", reason, numbers), replace(done, switched=True)
     for rule in terms.policy.rules:
         if not _may(rule, terms, track, done, now):
             continue
@@ -135,7 +135,7 @@ def decide(
 
 
 def _ends(
-    terms: Terms, track: Track, done: Done, now: Seconds, operator_stops: bool
+    terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds, operator_stops: bool
 ) -> tuple[Abort, str, str] | None:
     """Whether it is to be stopped, whatever the rules say: action, rule, reason."""
     if operator_stops:
@@ -157,7 +157,9 @@ def _verdict(action: Action, rule: str, reason: str, numbers: Numbers) -> Verdic
     return Verdict(action=action, rule=rule, reason=reason, numbers=numbers)
 
 
-def _may(rule: Rule, terms: Terms, track: Track, done: Done, now: Seconds) -> bool:
+def _may(
+    rule: Rule, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
+) -> bool:
     """Whether the rule can still do anything here."""
     switching = track.last is not None and track.last.phase is JobPhase.SWITCHOVER
     if _held(rule.name, done, now) or (switching and not isinstance(rule.do, GiveUp)):
@@ -173,23 +175,25 @@ def _may(rule: Rule, terms: Terms, track: Track, done: Done, now: Seconds) -> bo
             return rule.name not in done.fired
 
 
-def _could(rule: str, track: Track, done: Done, now: Seconds) -> bool:
+def _could(rule: str, track: PassHistory, done: AppliedActions, now: Seconds) -> bool:
     """Whether that rule may switch or pause: bytes must have moved up to the last reading."""
     lately = track.last is not None and track.moved_at == track.last.at
     return lately and track.silent_for(now) < _SILENT and not _held(rule, done, now)
 
 
-def _held(rule: str, done: Done, now: Seconds) -> bool:
+def _held(rule: str, done: AppliedActions, now: Seconds) -> bool:
     return any(name == rule and now - at < _REFUSED for name, at in done.refused)
 
 
-def refused(done: Done, rule: str, now: Seconds) -> Done:
+def refused(done: AppliedActions, rule: str, now: Seconds) -> AppliedActions:
     """What is done when what a rule asked for was refused."""
     others = tuple(one for one in done.refused if one[0] != rule)
     return replace(done, refused=(*others, (rule, now)))
 
 
-def _waits(rule: Rule, terms: Terms, track: Track, done: Done, now: Seconds) -> bool:
+def _waits(
+    rule: Rule, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
+) -> bool:
     """Whether a switch that a stall asks for had better wait for a pass that began with less."""
     if rule.when.stalled_for is None or not isinstance(rule.do, StartPostcopy | Pause):
         return False
@@ -198,29 +202,31 @@ def _waits(rule: Rule, terms: Terms, track: Track, done: Done, now: Seconds) -> 
     return now - since < stall.patience and not track.at_a_low(stall.margin)
 
 
-def _waiting(done: Done, rule: Rule, now: Seconds) -> Done:
+def _waiting(done: AppliedActions, rule: Rule, now: Seconds) -> AppliedActions:
     return done if done.waits == rule.name else replace(done, waits=rule.name, waits_since=now)
 
 
-def _act(do: Do, name: str, track: Track, done: Done) -> tuple[Action, Done]:
+def _act(
+    do: Do, name: str, track: PassHistory, done: AppliedActions
+) -> tuple[Action, AppliedActions]:
     fired = replace(done, fired=done.fired | {name}, waits=None)
     match do:
         case RaiseDowntime():
             limit = Seconds(min(do.to, round(done.max_downtime + do.by, 3)))
             return SetDowntime(limit), replace(fired, max_downtime=limit, raised_in=track.iteration)
         case Throttle():
-            return Slow(do.how), fired
+            return SetThrottle(do.how), fired
         case Compress():
-            return Cache(do.cache), fired
+            return SetXbzrleCache(do.cache), fired
         case StartPostcopy():
-            return Switch(), replace(fired, switched=True)
+            return SwitchToPostcopy(), replace(fired, switched=True)
         case Pause():
-            return Halt(), replace(fired, paused=True)
+            return PauseGuest(), replace(fired, paused=True)
         case GiveUp():
             return Abort(Stop.RULE), fired
 
 
-def excess(track: Track, done: Done) -> float | None:
+def excess(track: PassHistory, done: AppliedActions) -> float | None:
     """What ending by pre-copy would send more than a switch now, as a share of the first pass.
 
     None before the second pass; infinite if pre-copy does not end.
@@ -233,7 +239,9 @@ def excess(track: Track, done: Done) -> float | None:
     return ahead.resent / track.sent_in(0)
 
 
-def _holds(when: RuleCondition, terms: Terms, track: Track, done: Done, now: Seconds) -> str | None:
+def _holds(
+    when: RuleCondition, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
+) -> str | None:
     """Why the conditions hold, in words; None if one does not."""
     words: list[str] = []
     for holds in _conditions(when, terms, track, done, now):
@@ -244,7 +252,7 @@ def _holds(when: RuleCondition, terms: Terms, track: Track, done: Done, now: Sec
 
 
 def _conditions(
-    when: RuleCondition, terms: Terms, track: Track, done: Done, now: Seconds
+    when: RuleCondition, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> list[str | None]:
     """For each condition that is given: its words if it holds, else None."""
     found: list[str | None] = []
@@ -280,7 +288,7 @@ def _least(value: float | None, bound: float, words: str) -> str | None:
     return words if value is not None and value >= bound else None
 
 
-def _excess(bound: float, track: Track, done: Done) -> str | None:
+def _excess(bound: float, track: PassHistory, done: AppliedActions) -> str | None:
     more = excess(track, done)
     if more is None or more < bound:
         return None
@@ -289,7 +297,7 @@ def _excess(bound: float, track: Track, done: Done) -> str | None:
     return f"ending by pre-copy would send {more:.0%} of the first pass again"
 
 
-def _expected(when: RuleCondition, track: Track) -> str | None:
+def _expected(when: RuleCondition, track: PassHistory) -> str | None:
     expected = track.downtime
     if expected is None:
         return None
@@ -299,7 +307,7 @@ def _expected(when: RuleCondition, track: Track) -> str | None:
     return f"a downtime of {show_seconds(expected)} is expected"
 
 
-def _remaining(when: RuleCondition, track: Track) -> str | None:
+def _remaining(when: RuleCondition, track: PassHistory) -> str | None:
     if track.last is None or not track.last.iteration:
         return None
     left, above, below = track.last.remaining, when.remaining_above, when.remaining_below
@@ -308,7 +316,7 @@ def _remaining(when: RuleCondition, track: Track) -> str | None:
     return f"{show_bytes(left)} left"
 
 
-def _numbers(track: Track, done: Done, now: Seconds) -> Numbers:
+def _numbers(track: PassHistory, done: AppliedActions, now: Seconds) -> Numbers:
     """What the decision was made from, for the journal and for people."""
     last = track.last
     ratio, expected, more = track.shrink, track.downtime, excess(track, done)
@@ -325,14 +333,14 @@ def _numbers(track: Track, done: Done, now: Seconds) -> Numbers:
     }
 
 
-def after(done: Done, action: Action) -> Done:
+def after(done: AppliedActions, action: Action) -> AppliedActions:
     """What is done once the operator's action was taken."""
     match action:
         case SetDowntime(limit):
             return replace(done, max_downtime=limit)
-        case Switch():
+        case SwitchToPostcopy():
             return replace(done, switched=True)
-        case Halt():
+        case PauseGuest():
             return replace(done, paused=True)
-        case Slow() | Cache() | Limit() | Abort():
+        case SetThrottle() | SetXbzrleCache() | LimitBandwidth() | Abort():
             return done

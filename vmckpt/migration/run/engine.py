@@ -10,13 +10,21 @@ from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.recovery.steps import Step
 from vmckpt.migration.run import actions, decide, operator_requests, progress
 from vmckpt.migration.run import outcome as run_outcome
-from vmckpt.migration.run.actions import Abort, Action, Halt, Limit, Slow, Stop, Switch
-from vmckpt.migration.run.actuator import Hands
-from vmckpt.migration.run.decide import Done, Terms
-from vmckpt.migration.run.events import Teller
-from vmckpt.migration.run.operator_requests import Desk
+from vmckpt.migration.run.actions import (
+    Abort,
+    Action,
+    LimitBandwidth,
+    PauseGuest,
+    SetThrottle,
+    Stop,
+    SwitchToPostcopy,
+)
+from vmckpt.migration.run.actuator import Actuator
+from vmckpt.migration.run.decide import AppliedActions, RunTerms
+from vmckpt.migration.run.events import EventEmitter
+from vmckpt.migration.run.operator_requests import StepLog
 from vmckpt.migration.run.postcopy_recovery import Mending
-from vmckpt.migration.run.progress import INTERVAL, Sight
+from vmckpt.migration.run.progress import INTERVAL, ProgressTracker
 from vmckpt.model.events import Emit
 from vmckpt.model.guest import Presence
 from vmckpt.model.migration import (
@@ -25,8 +33,8 @@ from vmckpt.model.migration import (
     JobPhase,
     JobSample,
     JobTotals,
+    MigrationDriver,
     MoveOrder,
-    Mover,
     Outcome,
 )
 from vmckpt.units import Seconds
@@ -39,8 +47,8 @@ _WORKS = Seconds(120.0)
 class Aborting:
     """The aborts of one migration."""
 
-    def __init__(self, mover: Mover, warn: Callable[[str], None]) -> None:
-        self._mover = mover
+    def __init__(self, migrations: MigrationDriver, warn: Callable[[str], None]) -> None:
+        self._migrations = migrations
         self._warn = warn
         self._first: Seconds | None = None
         self._last = Seconds(0.0)
@@ -57,7 +65,7 @@ class Aborting:
         self._last = _now()
         self._first = self._first or _now()
         try:
-            await self._mover.abort()
+            await self._migrations.abort()
         except HypervisorError as exc:
             self._warn(f"the abort was not taken: {exc.message}")
 
@@ -71,9 +79,9 @@ CLIENT_DRIVEN = "client-driven"
 _SWITCH_AGAIN = Seconds(3.0)
 # What somebody else must put back on a guest that stays, should this controller die.
 _UNDONE: Mapping[type[Action], Step] = {
-    Slow: Step.THROTTLE,
-    Limit: Step.BANDWIDTH,
-    Halt: Step.PAUSE,
+    SetThrottle: Step.THROTTLE,
+    LimitBandwidth: Step.BANDWIDTH,
+    PauseGuest: Step.PAUSE,
 }
 
 
@@ -99,34 +107,36 @@ class Migration:
 
     def __init__(
         self,
-        mover: Mover,
-        terms: Terms,
+        migrations: MigrationDriver,
+        terms: RunTerms,
         emit: Emit,
         stop: asyncio.Event,
         *,
-        desk: Desk | None = None,
+        step_log: StepLog | None = None,
         curve: DirtyCurve = progress.UNKNOWN,
         observe: bool = False,
     ) -> None:
         """`curve` is what was measured before; with `observe` it decides and does not act."""
-        self._mover = mover
-        self._hands = Hands(mover)
+        self._migrations = migrations
+        self._hands = Actuator(migrations)
         self._terms = terms
-        self._tell = Teller(emit)
+        self._tell = EventEmitter(emit)
         self._stop = stop
-        self._desk = desk
+        self._step_log = step_log
         self._observe = observe
-        self._done = Done(max_downtime=terms.max_downtime)
+        self._done = AppliedActions(max_downtime=terms.max_downtime)
         self._shadow = self._done
         self._would_end = False
         self._told_no_way_back = False
-        self._sight = Sight(curve, terms.policy.stall)
+        self._sight = ProgressTracker(curve, terms.policy.stall)
         self._stopped: Stop | None = None
         self._switched: Seconds | None = None
         self.ordered = False
         """libvirt was given the order, or is about to be."""
-        self._aborting = Aborting(mover, self._tell.warn)
-        self._mending = Mending(mover, terms.policy.recover_for, self._tell.decide, self._tell.warn)
+        self._aborting = Aborting(migrations, self._tell.warn)
+        self._mending = Mending(
+            migrations, terms.policy.recover_for, self._tell.decide, self._tell.warn
+        )
 
     async def run(self, order: MoveOrder) -> Ending:
         """Migrate; returns however it ends, once that is known or `PATIENCE` is used up."""
@@ -138,11 +148,11 @@ class Migration:
         if isinstance(error, PeerLoginFailed) and self._stopped is None:
             order = dataclasses.replace(order, driver=Driver.CLIENT)
             self._tell.decide(CLIENT_DRIVEN, error.message, "login")
-            if self._desk is not None:
-                await self._desk.intend(Step.DRIVER, {"driver": order.driver})
+            if self._step_log is not None:
+                await self._step_log.intend(Step.DRIVER, {"driver": order.driver})
             error = await self._attend(order)
         if self._done.switched and error is not None:
-            error = await self._mend(order, error)
+            error = await self._recover(order, error)
         return await self._ending(order, error)
 
     async def _ending(self, order: MoveOrder, error: HypervisorError | None) -> Ending:
@@ -173,14 +183,14 @@ class Migration:
         self._done = dataclasses.replace(self._done, switched=True)
         self._tell.enter(JobPhase.POST_COPY_PAUSED)
         broken = HypervisorError("its controller is gone", host="")
-        return await self._ending(order, await self._mend(order, broken))
+        return await self._ending(order, await self._recover(order, broken))
 
     async def adopt(self, order: MoveOrder) -> Ending:
         """Go on with a migration that libvirt drives and whose controller is gone."""
         self._sight.join(_now())
         self._tell.decide("go on with it", "its controller is gone", "recover")
         while True:
-            source, _ = await self._mover.presence()
+            source, _ = await self._migrations.presence()
             settled = source.reachable and not source.migrating
             if source.post_copy or settled or self._aborting.in_vain:
                 break
@@ -193,7 +203,7 @@ class Migration:
 
     async def _attend(self, order: MoveOrder) -> HypervisorError | None:
         """Give the order and watch until libvirt's call ends; return the error it ended with."""
-        move = asyncio.create_task(self._mover.move(order), name="move")
+        move = asyncio.create_task(self._migrations.migrate(order), name="move")
         while not move.done():
             await self._turn(call_runs=True)
             if self._mending.broken and self._stop.is_set():
@@ -210,7 +220,7 @@ class Migration:
     async def _turn(self, *, call_runs: bool) -> None:
         """Take one sample and act on it."""
         try:
-            sample = await self._mover.sample()
+            sample = await self._migrations.sample()
         except HypervisorError as exc:
             self._tell.warn(f"no statistics: {exc.message}")
             sample = None
@@ -238,7 +248,7 @@ class Migration:
         if last is None or ordered is None or last.phase is not JobPhase.PRE_COPY:
             return
         if last.at - ordered > _SWITCH_AGAIN:
-            refusal = await self._do(Switch())
+            refusal = await self._do(SwitchToPostcopy())
             self._done = dataclasses.replace(self._done, switched=refusal is None)
 
     def _take(self, raw: JobSample) -> None:
@@ -299,7 +309,7 @@ class Migration:
             return None
         try:
             await self._intend(action)
-            await self._hands.act(action)
+            await self._hands.apply(action)
         except JournalError as exc:
             refusal = f"did not {actions.says(action)}: {exc.message}"
             self._tell.warn(refusal)
@@ -309,31 +319,31 @@ class Migration:
             # Not so a pause: who believes in one that never was lets the guest run on for ever.
             refusal = f"to {actions.says(action)} had no answer: {exc.message}"
             self._tell.warn(refusal)
-            if isinstance(action, Halt):
+            if isinstance(action, PauseGuest):
                 return refusal
         except HypervisorError as exc:
             refusal = f"could not {actions.says(action)}: {exc.message}"
             self._tell.warn(refusal)
-            if self._desk is not None and (step := _UNDONE.get(type(action))) is not None:
-                await self._desk.refused(step)
+            if self._step_log is not None and (step := _UNDONE.get(type(action))) is not None:
+                await self._step_log.refused(step)
             return refusal
-        if isinstance(action, Switch):
+        if isinstance(action, SwitchToPostcopy):
             self._switched = _now()
         return None
 
     async def _intend(self, action: Action) -> None:
         """What must be put back if we die is written down first."""
-        if self._desk is not None and (step := _UNDONE.get(type(action))) is not None:
-            await self._desk.intend(step, {"what": actions.says(action)})
+        if self._step_log is not None and (step := _UNDONE.get(type(action))) is not None:
+            await self._step_log.intend(step, {"what": actions.says(action)})
 
     async def _hear(self) -> None:
         """Do what other terminals ask for, and answer."""
-        for request in self._desk.take_requests() if self._desk is not None else ():
+        for request in self._step_log.take_requests() if self._step_log is not None else ():
             stopping = self._stop.is_set() or self._stopped is not None
             moves = (
                 self._sight.track.iteration > 0 and self._sight.track.silent_for(_now()) < _SILENT
             )
-            wanted = operator_requests.wish(
+            wanted = operator_requests.resolve_request(
                 request, self._terms, self._done, moves=moves, stopping=stopping
             )
             if isinstance(wanted, str):
@@ -350,14 +360,16 @@ class Migration:
                 self._answer(request, refusal, said)
 
     def _answer(self, request: Request, refusal: str | None, said: str = "") -> None:
-        if self._desk is not None:
-            self._desk.answer(request, ok=refusal is None, text=refusal or said)
+        if self._step_log is not None:
+            self._step_log.answer(request, ok=refusal is None, text=refusal or said)
 
-    async def _mend(self, order: MoveOrder, error: HypervisorError) -> HypervisorError | None:
+    async def _recover(
+        self, order: MoveOrder, error: HypervisorError
+    ) -> HypervisorError | None:
         """Resume a broken post-copy until it is whole or the operator is asked; the last error."""
         last: HypervisorError | None = error
         while last is not None and not self._mending.given_up:
-            source, target = await self._mover.presence()
+            source, target = await self._migrations.presence()
             in_two_parts = source.post_copy or not source.reachable
             if not in_two_parts or run_outcome.settle(source, target, stopped=None) is not None:
                 return last
@@ -382,7 +394,7 @@ class Migration:
         self._tell.enter(JobPhase.CLEANUP)
         give_up = _now() + PATIENCE
         while True:
-            source, target = await self._mover.presence()
+            source, target = await self._migrations.presence()
             settled = run_outcome.settle(source, target, stopped=self._stopped)
             if settled is not None:
                 if settled is Outcome.COMPLETED and not target.runs:
@@ -412,11 +424,11 @@ class Migration:
             return totals
         keep = (Outcome.UNKNOWN, Outcome.SHUT_OFF, Outcome.POST_COPY_PAUSED, Outcome.LOST)
         if outcome not in keep:
-            await self._hands.put_back(self._tell.warn)
+            await self._hands.restore(self._tell.warn)
         return None
 
     async def _totals(self) -> JobTotals | None:
-        totals = await self._mover.totals()
+        totals = await self._migrations.totals()
         if totals is None and self._done.switched:
             return None  # libvirt 9.0 keeps none of a post-copy: the source is gone with them
         if totals is None:

@@ -13,7 +13,7 @@ from vmckpt.units import Seconds
 log = logging.getLogger("vmckpt.migrate")
 
 
-class Teller:
+class EventEmitter:
     """Phases, decisions and warnings, each told once."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:

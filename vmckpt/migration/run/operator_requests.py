@@ -4,14 +4,22 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from vmckpt.journal.records import Request, RequestKind
-from vmckpt.migration.run.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
-from vmckpt.migration.run.decide import Done, Terms
+from vmckpt.migration.run.actions import (
+    Abort,
+    Action,
+    LimitBandwidth,
+    PauseGuest,
+    SetDowntime,
+    Stop,
+    SwitchToPostcopy,
+)
+from vmckpt.migration.run.decide import AppliedActions, RunTerms
 from vmckpt.units import BytesPerSecond, Seconds
 
 NO_WAY_BACK = "it is in post-copy: there is no way back, and nothing to choose but the bandwidth"
 
 
-class Desk(Protocol):
+class StepLog(Protocol):
     """Where other terminals leave what they want."""
 
     def take_requests(self) -> list[Request]:
@@ -27,8 +35,8 @@ class Desk(Protocol):
         """What was intended last under that name was not done."""
 
 
-def wish(
-    request: Request, terms: Terms, done: Done, *, moves: bool, stopping: bool
+def resolve_request(
+    request: Request, terms: RunTerms, done: AppliedActions, *, moves: bool, stopping: bool
 ) -> Action | str:
     """The action that a request asks for; a refusal in words if it cannot be.
 
@@ -46,13 +54,13 @@ def _wanted(kind: RequestKind, arguments: Mapping[str, Any]) -> Action:
     match kind:
         case RequestKind.BANDWIDTH:
             rate = arguments["bytes_per_second"]
-            return Limit(None if rate is None else BytesPerSecond(int(_positive(rate))))
+            return LimitBandwidth(None if rate is None else BytesPerSecond(int(_positive(rate))))
         case RequestKind.MAX_DOWNTIME:
             return SetDowntime(Seconds(_positive(arguments["seconds"])))
         case RequestKind.POSTCOPY:
-            return Switch()
+            return SwitchToPostcopy()
         case RequestKind.PAUSE:
-            return Halt()
+            return PauseGuest()
         case RequestKind.CANCEL:
             return Abort(Stop.OPERATOR)
         case RequestKind.GO_ON:
@@ -67,7 +75,7 @@ def _positive(value: Any) -> float:
 
 
 def _refusal(
-    kind: RequestKind, terms: Terms, done: Done, moves: bool, stopping: bool
+    kind: RequestKind, terms: RunTerms, done: AppliedActions, moves: bool, stopping: bool
 ) -> str | None:
     if done.switched and kind is not RequestKind.BANDWIDTH:
         return NO_WAY_BACK

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vmckpt.errors import VmckptError
-from vmckpt.migration.run.progress import Track
+from vmckpt.migration.run.progress import PassHistory
 from vmckpt.model.guest import Presence
-from vmckpt.model.migration import Mover
+from vmckpt.model.migration import MigrationDriver
 from vmckpt.units import Seconds, show_seconds
 
 # So long without a byte is worth telling: longer than TCP needs after a cut of a second.
@@ -95,10 +95,14 @@ class Mending:
     """What was done about the stream of one post-copy."""
 
     def __init__(
-        self, mover: Mover, recover_for: Seconds, say: Say, warn: Callable[[str], None]
+        self,
+        migrations: MigrationDriver,
+        recover_for: Seconds,
+        say: Say,
+        warn: Callable[[str], None],
     ) -> None:
         """`say` takes action, reason and rule of a decision."""
-        self._mover = mover
+        self._migrations = migrations
         self._recover_for = recover_for
         self._say = say
         self._warn = warn
@@ -113,7 +117,7 @@ class Mending:
         """Whether the guest waits for pages that do not come."""
         return self._broken_since is not None
 
-    def look(self, track: Track, now: Seconds, *, call_runs: bool) -> None:
+    def look(self, track: PassHistory, now: Seconds, *, call_runs: bool) -> None:
         """At every sample after the switch: do bytes move?"""
         silent = track.silent_for(now)
         if self._broken_since is None and silent >= SILENCE:
@@ -129,7 +133,7 @@ class Mending:
 
     async def may_resume(self, target: Presence, now: Seconds) -> bool:
         """libvirt's call has ended with an error: whether to resume now. Frees the target first."""
-        given_up = await self._mover.stream_given_up()
+        given_up = await self._migrations.is_postcopy_paused()
         if given_up and self._broken_since is None:
             self._break(now, "QEMU has given the stream up")
         state = self._state(
@@ -143,7 +147,7 @@ class Mending:
                 return False
             case Resume(reason):
                 try:
-                    await self._mover.free_target()
+                    await self._migrations.free_target()
                 except VmckptError as exc:
                     self._warn(f"the target's end of the stream was not freed: {exc.message}")
                 self._say("resume post-copy", reason, _RULE)
@@ -168,7 +172,7 @@ class Mending:
         self._say("keep both parts", why, _RULE)
 
     @staticmethod
-    def _moves(track: Track, now: Seconds, broken_since: Seconds) -> bool:
+    def _moves(track: PassHistory, now: Seconds, broken_since: Seconds) -> bool:
         moved = track.moved_at
         return moved is not None and moved > broken_since and now - moved < Seconds(1.0)
 

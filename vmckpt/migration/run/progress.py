@@ -37,7 +37,7 @@ class PassSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
+class PassHistory:
     """A migration so far. Made by `seen` from sample to sample."""
 
     began: Seconds
@@ -105,7 +105,7 @@ class Track:
         return Seconds(now - (self.began if self.moved_at is None else self.moved_at))
 
 
-def seen(track: Track, sample: JobSample, stall: Stall) -> Track:
+def seen(track: PassHistory, sample: JobSample, stall: Stall) -> PassHistory:
     """The track after one more sample."""
     before = track.last
     # The first look at a stream that another controller left says nothing about its being alive.
@@ -128,7 +128,7 @@ def _smoothed(average: int, newest: int, weight: float) -> BytesPerSecond:
     return BytesPerSecond(round(weight * newest + (1 - weight) * average))
 
 
-def _passes(track: Track, sample: JobSample) -> Track:
+def _passes(track: PassHistory, sample: JobSample) -> PassHistory:
     here = track.passes[-1] if track.passes else None
     if here is None or sample.iteration > here.number:
         new = PassSeen(
@@ -222,14 +222,14 @@ INTERVAL = Seconds(0.2)
 _SHORTEST = Seconds(0.05)
 
 
-class Sight:
+class ProgressTracker:
     """Takes raw samples; keeps all of them, the track and how far it has come."""
 
     def __init__(self, curve: DirtyCurve, stall: Stall) -> None:
         self._stall = stall
         self._counter = PassCounter()
         self._share = 0.0
-        self.track = Track(began=Seconds(0.0), curve=curve)
+        self.track = PassHistory(began=Seconds(0.0), curve=curve)
         self.samples: list[JobSample] = []
 
     def begin(self, now: Seconds) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from vmckpt.errors import OutcomeUnknown, VmckptError
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client
-from vmckpt.replication.session import Fate
+from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds
 
 _TURN = 0.1
@@ -47,12 +47,15 @@ def has_arrived(theirs: Mapping[str, Any]) -> bool:
     """Whether the guest runs on the target, by what that says; there as any other guest, once all
     that was left of its move is removed."""
     ordinary = "error" not in theirs and theirs.get("role") is None and bool(theirs.get("runs"))
-    return theirs.get("outcome") == Fate.FAILED_OVER or ordinary
+    return theirs.get("outcome") == ProtectionOutcome.FAILED_OVER or ordinary
 
 
 def never_ran(theirs: Mapping[str, Any]) -> bool:
     """Whether the target's QEMU is gone, and the guest never ran in it."""
-    there = theirs.get("role") == "backup" and theirs.get("outcome") in (None, Fate.LOST)
+    there = theirs.get("role") == "backup" and theirs.get("outcome") in (
+        None,
+        ProtectionOutcome.LOST,
+    )
     return there and not theirs.get("runs") and not theirs.get("agent") and not theirs.get("ran")
 
 
@@ -89,7 +92,7 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> Mapping[str, Any] | 
             raise OutcomeUnknown(
                 f"{pair.guest} was given to {pair.target.name} and does not run there: {why}",
                 host=pair.target.name,
-                mend="mend that host, then run vmckpt recover",
+                hint="mend that host, then run vmckpt recover",
             )
         # The source's word may have been lost.
         with suppress(VmckptError):

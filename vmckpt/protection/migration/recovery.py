@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vmckpt.journal.recorder import Unattended
+from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
@@ -22,7 +22,7 @@ def begun(steps: Sequence[StoredStep]) -> StoredStep | None:
     return found[-1] if found else None
 
 
-async def settle(case: Unattended, policies: Sequence[Policy]) -> Settled:
+async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     """See recovery.Room; for an operation with a step that is `begun`."""
     del policies
     step = begun(case.steps)

@@ -16,7 +16,7 @@ _ENOUGH = 3
 """Epochs that must fit one after the other: what a single one costs is luck."""
 
 
-class Do(StrEnum):
+class SwitchoverAction(StrEnum):
     """What is done next."""
 
     GO_ON = "go on"
@@ -34,7 +34,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SwitchoverFacts:
     """How far it is."""
 
     elapsed: Seconds
@@ -53,28 +53,30 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class SwitchoverDecision:
     """What is done, and why."""
 
-    do: Do
+    do: SwitchoverAction
     why: str
     downtime: Seconds | None
     """What a switch now is expected to cost; None: nothing to tell by yet."""
 
 
-def decide(seen: Seen, limits: Limits) -> Verdict:
+def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
     """Who fits switches, also when the time is up."""
     downtime = expected(seen.recent) if seen.ready else None
     allowed = show_seconds(limits.max_downtime)
     if downtime is not None and len(seen.recent) >= _ENOUGH and downtime <= limits.max_downtime:
         why = f"the last epoch is expected to take {show_seconds(downtime)}, {allowed} is allowed"
-        return Verdict(do=Do.SWITCH, why=why, downtime=downtime)
+        return SwitchoverDecision(do=SwitchoverAction.SWITCH, why=why, downtime=downtime)
     if limits.time is not None and seen.elapsed >= limits.time:
         why = "it was still copied for the first time"
         if downtime is not None:
             why = f"a switch would take {show_seconds(downtime)}, and {allowed} is allowed"
-        return Verdict(do=Do.GIVE_UP, why=f"time limit reached: {why}", downtime=downtime)
-    return Verdict(do=Do.GO_ON, why="", downtime=downtime)
+        return SwitchoverDecision(
+            do=SwitchoverAction.GIVE_UP, why=f"time limit reached: {why}", downtime=downtime
+        )
+    return SwitchoverDecision(do=SwitchoverAction.GO_ON, why="", downtime=downtime)
 
 
 def expected(recent: Sequence[Cost]) -> Seconds | None:

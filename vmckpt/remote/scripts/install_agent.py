@@ -36,7 +36,7 @@ _SYNCERS = 16  # many wait for one commit of the file system's journal
 _OURS = {"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
 
 
-class Refused(Exception):
+class InstallRefused(Exception):
     """It is not installed; the text says why."""
 
 
@@ -45,12 +45,12 @@ def install(folder: Path, name: str, digest: str, size: int, program: str) -> No
     make(folder)
     room = os.statvfs(folder)
     if room.f_bavail * room.f_frsize < size:
-        raise Refused(f"{folder}: no room for {size >> 20} MiB")
+        raise InstallRefused(f"{folder}: no room for {size >> 20} MiB")
     with draft(folder) as new:
         site = new / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         found = unpack(new, site)
         if found != digest:
-            raise Refused("the bundle did not arrive whole")
+            raise InstallRefused("the bundle did not arrive whole")
         furnish(new)
         trial(new, program)
         sync(new)
@@ -68,7 +68,7 @@ def make(folder: Path) -> None:
     verify(there, folder)  # before anything is made in it
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
-        raise Refused(f"{folder}: no folder")
+        raise InstallRefused(f"{folder}: no folder")
     verify(folder, folder)
 
 
@@ -77,7 +77,7 @@ def verify(there: Path, folder: Path) -> None:
     for one in [there, *there.parents, *there.resolve().parents]:
         seen = one.lstat()
         if seen.st_uid not in (0, os.geteuid()) or others_write(seen, parent=one != folder):
-            raise Refused(f"{one}: others may write there")
+            raise InstallRefused(f"{one}: others may write there")
 
 
 def others_write(seen: os.stat_result, *, parent: bool) -> bool:
@@ -122,7 +122,7 @@ def unpack(new: Path, site: Path) -> str:
         for member in tar:
             parts = member.name.split("/")
             if not member.isreg() or "" in parts or ".." in parts:
-                raise Refused(f"the bundle has a strange file: {member.name!a}")
+                raise InstallRefused(f"the bundle has a strange file: {member.name!a}")
             at = site.joinpath(*parts[1:]) if parts[0] == "site" else new.joinpath(*parts)
             at.parent.mkdir(parents=True, exist_ok=True)
             source = tar.extractfile(member)
@@ -167,12 +167,12 @@ def trial(at: Path, program: str) -> None:
             stderr=subprocess.PIPE, timeout=_TRIAL, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Refused(f"it does not start within {_TRIAL:g} s") from None
+        raise InstallRefused(f"it does not start within {_TRIAL:g} s") from None
     except OSError as exc:
-        raise Refused(f"it does not start: {exc}") from None
+        raise InstallRefused(f"it does not start: {exc}") from None
     if done.returncode != 0:
         told = done.stderr.decode(errors="replace").strip().splitlines() or ["without a word"]
-        raise Refused(f"it does not start: {told[-1]}")
+        raise InstallRefused(f"it does not start: {told[-1]}")
 
 
 def sync(new: Path) -> None:
@@ -204,11 +204,11 @@ def put(new: Path, at: Path, program: str) -> None:
             return
         try:
             trial(at, program)
-        except Refused:  # the host's Python has changed, say
+        except InstallRefused:  # the host's Python has changed, say
             discard(at)
         else:
             return
-    raise Refused(f"{at}: others put something there all the time")
+    raise InstallRefused(f"{at}: others put something there all the time")
 
 
 def remove_old(folder: Path, kept: str) -> None:
@@ -254,7 +254,7 @@ def main() -> None:
         install(Path(folder), name, digest, int(size), program)
     except (tarfile.TarError, EOFError) as exc:
         sys.exit(f"the bundle did not arrive whole: {exc}")
-    except (Refused, OSError) as exc:
+    except (InstallRefused, OSError) as exc:
         sys.exit(str(exc))
 
 

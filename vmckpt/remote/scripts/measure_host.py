@@ -31,7 +31,7 @@ _SLACK = 64 << 20
 _ZERO = bytes(PAGE)
 
 
-class Refused(Exception):
+class MeasureRefused(Exception):
     """It cannot be measured; the text says why."""
 
 
@@ -47,9 +47,9 @@ def process_of(uuid: str, name: str) -> int:
         pid = int(Path(f"/run/libvirt/qemu/{name}.pid").read_text())
         words = command_of(pid).split("\0")
     except (OSError, ValueError):
-        raise Refused("libvirt has recorded no QEMU process of it") from None
+        raise MeasureRefused("libvirt has recorded no QEMU process of it") from None
     if uuid not in words or "qemu" not in words[0]:
-        raise Refused("the process that libvirt recorded is not its QEMU")
+        raise MeasureRefused("the process that libvirt recorded is not its QEMU")
     return pid
 
 
@@ -80,7 +80,7 @@ def mappings(maps: str, sizes: list[int]) -> list[tuple[int, int]]:
     for size in sorted(sizes, reverse=True):
         fitting = [one for one in free if size <= one[1] - one[0] <= size + _SLACK]
         if not fitting:
-            raise Refused("its memory is not seen among its mappings")
+            raise MeasureRefused("its memory is not seen among its mappings")
         best = min(fitting, key=lambda one: one[1] - one[0])
         free.remove(best)
         chosen.append(best)
@@ -194,7 +194,7 @@ def listen(address: str, token: str, seconds: float) -> object:
         except OSError:
             continue
     else:
-        raise Refused("none of libvirt's ports for migrations is free")
+        raise MeasureRefused("none of libvirt's ports for migrations is free")
     if os.fork():
         return {"port": server.getsockname()[1]}
     # Whatever happens to whom: this process and its port are gone after that.
@@ -262,12 +262,12 @@ def main(words: list[str]) -> object:
         return listen(rest[0], rest[1], float(rest[2]))
     if what == "send":
         return send(rest[0], int(rest[1]), rest[2], float(rest[3]))
-    raise Refused(f"nobody knows how to {what}")
+    raise MeasureRefused(f"nobody knows how to {what}")
 
 
 if __name__ == "__main__":
     try:
         sys.stdout.write(json.dumps(main(sys.argv[1:])) + "\n")
-    except (Refused, OSError, ValueError) as exc:
+    except (MeasureRefused, OSError, ValueError) as exc:
         sys.stderr.write(f"{exc}\n")
         sys.exit(1)

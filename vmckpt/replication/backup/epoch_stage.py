@@ -21,12 +21,12 @@ from vmckpt.replication.backup import redo_log
 from vmckpt.replication.backup.redo_log import DiskLog, Memory, Record, Sink, StagedFile, StageError
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.messages import (
+    DeviceState,
+    EpochEnd,
     Order,
     OutOfOrder,
     Pages,
     Part,
-    Seal,
-    State,
     Writes,
     damaged,
 )
@@ -156,10 +156,10 @@ class Stage:
                     redo_log.add_pages(self._pages, part.file, *self._decoded(part))
                 case Writes():
                     redo_log.add_writes(self._log, part.disk, self._unpacked(part))
-                case State():
+                case DeviceState():
                     self._take_state(part)
 
-    def seal(self, seal: Seal) -> int:
+    def seal(self, seal: EpochEnd) -> int:
         """Commit the epoch if it is whole, and say which; it may be acknowledged then.
 
         Raises WireError, StageError; the last committed epoch stays what it was.
@@ -285,14 +285,14 @@ class Stage:
             raise damaged(f"writes to disk {part.disk} that cannot be done: {exc}") from exc
         return data
 
-    def _take_state(self, part: State) -> None:
+    def _take_state(self, part: DeviceState) -> None:
         if self._open_state is not None:
             raise OutOfOrder(f"epoch {part.epoch} came with two device states")
         state = page_codec.decode_state(part.data, self._state)
         self._states[self._free_slot()].append(state)
         self._open_state = state
 
-    def _commit(self, seal: Seal) -> None:
+    def _commit(self, seal: EpochEnd) -> None:
         """Raises OSError. What happens up to the rename has not happened."""
         slot = self._free_slot()
         log, state = self._log, self._states[slot]
@@ -316,6 +316,6 @@ def _locked(path: Path) -> int:
     except BlockingIOError as exc:
         os.close(file)
         raise StageError(
-            f"{path.parent}: another agent is at this guest's standby", mend="let that one end"
+            f"{path.parent}: another agent is at this guest's standby", hint="let that one end"
         ) from exc
     return file

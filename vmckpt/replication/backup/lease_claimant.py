@@ -17,7 +17,7 @@ _TURN = Seconds(0.02)
 _TOKEN = "token"
 
 
-class Claim(Protocol):
+class TakeoverClaim(Protocol):
     """What the backup may do about the lease."""
 
     @property
@@ -41,7 +41,7 @@ class Claim(Protocol):
     def close(self) -> None: ...
 
 
-class Tokens:
+class ManualClaim:
     """Without a lease store: the newest token is known, and a person decides."""
 
     patience = Seconds(0.5)
@@ -73,7 +73,7 @@ class Tokens:
         pass
 
 
-class LeaseClaim(Tokens):
+class LeaseClaim(ManualClaim):
     """With one."""
 
     def __init__(self, lease: Lease, host: str, folder: Path) -> None:

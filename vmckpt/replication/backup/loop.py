@@ -17,27 +17,27 @@ from typing import Any
 from vmckpt.errors import VmckptError
 from vmckpt.replication.backup import takeover
 from vmckpt.replication.backup.epoch_stage import Stage
-from vmckpt.replication.backup.lease_claimant import Claim
+from vmckpt.replication.backup.lease_claimant import TakeoverClaim
 from vmckpt.replication.backup.redo_log import StageFull
 from vmckpt.replication.backup.standby import Standby
 from vmckpt.replication.backup.takeover import Seen, Step
-from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.control_socket import Request, Requests
 from vmckpt.replication.disks import resync
 from vmckpt.replication.primary import memory
 from vmckpt.replication.protocol import connection
-from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import (  # fmt: skip
     Ack,
-    Beat,
+    DeviceState,
     End,
+    EpochEnd,
+    Heartbeat,
     Hello,
+    HelloAck,
     Message,
+    PageRequest,
     Pages,
-    Refused,
-    Seal,
-    State,
-    Wanted,
-    Welcome,
+    PeerRefused,
     WireError,
     Writes,
 )
@@ -53,7 +53,7 @@ BEAT = Seconds(0.1)
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
+class TakeoverGranted:
     """The guest is to run here."""
 
     why: str
@@ -63,7 +63,7 @@ class Ours:
     """For how long nothing had come from the primary."""
     clock: Seconds | None = None
     """How far the guest's clock is to be ahead of the host's; None: nobody can set it."""
-    line: Line | None = None
+    line: PeerConnection | None = None
     """To the primary, which may want to hear of it."""
 
 
@@ -75,17 +75,18 @@ class Backup:
     """Runs until the guest is ours, or nobody wants a standby any more."""
 
     def __init__(
-        self, session: Session, folder: Path, *, stage: Stage, standby: Standby, claim: Claim,
-        wishes: Wishes, between: Callable[[], None], lives: Callable[[], bool] = lambda: True,
+        self, session: Session, folder: Path, *, stage: Stage, standby: Standby,
+        claim: TakeoverClaim, requests: Requests, between: Callable[[], None],
+        lives: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """`between` is called between turns: the standby is what was committed, and stays it.
         `lives`: whether its QEMU does."""
         self._session, self._folder = session, folder
-        self._stage, self._standby, self._claim, self._wishes = stage, standby, claim, wishes
+        self._stage, self._standby, self._claim, self._requests = stage, standby, claim, requests
         self._between, self._lives = between, lives
         self._asked: float | None = None
         """Since when a person wants the guest here."""
-        self._newest: Line | None = None
+        self._newest: PeerConnection | None = None
         self._lock = threading.Lock()
         self._heard = time.monotonic()
         self._over: str | None = None
@@ -94,7 +95,7 @@ class Backup:
         self._peer: dict[str, Any] = {}
         self._says = "waiting for the primary"
 
-    def run(self, server: socket.socket) -> Ours | None:
+    def run(self, server: socket.socket) -> TakeoverGranted | None:
         """Until the guest is ours; None: the protection has ended. Raises StandbyGone, StageError
         and what the standby raises: it is worth nothing then."""
         accepting = threading.Thread(
@@ -145,7 +146,7 @@ class Backup:
                 continue
             if made is None:
                 continue
-            line = Line(made, lambda: self._claim.token, takes=self._claim.takes)
+            line = PeerConnection(made, lambda: self._claim.token, takes=self._claim.takes)
             with self._lock:
                 before, self._newest = self._newest, line
             if before is not None:
@@ -156,11 +157,11 @@ class Backup:
             time.sleep(BEAT)
             line = self._newest
             if line is not None:
-                with suppress(Cut):
-                    line.send(Beat(sent=time.time(), note=json.dumps(self.note()).encode()))
+                with suppress(ConnectionLost):
+                    line.send(Heartbeat(sent=time.time(), note=json.dumps(self.note()).encode()))
 
-    def _loop(self) -> Ours | None:
-        line: Line | None = None
+    def _loop(self) -> TakeoverGranted | None:
+        line: PeerConnection | None = None
         while self._over is None:
             if not self._lives():
                 raise StandbyGone(f"{self._session.name}: the standby's QEMU is gone")
@@ -171,26 +172,26 @@ class Backup:
                 time.sleep(_TURN)
             else:
                 self._turn(line)
-            if self._wishes.has(Wish.END):
+            if self._requests.has(Request.END):
                 return None
             if (ours := self._ours()) is not None:
                 return ours
             self._between()
         return None
 
-    def _turn(self, line: Line) -> None:
+    def _turn(self, line: PeerConnection) -> None:
         """Take what comes. A line that breaks is forgotten; the primary makes another, also if
         there is no room for an epoch. Raises StageError, and what the standby raises."""
         try:
             message = line.receive(_TURN)
             if message is not None:
                 self._take(line, message)
-        except (Cut, WireError, ValueError, IndexError, StageFull) as exc:
+        except (ConnectionLost, WireError, ValueError, IndexError, StageFull) as exc:
             if not self._stage.applied:
                 raise  # the standby may be half an epoch
             self._says = str(exc)
             self._heard = max(self._heard, line.heard)
-            if not isinstance(exc, Cut):
+            if not isinstance(exc, ConnectionLost):
                 self._refuse(line, str(exc))
             with self._lock:
                 if self._newest is line:
@@ -199,40 +200,40 @@ class Backup:
             self._stage.discard()
 
     @staticmethod
-    def _refuse(line: Line, why: str) -> None:
+    def _refuse(line: PeerConnection, why: str) -> None:
         """Say why, and wait until that was heard: what is closed with something unread in it takes
         our last words along."""
         give_up = time.monotonic() + _HEARD
-        with suppress(Cut, WireError):
-            line.send(Refused(why=why))
+        with suppress(ConnectionLost, WireError):
+            line.send(PeerRefused(why=why))
             while time.monotonic() < give_up:
                 line.receive(_TURN)
 
-    def _take(self, line: Line, message: Message) -> None:
+    def _take(self, line: PeerConnection, message: Message) -> None:
         stage = self._stage
         match message:
             case Hello():
                 self._welcome(line, message)
-            case Wanted(file=file) if file < 0:
+            case PageRequest(file=file) if file < 0:
                 line.send(resync.answer(message, self._standby.disks))
-            case Wanted():
+            case PageRequest():
                 line.send(memory.answer(message, self._standby.memory))
-            case Pages() | Writes() | State():
+            case Pages() | Writes() | DeviceState():
                 (stage.take if message.epoch else stage.bulk)(message)
-            case Seal():
+            case EpochEnd():
                 self._commit(line, message)
-            case Beat():
+            case Heartbeat():
                 self._peer = json.loads(message.note or b"{}")
             case End():
                 self._handed_over = message.why == "switched"
                 if not self._handed_over:
                     self._over = message.why
-                    with suppress(Cut):
+                    with suppress(ConnectionLost):
                         line.send(message)  # it was heard
             case _:
                 raise ValueError(f"the primary sends {type(message).__name__}")
 
-    def _commit(self, line: Line, seal: Seal) -> None:
+    def _commit(self, line: PeerConnection, seal: EpochEnd) -> None:
         """The epoch is committed, acknowledged and applied; the last also if nobody hears of it."""
         epoch = self._stage.seal(seal)
         try:
@@ -242,23 +243,23 @@ class Backup:
             self._stage.apply()
         self._says = "it follows the guest"
 
-    def _welcome(self, line: Line, hello: Hello) -> None:
+    def _welcome(self, line: PeerConnection, hello: Hello) -> None:
         if hello.session != self._session.session:
             raise ValueError("the primary is of another session")
         self._final = False
         # Who says hello is not dead, whatever a person said.
-        self._wishes.drop(Wish.FAILOVER)
+        self._requests.drop(Request.FAILOVER)
         if hello.captured == 0:
             self._stage.start_over()
         self._says = "the primary copies"
-        line.send(Welcome(session=self._session.session, committed=self._stage.committed))
+        line.send(HelloAck(session=self._session.session, committed=self._stage.committed))
 
-    def _ours(self) -> Ours | None:
+    def _ours(self) -> TakeoverGranted | None:
         """Whether the guest is to run here, as far as is known now."""
         seen = Seen(
             committed=self._stage.committed, silent=self._silent(),
             has_lease=self._session.lease is not None, automatic=self._session.terms.automatic,
-            person=self._wishes.has(Wish.FAILOVER), final=self._final,
+            person=self._requests.has(Request.FAILOVER), final=self._final,
             handed_over=self._handed_over, moves=self._session.moves,
         )  # fmt: skip
         self._forget_wish(seen)
@@ -283,10 +284,10 @@ class Backup:
         now = time.monotonic()
         self._asked = self._asked or now
         if now - self._asked > _WRONG:
-            self._wishes.drop(Wish.FAILOVER)
+            self._requests.drop(Request.FAILOVER)
             self._says = "the primary is heard: it does not run here"
 
-    def _taken(self, why: str, seen: Seen) -> Ours:
+    def _taken(self, why: str, seen: Seen) -> TakeoverGranted:
         ahead = self._peer.get("clock_ahead_s")
         clock = Seconds(ahead) if isinstance(ahead, int | float) else None
-        return Ours(why, time.monotonic(), seen.silent, clock, self._newest)
+        return TakeoverGranted(why, time.monotonic(), seen.silent, clock, self._newest)

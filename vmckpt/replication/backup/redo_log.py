@@ -57,7 +57,7 @@ class StageDamaged(StageError):
 
 def damaged(what: str) -> StageDamaged:
     """The error for what was kept."""
-    return StageDamaged(f"{what} is not as it was written", mend=_ANEW)
+    return StageDamaged(f"{what} is not as it was written", hint=_ANEW)
 
 
 class Memory(Protocol):
@@ -166,8 +166,8 @@ def explained(what: str) -> Iterator[None]:
     except OSError as exc:
         why = os.strerror(exc.errno or errno.EIO)
         if exc.errno in _FULL:
-            raise StageFull(f"{what}: {why}", mend="make room on the standby's host") from exc
-        raise StageError(f"{what}: {why}", mend="see the log of the standby's host") from exc
+            raise StageFull(f"{what}: {why}", hint="make room on the standby's host") from exc
+        raise StageError(f"{what}: {why}", hint="see the log of the standby's host") from exc
 
 
 class StagedFile:

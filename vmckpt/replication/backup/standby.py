@@ -27,7 +27,7 @@ from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.backup import standby_xml
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.disks.write_log import Buffer, Record
@@ -69,7 +69,7 @@ class NbdWriter(Client):
         self._much = 0
         with self._safely():
             if self.read_only:
-                raise wire.Refused("it can only be read")
+                raise wire.NbdRefused("it can only be read")
 
     def apply(self, record: Record) -> None:
         """Do again what a record of the log says."""
@@ -175,7 +175,7 @@ class Standby:
     """Use as `with Standby(monitor, disks, folder, owner) as standby`: QEMU is left waiting."""
 
     def __init__(
-        self, monitor: Monitor, disks: tuple[Disk, ...], folder: Path, owner: tuple[int, int]
+        self, monitor: QmpMonitor, disks: tuple[Disk, ...], folder: Path, owner: tuple[int, int]
     ) -> None:
         """`folder`: with all of the protection's files there; QEMU runs as `owner`."""
         self._monitor, self._disks, self._owner = monitor, disks, owner
@@ -207,7 +207,7 @@ class Standby:
             raise HypervisorError(
                 f"{monitor.name} on {monitor.host} is no waiting standby: it is {state}",
                 host=monitor.host,
-                mend="run vmckpt recover",
+                hint="run vmckpt recover",
             )
         self._map()
         self._export()
@@ -296,19 +296,19 @@ class Standby:
                 raise CaptureFailed(
                     f"{self._monitor.name} on {self._monitor.host} does not take the device state:"
                     f" {told.get('error-desc', told.get('status', 'no word'))}",
-                    mend="look at QEMU's log there",
+                    hint="look at QEMU's log there",
                 )
         if state not in ("paused", "postmigrate", "prelaunch"):
             raise CaptureFailed(f"{self._monitor.name} on {self._monitor.host} is {state}")
 
 
-def go_on(monitor: Monitor) -> None:
+def go_on(monitor: QmpMonitor) -> None:
     """Let a standby run that has its device state. Raises HypervisorError."""
     migration_settings.set_capabilities(monitor, {IGNORE_SHARED: False, EVENTS: True})
     monitor.resume()
 
 
-def announce(monitor: Monitor, cards: list[str]) -> None:
+def announce(monitor: QmpMonitor, cards: list[str]) -> None:
     """Plug the network in and tell switches where the guest is now. Raises HypervisorError."""
     for card in cards:
         monitor.tell("set_link", {"name": card, "up": True})
@@ -316,7 +316,7 @@ def announce(monitor: Monitor, cards: list[str]) -> None:
     monitor.tell("announce-self", dict[str, object](order))
 
 
-def settle(monitor: Monitor, xml: str, *, autostart: bool = False) -> None:
+def settle(monitor: QmpMonitor, xml: str, *, autostart: bool = False) -> None:
     """libvirt describes the guest as an ordinary one, which it is now; `xml`: what is stored of it,
     empty: nothing. Raises HypervisorError."""
     if xml:

@@ -17,7 +17,7 @@ from vmckpt.errors import BadInput, HypervisorError, VmckptError
 from vmckpt.hypervisor import connection
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.backup import standby_xml
 from vmckpt.replication.session import Disk, Session, remove_folder
 from vmckpt.units import Bytes, Seconds
@@ -42,7 +42,7 @@ class Image:
     """Another guest whose image it is, or lies below."""
 
 
-def look(path: str, format_: str) -> Image:
+def inspect_image(path: str, format_: str) -> Image:
     """What is there, if it is an image of that format which nobody has open."""
     place = Path(path)
     if not place.exists():
@@ -113,11 +113,11 @@ def make(session: Session, xml: str) -> None:
 
 def _check(session: Session, disk: Disk) -> None:
     """An image that was there before is looked at once more, right before it is written to."""
-    why = why_not(look(disk.path, disk.format), disk.size)
+    why = why_not(inspect_image(disk.path, disk.format), disk.size)
     if why is not None:
         raise BadInput(
             f"{session.host}: {why}; it cannot be taken for {disk.target}",
-            mend="protect the guest again: what is there is looked at anew",
+            hint="protect the guest again: what is there is looked at anew",
         )
 
 
@@ -127,7 +127,7 @@ def _image(session: Session, disk: Disk) -> Path:
         if folder.look(path.name) is not None and not _is_standbys(folder, path, session):
             raise BadInput(
                 f"{session.host}: {path} is there already, and is no standby's image",
-                mend="move it away, or name another folder with --storage",
+                hint="move it away, or name another folder with --storage",
             )
         folder.write(_mark(path).name, session.session.encode())
         file = folder.renew(path.name)
@@ -242,7 +242,7 @@ def never_came_to_life(session: Session, folder: Path) -> bool:
 def waits(session: Session) -> bool:
     """Whether the session's standby is there and has never run. Raises HypervisorError."""
     try:
-        with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+        with QmpMonitor(session.guest, host=session.host, uri=session.uri) as monitor:
             return (
                 standby_xml.marked(monitor.described()) == session.session
                 and monitor.run_state() == _WAITS
@@ -260,16 +260,16 @@ def remove(session: Session, folder: Path) -> tuple[str, ...]:
     if is_ours(folder) and not dead:
         raise VmckptError(
             f"{session.name} was to run on {session.host}: it is no standby, and is left alone",
-            mend="run vmckpt recover",
+            hint="run vmckpt recover",
         )
     if waits(session):
-        with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+        with QmpMonitor(session.guest, host=session.host, uri=session.uri) as monitor:
             monitor.end()
         did.append("ended the standby")
     if _runs_here(session):
         raise VmckptError(
             f"{session.name} runs on {session.host}: it is no standby, and is left alone",
-            mend="run vmckpt recover",
+            hint="run vmckpt recover",
         )
     for disk in session.disks:
         if disk.taken:
@@ -296,7 +296,7 @@ def clear(session: Session, folder: Path) -> None:
 
 def _runs_here(session: Session) -> bool:
     try:
-        with Monitor(session.guest, host=session.host, uri=session.uri) as monitor:
+        with QmpMonitor(session.guest, host=session.host, uri=session.uri) as monitor:
             return monitor.is_active()
     except HypervisorError as exc:
         if exc.code in connection.NOT_HERE:

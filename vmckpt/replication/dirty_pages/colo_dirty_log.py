@@ -21,7 +21,7 @@ from vmckpt.capture import migration_settings
 from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.capture.memory.pipe_reader import Drain, Tape
-from vmckpt.capture.memory.shared_memory import Marks, Standstill
+from vmckpt.capture.memory.shared_memory import Marks, PausedCapture
 from vmckpt.capture.migration_settings import ACTIVE, NO_LIMIT, PIPE, Commands, Undo
 from vmckpt.capture.qemu_stream.header import Head, parse_head
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
@@ -61,9 +61,9 @@ class Before:
         return cls(**json.loads(text))
 
 
-def look(monitor: Commands) -> Before:
+def dirty_log_facts(monitor: Commands) -> Before:
     """Raises CannotCapture if QEMU has no COLO or something else migrates the guest."""
-    undo = migration_settings.look(monitor, want=COLO, runs=None, folder=None)
+    undo = migration_settings.settings_facts(monitor, want=COLO, runs=None, folder=None)
     told = monitor.ask("query-migrate-parameters")
     return Before(
         capabilities=undo.capabilities, delay=int(told[_DELAY]), downtime=int(told[_DOWNTIME]),
@@ -107,7 +107,7 @@ def _wait_for_cleanup(monitor: Commands) -> None:
         if time.monotonic() > give_up:
             raise CaptureFailed(
                 f"QEMU of {monitor.name} on {monitor.host} does not leave COLO",
-                mend="look at QEMU's log there",
+                hint="look at QEMU's log there",
             )
         time.sleep(_TURN)
 
@@ -226,7 +226,7 @@ class DirtyLog:
         """The head of a stream without shared memory, from one short pause."""
         tape = Tape()
         with Drain(tape) as drain:
-            standstill = Standstill(self._monitor, self._undo, drain)
+            standstill = PausedCapture(self._monitor, self._undo, drain)
             try:
                 self._open_logs(True)
                 drain.hand_over(self._monitor)
@@ -265,7 +265,7 @@ class DirtyLog:
                 raise reader.error or CannotCapture(
                     f"QEMU of {monitor.name} on {monitor.host} does not come to COLO: its"
                     f" migration is {status}",
-                    mend="use the way that compares memory",
+                    hint="use the way that compares memory",
                 )
             if not self._marks and monitor.run_state() == "finish-migrate":
                 self._still(True)
@@ -315,7 +315,7 @@ class DirtyLog:
     def _failed(self, why: str) -> CaptureFailed:
         return CaptureFailed(
             f"the dirty log of {self._monitor.name} on {self._monitor.host} broke off: {why}",
-            mend="look at QEMU's log there; the way that compares memory goes on without it",
+            hint="look at QEMU's log there; the way that compares memory goes on without it",
         )
 
     def _open_logs(self, on: bool) -> None:

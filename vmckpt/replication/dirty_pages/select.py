@@ -141,7 +141,7 @@ def tryout(*, qemu: str = scratch_qemu.QEMU, accelerator: str = "kvm") -> Tried:
                     return Tried(checkpoints=right, broke="an epoch was not what memory was")
                 right += 1
             trial.log.end()
-            if not guest.goes_on() or migration_settings.look(
+            if not guest.goes_on() or migration_settings.settings_facts(
                 guest, want=migration_settings.IGNORE_SHARED, runs=None, folder=None
             ) != trial.undo:  # fmt: skip
                 return Tried(checkpoints=right, broke="the guest was not as before in the end")
@@ -162,14 +162,14 @@ class _Trial:
             os.close(file)
         self._guest = guest
         self._seen: Pages = np.zeros((0, 0), dtype=np.uint64)
-        self.undo = migration_settings.look(
+        self.undo = migration_settings.settings_facts(
             guest, want=migration_settings.IGNORE_SHARED, runs=None, folder=None
         )
         self.log = DirtyLog(
             guest, self.undo, files=guest.files, last=[self._last], most=2 * scratch_qemu.PAGES,
             output=self, logs=(), still=lambda on: None,
         )  # fmt: skip
-        self._settle(self.log.begin(colo_dirty_log.look(guest)))
+        self._settle(self.log.begin(colo_dirty_log.dirty_log_facts(guest)))
 
     def close_epoch(self) -> int:
         """The guest stands still: its memory is what the epoch must come to."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 MARK = "vmckpt-mirror-"
@@ -43,7 +43,7 @@ def name_of(disk: int) -> str:
     return f"{MARK}{disk}"
 
 
-def begin(
+def start_mirror(
     monitor: Commands, *, node: str, socket: Path, job: str, still: Still = unnoticed
 ) -> None:
     """Mirror what is written to a disk from now on into the log served at `socket`.
@@ -108,7 +108,7 @@ def end(monitor: Commands, job: str, still: Still = unnoticed) -> None:
                 host=monitor.host,
             )
         if found["status"] == "concluded":
-            with suppress(Refused):
+            with suppress(QmpRefused):
                 monitor.tell("job-dismiss", {"id": job})
         elif found["status"] not in ("aborting", "pending", "null"):
             if waited > _GENTLY or _why_over(found) is not None:
@@ -138,7 +138,7 @@ def _break_off(monitor: Commands, job: str, still: Still) -> None:
 
 def _cancel(monitor: Commands, job: str, *, force: bool) -> None:
     """Without force one that is ready waits for the writes that are under way, before it ends."""
-    with suppress(Refused):  # it may end by itself meanwhile
+    with suppress(QmpRefused):  # it may end by itself meanwhile
         monitor.tell("block-job-cancel", {"device": job, "force": force})
 
 

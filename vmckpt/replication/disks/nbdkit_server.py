@@ -105,7 +105,7 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
             )  # fmt: skip
         except FileNotFoundError:
             raise DiskLogError(
-                "nbdkit is not installed here", mend=f"install {' and '.join(PACKAGES)}"
+                "nbdkit is not installed here", hint=f"install {' and '.join(PACKAGES)}"
             ) from None
         except subprocess.TimeoutExpired:
             raise DiskLogError(f"nbdkit did not start in {_STARTS:g} s") from None
@@ -114,7 +114,7 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
             lines = said.read(4096).decode(errors="replace").strip().splitlines()
             raise DiskLogError(
                 f"nbdkit does not start: {lines[-1] if lines else f'status {done.returncode}'}",
-                mend=f"see that {' and '.join(PACKAGES)} are installed",
+                hint=f"see that {' and '.join(PACKAGES)} are installed",
             )
 
 

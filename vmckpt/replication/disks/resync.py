@@ -22,11 +22,11 @@ from vmckpt.capture.migration_settings import Commands
 from vmckpt.capture.nbd.client import Client, Piece
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.hypervisor import qemu_user
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.primary.sender import Sender
-from vmckpt.replication.protocol.connection import Cut, Line
-from vmckpt.replication.protocol.messages import Digests, Wanted
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
+from vmckpt.replication.protocol.messages import Digests, PageRequest
 from vmckpt.units import MIB, Bytes, Seconds
 
 PIECE = 64 << 10
@@ -82,7 +82,7 @@ class _Content:
         return [write_log.header(self.offset, self.length), self.data]
 
 
-def bring(line: Line, sender: Sender, disks: Sequence[Readable]) -> Iterator[Progress]:
+def bring(line: PeerConnection, sender: Sender, disks: Sequence[Readable]) -> Iterator[Progress]:
     """Make the backup's disks what these are, but for what is in their logs meanwhile.
 
     All that the guest writes must come to the logs before this begins. Those are to be emptied
@@ -93,7 +93,7 @@ def bring(line: Line, sender: Sender, disks: Sequence[Readable]) -> Iterator[Pro
     for number, disk in enumerate(disks):
         for first in range(0, _count(disk), _ASKED):
             count = min(_ASKED, _count(disk) - first)
-            line.send(Wanted(file=-1 - number, first=first, count=count))
+            line.send(PageRequest(file=-1 - number, first=first, count=count))
             ours = list(_contents(disk, first, count))  # while they read theirs
             told = line.expect(Digests, _ANSWER)
             if (told.file, told.first, len(told.data)) != (-1 - number, first, count * _DIGEST):
@@ -105,7 +105,7 @@ def bring(line: Line, sender: Sender, disks: Sequence[Readable]) -> Iterator[Pro
             yield Progress(compared=Bytes(compared), sent=Bytes(sent), whole=Bytes(whole))
 
 
-def answer(wanted: Wanted, disks: Sequence[Readable]) -> Digests:
+def answer(wanted: PageRequest, disks: Sequence[Readable]) -> Digests:
     """The backup's answer. Raises IndexError, ValueError: the question makes no sense; and what
     the disks raise."""
     disk = disks[-1 - wanted.file]
@@ -182,8 +182,8 @@ def opened(
         address = {"type": "unix", "data": {"path": str(socket)}}
         try:
             monitor.tell("nbd-server-start", {"addr": address})
-        except Refused as exc:
-            raise Cut(f"{monitor.name}'s disks cannot be read: {exc.message}") from exc
+        except QmpRefused as exc:
+            raise ConnectionLost(f"{monitor.name}'s disks cannot be read: {exc.message}") from exc
         with ExitStack() as stack:
             clients = []
             for number, node in enumerate(nodes):
@@ -200,6 +200,6 @@ def opened(
 def end(monitor: Commands, place: Path) -> None:
     """Nobody reads them any more; fine if nobody did. Raises HypervisorError."""
     if (place / _SOCKET).exists():
-        with suppress(Refused):  # it is gone already
+        with suppress(QmpRefused):  # it is gone already
             monitor.tell("nbd-server-stop", {})
     shutil.rmtree(place, ignore_errors=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from vmckpt.capture import migration_settings
 from vmckpt.capture.memory.pipe_reader import Drain, Tape
-from vmckpt.capture.memory.shared_memory import Comparison, Mark, Standstill
+from vmckpt.capture.memory.shared_memory import Comparison, Mark, PausedCapture
 from vmckpt.capture.migration_settings import Commands, Undo
 from vmckpt.errors import CaptureFailed, HypervisorError
 from vmckpt.replication.dirty_pages.finder import Changed
@@ -82,7 +82,7 @@ class Capturer:
             mark("output")
 
         with Drain(tape) as drain:
-            standstill = Standstill(monitor, self._undo, drain)
+            standstill = PausedCapture(monitor, self._undo, drain)
             try:
                 drain.hand_over(monitor)
                 # Writes under way must end, or the guest could not be stopped.

@@ -6,13 +6,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from vmckpt.capture.migration_settings import Commands
-from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.control_socket import Request, Requests
 from vmckpt.replication.dirty_pages.finder import CompareFinder
 from vmckpt.replication.disks import mirror_job, resync
 from vmckpt.replication.disks.epoch_log import WriteLog
 from vmckpt.replication.disks.resync import Readable
 from vmckpt.replication.primary.sender import Sender
-from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import MIB, Seconds
 
@@ -30,10 +30,10 @@ class FirstCopy:
     finder: CompareFinder
     logs: Sequence[WriteLog]
     disks: Callable[[], AbstractContextManager[Sequence[Readable]]]
-    wishes: Wishes
+    requests: Requests
     status: PrimaryStatus
 
-    def run(self, line: Line, sender: Sender, left: int) -> None:
+    def run(self, line: PeerConnection, sender: Sender, left: int) -> None:
         """`left`: pages that the backup lacks. The mirrors must be at work. Ends early if the
         protection is to end. Raises Cut, WireError, HypervisorError."""
         self.status.copied(left, ready=False)
@@ -50,13 +50,13 @@ class FirstCopy:
             ready = self._mirrors_ready()
             self.status.copied(left, ready=ready)
             if left < _FEW:
-                self.wishes.wait(_TURN)
+                self.requests.wait(_TURN)
 
     @property
     def _ends(self) -> bool:
-        return self.wishes.has(Wish.END)
+        return self.requests.has(Request.END)
 
-    def _disks(self, line: Line, sender: Sender) -> None:
+    def _disks(self, line: PeerConnection, sender: Sender) -> None:
         if not self.logs:
             return
         with self.disks() as disks:

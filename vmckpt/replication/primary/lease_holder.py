@@ -18,8 +18,8 @@ from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.client import LeaseClient, LeaseForgotten
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replication.protocol.connection import Cut, Line
-from vmckpt.replication.protocol.messages import Beat
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
+from vmckpt.replication.protocol.messages import Heartbeat
 from vmckpt.replication.session import Lease
 from vmckpt.replication.watchdog.restart import GuardRestart
 from vmckpt.replication.watchdog.shared_page import GuardPage
@@ -44,8 +44,8 @@ class Enforcer(Protocol):
         """Not any more. May be repeated. Raises VmckptError."""
 
 
-class Tenure:
-    """Use as `with Tenure(...) as tenure`: as long as the block lasts the guest may run here."""
+class LeaseHolder:
+    """Use as `with LeaseHolder(...) as lease`: within the block the guest may run here."""
 
     def __init__(
         self, lease: Lease | None, folder: Path, page: GuardPage, *, holder: str,
@@ -63,7 +63,7 @@ class Tenure:
             self._client = LeaseClient(lease.url, holder=holder, limit=limit)
             self._renewer = LeaseClient(lease.url, holder=holder, limit=limit)
         self.token = _stored(folder)
-        self.line: Line | None = None
+        self.line: PeerConnection | None = None
         """Over which heartbeats go; None: none."""
         self.lost: str | None = None
         """Why the guest may run here no more."""
@@ -119,7 +119,7 @@ class Tenure:
                 client.close()
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def busy(self) -> Iterator[None]:
         """While QEMU is told something: if that hangs, so does the guest for everybody outside."""
         before = self._busy
         self._busy = time.monotonic() if before is None else before
@@ -182,7 +182,7 @@ class Tenure:
                 return client.acquire_again(self.token)
             raise
 
-    def hand_over(self, to: str) -> None:
+    def transfer(self, to: str) -> None:
         """The guest stands still here and is the other's from now on.
 
         Tried until there is an answer: without one nobody may run it. Raises LeaseLost,
@@ -212,8 +212,8 @@ class Tenure:
             line = self.line
             # The backup asks for the lease only of one that is silent.
             if line is not None and not self._hangs():
-                with suppress(Cut):
-                    line.send(Beat(sent=time.time(), note=json.dumps(self._note()).encode()))
+                with suppress(ConnectionLost):
+                    line.send(Heartbeat(sent=time.time(), note=json.dumps(self._note()).encode()))
 
     def _hangs(self) -> bool:
         busy = self._busy

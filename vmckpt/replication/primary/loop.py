@@ -18,7 +18,7 @@ from vmckpt.capture.memory.shared_memory import Resumed
 from vmckpt.capture.migration_settings import ACTIVE, Commands
 from vmckpt.errors import HypervisorError, VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.replication.control_socket import Wish, Wishes
+from vmckpt.replication.control_socket import Request, Requests
 from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder
 from vmckpt.replication.disks import mirror_job
 from vmckpt.replication.disks.epoch_log import WriteLog
@@ -26,22 +26,22 @@ from vmckpt.replication.disks.resync import Readable
 from vmckpt.replication.primary import pacing
 from vmckpt.replication.primary.epoch_capture import Capturer, Epoch
 from vmckpt.replication.primary.first_copy import FirstCopy
-from vmckpt.replication.primary.lease_holder import Tenure
+from vmckpt.replication.primary.lease_holder import LeaseHolder
 from vmckpt.replication.primary.memory import Memory
 from vmckpt.replication.primary.network_buffer import EARLY, Buffers
 from vmckpt.replication.primary.pacing import Cycle
 from vmckpt.replication.primary.sender import Sender
-from vmckpt.replication.primary.solo_permission import Leave
+from vmckpt.replication.primary.solo_permission import SoloPermission
 from vmckpt.replication.protocol import connection
-from vmckpt.replication.protocol.connection import Cut, Line
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import (
     Ack,
-    Beat,
     End,
+    EpochEnd,
+    Heartbeat,
     Hello,
-    Refused,
-    Seal,
-    Welcome,
+    HelloAck,
+    PeerRefused,
     WireError,
 )
 from vmckpt.replication.session import Session
@@ -87,9 +87,9 @@ class Parts:
     capturer: Capturer
     logs: Sequence[WriteLog]
     buffers: Buffers
-    tenure: Tenure
-    wishes: Wishes
-    leave: Leave
+    lease_holder: LeaseHolder
+    requests: Requests
+    leave: SoloPermission
     """To go on without the backup."""
     status: PrimaryStatus
     mirrors: Mirrors
@@ -105,7 +105,7 @@ class Parts:
     """Note for the agents after us that the standby is worth nothing, or is again."""
     switching: Callable[[], None]
     """Note that the guest stands still from now on for a switch."""
-    switch: Callable[[Line], None]
+    switch: Callable[[PeerConnection], None]
     """The guest stands still and the backup has all of it: give it away for good, and say so."""
     go_on: Callable[[], None]
     """A switch came to nothing: the guest goes on, if it stands still for it."""
@@ -118,7 +118,7 @@ _LOOK = Seconds(0.1)
 
 
 def await_ack(
-    line: Line, number: int, status: PrimaryStatus, *, patience: Seconds,
+    line: PeerConnection, number: int, status: PrimaryStatus, *, patience: Seconds,
     meanwhile: Callable[[], None],
 ) -> None:  # fmt: skip
     """As long as the backup takes what was sent, however slowly. Raises Cut, WireError, and what
@@ -129,28 +129,28 @@ def await_ack(
         found = line.receive(_LOOK)
         if isinstance(found, Ack) and found.epoch == number:
             return
-        if isinstance(found, Beat):
+        if isinstance(found, Heartbeat):
             told = note(found)
             status.heard(told)
             much = told.get("received")
             if isinstance(much, int) and taken < much <= line.sent:
                 taken, since = much, time.monotonic()
-        elif isinstance(found, Refused | End):
-            raise Cut(f"the backup will not go on: {found.why}")
+        elif isinstance(found, PeerRefused | End):
+            raise ConnectionLost(f"the backup will not go on: {found.why}")
         elif found is not None:
-            raise Cut(f"the backup sends {type(found).__name__}, and no acknowledgement")
+            raise ConnectionLost(f"the backup sends {type(found).__name__}, and no acknowledgement")
         if time.monotonic() - since > patience:
-            raise Cut(f"the backup has taken nothing for {patience:g} s")
+            raise ConnectionLost(f"the backup has taken nothing for {patience:g} s")
 
 
-def note(beat: Beat) -> Mapping[str, Any]:
+def note(beat: Heartbeat) -> Mapping[str, Any]:
     """What the backup tells of itself. Raises Cut if it makes no sense."""
     try:
         told = json.loads(beat.note or b"{}")
     except (ValueError, RecursionError) as exc:
-        raise Cut(f"the backup's note is no JSON: {exc}") from exc
+        raise ConnectionLost(f"the backup's note is no JSON: {exc}") from exc
     if not isinstance(told, dict):
-        raise Cut("the backup's note is no object")
+        raise ConnectionLost("the backup's note is no object")
     return told
 
 
@@ -206,14 +206,16 @@ class Primary:
         yet."""
         self._held = parts.held
         """Output waits for its epoch."""
-        self._terms = pacing.Terms(interval=session.terms.interval, slowdown=session.terms.slowdown)
-        self._pace = pacing.begin(self._terms)
+        self._terms = pacing.PacingTerms(
+            interval=session.terms.interval, slowdown=session.terms.slowdown
+        )
+        self._pace = pacing.initial_pace(self._terms)
         self._again = _AGAIN
         """So long after a line that broke another is made, while nothing waits for it."""
         self._look_at_devices = 0.0
         self._first_copy = FirstCopy(
             monitor=parts.monitor, finder=parts.finder, logs=parts.logs, disks=parts.disks,
-            wishes=parts.wishes, status=parts.status,
+            requests=parts.requests, status=parts.status,
         )  # fmt: skip
         self.standby_ended = False
         """The backup has heard that the protection is over: nobody will run its standby."""
@@ -224,11 +226,11 @@ class Primary:
         """Raises Switched after a planned switch, VmckptError; returns if it shall end."""
         if not (self._held or self._parts.is_alone):
             self._forgo_standby()
-        while not self._parts.wishes.has(Wish.END):
+        while not self._parts.requests.has(Request.END):
             try:
                 with self._connected() as line:
                     self._serve(line)
-            except (Cut, WireError, LeaseUnreachable, ValueError) as exc:
+            except (ConnectionLost, WireError, LeaseUnreachable, ValueError) as exc:
                 self._cut(exc)
             except HypervisorError:
                 if not self._held or self._parts.buffers.complete():
@@ -240,17 +242,19 @@ class Primary:
         """A filter is gone, and with it what it held: before more gets out that the standby has
         not, it must never be let run."""
         why = "a network card's filter is gone: its standby is made anew"
-        while not self._go_alone(why) and not self._parts.wishes.has(Wish.END):
+        while not self._run_unprotected(why) and not self._parts.requests.has(Request.END):
             self._keep()  # what is left of the filters
-            self._parts.wishes.wait(_AGAIN)
+            self._parts.requests.wait(_AGAIN)
 
-    def _connected(self) -> Line:
+    def _connected(self) -> PeerConnection:
         status = self._parts.status
         session = self._session
         made = connection.connect(self._folder, (session.address, session.port), limit=_CONNECT)
-        tenure = self._parts.tenure
+        lease_holder = self._parts.lease_holder
         # The backup learns of a newer token by what we send; one newer than ours is no backup's.
-        line = Line(made, lambda: tenure.token, takes=lambda told: told <= tenure.token)
+        line = PeerConnection(
+            made, lambda: lease_holder.token, takes=lambda told: told <= lease_holder.token
+        )
         status.connected(line)
         return line
 
@@ -258,13 +262,13 @@ class Primary:
         """The backup is gone: what was under way is in doubt, and output waits."""
         parts = self._parts
         parts.status.cut(str(why))
-        parts.tenure.line = None
+        parts.lease_holder.line = None
         parts.monitor.run_state()  # a guest that has ended is told by an error
         if self._flight is not None:
             parts.memory.doubt(self._flight.flags)
-        if parts.wishes.has(Wish.PLANNED):
+        if parts.requests.has(Request.PLANNED):
             # The guest may stand still for it; nobody else may run it yet.
-            parts.wishes.drop(Wish.PLANNED)
+            parts.requests.drop(Request.PLANNED)
             parts.go_on()
         if self._held:
             if not self._same_devices():
@@ -279,10 +283,10 @@ class Primary:
             self._begun = False
             parts.status.alone(str(why))
         elif time.monotonic() - self._safe > hold:
-            self._go_alone(str(why))
-        parts.wishes.wait(_AGAIN if self._held else self._again)
+            self._run_unprotected(str(why))
+        parts.requests.wait(_AGAIN if self._held else self._again)
 
-    def _go_alone(self, why: str) -> bool:
+    def _run_unprotected(self, why: str) -> bool:
         """Without the backup; never before it is written down that the standby is worth nothing.
         Whether that is so."""
         parts = self._parts
@@ -291,7 +295,7 @@ class Primary:
             parts.status.say(f"output waits until a controller lets the guest go on alone: {why}")
             return False
         try:
-            parts.tenure.invalidate()
+            parts.lease_holder.invalidate()
         except VmckptError as exc:
             parts.status.say(f"output waits: that the standby is behind cannot be noted: {exc}")
             return False
@@ -309,13 +313,13 @@ class Primary:
         self._parts.status.let_out(self._parts.buffers.lost)
         self._held = False
 
-    def _serve(self, line: Line) -> None:
+    def _serve(self, line: PeerConnection) -> None:
         """Bring the backup up, then one epoch after the other. Raises Cut, WireError."""
         parts, sender = self._parts, self._brought_up(line)
-        while not parts.wishes.has(Wish.END):
-            ready, final = self._wait(line), parts.wishes.has(Wish.PLANNED)
+        while not parts.requests.has(Request.END):
+            ready, final = self._wait(line), parts.requests.has(Request.PLANNED)
             if not ready and not (final and self._may_be_stopped()):
-                parts.wishes.drop(Wish.PLANNED)
+                parts.requests.drop(Request.PLANNED)
                 continue
             if final:
                 parts.switching()
@@ -336,17 +340,17 @@ class Primary:
         line.expect(End, _ENDS)
         self.standby_ended = True
 
-    def _brought_up(self, line: Line) -> Sender:
+    def _brought_up(self, line: PeerConnection) -> Sender:
         """From now on output waits for the backup. Raises Cut, WireError."""
         parts = self._parts
         captured = max(1, self._number) if self._whole else 0
         line.send(Hello(session=self._session.session, captured=captured))
-        welcome = line.expect(Welcome, _ANSWER)
+        welcome = line.expect(HelloAck, _ANSWER)
         if welcome.session != self._session.session:
-            raise Cut("the backup is of another session")
-        parts.tenure.line = line
+            raise ConnectionLost("the backup is of another session")
+        parts.lease_holder.line = line
         self._agree(welcome.committed)
-        with parts.tenure.at_work():
+        with parts.lease_holder.busy():
             same = self._same_devices()
         if not same:
             self._wait_alone()
@@ -378,7 +382,7 @@ class Primary:
         """The standby is nothing yet: the guest need not wait for it."""
         self._valid = False
         self._again = Seconds(min(2 * self._again, _RARELY))
-        self._parts.tenure.invalidate()
+        self._parts.lease_holder.invalidate()
         self._parts.alone(True)
         self._parts.leave.over()
         self._let_out()
@@ -393,23 +397,23 @@ class Primary:
             if (why := log.failed()) is not None:
                 raise mirror_job.MirrorEnded(f"a disk's log failed: {why}", host=self._session.host)
 
-    def _cycle(self, line: Line, sender: Sender, *, final: bool) -> None:
+    def _cycle(self, line: PeerConnection, sender: Sender, *, final: bool) -> None:
         """One epoch, from its capture to the release of its output. Raises Cut, WireError."""
         parts = self._parts
         began = time.monotonic()
-        with parts.tenure.at_work():
+        with parts.lease_holder.busy():
             epoch = parts.capturer.take(goes_on=not final)
         captured = time.monotonic()
         self._number += 1
         flight = Flight(self._number, epoch, parts.memory.flags(epoch.changed))
         self._flight = flight
-        with parts.tenure.at_work():
+        with parts.lease_holder.busy():
             if not parts.devices.still():
                 raise _Replugged
         before = line.sent
         sender.memory(flight.number, epoch.changed)
         sender.writes(flight.number, [log.consumed for log in parts.logs], epoch.ends)
-        with parts.tenure.at_work():
+        with parts.lease_holder.busy():
             self._check_disks()
         sender.finish(
             flight.number, epoch, self._state, base=self._acked, final=final,
@@ -449,22 +453,22 @@ class Primary:
         self._safe, self._again = time.monotonic(), _AGAIN
         for log, end in zip(parts.logs, flight.epoch.ends, strict=True):
             log.consume(end)
-        with parts.tenure.at_work():
-            if not (self._valid and parts.tenure.validated):
-                parts.tenure.validate()
+        with parts.lease_holder.busy():
+            if not (self._valid and parts.lease_holder.validated):
+                parts.lease_holder.validate()
                 self._whole = self._valid = True
             parts.leave.over()
-            parts.tenure.check()
+            parts.lease_holder.check()
             parts.buffers.release()
         parts.status.phase(Phase.PROTECTING)
 
-    def _wait(self, line: Line) -> bool:
+    def _wait(self, line: PeerConnection) -> bool:
         """Until the next epoch is due, or too much waits, and the guest may be stopped for it;
         False: something is wished for. Raises Cut, WireError."""
         parts = self._parts
-        while not parts.wishes.any:
+        while not parts.requests.any:
             left = self._due - time.monotonic()
-            with parts.tenure.at_work():  # what hangs here holds output as an epoch that hangs
+            with parts.lease_holder.busy():  # what hangs here holds output as an epoch that hangs
                 if (left <= 0 or self._is_full()) and self._may_be_stopped():
                     return True
                 same = self._same_devices()
@@ -472,17 +476,17 @@ class Primary:
                 self._wait_alone()
             self._keep()
             found = line.receive(Seconds(min(max(left, _TURN), _TURN)))
-            if isinstance(found, Refused | End):
-                raise Cut(f"the backup will not go on: {found.why}")
-            if isinstance(found, Seal | Hello):
-                raise Cut("the backup talks nonsense")
-            if isinstance(found, Beat):
+            if isinstance(found, PeerRefused | End):
+                raise ConnectionLost(f"the backup will not go on: {found.why}")
+            if isinstance(found, EpochEnd | Hello):
+                raise ConnectionLost("the backup talks nonsense")
+            if isinstance(found, Heartbeat):
                 parts.status.heard(note(found))
         return False
 
     def _keep(self) -> None:
         """See that QEMU's own timer lets out nothing that waits."""
-        with self._parts.tenure.at_work():
+        with self._parts.lease_holder.busy():
             self._parts.buffers.keep()
 
     def _same_devices(self) -> bool:
@@ -500,13 +504,13 @@ class Primary:
         why = "a device was plugged in or out: unprotect the guest, protect it again"
         parts.status.devices_changed()
         self._until_unplugged()
-        self._go_alone(why)
-        while not parts.wishes.has(Wish.END):
-            parts.wishes.drop(Wish.PLANNED)  # its standby is no switch's target
-            parts.wishes.wait(_AGAIN)
+        self._run_unprotected(why)
+        while not parts.requests.has(Request.END):
+            parts.requests.drop(Request.PLANNED)  # its standby is no switch's target
+            parts.requests.wait(_AGAIN)
             if self._held:  # it may not yet
                 self._keep()
-                self._go_alone(why)
+                self._run_unprotected(why)
             parts.monitor.run_state()
 
     def _until_unplugged(self) -> None:

@@ -12,8 +12,8 @@ from vmckpt.capture.memory.page_diff import Flags, Mapping
 from vmckpt.capture.qemu_stream.header import PAGE
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.protocol import page_codec
-from vmckpt.replication.protocol.connection import Line
-from vmckpt.replication.protocol.messages import Digests, Wanted
+from vmckpt.replication.protocol.connection import PeerConnection
+from vmckpt.replication.protocol.messages import Digests, PageRequest
 from vmckpt.units import Seconds
 
 _ASKED = 1 << 16
@@ -48,12 +48,12 @@ class Memory:
             flags[one.whole] = True
         return found
 
-    def compare(self, line: Line) -> int:
+    def compare(self, line: PeerConnection) -> int:
         """Ask the backup what it has: all else is stale; how many pages. Raises Cut, WireError."""
         for file, (last, stale) in enumerate(zip(self.last, self.stale, strict=True)):
             for first in range(0, len(stale), _ASKED):
                 count = min(_ASKED, len(stale) - first)
-                line.send(Wanted(file=file, first=first, count=count))
+                line.send(PageRequest(file=file, first=first, count=count))
                 told = line.expect(Digests, _ANSWER)
                 theirs = np.frombuffer(told.data, dtype=">u8")
                 if (told.file, told.first, len(theirs)) != (file, first, count):
@@ -63,7 +63,7 @@ class Memory:
         return int(sum(stale.sum() for stale in self.stale))
 
 
-def answer(wanted: Wanted, memory: Sequence[Mapping]) -> Digests:
+def answer(wanted: PageRequest, memory: Sequence[Mapping]) -> Digests:
     """The backup's answer to such a question. Raises IndexError, ValueError: it makes no sense."""
     if wanted.file < 0:
         raise ValueError("a disk is no memory")

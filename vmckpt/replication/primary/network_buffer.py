@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.replication.disks.epoch_log import punch
 from vmckpt.replication.primary import network_filters, new_nics
 from vmckpt.replication.primary.network_filters import LONGEST, Filter, Kind
@@ -195,7 +195,7 @@ class Buffers:
                 if old is not None:
                     self._add_buffer(old.next, on=True, before=old)
                     self._delete(old)
-            except Refused as exc:  # the card was unplugged, which `complete` tells
+            except QmpRefused as exc:  # the card was unplugged, which `complete` tells
                 log.warning("the output of %s cannot be held any longer: %s", card, exc)
 
     def hold_any_of(self, cards: Collection[str]) -> bool:
@@ -229,7 +229,7 @@ class Buffers:
     def _add_sink(self, card: str) -> None:
         one = Filter(Kind.SINK, card)
         null = {"type": "null", "data": {}}
-        with suppress(Refused):  # it is there, of an agent that died
+        with suppress(QmpRefused):  # it is there, of an agent that died
             self._monitor.tell("chardev-add", {"id": one.name, "backend": null})
         what: dict[str, object] = {"qom-type": _REDIRECTOR, "outdev": one.name, "status": "on"}
         self._add(one, what)
@@ -279,7 +279,7 @@ def _remove(monitor: Commands, gone: Collection[str] = ()) -> None:
             if "not found" not in exc.message:
                 failed = exc
     for one in network_filters.found(device["label"] for device in monitor.ask("query-chardev")):
-        with suppress(Refused):
+        with suppress(QmpRefused):
             monitor.tell("chardev-remove", {"id": one.name})
     if failed is not None:
         raise failed

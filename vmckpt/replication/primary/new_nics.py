@@ -13,7 +13,7 @@ from typing import Protocol
 
 from vmckpt.capture import migration_settings
 from vmckpt.hypervisor import domain_xml
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.util import atomic_file
 
 log = logging.getLogger("vmckpt.replica")
@@ -53,7 +53,7 @@ class NewCards:
             _note(self._folder, [*(one for one in cut if one != device), device])
             try:
                 _set_link(self._monitor, device, up=False)
-            except Refused:  # it is no network card
+            except QmpRefused:  # it is no network card
                 _note(self._folder, cut)
             else:
                 log.warning("%s was plugged in: its link is down until the standby is invalid",
@@ -77,7 +77,7 @@ def connect(monitor: Commands, folder: Path) -> None:
     stay = _down(monitor.described())
     for device in cut:
         if device not in stay:
-            with suppress(Refused):  # it was unplugged meanwhile
+            with suppress(QmpRefused):  # it was unplugged meanwhile
                 _set_link(monitor, device, up=True)
     _note(folder, [])
 

@@ -24,7 +24,7 @@ _START = Seconds(0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class PacingTerms:
     """What the operator wants. Raises ValueError if nobody can have it."""
 
     interval: Seconds | None
@@ -78,15 +78,15 @@ class Pace:
     """How long an epoch takes, pause and all; a slow one is forgotten little by little."""
 
 
-def begin(terms: Terms) -> Pace:
+def initial_pace(terms: PacingTerms) -> Pace:
     """The pace before anything is known of the guest and the link."""
-    wish = _START if terms.interval is None else terms.interval
-    interval = _within(wish, terms)
+    wanted = _START if terms.interval is None else terms.interval
+    interval = _within(wanted, terms)
     why = "to begin with" if terms.interval is None else "as asked for"
-    return Pace(interval=interval, why=f"{why}: {_told(interval, wish)}")
+    return Pace(interval=interval, why=f"{why}: {_told(interval, wanted)}")
 
 
-def decide(pace: Pace, cycle: Cycle, terms: Terms) -> Pace:
+def decide(pace: Pace, cycle: Cycle, terms: PacingTerms) -> Pace:
     """The pace after an epoch was acknowledged."""
     known = pace.pause or cycle.pause
     pause = known + _NEWS * (min(cycle.pause, known * _OUTLIER) - known)
@@ -97,7 +97,7 @@ def decide(pace: Pace, cycle: Cycle, terms: Terms) -> Pace:
     return _fixed(now, cycle, terms, _within(terms.interval, terms))
 
 
-def _fixed(now: Pace, cycle: Cycle, terms: Terms, asked: Seconds) -> Pace:
+def _fixed(now: Pace, cycle: Cycle, terms: PacingTerms, asked: Seconds) -> Pace:
     if now.took <= asked:
         why = f"as asked for: {_told(asked, terms.interval or asked)}"
         return replace(now, interval=asked, why=why)
@@ -107,7 +107,7 @@ def _fixed(now: Pace, cycle: Cycle, terms: Terms, asked: Seconds) -> Pace:
     return replace(now, interval=interval, why=why)
 
 
-def _auto(now: Pace, cycle: Cycle, terms: Terms) -> Pace:
+def _auto(now: Pace, cycle: Cycle, terms: PacingTerms) -> Pace:
     bearable = (now.pause or 0.0) / terms.slowdown
     fits = now.took * _HEADROOM
     least = max(bearable, fits)
@@ -137,13 +137,13 @@ def _slow(now: Pace, cycle: Cycle) -> str:
     return f"an epoch of {show_bytes(cycle.bytes)} took {show_seconds(now.took)}"
 
 
-def _within(interval: float, terms: Terms) -> Seconds:
+def _within(interval: float, terms: PacingTerms) -> Seconds:
     return Seconds(min(max(interval, terms.floor), terms.ceiling))
 
 
-def _told(interval: Seconds, wish: float) -> str:
-    if interval > wish:
+def _told(interval: Seconds, wanted: float) -> str:
+    if interval > wanted:
         return f"{show_seconds(interval)}, the least allowed"
-    if interval < wish:
+    if interval < wanted:
         return f"{show_seconds(interval)}, the most allowed"
     return show_seconds(interval)

@@ -11,9 +11,9 @@ from vmckpt.replication.dirty_pages.finder import Changed, Pages
 from vmckpt.replication.disks.epoch_log import WriteLog
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.protocol import page_codec
-from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.protocol.connection import PeerConnection
+from vmckpt.replication.protocol.messages import DeviceState, EpochEnd, Part, Tally, Writes
 from vmckpt.replication.protocol.messages import Pages as PagesMessage
-from vmckpt.replication.protocol.messages import Part, Seal, State, Tally, Writes
 from vmckpt.units import BytesPerSecond
 
 _MOST_PAGES = 2048
@@ -26,7 +26,7 @@ class Sender:
     the backup has; they are sent whole, and known then."""
 
     def __init__(
-        self, line: Line, last: Sequence[Mapping], logs: Sequence[WriteLog],
+        self, line: PeerConnection, last: Sequence[Mapping], logs: Sequence[WriteLog],
         stale: Sequence[Flags], bandwidth: BytesPerSecond | None = None,
     ) -> None:  # fmt: skip
         self._line, self._last, self._logs, self._stale = line, last, logs, stale
@@ -67,8 +67,8 @@ class Sender:
 
         `taken`: when it was captured, by time.time(); a slow link may have taken long since.
         """
-        self._part(State(epoch=number, data=page_codec.encode_state(epoch.state, previous)))
-        seal = Seal(
+        self._part(DeviceState(epoch=number, data=page_codec.encode_state(epoch.state, previous)))
+        seal = EpochEnd(
             epoch=number, base=base, messages=self._tally.count, digest=self._tally.digest(),
             final=final, taken=taken,
         )  # fmt: skip

@@ -10,7 +10,7 @@ import secrets
 import threading
 
 
-class Leave:
+class SoloPermission:
     """Wanted by one thread, given by another."""
 
     def __init__(self, *, needed: bool) -> None:
@@ -35,7 +35,7 @@ class Leave:
             self._asked = self._asked or secrets.token_hex(8)
             return self._given
 
-    def give(self, name: str) -> bool:
+    def grant(self, name: str) -> bool:
         """Whether somebody waits for it under that name."""
         with self._lock:
             known = self._asked is not None and secrets.compare_digest(name, self._asked)

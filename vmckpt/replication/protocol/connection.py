@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from vmckpt.errors import RemoteError
 from vmckpt.replication.protocol import framing
-from vmckpt.replication.protocol.messages import Beat, End, Message, Refused, WireError
+from vmckpt.replication.protocol.messages import End, Heartbeat, Message, PeerRefused, WireError
 from vmckpt.units import Seconds
 
 T = TypeVar("T", bound=Message)
@@ -45,7 +45,7 @@ _AT_ONCE = 64
 _SILENT_MS = 5000
 
 
-class Cut(RemoteError):
+class ConnectionLost(RemoteError):
     """The line between the agents is gone."""
 
 
@@ -112,7 +112,7 @@ def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SS
             made = _context(folder, ssl.PROTOCOL_TLS_CLIENT).wrap_socket(plain)
         return _checked(made, folder)
     except OSError as exc:
-        raise Cut(f"{address[0]}:{address[1]}: {_why(exc)}") from exc
+        raise ConnectionLost(f"{address[0]}:{address[1]}: {_why(exc)}") from exc
 
 
 def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSocket | None:
@@ -238,7 +238,7 @@ def _why(exc: OSError) -> str:
     return " ".join(str(exc.strerror or exc).split())
 
 
-class Line:
+class PeerConnection:
     """Messages both ways. Use as `with Line(connected, token) as line`.
 
     Any thread may send; one receives. Big messages of one thread do not keep another's small ones
@@ -295,7 +295,7 @@ class Line:
     def _send(self, data: memoryview) -> None:
         while data:
             if self._closed.is_set():
-                raise Cut("the line was closed")
+                raise ConnectionLost("the line was closed")
             try:
                 with self._tls:
                     data = data[self._connected.send(data) :]
@@ -304,7 +304,7 @@ class Line:
             except ssl.SSLWantReadError:
                 time.sleep(0.001)  # the reader takes what TLS itself waits for
             except (OSError, ValueError) as exc:
-                raise Cut(f"the line broke: {exc}") from exc
+                raise ConnectionLost(f"the line broke: {exc}") from exc
 
     def receive(self, limit: Seconds) -> Message | None:
         """The next message; None if none came in that time. Raises Cut, WireError."""
@@ -331,18 +331,20 @@ class Line:
             found = self.receive(Seconds(left))
             if isinstance(found, kind):
                 return found
-            if isinstance(found, Refused | End):
-                raise Cut(f"the other end will not go on: {found.why}")
-            if found is not None and not isinstance(found, Beat):
-                raise Cut(f"the other end sends {type(found).__name__}, not {kind.__name__}")
-        raise Cut(f"the other end has not answered for {limit:g} s")
+            if isinstance(found, PeerRefused | End):
+                raise ConnectionLost(f"the other end will not go on: {found.why}")
+            if found is not None and not isinstance(found, Heartbeat):
+                raise ConnectionLost(
+                    f"the other end sends {type(found).__name__}, not {kind.__name__}"
+                )
+        raise ConnectionLost(f"the other end has not answered for {limit:g} s")
 
     def _run(self) -> None:
         try:
             while not self._closed.is_set():
                 for message in self._reader.feed(self._read()):
                     self._put(message)
-        except (Cut, WireError) as exc:
+        except (ConnectionLost, WireError) as exc:
             self._put(exc)
 
     def _read(self) -> bytes:
@@ -357,14 +359,14 @@ class Line:
                 time.sleep(0.001)
                 continue
             except (OSError, ValueError) as exc:
-                raise Cut(f"the line broke: {exc}") from exc
+                raise ConnectionLost(f"the line broke: {exc}") from exc
             if not data:
                 self._reader.close()
-                raise Cut("the other end has hung up")
+                raise ConnectionLost("the other end has hung up")
             self.heard = time.monotonic()
             self.received += len(data)
             return data
-        raise Cut("the line was closed")
+        raise ConnectionLost("the line was closed")
 
     def _put(self, what: Message | RemoteError | WireError) -> None:
         while not self._closed.is_set():

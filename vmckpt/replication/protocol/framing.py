@@ -81,7 +81,7 @@ class Reader:
     def close(self) -> None:
         """Say that nothing more comes. Raises CutOff in the middle of a frame."""
         if self._data:
-            raise CutOff(f"the connection ended {len(self._data)} bytes into a message", mend=AGAIN)
+            raise CutOff(f"the connection ended {len(self._data)} bytes into a message", hint=AGAIN)
 
     def _messages(self) -> Iterator[Message]:
         while (length := self._body_length()) is not None:
@@ -107,7 +107,7 @@ class Reader:
         if version > VERSION:
             raise TooNew(
                 f"the agent at the other end speaks version {version}, this one {VERSION}",
-                mend="upgrade vmckpt on this host",
+                hint="upgrade vmckpt on this host",
             )
         if version < VERSION:
             raise damaged(f"a frame of version {version}")
@@ -126,7 +126,7 @@ class Reader:
             if not (token == self._token if isinstance(self._token, int) else self._token(token)):
                 raise WrongToken(
                     f"the other end sent token {token}, which is not that of the lease",
-                    mend="another host may have taken over; see vmckpt status",
+                    hint="another host may have taken over; see vmckpt status",
                 )
             return parse(kind, epoch, told)
 

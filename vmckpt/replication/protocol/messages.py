@@ -64,7 +64,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class HelloAck:
     """The answer of the backup."""
 
     kind: ClassVar[int] = 2
@@ -96,7 +96,7 @@ class Writes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class DeviceState:
     """Device state, by `delta.encode_state`."""
 
     kind: ClassVar[int] = 5
@@ -105,7 +105,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seal:
+class EpochEnd:
     """The end of an epoch: all of it was sent, and the backup may commit it."""
 
     kind: ClassVar[int] = 6
@@ -131,7 +131,7 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """A heartbeat, either way."""
 
     kind: ClassVar[int] = 8
@@ -155,7 +155,7 @@ class Digests:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PageRequest:
     """Asks for Digests."""
 
     kind: ClassVar[int] = 10
@@ -165,7 +165,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class PeerRefused:
     """The other end will not go on; the connection is closed after it."""
 
     kind: ClassVar[int] = 11
@@ -180,10 +180,21 @@ class End:
     why: str
 
 
-Part: TypeAlias = Pages | Writes | State
+Part: TypeAlias = Pages | Writes | DeviceState
 """What an epoch is made of."""
 Message: TypeAlias = (
-    Hello | Welcome | Pages | Writes | State | Seal | Ack | Beat | Digests | Wanted | Refused | End
+    Hello
+    | HelloAck
+    | Pages
+    | Writes
+    | DeviceState
+    | EpochEnd
+    | Ack
+    | Heartbeat
+    | Digests
+    | PageRequest
+    | PeerRefused
+    | End
 )
 
 
@@ -207,16 +218,16 @@ _FORMS = {
     form.made.kind: form
     for form in (
         _form(Hello, "Q", "captured", "session"),
-        _form(Welcome, "Q", "committed", "session"),
+        _form(HelloAck, "Q", "committed", "session"),
         _form(Pages, "I", "file", "data"),
         _form(Writes, "I", "disk", "data"),
-        _form(State, "", "", "data"),
-        _form(Seal, "QI16s?d", "base messages digest final taken"),
+        _form(DeviceState, "", "", "data"),
+        _form(EpochEnd, "QI16s?d", "base messages digest final taken"),
         _form(Ack, "", ""),
-        _form(Beat, "d", "sent", "note"),
+        _form(Heartbeat, "d", "sent", "note"),
         _form(Digests, "iQ", "file first", "data"),
-        _form(Wanted, "iQI", "file first count"),
-        _form(Refused, "", "", "why"),
+        _form(PageRequest, "iQI", "file first count"),
+        _form(PeerRefused, "", "", "why"),
         _form(End, "", "", "why"),
     )
 }
@@ -255,9 +266,9 @@ def body(message: Message) -> tuple[bytes, bytes]:
 def _wrong(message: Message) -> str | None:
     """What is wrong with a message that has room for all its numbers."""
     match message:
-        case Seal(digest=told) if len(told) != DIGEST:
+        case EpochEnd(digest=told) if len(told) != DIGEST:
             return f"a digest of {len(told)} bytes instead of {DIGEST}"
-        case Seal(taken=at) | Beat(sent=at) if not math.isfinite(at):
+        case EpochEnd(taken=at) | Heartbeat(sent=at) if not math.isfinite(at):
             return f"{at} is no time"
         case Digests(data=data) if len(data) % 8:
             return f"{len(data)} bytes are no digests of 8 bytes each"
@@ -324,9 +335,9 @@ class Order:
         """
         try:
             match message:
-                case Pages() | Writes() | State():
+                case Pages() | Writes() | DeviceState():
                     self._part(message)
-                case Seal():
+                case EpochEnd():
                     self._seal(message)
                 case _:
                     pass
@@ -350,7 +361,7 @@ class Order:
             self.open = part.epoch
         self._tally.add(part)
 
-    def _seal(self, seal: Seal) -> None:
+    def _seal(self, seal: EpochEnd) -> None:
         self._not_committed(seal.epoch)
         told = f"epoch {seal.epoch}"
         if seal.base != self.committed:
@@ -368,14 +379,14 @@ class Order:
         if epoch <= self.committed:
             raise Replayed(
                 f"a message of epoch {epoch} came, but {self.committed} is committed",
-                mend="an agent that has been replaced may still run; see vmckpt status",
+                hint="an agent that has been replaced may still run; see vmckpt status",
             )
 
 
 def damaged(what: str) -> Damaged:
     """The error for what the other end sent."""
-    return Damaged(f"the other end sent {what}", mend=AGAIN)
+    return Damaged(f"the other end sent {what}", hint=AGAIN)
 
 
 def _out_of_order(what: str) -> OutOfOrder:
-    return OutOfOrder(what, mend=AGAIN)
+    return OutOfOrder(what, hint=AGAIN)

@@ -12,7 +12,7 @@ from typing import Any
 
 from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 MARK = "vmckpt-test-"
@@ -51,7 +51,7 @@ def prepare(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
         monitor.tell("block-export-add", told | {"node-name": one.name, "writable": False})
 
 
-def begin(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
+def start_copies(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
     """From now on what is read is what the disks are now, all of them. Raises HypervisorError."""
     if not fleeces:
         return
@@ -78,13 +78,13 @@ def end(monitor: Commands) -> bool:
     while jobs := _ours(monitor.ask("query-block-jobs"), "device"):
         found = True
         for job in jobs:
-            with suppress(Refused):  # it ends by itself just now
+            with suppress(QmpRefused):  # it ends by itself just now
                 monitor.tell("block-job-cancel", {"device": job, "force": True})
         _wait(monitor, give_up)
     while exports := _ours(monitor.ask("query-block-exports"), "id"):
         found = True
         for export in exports:
-            with suppress(Refused):  # it is on its way out
+            with suppress(QmpRefused):  # it is on its way out
                 monitor.tell("block-export-del", {"id": export, "mode": "hard"})
         _wait(monitor, give_up)
     for node in _ours(monitor.ask("query-named-block-nodes", flat=True), "node-name"):

@@ -23,7 +23,7 @@ class Room:
     """Where the standby's images are; None: it has none."""
 
 
-def against(room: Room) -> str | None:
+def why_not(room: Room) -> str | None:
     """Why there can be no test; None: there can be one."""
     wanted = Bytes(room.wanted + _EPOCHS)
     for what, free in (("of memory", room.memory), ("on the tmpfs of memory", room.shared)):

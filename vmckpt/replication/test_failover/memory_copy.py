@@ -66,7 +66,7 @@ class Touched:
             return int(sum(one.sum() for one in self._flags))
 
 
-def everything(memory: Sequence[Memory]) -> list[Flags]:
+def all_pages(memory: Sequence[Memory]) -> list[Flags]:
     """All pages."""
     return [np.ones(len(one.pages), dtype=np.bool_) for one in memory]
 

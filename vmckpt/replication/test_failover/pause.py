@@ -27,7 +27,7 @@ class _State(Enum):
     OVERDUE = auto()
 
 
-class Standstill:
+class LoopPause:
     """One at a time, wanted by one thread and granted by another."""
 
     def __init__(self, longest: Seconds = _LONGEST) -> None:
@@ -72,7 +72,7 @@ class Standstill:
         if overdue:
             raise Missed(
                 f"the standby could not be held still for more than {self._longest:g} s",
-                mend="try again when its host is less busy",
+                hint="try again when its host is less busy",
             )
 
     def _is(self, state: _State) -> bool:

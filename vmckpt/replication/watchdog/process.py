@@ -29,7 +29,7 @@ from vmckpt.lease.clock import boottime
 from vmckpt.replication import priority
 from vmckpt.replication.watchdog import rules, systemd_unit
 from vmckpt.replication.watchdog.facts import Facts, Resumable
-from vmckpt.replication.watchdog.rules import Seen, SpareSeen
+from vmckpt.replication.watchdog.rules import SpareSeen, WatchdogFacts
 from vmckpt.replication.watchdog.shared_page import GuardPage, identity, process_of
 
 OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log", "guard.lock"
@@ -66,7 +66,7 @@ def hold(known: int) -> HeldProcess | None:
     return None
 
 
-def begin(facts: Facts, *, unit: bool = False) -> None:
+def start(facts: Facts, *, unit: bool = False) -> None:
     """Start a watchdog and wait until it looks; fine if this one runs already.
 
     `unit`: systemd starts it, and again whenever it ends. Raises GuardFailed.
@@ -202,7 +202,7 @@ class Guard:
                 return False
         return True
 
-    def _look(self, now: float) -> Seen:
+    def _look(self, now: float) -> WatchdogFacts:
         page = self._page
         page.guarded = now
         self._signs.give(now)
@@ -215,7 +215,7 @@ class Guard:
             self._know_agent(page.agent, now)
         lives = self._qemu is not None and self._qemu.lives()
         self._gone = 0.0 if lives else self._gone or now
-        return Seen(
+        return WatchdogFacts(
             guest_lives=lives, gone=self._gone, over=_is_over(self._folder),
             renewed=page.renewed, lasts=page.lasts, stopped=page.stopped,
             agent_lives=self._agent is not None and self._agent.lives(),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vmckpt.capture import migration_settings
 from vmckpt.capture.migration_settings import Undo
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.disks.log_control import Control
 from vmckpt.replication.watchdog.facts import Resumable
 from vmckpt.replication.watchdog.shared_page import GuardPage
@@ -31,7 +31,7 @@ def resume(facts: Resumable, page: GuardPage) -> bool:
             return False
         if page.stopped == 0:
             return True  # an agent came, undid it and went
-        with Monitor(facts.guest, host=facts.host, uri=facts.uri) as monitor:
+        with QmpMonitor(facts.guest, host=facts.host, uri=facts.uri) as monitor:
             migration_settings.break_off(monitor, Undo.from_json(facts.undo))
         _bound_logs(facts)
         page.stopped = 0.0

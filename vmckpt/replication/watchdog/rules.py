@@ -17,7 +17,7 @@ _STUCK = Seconds(1.0)
 ordinary processes."""
 
 
-class Keeper(StrEnum):
+class KillMethod(StrEnum):
     """What ends a guest whose lease has ended; the values are for users to read."""
 
     KERNEL = "the kernel and a watchdog"
@@ -25,15 +25,15 @@ class Keeper(StrEnum):
     PAIR = "two watchdogs that restart each other"
 
 
-def keeper(*, timer: bool, systemd: bool) -> Keeper:
+def keeper(*, timer: bool, systemd: bool) -> KillMethod:
     """Choose what enforces a lease on a host.
 
     `timer`: the kernel's timer can be set in QEMU, which needs ptrace(2). Without it a watchdog
     must outlive whatever kills the agent: systemd restarts it, or a second watchdog does.
     """
     if timer:
-        return Keeper.KERNEL
-    return Keeper.UNIT if systemd else Keeper.PAIR
+        return KillMethod.KERNEL
+    return KillMethod.UNIT if systemd else KillMethod.PAIR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class WatchdogFacts:
     """How things stand."""
 
     guest_lives: bool
@@ -131,7 +131,7 @@ class End:
 Action: TypeAlias = Wait | KillGuest | KillAgent | StartAgent | ResumeGuest | End
 
 
-def decide(seen: Seen, now: float, rules: Rules) -> Action:
+def decide(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
     """Choose the next action; the first rule that matches wins."""
     if seen.over:
         return End("the protection has ended")
@@ -149,7 +149,7 @@ def decide(seen: Seen, now: float, rules: Rules) -> Action:
     return _wait(seen.renewed, seen.lasts, now)
 
 
-def _without_agent(seen: Seen, now: float, rules: Rules) -> Action:
+def _without_agent(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
     """The guest first: to resume it nothing need be started, and its output stays buffered."""
     first = seen.resumed is None or seen.resumed < seen.stopped
     if first and seen.stopped != 0 and seen.resumable and not seen.resuming:
@@ -161,16 +161,16 @@ def _without_agent(seen: Seen, now: float, rules: Rules) -> Action:
     return _wait(seen.renewed, seen.lasts, now)
 
 
-def _may_resume(seen: Seen, now: float, rules: Rules) -> bool:
+def _may_resume(seen: WatchdogFacts, now: float, rules: Rules) -> bool:
     paused = seen.stopped != 0 and seen.resumable and not seen.resuming
     return paused and (seen.resumed is None or now >= seen.resumed + rules.again)
 
 
-def _may_start(seen: Seen, now: float, rules: Rules) -> bool:
+def _may_start(seen: WatchdogFacts, now: float, rules: Rules) -> bool:
     return seen.started is None or now >= seen.started + rules.again
 
 
-def _afterwards(seen: Seen, now: float, rules: Rules) -> Action:
+def _afterwards(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
     """An agent must leave word of how the guest ended, or its standby does not take over."""
     if now > seen.gone + rules.leaves:
         return End("the guest's QEMU has ended, and its agent leaves no word")
@@ -198,7 +198,7 @@ def _ended(renewed: float, lasts: float, now: float) -> str:
     )
 
 
-def _hangs(seen: Seen, now: float, rules: Rules) -> str | None:
+def _hangs(seen: WatchdogFacts, now: float, rules: Rules) -> str | None:
     """Why the agent is to be ended; None: it is not."""
     if seen.came == 0:
         late = now > max(seen.agent_since, seen.woke) + rules.starts

@@ -41,7 +41,7 @@ def name_of(folder: str) -> str:
     return f"vmckpt-watchdog-{Path(folder).name}.service"
 
 
-def command(name: str, words: Sequence[str], told: bytes) -> list[str]:
+def unit_command(name: str, words: Sequence[str], told: bytes) -> list[str]:
     """What starts a unit of that name: `words` run with `told` on standard input. Pure."""
     data = base64.b64encode(told).decode()
     properties = (*_PROPERTIES, "StandardInput=data", f"StandardInputData={data}")
@@ -83,7 +83,7 @@ def start(words: Sequence[str], told: bytes, *, folder: str, limit: float) -> No
     name = name_of(folder)
     try:
         subprocess.run(
-            command(name, words, told), stdin=subprocess.DEVNULL, capture_output=True,
+            unit_command(name, words, told), stdin=subprocess.DEVNULL, capture_output=True,
             timeout=limit, check=True,
         )  # fmt: skip
     except subprocess.CalledProcessError:

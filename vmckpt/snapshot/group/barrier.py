@@ -97,11 +97,11 @@ class Cutting:
                     CaptureFailed(
                         f"{' and '.join(late)} was not {self._meeting.phase} within {limit:g} s:"
                         f" {_NO_SNAPSHOT}",
-                        mend="see that its host answers, and try again",
+                        hint="see that its host answers, and try again",
                     )
                 )
                 return
-            await self._turn(rules.left(self._meeting, now))
+            await self._turn(rules.time_left(self._meeting, now))
 
     async def _turn(self, limit: Seconds | None) -> None:
         """Until somebody arrives, or so long."""

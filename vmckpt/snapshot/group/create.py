@@ -92,7 +92,7 @@ async def take(
     what is.
     """
     if not request.memory:
-        raise BadInput("a group is captured with its memory", mend="leave --no-memory out")
+        raise BadInput("a group is captured with its memory", hint="leave --no-memory out")
     create.check_words(request)
     name = request.name or create.named_now()
     tags = {**request.tags, rules.SIZE: str(len(places))}
@@ -114,12 +114,12 @@ async def take(
 async def _found(
     places: Sequence[tuple[Host, str]], stack: AsyncExitStack
 ) -> list[tuple[Host, Guest]]:
-    """Raises BadInput, GuestBusy, HypervisorError."""
+    """Raises BadInput, GuestLocked, HypervisorError."""
     found: list[tuple[Host, Guest]] = []
     for host, name in places:
         hypervisor = await stack.enter_async_context(Hypervisor(host))
         guest = await domains.find_guest(hypervisor, name)
-        create.check(guest, name, host)
+        create.require_capturable(guest, name, host)
         assert guest is not None
         if any(guest.uuid == other.uuid for _, other in found):
             raise BadInput(f"--group names {guest.name} twice")
@@ -144,7 +144,9 @@ class _Group:
         self._cut = Cutting(self._id, names, caller.stop)
         caller_of = listening(caller)
         self._takings = [
-            create.Taking(one.host, store, keys, caller_of(one.name), one.recorder, cut=self._cut)
+            create.SnapshotSession(
+                one.host, store, keys, caller_of(one.name), one.recorder, cut=self._cut
+            )
             for one in members
         ]
 
@@ -212,7 +214,7 @@ class _Group:
         ]
         if not unknown:
             if note:
-                return StoreError(error.message + note, mend="vmckpt snapshot delete")
+                return StoreError(error.message + note, hint="vmckpt snapshot delete")
             return error
         # Only those of which nobody knows are left to recovery.
         outcome = Outcome.CANCELLED if isinstance(error, Cancelled) else Outcome.FAILED
@@ -221,7 +223,7 @@ class _Group:
                 member.recorder.finish(outcome, {"error": str(error)})
         return RemoteError(
             f"{error.message}; how it ended for {' and '.join(unknown)} is not known{note}",
-            mend="run vmckpt recover",
+            hint="run vmckpt recover",
         )
 
     def _unpublished(self, taken: Sequence[Taken]) -> list[str]:

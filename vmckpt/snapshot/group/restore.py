@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vmckpt.errors import BadInput, Cancelled, RemoteError, VmckptError, WaitedInVain
+from vmckpt.errors import BadInput, Cancelled, RemoteError, TimedOut, VmckptError
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.snapshot.group.create import listening
@@ -68,7 +68,7 @@ async def restore(
     if failures:
         error = summed_up(failures)
         # All who were stopped may have waited then.
-        raise Cancelled(error.message) if isinstance(error, WaitedInVain) else error
+        raise Cancelled(error.message) if isinstance(error, TimedOut) else error
     return GroupRestored(id=id_, members=tuple(one for one in ended if isinstance(one, Restored)))
 
 
@@ -88,7 +88,7 @@ def apart(members: Sequence[Member], request: RestoreRequest) -> None:
             if other != guest:
                 raise BadInput(
                     f"{path} on {host.name} would be an image of {other} and of {guest}",
-                    mend="restore them on different hosts, one by one",
+                    hint="restore them on different hosts, one by one",
                 )
 
 
@@ -112,4 +112,4 @@ def _rank(error: BaseException) -> int:
         return 0
     if isinstance(error, RemoteError) or not error.undone:
         return 1
-    return {Cancelled: 3, WaitedInVain: 4}.get(type(error), 2)
+    return {Cancelled: 3, TimedOut: 4}.get(type(error), 2)

@@ -58,7 +58,7 @@ def arrived(meeting: Meeting, member: str, phase: Phase, now: float) -> Meeting:
     return replace(meeting, here=here)
 
 
-def left(meeting: Meeting, now: float) -> Seconds | None:
+def time_left(meeting: Meeting, now: float) -> Seconds | None:
     """How long the others are waited for yet; None: as long as it takes."""
     limit = None if meeting.phase is None else LIMITS[meeting.phase]
     return None if limit is None else Seconds(max(0.0, meeting.since + limit - now))
@@ -66,7 +66,7 @@ def left(meeting: Meeting, now: float) -> Seconds | None:
 
 def late(meeting: Meeting, now: float) -> tuple[str, ...]:
     """Who has let the others wait too long."""
-    if left(meeting, now) != 0.0:
+    if time_left(meeting, now) != 0.0:
         return ()
     return tuple(sorted(meeting.members - meeting.here))
 
@@ -95,7 +95,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     if twice:
         raise BadInput(f"--group names {twice[0]!r} twice")
     if len(told) < 2 or not all(told):
-        raise BadInput("a group has at least two guests", mend="say --group web1,db1")
+        raise BadInput("a group has at least two guests", hint="say --group web1,db1")
     return told
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import HostFacts
-from vmckpt.store.format.metadata import Contents, Facts, Public
+from vmckpt.store.format.metadata import Contents, PrivateFacts, Public
 from vmckpt.units import Bytes, show_bytes
 
 
@@ -30,7 +30,9 @@ class Side:
     """RAM blocks of the machine that waits for the memory; None: it was not started yet."""
 
 
-def check(public: Public, facts: Facts, files: Mapping[str, bytes], side: Side) -> list[Finding]:
+def check_compatibility(
+    public: Public, facts: PrivateFacts, files: Mapping[str, bytes], side: Side
+) -> list[Finding]:
     """All findings, blockers first. `files`: what the manifest keeps (NVRAM, TPM state).
 
     A snapshot without memory boots anew: what only a running machine minds is a warning then.
@@ -86,7 +88,7 @@ def _machine(public: Public, side: Side) -> Iterator[Finding]:
         )
 
 
-def _cpu(public: Public, facts: Facts, side: Side) -> Iterator[Finding]:
+def _cpu(public: Public, facts: PrivateFacts, side: Side) -> Iterator[Finding]:
     if facts.cpu_xml is None:
         return
     if side.cpu_fits is False:
@@ -103,7 +105,7 @@ def _cpu(public: Public, facts: Facts, side: Side) -> Iterator[Finding]:
         )
 
 
-def _firmware(facts: Facts, files: Mapping[str, bytes], side: Side) -> Iterator[Finding]:
+def _firmware(facts: PrivateFacts, files: Mapping[str, bytes], side: Side) -> Iterator[Finding]:
     for path in facts.boot_files:
         there = side.on_host.get(path)
         if there is False:
@@ -147,7 +149,7 @@ def _networks(side: Side) -> Iterator[Finding]:
         )
 
 
-def _disks(facts: Facts, side: Side) -> Iterator[Finding]:
+def _disks(facts: PrivateFacts, side: Side) -> Iterator[Finding]:
     known = {disk.target for disk in facts.disks}
     for disk in facts.disks:
         size = side.disks.get(disk.target)
@@ -168,7 +170,7 @@ def _disks(facts: Facts, side: Side) -> Iterator[Finding]:
         )
 
 
-def _memory(public: Public, facts: Facts, side: Side) -> Iterator[Finding]:
+def _memory(public: Public, facts: PrivateFacts, side: Side) -> Iterator[Finding]:
     if public.contents is not Contents.MEMORY:
         return
     if side.facts.memory_free < public.memory:
@@ -198,15 +200,15 @@ def _size(size: int | None) -> str:
     return "none" if size is None else f"{size} bytes"
 
 
-def _against(public: Public, code: str, side: Side, text: str, mend: str) -> Finding:
+def _against(public: Public, code: str, side: Side, text: str, hint: str) -> Finding:
     """A blocker for memory and device state; disks alone can be booted by anything like it."""
     running = public.contents is Contents.MEMORY
-    return _blocker(code, side, text, mend) if running else _warning(code, side, text, mend)
+    return _blocker(code, side, text, hint) if running else _warning(code, side, text, hint)
 
 
-def _blocker(code: str, side: Side, text: str, mend: str) -> Finding:
-    return Finding(code=code, severity=Severity.BLOCKER, where=side.host, text=text, mend=mend)
+def _blocker(code: str, side: Side, text: str, hint: str) -> Finding:
+    return Finding(code=code, severity=Severity.BLOCKER, where=side.host, text=text, hint=hint)
 
 
-def _warning(code: str, side: Side, text: str, mend: str | None = None) -> Finding:
-    return Finding(code=code, severity=Severity.WARNING, where=side.host, text=text, mend=mend)
+def _warning(code: str, side: Side, text: str, hint: str | None = None) -> Finding:
+    return Finding(code=code, severity=Severity.WARNING, where=side.host, text=text, hint=hint)

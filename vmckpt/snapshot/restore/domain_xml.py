@@ -18,7 +18,7 @@ from vmckpt.hypervisor import domain_xml
 from vmckpt.model.guest import Guest
 
 
-def as_itself(xml: str, images: Mapping[str, str]) -> str:
+def xml_for_replace(xml: str, images: Mapping[str, str]) -> str:
     """The guest as it was, with its disks at other paths where these are given.
 
     Raises ValueError if that is no domain.
@@ -28,7 +28,7 @@ def as_itself(xml: str, images: Mapping[str, str]) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def as_fork(
+def xml_for_fork(
     xml: str, images: Mapping[str, str], *, name: str, uuid: str, macs: list[str], link_up: bool
 ) -> str:
     """Another guest with the same inside: name, UUID and MACs are its own, and so is the id that
@@ -71,7 +71,7 @@ def image_of(xml: str, disk: str) -> str:
             if why is not None:
                 raise BadInput(
                     f"disk {disk} {why}: it cannot be restored by this vmckpt",
-                    mend="look into it with vmckpt snapshot open, and copy it from there by hand",
+                    hint="look into it with vmckpt snapshot open, and copy it from there by hand",
                 )
             if path := source.get("file"):
                 return path
@@ -160,7 +160,7 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
         elif memory:
             raise BadInput(
                 f"{what} is not in the snapshot, and a fork would write into it",
-                mend="restore it in its own place, or fork a snapshot without memory",
+                hint="restore it in its own place, or fork a snapshot without memory",
             )
         else:
             holders[node].remove(node)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vmckpt.errors import GuestBusy, HostUnreachable, HypervisorError
+from vmckpt.errors import GuestLocked, HostUnreachable, HypervisorError
 from vmckpt.hypervisor import domains, storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.storage import User
@@ -12,7 +12,7 @@ from vmckpt.model.host import Host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class HostAnswer:
     """What one host says."""
 
     host: str
@@ -23,36 +23,38 @@ class Heard:
     error: str | None = None
 
 
-async def ask(hosts: Iterable[Host], uuid: str) -> list[Heard]:
+async def query_hosts(hosts: Iterable[Host], uuid: str) -> list[HostAnswer]:
     """All hosts at once."""
 
-    async def one(host: Host) -> Heard:
+    async def one(host: Host) -> HostAnswer:
         async with Hypervisor(host) as hypervisor:
             try:
                 guest = await domains.find_guest(hypervisor, uuid)
                 runs = guest is not None and guest.state.is_active
                 users = await storage.of_others(hypervisor, uuid)
-                return Heard(host=host.name, runs=runs, users=users)
+                return HostAnswer(host=host.name, runs=runs, users=users)
             except HypervisorError as exc:
-                return Heard(host=host.name, error=exc.message)
+                return HostAnswer(host=host.name, error=exc.message)
 
     return list(await asyncio.gather(*(one(host) for host in hosts)))
 
 
-def check(heard: Iterable[Heard], host: str, guest: str, images: Iterable[str]) -> None:
-    """May a guest be put in its old place on `host`? Raises GuestBusy, HostUnreachable. Pure."""
+def require_exclusive(
+    heard: Iterable[HostAnswer], host: str, guest: str, images: Iterable[str]
+) -> None:
+    """May a guest be put in its old place on `host`? Raises GuestLocked, HostUnreachable. Pure."""
     heard, mine = list(heard), set(images)
     for one in heard:
         if one.runs and one.host != host:
-            raise GuestBusy(
+            raise GuestLocked(
                 f"{guest} runs on {one.host}; nothing was changed",
-                mend=f"restore it there with --on {one.host}, or as another guest with --as",
+                hint=f"restore it there with --on {one.host}, or as another guest with --as",
             )
         for path in sorted(mine & set(one.users or {})):
             user = (one.users or {})[path].guest
-            raise GuestBusy(
+            raise GuestLocked(
                 f"{path} is an image of guest {user} on {one.host}, too; nothing was changed",
-                mend="restore it as another guest with --as",
+                hint="restore it as another guest with --as",
             )
     silent = next((one for one in heard if one.error is not None), None)
     if silent is not None:
@@ -60,11 +62,11 @@ def check(heard: Iterable[Heard], host: str, guest: str, images: Iterable[str]) 
             f"{guest} may run on {silent.host}, which does not answer ({silent.error});"
             " nothing was changed",
             host=silent.host,
-            mend="mend that host, or restore it as another guest with --as",
+            hint="mend that host, or restore it as another guest with --as",
         )
 
 
-def users(heard: Iterable[Heard]) -> dict[str, tuple[str, str]]:
+def image_users(heard: Iterable[HostAnswer]) -> dict[str, tuple[str, str]]:
     """Whose the images of others are, and their formats, by path."""
     return {
         path: (f"{user.guest} on {one.host}", user.format)

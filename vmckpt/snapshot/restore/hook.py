@@ -10,7 +10,7 @@ from vmckpt.snapshot.guard import Outside, in_words
 from vmckpt.store.format.metadata import Public
 
 
-def told(public: Public, store: str, *, guest: str, uuid: str, host: str) -> Mapping[str, str]:
+def hook_env(public: Public, store: str, *, guest: str, uuid: str, host: str) -> Mapping[str, str]:
     """What the hook finds in its environment: who is back where, and from when it is. Pure."""
     made_at = datetime.fromtimestamp(public.made_at, UTC).isoformat(timespec="seconds")
     return {
@@ -26,7 +26,7 @@ def told(public: Public, store: str, *, guest: str, uuid: str, host: str) -> Map
     }
 
 
-async def run(command: str, environment: Mapping[str, str], stop: asyncio.Event) -> int:
+async def run_hook(command: str, environment: Mapping[str, str], stop: asyncio.Event) -> int:
     """Run the hook here; its exit status. Setting `stop` ends it: the guest is back all the same.
 
     What it prints goes to stderr.
@@ -45,7 +45,7 @@ async def run(command: str, environment: Mapping[str, str], stop: asyncio.Event)
         return 127  # as a shell that finds no program
 
 
-def complaint(command: str, status: int, *, links_down: bool) -> str:
+def hook_complaint(command: str, status: int, *, links_down: bool) -> str:
     """What is said of a hook that failed. Pure."""
     links = "; its links stay down" if links_down else ""
     return f"the guest is back, but on_restore failed ({command!r}: {in_words(status)}){links}"

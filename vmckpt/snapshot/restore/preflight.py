@@ -39,7 +39,7 @@ async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> t
         drives=drives,
         no_networks=sorted(nets - facts.networks),
     )
-    found = compatibility.check(public, private.facts, private.files, side)
+    found = compatibility.check_compatibility(public, private.facts, private.files, side)
     against = [one.text for one in found if one.severity is Severity.BLOCKER]
     if against:
         raise BadInput(f"{public.id} cannot be restored on {host}: {'; '.join(against)}")
@@ -54,20 +54,20 @@ async def bounded(
     `images`; `folder`: where the operator wants them. Raises BadInput with all reasons against it.
     """
     host = hypervisor.host
-    known = await domains.look(hypervisor, public.guest_uuid)
+    known = await domains.inspect_guest(hypervisor, public.guest_uuid)
     here = Here(
         host=host.name,
         definition=known.stored if known is not None else None,
         storage=(*host.storage, *((folder,) if folder else ())),
     )
     try:
-        reasons = xml_safety.against(xml, images, private.facts.disks, here)
+        reasons = xml_safety.unsafe_references(xml, images, private.facts.disks, here)
     except ValueError as exc:
         raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
     if reasons:
         raise BadInput(
             f"{public.id} is not restored on {host.name}: {'; '.join(reasons)}",
-            mend=f"if that is as it should be, add the folder to {host.name}'s storage in the"
+            hint=f"if that is as it should be, add the folder to {host.name}'s storage in the"
             f" inventory, define {public.guest} there first with what it may use, or pass"
             " --trust-definition",
         )

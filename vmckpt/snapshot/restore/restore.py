@@ -17,15 +17,15 @@ from vmckpt.agent.protocol import error_as_json
 from vmckpt.capture import firmware
 from vmckpt.errors import (
     BadInput,
-    GuestBusy,
+    GuestLocked,
     HypervisorError,
     RemoteError,
+    TimedOut,
     VmckptError,
-    WaitedInVain,
 )
 from vmckpt.hypervisor import domains, lifecycle
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.journal.recorder import JournalDesk, Recorder, recorded
+from vmckpt.journal.recorder import JournalStepLog, Recorder, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Event
@@ -52,10 +52,10 @@ class Gate:
     async def all_here(self, meanwhile: str) -> None:
         """Wait for the others. `meanwhile`: how it stands with the one that waits.
 
-        Raises WaitedInVain if they cannot all come.
+        Raises TimedOut if they cannot all come.
         """
         if self._failed:
-            raise WaitedInVain(meanwhile)
+            raise TimedOut(meanwhile)
         opens = self._opens
         self._here += 1
         if self._here == self._size:
@@ -63,7 +63,7 @@ class Gate:
             self._opens = asyncio.get_running_loop().create_future()
             opens.set_result(True)
         if not await asyncio.shield(opens):
-            raise WaitedInVain(meanwhile)
+            raise TimedOut(meanwhile)
 
     def fail(self) -> None:
         """Let nobody wait any longer, now or later."""
@@ -124,7 +124,7 @@ async def restore(
             work = _Restoring(hypervisor, opened, request, caller, recorder, gate=gate)
             users = await work.alone(plan, hosts)
             await _in_the_way(hypervisor, plan, request)
-            known = await domains.look(hypervisor, plan.uuid)
+            known = await domains.inspect_guest(hypervisor, plan.uuid)
             restored = await work.run(plan, warnings, hosts, users)
             # A guest that ran without a stored definition is not given one.
             if not (known and known.active and known.stored is None):
@@ -156,7 +156,7 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
     try:
         images = {one.target: _image(facts.domain_xml, one.target, request) for one in facts.disks}
         if request.fork is None:
-            xml = domain_xml.as_itself(facts.domain_xml, images)
+            xml = domain_xml.xml_for_replace(facts.domain_xml, images)
             images |= firmware.places(opened.private.files, xml, public.guest_uuid)
             beside = domain_xml.beside(xml, {one.target for one in facts.disks})
             return _Plan(
@@ -165,7 +165,7 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
             )  # fmt: skip
         macs = [_new_mac() for _ in range(domain_xml.cards(facts.domain_xml))]
         own = str(uuid.uuid4())
-        xml = domain_xml.as_fork(
+        xml = domain_xml.xml_for_fork(
             facts.domain_xml, images, name=request.fork, uuid=own, macs=macs,
             link_up=request.link_up and request.on_restore is None,
         )  # fmt: skip
@@ -192,33 +192,33 @@ def _new_mac() -> str:
 
 
 async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreRequest) -> bool:
-    """Whether a guest must be ended for it. Raises GuestBusy, BadInput if none may be."""
+    """Whether a guest must be ended for it. Raises GuestLocked, BadInput if none may be."""
     guest = await domains.find_guest(hypervisor, plan.uuid)
     if request.fork is not None:
         if await domains.find_guest(hypervisor, plan.guest) is not None:
             raise BadInput(
                 f"{hypervisor.host.name} has a guest {plan.guest} already",
-                mend="choose another name with --as",
+                hint="choose another name with --as",
             )
         return False
     if guest is not None and guest.name != plan.guest:
         raise BadInput(
             f"the guest is called {guest.name} on {hypervisor.host.name} by now, and {plan.guest}"
             " in the snapshot: libvirt takes no second name",
-            mend=f"virsh domrename {guest.name} {plan.guest}, or add --as to make a fork",
+            hint=f"virsh domrename {guest.name} {plan.guest}, or add --as to make a fork",
         )
     if guest is None or not guest.state.is_active:
         if guest is not None and await lifecycle.is_saved(hypervisor, plan.uuid):
             raise BadInput(
                 f"{plan.guest} has saved memory on {hypervisor.host.name}, which belongs to the"
                 " disks that would be replaced: its next start would put both together",
-                mend=f"virsh managedsave-remove {plan.guest} gives that memory up",
+                hint=f"virsh managedsave-remove {plan.guest} gives that memory up",
             )
         return False
     if not request.end_running:
-        raise GuestBusy(
+        raise GuestLocked(
             f"{guest.name} runs on {hypervisor.host.name}; nothing was changed",
-            mend="shut it down, or say --replace to end it and put the snapshot in its place",
+            hint="shut it down, or say --replace to end it and put the snapshot in its place",
         )
     return True
 
@@ -265,7 +265,7 @@ class _Restoring:
         self._gate = gate
         self._host = hypervisor.host
         self._caller, self._recorder = caller, recorder
-        self._desk = JournalDesk(recorder)
+        self._step_log = JournalStepLog(recorder)
         self.stands = gate is not None and not request.paused
         """It comes back paused, and runs when all of its group are back."""
         self._hook: int | None = None
@@ -273,18 +273,18 @@ class _Restoring:
 
     async def alone(self, plan: _Plan, hosts: Mapping[str, Host]) -> dict[str, tuple[str, str]]:
         """See that it runs nowhere else, and that its images are nobody else's; whose all others
-        are. Raises GuestBusy, HostUnreachable."""
+        are. Raises GuestLocked, HostUnreachable."""
         if self._request.fork is not None:
             return {}
-        heard = await exclusivity.ask(hosts.values(), plan.uuid)
-        exclusivity.check(heard, self._host.name, plan.guest, plan.images.values())
-        return exclusivity.users(heard)
+        heard = await exclusivity.query_hosts(hosts.values(), plan.uuid)
+        exclusivity.require_exclusive(heard, self._host.name, plan.guest, plan.images.values())
+        return exclusivity.image_users(heard)
 
     async def run(
         self, plan: _Plan, warnings: tuple[str, ...], hosts: Mapping[str, Host],
         users: Mapping[str, tuple[str, str]],
     ) -> Restored:  # fmt: skip
-        opened, desk = self._opened, self._desk
+        opened, step_log = self._opened, self._step_log
         order = RestoreOrder(
             guest=plan.uuid,
             uri=client.LIBVIRT,
@@ -318,17 +318,17 @@ class _Restoring:
             meant["stands"] = True
         if self._request.on_restore is not None:
             meant["on_restore"] = self._request.on_restore
-        await desk.intend(Step.RESTORE, meant)
+        await step_log.intend(Step.RESTORE, meant)
         stop = self._caller.stop
         ordered = order.as_json() | ({"do": "restore-lazy"} if self._request.lazy else {})
         try:
-            told = await client.carried_out(
+            told = await client.run_order(
                 self._host, ordered, self._emit, stop, _Answers(self, plan, hosts)
             )
         except VmckptError as exc:
             if self._ended and exc.undone and not isinstance(exc, RemoteError):
                 exc.message += f"; {plan.guest} was ended for it and is off, its disks as before"
-                exc.mend = f"start it with virsh start {plan.guest} on {self._host.name}"
+                exc.hint = f"start it with virsh start {plan.guest} on {self._host.name}"
             raise
         await self.follow(plan)
         with client.sensible(self._host):
@@ -356,13 +356,13 @@ class _Restoring:
         """Run the hook, if there is one and it has not been run; whether links may come up."""
         command = self._request.on_restore
         if command is not None and self._hook is None:
-            await self._desk.intend(Step.HOOK, {"on_restore": command})
+            await self._step_log.intend(Step.HOOK, {"on_restore": command})
             opened = self._opened
-            told = hook.told(
+            told = hook.hook_env(
                 opened.public, opened.store.name,
                 guest=plan.guest, uuid=plan.uuid, host=self._host.name,
             )  # fmt: skip
-            self._hook = await hook.run(command, told, self._caller.stop)
+            self._hook = await hook.run_hook(command, told, self._caller.stop)
         return self._request.link_up and not self._hook
 
     async def make_way(
@@ -375,24 +375,24 @@ class _Restoring:
         await self.alone(plan, hosts)
         ends = await _in_the_way(self._hypervisor, plan, self._request)
         await self.all_here("is as it was", plan)
-        await self._desk.intend(
+        await self._step_log.intend(
             Step.MAKE_WAY, {"made": dict(about["made"]), "empty": list(about["empty"])}
         )
-        self._desk.check()
+        self._step_log.check()
         if ends:
             await domains.end(self._hypervisor, plan.uuid)
             self._ended = True
         await self.all_here("is not restored", plan)
 
     async def all_here(self, meanwhile: str, plan: _Plan) -> None:
-        """Wait for the others of the group, if it is one. Raises WaitedInVain."""
+        """Wait for the others of the group, if it is one. Raises TimedOut."""
         if self._gate is not None:
             await self._gate.all_here(f"{plan.guest} {meanwhile}")
 
     async def let_go(self, plan: _Plan) -> str | None:
         """All of the group are back: it runs; what there is to say if it may not."""
         try:
-            self._desk.check()
+            self._step_log.check()
             await domains.resume(self._hypervisor, plan.uuid)
         except HypervisorError as exc:
             return f"{plan.guest} is back and may stand still, see virsh resume: {exc}"

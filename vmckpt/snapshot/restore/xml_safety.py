@@ -64,7 +64,7 @@ class Here:
         return plain and any(path.startswith(f"{one}/") for one in folders)
 
 
-def against(
+def unsafe_references(
     xml: str, images: Mapping[str, str], disks: Sequence[DiskMake], here: Here
 ) -> tuple[str, ...]:
     """Every reason not to start it or to write its images there; `images`: where they go.

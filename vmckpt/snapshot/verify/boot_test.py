@@ -22,7 +22,7 @@ from vmckpt.snapshot.request import RestoreRequest, Step
 from vmckpt.snapshot.restore import restore
 from vmckpt.snapshot.restore.restore import Opened
 from vmckpt.snapshot.verify import heartbeat
-from vmckpt.snapshot.verify.heartbeat import Verdict
+from vmckpt.snapshot.verify.heartbeat import HeartbeatResult
 from vmckpt.units import Seconds
 
 WATCH = Seconds(10.0)
@@ -110,12 +110,12 @@ async def _tidied(host: Host, snapshot: str, name: str, images: Mapping[str, str
 
 async def _proved(
     host: Host, opened: Opened, request: RestoreRequest, watch: Seconds, caller: Caller
-) -> Verdict:  # fmt: skip
+) -> HeartbeatResult:  # fmt: skip
     await restore.restore(host, opened, request, caller, hosts={})
     async with Hypervisor(host) as hypervisor:
         guest = await domains.find_guest(hypervisor, request.fork or "")
         if guest is None:
-            return Verdict(lives=False, why="it ended by itself")
+            return HeartbeatResult(lives=False, why="it ended by itself")
         caller.warn(f"{request.fork} runs on {host.name} without network: watched for {watch:g} s")
         facts = opened.private.facts
         # One that is not known to have answered before may not be installed.
@@ -127,10 +127,10 @@ async def _proved(
 async def _watched(
     hypervisor: Hypervisor, uuid: str, watch: Seconds, stop: asyncio.Event,
     *, asks: bool, agent: bool | None,
-) -> Verdict:  # fmt: skip
+) -> HeartbeatResult:  # fmt: skip
     """`asks`: the guest agent, too; `agent`: what its silence means, see heartbeat.judge."""
     began = time.monotonic()
-    pulses = [await liveness.feel(hypervisor, uuid, Seconds(0.0))]
+    pulses = [await liveness.sample_liveness(hypervisor, uuid, Seconds(0.0))]
     try:
         await liveness.measure_writes(hypervisor, uuid, int(watch / 2))
     except HypervisorError:
@@ -143,20 +143,22 @@ async def _watched(
         if stop.is_set():
             raise Cancelled("stopped while the restored guest was watched; nothing of it is left")
         now = Seconds(time.monotonic() - began)
-        pulses.append(await liveness.feel(hypervisor, uuid, now))
+        pulses.append(await liveness.sample_liveness(hypervisor, uuid, now))
         over = now >= watch or bool(heartbeat.ended(pulses[-1]))
         if asks and not over and await _agent(hypervisor, uuid):
             agent = True
         if over or agent:
-            return heartbeat.judge(pulses, agent=agent)
+            return heartbeat.evaluate(pulses, agent=agent)
 
 
 async def _agent(hypervisor: Hypervisor, uuid: str) -> bool:
-    def ping(one: qmp.Seat) -> bool:
+    def ping(one: qmp.DomainCaller) -> bool:
         return GuestAgent(one).there(limit=Seconds(2.0))
 
     try:
-        return await qmp.at(hypervisor, uuid, "asking the guest agent", ping, changes=False)
+        return await qmp.call_on_domain(
+            hypervisor, uuid, "asking the guest agent", ping, changes=False
+        )
     except HypervisorError:
         return False
 
@@ -166,4 +168,4 @@ async def discard(host: Host, snapshot: str, name: str, images: Mapping[str, str
     async with Hypervisor(host) as hypervisor:
         await domains.remove(hypervisor, name)
     order = DiscardOrder(snapshot=snapshot, images=images)
-    await client.carried_out(host, order.as_json(), lambda _: None, asyncio.Event())
+    await client.run_order(host, order.as_json(), lambda _: None, asyncio.Event())

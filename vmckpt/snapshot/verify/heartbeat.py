@@ -10,7 +10,7 @@ _SPINS = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HeartbeatResult:
     """What is said of it."""
 
     lives: bool
@@ -30,13 +30,13 @@ def ended(last: Pulse) -> str:
     return ""
 
 
-def judge(pulses: Sequence[Pulse], *, agent: bool | None) -> Verdict:
+def evaluate(pulses: Sequence[Pulse], *, agent: bool | None) -> HeartbeatResult:
     """`agent`: whether its guest agent answered; None: it had none when the snapshot was made."""
     first, last = pulses[0], pulses[-1]
     if why := ended(last):
-        return Verdict(lives=False, why=why)
+        return HeartbeatResult(lives=False, why=why)
     if agent:
-        return Verdict(lives=True, why="its agent answers")
+        return HeartbeatResult(lives=True, why="its agent answers")
     took = last.at - first.at
     worked = last.worked - first.worked
     share = worked / (took * max(1, last.processors)) if took > 0 else 0.0
@@ -44,12 +44,12 @@ def judge(pulses: Sequence[Pulse], *, agent: bool | None) -> Verdict:
     moved = wrote or last.read > first.read or any(one.dirtied for one in pulses)
     seen = f"its processors worked {share:.0%} of {took:.0f} s"
     if agent is False:
-        return Verdict(lives=False, why=f"its agent does not answer any more; {seen}")
+        return HeartbeatResult(lives=False, why=f"its agent does not answer any more; {seen}")
     if worked <= 0:
-        return Verdict(lives=False, why="its processors did nothing at all")
+        return HeartbeatResult(lives=False, why="its processors did nothing at all")
     if share >= _SPINS and not moved:
-        return Verdict(lives=False, why=f"{seen} and wrote nothing: it turns in a circle")
+        return HeartbeatResult(lives=False, why=f"{seen} and wrote nothing: it turns in a circle")
     rest = (
         "wrote to its disks" if wrote else "wrote to memory" if moved else "wrote hardly anything"
     )
-    return Verdict(lives=True, why=f"{seen}, and it {rest}")
+    return HeartbeatResult(lives=True, why=f"{seen}, and it {rest}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from vmckpt.errors import NotInStore, StoreDamaged, StoreNewer
 from vmckpt.snapshot import copy
-from vmckpt.snapshot.catalog import Progress, references, silent, told, wrapped_of
+from vmckpt.snapshot.catalog import Progress, copied_so_far, references, silent, wrapped_of
 from vmckpt.store import gc, verify
 from vmckpt.store.chunk_index import Names, NameSet
 from vmckpt.store.fault_injection import fault
@@ -81,7 +81,7 @@ class _Work:
 
 def repair(store: Store, sources: Sequence[Store] = (), progress: Progress = silent) -> Repaired:
     """Mend a store; no collection runs meanwhile. Raises StoreError; then it can be done again."""
-    lock = gc.taken(store.backend, LIFE)
+    lock = gc.take_lock(store.backend, LIFE)
     try:
         work = _Work(store, sources, lock, progress)
         wrong = verify.verify(store, references, progress=_packs(progress)).wrong
@@ -104,7 +104,7 @@ def repair(store: Store, sources: Sequence[Store] = (), progress: Progress = sil
 
 
 def _packs(progress: Progress) -> verify.VerifyProgress:
-    return lambda done, total: progress(told("packs", done, total))
+    return lambda done, total: progress(copied_so_far("packs", done, total))
 
 
 def _small(work: _Work, key: str) -> None:
@@ -216,7 +216,7 @@ def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -
             for name, box, plain in copy.boxes(source, missing):
                 receiver.add(name, box, plain)
                 done += len(box)
-                work.progress(told("repair", done))
+                work.progress(copied_so_far("repair", done))
         except StoreDamaged:
             pass  # it does not have all of it
         written = receiver.finish()

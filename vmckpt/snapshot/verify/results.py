@@ -58,7 +58,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class VerifySummary:
     """What all checks of a snapshot say together."""
 
     good: bool | None
@@ -75,10 +75,10 @@ class Verdict:
         return {key: told[key] for key in ("depth", "at", "good", "what", "by")}
 
 
-UNKNOWN = Verdict(good=None, last=None, looked_at={})
+UNKNOWN = VerifySummary(good=None, last=None, looked_at={})
 
 
-def verdict(checks: Iterable[Checked]) -> Verdict:
+def verdict(checks: Iterable[Checked]) -> VerifySummary:
     """Whether a snapshot is good. Pure.
 
     Damage stands until a later check that looked as deep, or deeper, finds none.
@@ -100,7 +100,7 @@ def verdict(checks: Iterable[Checked]) -> Verdict:
         )
     ]
     last = bad[-1] if bad else next(one for one in reversed(known) if one.good)
-    return Verdict(good=not bad, last=last, looked_at=looked)
+    return VerifySummary(good=not bad, last=last, looked_at=looked)
 
 
 def load(store: Store, id_: str, trusted: Collection[bytes]) -> tuple[Checked, ...]:
@@ -118,7 +118,7 @@ def load(store: Store, id_: str, trusted: Collection[bytes]) -> tuple[Checked, .
     return tuple(one for one in found if one is not None)
 
 
-def verdicts(store: Store, trusted: Collection[bytes]) -> dict[str, Verdict]:
+def verdicts(store: Store, trusted: Collection[bytes]) -> dict[str, VerifySummary]:
     """By snapshot: what is known of those of which anything is. Raises StoreError."""
     ids = [one.key.removeprefix(PREFIX) for one in store.backend.keys(PREFIX)]
     return {id_: verdict(load(store, id_, trusted)) for id_ in ids}

@@ -16,10 +16,10 @@ from vmckpt.errors import KeyRefused, NotInStore, StoreDamaged, StoreError, Stor
 from vmckpt.snapshot.catalog import (
     Identity,
     Progress,
+    copied_so_far,
     data_key,
     references,
     silent,
-    told,
     wrapped_of,
 )
 from vmckpt.store import verify
@@ -95,7 +95,7 @@ def read_contents(
                 bad[index] = sealing.name_of(chunks[index]).hex()[:16]
                 continue
             done += int(lengths[index])
-            progress(told("chunks", done))
+            progress(copied_so_far("chunks", done))
     known.add(digests, lengths)
     wrong = [_unreadable(bad, len(chunks))] if bad else []
     wrong += misfits(private, lengths)
@@ -293,15 +293,15 @@ class Proved:
         for kind in (StoreDamaged, StoreNewer, KeyRefused, StoreError):
             these = [one for one in self.flaws if one.kind is kind]
             if len(these) == 1:
-                raise kind(f"{self.where}: {these[0]}", mend=_MENDS[kind])
+                raise kind(f"{self.where}: {these[0]}", hint=_MENDS[kind])
             if these:
-                raise kind(f"{self.where}: {len(these)} {_WORDS[kind]}", mend=_MENDS[kind])
+                raise kind(f"{self.where}: {len(these)} {_WORDS[kind]}", hint=_MENDS[kind])
         if self.depth is Depth.DEEP and self.closed:
             id_, why = next(iter(self.closed.items()))
             more = f", nor {len(self.closed) - 1} more" if len(self.closed) > 1 else ""
             raise KeyRefused(
                 f"snapshot {id_}{more} could not be read: {why}",
-                mend="name the identity that opens it, or the snapshots to be read",
+                hint="name the identity that opens it, or the snapshots to be read",
             )
 
     def as_json(self) -> dict[str, Any]:
@@ -392,7 +392,7 @@ def prove(
 
 def _sealed(store: Store, ids: Sequence[str], progress: Progress) -> Verified:
     def seen(done: Bytes, total: Bytes) -> None:
-        progress(told("packs", done, total))
+        progress(copied_so_far("packs", done, total))
 
     if ids:
         return verify_some(store, ids, seen)

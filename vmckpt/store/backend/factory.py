@@ -19,11 +19,11 @@ def backend_of(place: str | Path) -> Backend:
         parts = urlsplit(place)
         asked = parse_qs(parts.query, strict_parsing=bool(parts.query))
     except ValueError as exc:
-        raise BadInput(f"{place} is no place for a store: {exc}", mend=_EXAMPLE) from exc
+        raise BadInput(f"{place} is no place for a store: {exc}", hint=_EXAMPLE) from exc
     if parts.scheme != "s3":
-        raise BadInput(f"{place}: a store is a folder or s3://", mend=_EXAMPLE)
+        raise BadInput(f"{place}: a store is a folder or s3://", hint=_EXAMPLE)
     if not parts.netloc or set(asked) - {"endpoint", "region"}:
-        raise BadInput(f"{place} is no place for a store", mend=_EXAMPLE)
+        raise BadInput(f"{place} is no place for a store", hint=_EXAMPLE)
     # Only who keeps a store there pays for loading the client.
     from vmckpt.store.backend.s3 import S3  # noqa: PLC0415
 

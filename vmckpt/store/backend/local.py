@@ -139,7 +139,7 @@ class LocalFolder:
         if not self._folder.parent.is_dir():
             raise StoreError(
                 f"{self.where}: there is no folder {self._folder.parent}",
-                mend="make it, or mount it",
+                hint="make it, or mount it",
             )
         self._folder.mkdir(mode=0o750, exist_ok=True)
         sync_folder(self._folder.parent)
@@ -186,7 +186,7 @@ class LocalFolder:
             if not self._folder.is_dir():
                 raise StoreError(
                     f"{self.where}: there is no such folder",
-                    mend="mount it, or make a store there: vmckpt snapshot init",
+                    hint="mount it, or make a store there: vmckpt snapshot init",
                 ) from exc
             raise NotInStore(f"{self.where} has no {key}") from exc
         except OSError as exc:
@@ -194,12 +194,12 @@ class LocalFolder:
             if code in _FULL:
                 raise StoreFull(
                     f"{self.where}: {_FULL[code]} to write {key}",
-                    mend="make room there, or prune and gc",
+                    hint="make room there, or prune and gc",
                 ) from exc
             if code in _REFUSED:
                 raise StoreError(
                     f"{self.where}: {key}: {_REFUSED[code]}",
-                    mend="see its owner, mode and mount options",
+                    hint="see its owner, mode and mount options",
                 ) from exc
             raise StoreError(f"{self.where}: {key}: {exc.strerror or exc}") from exc
 

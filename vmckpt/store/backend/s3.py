@@ -192,7 +192,7 @@ class S3:
             raise StoreError(
                 f"{self.where}: the server at {at} ignores If-None-Match and writes over what is"
                 " there, so no lock on this store would hold",
-                mend="use a server that honours conditional writes, or a newer version of it",
+                hint="use a server that honours conditional writes, or a newer version of it",
             )
         self._keeps = True
 
@@ -219,29 +219,29 @@ class S3:
         except (NoCredentialsError, PartialCredentialsError) as exc:
             raise StoreError(
                 f"{self.where}: no access key is known",
-                mend="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
+                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
             ) from exc
         except (BotoCoreError, ValueError, OSError) as exc:
             raise StoreError(
                 f"{place}: no answer: {' '.join(str(exc).split())[:160]}",
-                mend="is the server up, and its address right?",
+                hint="is the server up, and its address right?",
             ) from exc
 
     def _said_no(self, code: str, exc: Exception, what: str, place: str) -> StoreError:
         if code == "NoSuchBucket":
-            return StoreError(f"{self.where}: there is no such bucket", mend="make it first")
+            return StoreError(f"{self.where}: there is no such bucket", hint="make it first")
         if code in _GONE:
             return NotInStore(f"{self.where} has no {what}")
         if code in _FULL:
-            return StoreFull(f"{place}: no room left ({code})", mend="make room, or prune and gc")
+            return StoreFull(f"{place}: no room left ({code})", hint="make room, or prune and gc")
         if code in _REFUSED:
             return StoreError(
                 f"{place}: the server refuses it ({code})",
-                mend="see the access key and the bucket's policy",
+                hint="see the access key and the bucket's policy",
             )
         return StoreError(
             f"{place}: {' '.join(str(exc).split())[:160]}",
-            mend="try again later" if code in _BUSY else "look at the server's log",
+            hint="try again later" if code in _BUSY else "look at the server's log",
         )
 
 

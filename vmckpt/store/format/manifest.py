@@ -108,7 +108,7 @@ class Manifest:
             return self.stored
         if data_key is None:
             raise KeyRefused(
-                f"snapshot {self.public.id} is encrypted", mend="name an identity with --identity"
+                f"snapshot {self.public.id} is encrypted", hint="name an identity with --identity"
             )
         if data_key_id(data_key) != self.public.data_key_id:
             raise KeyRefused(f"the data key in wraps/{self.public.id} is of another snapshot")
@@ -179,7 +179,7 @@ def decode(data: bytes, snapshot: str, trusted: Collection[bytes] | None) -> Man
         key = key_text(KeyKind.WRITER, bytes.fromhex(public.signer))
         raise KeyRefused(
             f"snapshot {snapshot} was signed by a writer that is not trusted here",
-            mend=f"if you know it: vmckpt snapshot keys trust NAME {key}",
+            hint=f"if you know it: vmckpt snapshot keys trust NAME {key}",
         )
     return Manifest(public, names, stored)
 
@@ -261,7 +261,7 @@ def _check_frame(data: bytes, where: str) -> None:
     if version > VERSION:
         raise StoreNewer(
             f"{where} has version {version}, and this vmckpt reads up to {VERSION}",
-            mend="use the vmckpt that wrote it, or a newer one",
+            hint="use the vmckpt that wrote it, or a newer one",
         )
     if version != VERSION:
         raise _damaged(where, "its version makes no sense")
@@ -316,7 +316,7 @@ def _where(snapshot: str) -> str:
 
 
 def _damaged(where: str, what: str) -> StoreDamaged:
-    return StoreDamaged(f"{where}: {what}", mend="bring it back from another tier or a copy")
+    return StoreDamaged(f"{where}: {what}", hint="bring it back from another tier or a copy")
 
 
 _MARK = b"\nblake3 "
@@ -334,7 +334,7 @@ def unframed(key: str, raw: bytes, where: str) -> bytes:
     if tail != _MARK + _sum(key, body) + b"\n":
         raise StoreDamaged(
             f"{where}: {key} is damaged: its checksum does not match",
-            mend="vmckpt snapshot verify tells what else is",
+            hint="vmckpt snapshot verify tells what else is",
         )
     return body
 

@@ -135,7 +135,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class PrivateFacts:
     """What only who has the key may read, but for maps, digests and files."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -191,7 +191,7 @@ class Inside:
     chunks: Count
     regions: Annotated[tuple[RegionRow, ...], Field(max_length=1024)]
     files: Annotated[tuple[FileRow, ...], Field(max_length=1024)]
-    facts: Facts
+    facts: PrivateFacts
 
 
 PUBLIC: TypeAdapter[Public] = TypeAdapter(Public)

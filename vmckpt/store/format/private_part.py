@@ -29,10 +29,10 @@ from vmckpt.store.format.chunk_map import (
 )
 from vmckpt.store.format.metadata import (
     INSIDE,
-    Facts,
     FileRow,
     Inside,
     Part,
+    PrivateFacts,
     RegionRow,
     dumped,
     loaded,
@@ -59,7 +59,7 @@ class RegionMap:
 class Private:
     """What one can read of a snapshot with its data key."""
 
-    facts: Facts
+    facts: PrivateFacts
     chunks: Sequence[bytes]
     """Digests by index."""
     regions: tuple[RegionMap, ...]

@@ -48,7 +48,7 @@ class Sealing(Protocol):
 def damaged(name: bytes, what: str) -> StoreDamaged:
     """Say of a chunk, by its public name, what is wrong with it."""
     return StoreDamaged(
-        f"chunk {name.hex()[:16]}: {what}", mend="run vmckpt snapshot verify to see what needs it"
+        f"chunk {name.hex()[:16]}: {what}", hint="run vmckpt snapshot verify to see what needs it"
     )
 
 

@@ -32,7 +32,7 @@ def create(path: Path, passphrase: str | None = None, *, cost: int = COST) -> by
     if not key_files.write(path, text(private, passphrase, cost=cost)):
         raise KeyRefused(
             f"{path} is there already, and may be the only key to some snapshots",
-            mend="name another file",
+            hint="name another file",
         )
     return public_of(private)
 
@@ -44,7 +44,7 @@ def load(path: Path, passphrase: Passphrase | None = None) -> X25519PrivateKey:
     """
     told = key_files.read(path, secret=True)
     if told is None:
-        raise KeyRefused(f"{path}: no such identity file", mend="name it with --identity")
+        raise KeyRefused(f"{path}: no such identity file", hint="name it with --identity")
     return parse(told, passphrase, where=str(path))
 
 
@@ -54,7 +54,7 @@ def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519Priv
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) != 1:
         raise KeyRefused(
-            f"{where}: an identity file has one key, not {len(lines)}", mend="name the right file"
+            f"{where}: an identity file has one key, not {len(lines)}", hint="name the right file"
         )
     if not lines[0].startswith(f"{KeyKind.LOCKED}:"):
         return X25519PrivateKey.from_private_bytes(
@@ -63,7 +63,7 @@ def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519Priv
     box = parse_key(lines[0], KeyKind.LOCKED, length=LOCKED, where=where)
     if passphrase is None:
         raise KeyRefused(
-            f"{where}: this identity has a passphrase", mend="run it where it can be asked for"
+            f"{where}: this identity has a passphrase", hint="run it where it can be asked for"
         )
     return X25519PrivateKey.from_private_bytes(unlocked(box, passphrase, where))
 
@@ -88,7 +88,7 @@ def public_of(private: X25519PrivateKey) -> bytes:
 def locked(secret: bytes, passphrase: str, cost: int = COST) -> bytes:
     """32 secret bytes behind a passphrase. Raises KeyRefused if that is empty."""
     if not passphrase:
-        raise KeyRefused("an empty passphrase protects nothing", mend="give one, or give none")
+        raise KeyRefused("an empty passphrase protects nothing", hint="give one, or give none")
     head = bytes([cost]) + secrets.token_bytes(_SALT)
     # The salt is fresh, and so is the key: it has no second message.
     return head + _cipher(head, passphrase).encrypt(bytes(12), secret, head)
@@ -100,12 +100,12 @@ def unlocked(told: bytes, passphrase: Passphrase, where: str) -> bytes:
     if not _CHEAPEST <= head[0] <= _DEAREST:
         raise KeyRefused(
             f"{where}: its passphrase would cost 2^{head[0]} rounds",
-            mend=f"make it anew with 2^{COST}",
+            hint=f"make it anew with 2^{COST}",
         )
     try:
         return _cipher(head, passphrase()).decrypt(bytes(12), box, head)
     except InvalidTag as exc:
-        raise KeyRefused(f"{where}: wrong passphrase", mend="try again") from exc
+        raise KeyRefused(f"{where}: wrong passphrase", hint="try again") from exc
 
 
 def _cipher(head: bytes, passphrase: str) -> AESGCM:

@@ -68,13 +68,13 @@ def read(path: Path, *, secret: bool) -> str | None:
         if secret and mode & 0o077:
             raise KeyRefused(
                 f"{path}: others can read this key (mode {mode & 0o777:o})",
-                mend=f"chmod 600 {path}",
+                hint=f"chmod 600 {path}",
             )
         return os.read(descriptor, _MOST).decode("utf-8")
     except OSError as exc:
         raise _refused(path, "read", exc) from exc
     except UnicodeDecodeError as exc:
-        raise KeyRefused(f"{path}: this is no key", mend="name the right file") from exc
+        raise KeyRefused(f"{path}: this is no key", hint="name the right file") from exc
     finally:
         os.close(descriptor)
 
@@ -164,7 +164,7 @@ def parse_key(text: str, kind: KeyKind, *, length: int = 32, where: str = "") ->
     if word != kind:
         other = next((_WORDS[known] for known in KeyKind if known == word), "something else")
         raise KeyRefused(
-            f"{place}this is {other}, not {_WORDS[kind]}", mend=f"give one that begins {kind}:"
+            f"{place}this is {other}, not {_WORDS[kind]}", hint=f"give one that begins {kind}:"
         )
     try:
         raw = base64.b64decode(rest + "=" * (-len(rest) % 4), altchars=b"-_", validate=True)
@@ -174,7 +174,7 @@ def parse_key(text: str, kind: KeyKind, *, length: int = 32, where: str = "") ->
     # Text that names the same bytes in another way is a slip too, if a harmless one.
     if len(key) != length or check != _check(kind, key) or key_text(kind, key) != text.strip():
         raise KeyRefused(
-            f"{place}{_WORDS[kind]} is mistyped or cut off", mend="copy the whole of it again"
+            f"{place}{_WORDS[kind]} is mistyped or cut off", hint="copy the whole of it again"
         )
     return key
 

@@ -78,7 +78,7 @@ class Keyring:
         if salt is not None:
             raise KeyRefused(
                 f"{self.folder}: a salt but no administrator's key: nobody could read a snapshot",
-                mend="vmckpt snapshot keys add NAME KEY",
+                hint="vmckpt snapshot keys add NAME KEY",
             )
         return Plain()
 
@@ -111,7 +111,7 @@ class Keyring:
         if salt is None:
             raise KeyRefused(
                 f"{self.folder}: there is no domain yet",
-                mend="vmckpt snapshot keys add NAME KEY begins one",
+                hint="vmckpt snapshot keys add NAME KEY begins one",
             )
         return key_text(KeyKind.SALT, salt)
 
@@ -121,7 +121,7 @@ class Keyring:
         if self._made("salt", KeyKind.SALT, salt) != salt:
             raise KeyRefused(
                 f"{self.folder}: this host belongs to another domain already",
-                mend=f"move {self.folder / 'salt'} away to make new snapshots in the other one",
+                hint=f"move {self.folder / 'salt'} away to make new snapshots in the other one",
             )
 
     # Administrators: for whom snapshots are encrypted
@@ -148,7 +148,7 @@ class Keyring:
         if [admin.name for admin in self.admins()] == [name]:
             raise KeyRefused(
                 f"{name} is the only administrator: without a key nobody can read the snapshots",
-                mend="add another key first",
+                hint="add another key first",
             )
         self._remove("admins", name)
 
@@ -192,7 +192,7 @@ class Keyring:
             return key
         found = self._secret(name, kind)
         if found is None:
-            raise KeyRefused(f"{self.folder / name} comes and goes", mend="try again")
+            raise KeyRefused(f"{self.folder / name} comes and goes", hint="try again")
         return found
 
     def _new_salt(self) -> bytes:
@@ -211,14 +211,14 @@ class Keyring:
         if not _NAME.fullmatch(named.name):
             raise KeyRefused(
                 f"{named.name[:80]!r} cannot name a key",
-                mend="use letters, digits, points, dashes, @ and _",
+                hint="use letters, digits, points, dashes, @ and _",
             )
         for one in known:
             if one.key == named.key and one.name != named.name:
                 raise KeyRefused(f"this key is there already, as {one.name}")
             if one.name == named.name and one.key != named.key:
                 raise KeyRefused(
-                    f"{named.name} has another key", mend="take another name, or remove that first"
+                    f"{named.name} has another key", hint="take another name, or remove that first"
                 )
         path = self.folder / folder / f"{named.name}{_SUFFIX}"
         key_files.write(path, named.text + "\n", replace=True)
@@ -226,7 +226,7 @@ class Keyring:
     def _remove(self, folder: str, name: str) -> None:
         path = self.folder / folder / f"{name}{_SUFFIX}"
         if not _NAME.fullmatch(name) or not key_files.remove(path):
-            raise KeyRefused(f"no key named {name[:80]!r}", mend="vmckpt snapshot keys list")
+            raise KeyRefused(f"no key named {name[:80]!r}", hint="vmckpt snapshot keys list")
 
 
 def _usable(key: bytes) -> None:
@@ -248,7 +248,7 @@ def write(ring: Keyring, path: Path, passphrase: str | None, *, cost: int = COST
         f"{line}\n"
     )
     if not key_files.write(path, told):
-        raise KeyRefused(f"{path} is there already", mend="name another file")
+        raise KeyRefused(f"{path} is there already", hint="name another file")
     domain = ring.domain()
     assert domain is not None
     return domain
@@ -258,16 +258,16 @@ def load(ring: Keyring, path: Path, passphrase: Passphrase | None) -> str:
     """Join the domain whose salt is in a file; the domain. Raises KeyRefused."""
     told = key_files.read(path, secret=True)
     if told is None:
-        raise KeyRefused(f"{path}: no such file", mend="vmckpt snapshot keys export-salt makes one")
+        raise KeyRefused(f"{path}: no such file", hint="vmckpt snapshot keys export-salt makes one")
     lines = [line.strip() for line in told.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) != 1:
-        raise KeyRefused(f"{path}: it has {len(lines)} keys, not one", mend="name the right file")
+        raise KeyRefused(f"{path}: it has {len(lines)} keys, not one", hint="name the right file")
     [line] = lines
     if line.startswith(f"{KeyKind.LOCKED_SALT}:"):
         box = parse_key(line, KeyKind.LOCKED_SALT, length=LOCKED, where=str(path))
         if passphrase is None:
-            raise KeyRefused(f"{path}: it has a passphrase", mend="run it where it can be asked")
+            raise KeyRefused(f"{path}: it has a passphrase", hint="run it where it can be asked")
         line = key_text(KeyKind.SALT, identity.unlocked(box, passphrase, str(path)))
     else:
         parse_key(line, KeyKind.SALT, where=str(path))

@@ -65,14 +65,14 @@ def unwrap(data: bytes, snapshot: str, identity: X25519PrivateKey) -> bytes:
     if not boxes:
         raise KeyRefused(
             f"snapshot {snapshot} is not for this identity (key {fingerprint(public)})",
-            mend="give --identity another file; vmckpt snapshot show names the keys it is for",
+            hint="give --identity another file; vmckpt snapshot show names the keys it is for",
         )
     try:
         data_key = _suite().decrypt(boxes[0], identity, info(snapshot))
     except InvalidTag as exc:
         raise KeyRefused(
             f"{_where(snapshot)} holds a wrap for this identity that is not this snapshot's",
-            mend="bring it back from another tier or a copy",
+            hint="bring it back from another tier or a copy",
         ) from exc
     if len(data_key) != DATA_KEY:
         raise _damaged(snapshot, "a wrapped key has a wrong length")
@@ -106,7 +106,7 @@ def _parse(data: bytes, snapshot: str) -> Iterator[tuple[bytes, bytes]]:
     if version > VERSION:
         raise StoreNewer(
             f"{_where(snapshot)} has version {version}, and this vmckpt reads up to {VERSION}",
-            mend="use the vmckpt that wrote it, or a newer one",
+            hint="use the vmckpt that wrote it, or a newer one",
         )
     if version != VERSION or len(data) != _HEAD + count * (_ID + _WRAP) + _SUM:
         raise _damaged(snapshot, "its length is wrong")
@@ -120,5 +120,5 @@ def _where(snapshot: str) -> str:
 
 def _damaged(snapshot: str, what: str) -> StoreDamaged:
     return StoreDamaged(
-        f"{_where(snapshot)}: {what}", mend="bring it back from another tier or a copy"
+        f"{_where(snapshot)}: {what}", hint="bring it back from another tier or a copy"
     )

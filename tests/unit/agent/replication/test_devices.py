@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from tests.support.replicas import Qemu, until
-from vmckpt.agent.replication.devices import Devices, seen
+from vmckpt.agent.replication.devices import Devices, device_facts
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor.lifecycle import Endings
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.replication.primary import new_nics
 from vmckpt.replication.primary.new_nics import NewCards
 
@@ -60,7 +60,7 @@ class Guest(Qemu):
         if self.hangs is not None:
             self.hangs.wait(5.0)
         if arguments["name"] not in self.links:
-            raise Refused(f"Device '{arguments['name']}' not found", host=self.host)
+            raise QmpRefused(f"Device '{arguments['name']}' not found", host=self.host)
         self.links[arguments["name"]] = arguments["up"]
 
     def described(self) -> str:
@@ -161,7 +161,7 @@ def test_a_card_that_came_before_the_first_agent_is_none_of_the_standby_s(
     guest: Guest, new_cards: NewCards, endings: Endings, tmp_path: Path
 ) -> None:
     """The standby's definition was made by what the guest had then."""
-    known = seen(guest)
+    known = device_facts(guest)
     guest.plug("net1")
     with Devices(guest, tmp_path, new_cards, endings, known=known) as later:
         assert not later.same()

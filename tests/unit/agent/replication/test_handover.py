@@ -17,7 +17,7 @@ from vmckpt.agent.replication import handover, teardown
 from vmckpt.errors import HypervisorError, RemoteError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.replication.protocol.connection import Line
+from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.protocol.messages import End
 from vmckpt.replication.session import Session
 from vmckpt.units import Seconds
@@ -50,15 +50,15 @@ class One:
 
     folder: Path
     ends: Ends
-    near: Line
-    far: Line
+    near: PeerConnection
+    far: PeerConnection
     qemu: Qemu
 
-    def give(self, told: Session, tenure: object = None) -> None:
+    def give(self, told: Session, lease_holder: object = None) -> None:
         with HeldProcess(os.getpid()) as process:
-            handover.give(
-                told, self.folder, self.near, tenure=cast("Any", tenure), process=process,
-                stopped=time.monotonic() - 0.5,
+            handover.hand_over(
+                told, self.folder, self.near, lease_holder=cast("Any", lease_holder),
+                process=process, stopped=time.monotonic() - 0.5,
             )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_a_guest_that_moves_is_noted_as_given_before_anybody_is_told(one: One) -
     def target() -> None:
         while not isinstance(one.far.receive(Seconds(0.05)), End):
             pass
-        noted.append(handover.given(one.folder))
+        noted.append(handover.handover_record(one.folder))
         noted.append(one.qemu.lives)
         one.far.send(End(why="it runs here"))
 
@@ -104,14 +104,14 @@ def test_without_a_word_that_it_runs_there_its_qemu_is_left_standing(
     monkeypatch.setattr(handover, "_ARRIVES", Seconds(0.2))
     one.far.close()
     one.give(MOVES)
-    assert handover.given(one.folder) is not None
+    assert handover.handover_record(one.folder) is not None
     assert one.qemu.events == []
 
 
 def test_nobody_waits_for_ever_for_that_word(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "_ARRIVES", Seconds(0.1))
     one.give(MOVES)
-    assert handover.given(one.folder) is not None
+    assert handover.handover_record(one.folder) is not None
     assert one.qemu.lives
 
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_noted_is_not_given_away(one: One) -> None:
     (one.folder / "given.json.new").mkdir()
     with pytest.raises(OSError, match="given"):
         one.give(MOVES)
-    assert handover.given(one.folder) is None
+    assert handover.handover_record(one.folder) is None
     assert not isinstance(one.far.receive(Seconds(0.1)), End)
 
 
@@ -132,7 +132,7 @@ def test_a_protected_guest_s_qemu_ends_before_the_backup_is_told(
     one.give(session())
     assert one.qemu.events == ["given away by its lease"]
     assert one.far.receive(Seconds(5.0)) == End(why="switched")
-    assert handover.given(one.folder) is None
+    assert handover.handover_record(one.folder) is None
 
 
 def test_images_that_both_hosts_see_keep_their_owner_when_libvirt_ends_the_guest(
@@ -170,9 +170,9 @@ def owner(path: Path) -> tuple[int, int]:
 def test_what_was_given_away_can_be_taken_back(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "_ARRIVES", Seconds(0.1))
     one.give(MOVES)
-    handover.take_back(one.folder)
-    assert handover.given(one.folder) is None
-    handover.take_back(one.folder)
+    handover.revert(one.folder)
+    assert handover.handover_record(one.folder) is None
+    handover.revert(one.folder)
     assert one.qemu.lives
 
 
@@ -201,7 +201,7 @@ def test_libvirt_is_waited_for_until_it_knows_no_such_guest(
         def __init__(self, *_: object, **__: object) -> None:
             raise HypervisorError("no such guest", host="alpha", code=code)
 
-    monkeypatch.setattr(handover, "Monitor", Gone)
+    monkeypatch.setattr(handover, "QmpMonitor", Gone)
     if ends:
         handover._wait_for_libvirt(MOVES)
     else:
@@ -217,7 +217,7 @@ def test_what_was_not_heard_is_said_again_without_a_hello(one: One) -> None:
     def target() -> None:
         made = one.ends.accept()
         assert made is not None
-        with Line(made, lambda: 1) as line:
+        with PeerConnection(made, lambda: 1) as line:
             while (found := line.receive(Seconds(0.1))) is None:
                 pass
             heard.append(found)
@@ -246,13 +246,13 @@ def test_an_agent_after_the_one_that_gave_it_away_says_so_once_more(
     def target() -> None:
         while (made := one.ends.accept()) is None:
             pass
-        with Line(made, lambda: 1) as line:
+        with PeerConnection(made, lambda: 1) as line:
             until(lambda: isinstance(line.receive(Seconds(0.1)), End))
             line.send(End(why="it runs here"))
             until(lambda: not one.qemu.lives)
 
     thread = threading.Thread(target=target)
     thread.start()
-    handover.say_again(told, one.folder)
+    handover.resend(told, one.folder)
     thread.join(5.0)
     assert one.qemu.events == ["killed", "libvirt is done"]

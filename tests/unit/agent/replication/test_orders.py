@@ -19,7 +19,7 @@ def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     events: list[str] = []
 
     def end_primary(order: ReplicaOrder, _: object) -> list[str]:
-        assert handover.given(tmp_path) is None
+        assert handover.handover_record(tmp_path) is None
         events.append("the guest runs on")
         assert order.define
         return ["ended its mirrors"]
@@ -60,7 +60,7 @@ def test_one_that_was_is_left_as_it_is_and_said_to_be_given(
     give(tmp_path)
     assert end() == {"did": [], "given": True}
     assert done == ["agent ended"]
-    assert handover.given(tmp_path) is not None
+    assert handover.handover_record(tmp_path) is not None
 
 
 def test_once_it_runs_there_its_qemu_ends_and_all_is_forgotten(

@@ -12,9 +12,9 @@ import pytest
 from tests.support.replicas import session
 from tests.support.staging import in_memory
 from vmckpt.agent.orders import ReplicaOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.replication import handover, orders, teardown
-from vmckpt.errors import GuestBusy
+from vmckpt.errors import GuestLocked
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replication.control_socket import Control
 from vmckpt.replication.watchdog import process
@@ -31,7 +31,7 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def asked() -> dict[str, Any]:
     one = session()
     order = ReplicaOrder(what="ask", guest=one.guest, uri=one.uri, host=one.host)
-    return orders.carry_out(order, Talk(io.StringIO(), io.StringIO()))
+    return orders.carry_out(order, ControllerChannel(io.StringIO(), io.StringIO()))
 
 
 def test_an_agent_that_is_gone_is_told_with_its_last_words(folder: Path) -> None:
@@ -97,7 +97,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def revived(owner: str) -> dict[str, Any]:
     one = session()
     order = ReplicaOrder(what="revive", guest=one.guest, uri=one.uri, host=one.host, owner=owner)
-    return orders.carry_out(order, Talk(io.StringIO(), io.StringIO()))
+    return orders.carry_out(order, ControllerChannel(io.StringIO(), io.StringIO()))
 
 
 def test_an_agent_that_nothing_starts_again_is_started(folder: Path, started: list[str]) -> None:
@@ -122,7 +122,7 @@ def test_an_agent_that_answers_or_has_ended_or_is_another_s_is_left_alone(
 def test_a_folder_has_one_agent(folder: Path) -> None:
     with (
         handover.only_agent(session(), folder),
-        pytest.raises(GuestBusy, match="has an agent already"),
+        pytest.raises(GuestLocked, match="has an agent already"),
         handover.only_agent(session(), folder),
     ):
         pass

@@ -16,9 +16,9 @@ from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease.clock import boottime
 from vmckpt.replication.primary import network_buffer
-from vmckpt.replication.protocol.connection import Cut
-from vmckpt.replication.session import Terms
-from vmckpt.replication.test_failover.pause import Standstill
+from vmckpt.replication.protocol.connection import ConnectionLost
+from vmckpt.replication.session import ProtectionTerms
+from vmckpt.replication.test_failover.pause import LoopPause
 from vmckpt.replication.watchdog import process
 from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
@@ -72,11 +72,11 @@ def test_while_nobody_knows_of_it_nothing_is_put_back(
 
 def test_a_backup_that_only_breathes_has_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     with following(monkeypatch) as one:
-        one.standstill = Standstill(SHORT)
+        one.standstill = LoopPause(SHORT)
         one.begin()
         us = session(disks=(), port=one.ends.server.getsockname()[1])
         monkeypatch.setattr(teardown, "_CONNECT", Seconds(0.5))
-        with one.standstill.held(), pytest.raises(Cut):  # its heartbeats go on
+        with one.standstill.held(), pytest.raises(ConnectionLost):  # its heartbeats go on
             teardown._tell_backup(us, one.ends.primary, "the guest has ended")
         monkeypatch.setattr(teardown, "_CONNECT", SHORT)
         teardown._tell_backup(us, one.ends.primary, "the guest has ended")
@@ -94,11 +94,14 @@ def test_of_a_guest_whose_lease_ended_it_is_not_said_what_ended_it(
     page = GuardPage.create(tmp_path / process.PAGE, lasts=Seconds(4.0))
     page.renewed = 0.0 if renewed is None else boottime() + renewed
     page.close()
-    why = teardown.shot(tmp_path)
+    why = teardown.watchdog_kill_reason(tmp_path)
     assert ("which is unknown" in why if why is not None else False) is ended
     (tmp_path / process.KILLED).write_text("2026-11-01T00:00:00Z the lease was lost\n")
-    assert teardown.shot(tmp_path) == "the watchdog ended the guest: the lease was lost"
-    assert teardown.shot(tmp_path / "none") is None
+    assert (
+        teardown.watchdog_kill_reason(tmp_path)
+        == "the watchdog ended the guest: the lease was lost"
+    )
+    assert teardown.watchdog_kill_reason(tmp_path / "none") is None
 
 
 class Store:
@@ -124,7 +127,7 @@ def test_only_a_guest_that_is_dead_for_sure_is_handed_to_its_standby(
     monkeypatch.setattr(teardown, "lease", lambda _: nullcontext(store))
     monkeypatch.setattr(identity, "runs", lambda _: runs)
     (tmp_path / "token").write_text("3")
-    terms = Terms(interval=None, automatic=True)
+    terms = ProtectionTerms(interval=None, automatic=True)
 
     teardown.guest_ended(session(lease=LEASE, terms=terms, disks=()), tmp_path, wished=False)
     assert store.asked == asked
@@ -136,7 +139,7 @@ def test_output_is_let_out_only_once_no_standby_may_take_over(
     """A standby that went on from its last epoch would have forgotten what was let out."""
     done: list[str] = []
 
-    class Tenure:
+    class LeaseHolder:
         def invalidate(self) -> None:
             done.append("invalidated")
 
@@ -151,14 +154,14 @@ def test_output_is_let_out_only_once_no_standby_may_take_over(
     monkeypatch.setattr(libvirt_side, "stored", lambda _: ("<domain/>", False))
     us = session(undo=UNDO.to_json(), disks=())
 
-    teardown.unprotect(us, tmp_path, cast("Any", None), cast("Any", Tenure()))
+    teardown.unprotect(us, tmp_path, cast("Any", None), cast("Any", LeaseHolder()))
     assert done == ["invalidated", "remove", "break_off", "end_all", "released", "forget"]
 
 
 def test_output_is_not_let_out_where_that_cannot_be_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Tenure:
+    class LeaseHolder:
         def invalidate(self) -> None:
             raise RemoteError("the lease store is silent")
 
@@ -166,5 +169,5 @@ def test_output_is_not_let_out_where_that_cannot_be_noted(
     monkeypatch.setattr(network_buffer, "remove", lambda *_: done.append("remove"))
 
     with pytest.raises(RemoteError, match="silent"):
-        teardown.unprotect(SESSION, tmp_path, cast("Any", None), cast("Any", Tenure()))
+        teardown.unprotect(SESSION, tmp_path, cast("Any", None), cast("Any", LeaseHolder()))
     assert done == []

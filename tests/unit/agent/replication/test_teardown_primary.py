@@ -11,7 +11,7 @@ import pytest
 from tests.support.replicas import LEASE, session
 from vmckpt.agent.orders import ReplicaOrder
 from vmckpt.agent.replication import mirrors, orders, teardown
-from vmckpt.errors import GuestBusy, LeaseLost, TwoCopies, VmckptError
+from vmckpt.errors import GuestLocked, LeaseLost, TwoCopies, VmckptError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.primary import network_buffer
@@ -29,7 +29,7 @@ class World:
         note = self.did.append
         monkeypatch.setattr(orders, "folder_of", lambda _: folder)
         monkeypatch.setattr(orders, "_stop_agent", lambda _: note("agent ended"))
-        monkeypatch.setattr(orders, "Monitor", Monitor)
+        monkeypatch.setattr(orders, "QmpMonitor", Monitor)
         monkeypatch.setattr(identity, "runs", lambda _: True)
         monkeypatch.setattr(identity, "hold", lambda _: Process(note))
         monkeypatch.setattr(teardown, "unprotect", lambda *_: note("output let out"))
@@ -178,11 +178,11 @@ def test_a_guest_that_ended_before_its_standby_was_declared_valid_is_given_to_it
 def test_a_guest_that_runs_or_went_on_alone_is_given_to_no_standby(
     one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(GuestBusy, match="runs on alpha"):
+    with pytest.raises(GuestLocked, match="runs on alpha"):
         one.give(PROTECTED)
     monkeypatch.setattr(identity, "runs", lambda _: False)
     teardown.note_alone(one.folder)
-    with pytest.raises(GuestBusy, match="went on without its standby"):
+    with pytest.raises(GuestLocked, match="went on without its standby"):
         one.give(PROTECTED)
     assert not one.give(session(lease=None, disks=()))
     assert one.did == []

@@ -17,10 +17,10 @@ from tests.support.staging import PAGES, World, epoch
 from vmckpt.agent.replication import test_failover, test_failover_files
 from vmckpt.agent.replication.test_failover import Trials
 from vmckpt.agent.replication.test_failover_files import Traces
-from vmckpt.errors import BadInput, GuestBusy, HypervisorError
+from vmckpt.errors import BadInput, GuestLocked, HypervisorError
 from vmckpt.hypervisor import connection
 from vmckpt.replication.backup import standby as standbys
-from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.control_socket import Request
 from vmckpt.replication.test_failover import disk_copy, memory_copy
 from vmckpt.replication.test_failover.memory_check import Room
 from vmckpt.replication.test_failover.memory_copy import Next
@@ -121,10 +121,10 @@ def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Scene]:
     with following(monkeypatch) as one:
         made = Scene(one, tmp_path)
         made.one.standstill = made.trials._standstill
-        monkeypatch.setattr(test_failover, "Monitor", lambda *_, **__: _monitor(made))
+        monkeypatch.setattr(test_failover, "QmpMonitor", lambda *_, **__: _monitor(made))
         monkeypatch.setattr(test_failover, "Standby", lambda *_: made.second)
         monkeypatch.setattr(test_failover, "_room", lambda *_: made.room)
-        monkeypatch.setattr(disk_copy, "begin", made.fleece)
+        monkeypatch.setattr(disk_copy, "start_copies", made.fleece)
         monkeypatch.setattr(test_failover_files, "clear", made.clear)
         monkeypatch.setattr(test_failover._Trial, "_make", lambda self, m: made.make(self)(m))
         monkeypatch.setattr(test_failover._Trial, "_watch", lambda self: made.watch(self))  # noqa: PLW0108 - it must be bound
@@ -167,7 +167,7 @@ def test_a_copy_is_of_one_epoch_while_others_are_committed(scene: Scene) -> None
         scene.trials.end()
         until(lambda: scene.trials.as_json() is None)
     assert scene.cleared == 16
-    scene.one.wishes.add(Wish.END)
+    scene.one.requests.add(Request.END)
     scene.one.came()
     assert scene.one.world() == last.after
 
@@ -175,7 +175,7 @@ def test_a_copy_is_of_one_epoch_while_others_are_committed(scene: Scene) -> None
 def test_what_cannot_be_is_refused_in_one_line(scene: Scene) -> None:
     scene.one.begin()
     line, _ = scene.one.hello()
-    with pytest.raises(GuestBusy, match="no epoch on beta yet"):
+    with pytest.raises(GuestLocked, match="no epoch on beta yet"):
         scene.trials.begin()
     commit(line, ONE)
     scene.room = Room(wanted=Bytes(GIB), shared=Bytes(GIB), memory=Bytes(9 * GIB), disks=None)
@@ -185,12 +185,12 @@ def test_what_cannot_be_is_refused_in_one_line(scene: Scene) -> None:
         scene.trials.end()
     scene.room = PLENTY
     scene.trials.begin()
-    with pytest.raises(GuestBusy, match="runs already; end it first"):
+    with pytest.raises(GuestLocked, match="runs already; end it first"):
         scene.trials.begin()
     scene.trials.no_more()
     scene.trials.close()
     assert scene.trials.as_json() is None
-    with pytest.raises(GuestBusy, match="takes over"):
+    with pytest.raises(GuestLocked, match="takes over"):
         scene.trials.begin()
 
 
@@ -311,7 +311,7 @@ class Nobody:
 def test_after_a_crash_all_files_are_found_by_what_was_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_failover_files, "Monitor", Nobody)
+    monkeypatch.setattr(test_failover_files, "QmpMonitor", Nobody)
     image = tmp_path / "web1-vda-5e55.raw"
     files = [test_failover_files.changed(str(image)), test_failover_files.overlay(str(image))]
     assert len({str(image), *files}) == 3
@@ -334,7 +334,7 @@ def test_without_a_word_of_libvirt_nothing_is_forgotten(
         def __init__(self, guest: str, **_: object) -> None:
             raise HypervisorError(f"no answer about {guest}", host="beta")
 
-    monkeypatch.setattr(test_failover_files, "Monitor", Silent)
+    monkeypatch.setattr(test_failover_files, "QmpMonitor", Silent)
     old = tmp_path / "old"
     old.touch()
     Traces(uuid="u-2", name="web1-test", files=(str(old),)).write(tmp_path / "state")

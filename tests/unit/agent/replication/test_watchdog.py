@@ -15,7 +15,7 @@ from vmckpt.replication.session import Session
 from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog import systemd_unit
 from vmckpt.replication.watchdog.facts import Facts
-from vmckpt.replication.watchdog.rules import Keeper
+from vmckpt.replication.watchdog.rules import KillMethod
 
 REFUSED = "process 1: the kernel does not permit to trace it"
 
@@ -27,16 +27,16 @@ def process() -> Iterator[HeldProcess]:
 
 
 def begun(
-    monkeypatch: pytest.MonkeyPatch, one: Session, process: HeldProcess, kept_by: Keeper | None
+    monkeypatch: pytest.MonkeyPatch, one: Session, process: HeldProcess, kept_by: KillMethod | None
 ) -> tuple[Facts, bool, Path]:
     told: list[tuple[Facts, bool]] = []
 
     def begin(facts: Facts, *, unit: bool) -> None:
         told.append((facts, unit))
 
-    monkeypatch.setattr(watchdog_process, "begin", begin)
+    monkeypatch.setattr(watchdog_process, "start", begin)
     with in_memory() as folder:
-        watchdog.begin(one, folder, process, kept_by).close()
+        watchdog.start_watchdog(one, folder, process, kept_by).close()
     ((facts, unit),) = told
     return facts, unit, folder
 
@@ -45,13 +45,13 @@ def begun(
     ("kept_by", "pair", "unit"),
     [
         (None, False, False),
-        (Keeper.KERNEL, False, False),
-        (Keeper.UNIT, False, True),
-        (Keeper.PAIR, True, False),
+        (KillMethod.KERNEL, False, False),
+        (KillMethod.UNIT, False, True),
+        (KillMethod.PAIR, True, False),
     ],
 )
 def test_the_watchdog_is_of_the_kind_that_was_chosen(
-    monkeypatch: pytest.MonkeyPatch, process: HeldProcess, kept_by: Keeper | None, pair: bool,
+    monkeypatch: pytest.MonkeyPatch, process: HeldProcess, kept_by: KillMethod | None, pair: bool,
     unit: bool,
 ) -> None:  # fmt: skip
     facts, as_unit, _ = begun(monkeypatch, session(lease=LEASE), process, kept_by)
@@ -72,14 +72,14 @@ def test_a_guest_can_be_resumed_and_a_standby_is_never(
 @pytest.mark.parametrize(
     ("refused", "systemd", "kept_by"),
     [
-        (None, True, Keeper.KERNEL),
-        (REFUSED, True, Keeper.UNIT),
-        (REFUSED, False, Keeper.PAIR),
+        (None, True, KillMethod.KERNEL),
+        (REFUSED, True, KillMethod.UNIT),
+        (REFUSED, False, KillMethod.PAIR),
     ],
 )
 def test_where_qemu_may_not_be_traced_watchdogs_are_restarted(
     monkeypatch: pytest.MonkeyPatch, process: HeldProcess, refused: str | None, systemd: bool,
-    kept_by: Keeper,
+    kept_by: KillMethod,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(lease_timer, "why_not", lambda _: refused)
     monkeypatch.setattr(systemd_unit, "available", lambda: systemd)

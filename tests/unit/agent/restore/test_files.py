@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore.files import Images
 from vmckpt.model.disk import StorePlace
 from vmckpt.store.chunk_reader import Reader
-from vmckpt.store.format.metadata import DiskMake, Facts
+from vmckpt.store.format.metadata import DiskMake, PrivateFacts
 from vmckpt.store.format.private_part import Private
 from vmckpt.util.host_files import Folder
 
@@ -27,9 +27,11 @@ def work(folder: Path, *, replace: bool = True) -> Images:
         replace=replace, links_down=False, paused=False,
     )  # fmt: skip
     makes = tuple(DiskMake(target=n, format="raw", size=1, options="") for n in ("vda", "vdb"))
-    facts = Facts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=makes)
+    facts = PrivateFacts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=makes)
     private = Private(facts=facts, chunks=[], regions=(), files={})
-    return Images(order, private, cast("Reader", None), Talk(io.StringIO(), io.StringIO()))
+    return Images(
+        order, private, cast("Reader", None), ControllerChannel(io.StringIO(), io.StringIO())
+    )
 
 
 def written(folder: Path, *, before: bool = True) -> None:

@@ -12,9 +12,9 @@ import pytest
 from tests.support.stocking import page
 from vmckpt.agent.cleanup_orders import DiscardOrder, FinishOrder
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import files, lazy, lazy_server
-from vmckpt.agent.restore.lazy import Keeper
+from vmckpt.agent.restore.lazy import LazyServerClient
 from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.hypervisor import qemu_user
@@ -33,8 +33,8 @@ def order(folder: Path) -> RestoreOrder:
     )  # fmt: skip
 
 
-def talk() -> Talk:
-    return Talk(io.StringIO(), io.StringIO())
+def channel() -> ControllerChannel:
+    return ControllerChannel(io.StringIO(), io.StringIO())
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_an_image_is_completed_without_its_guest(tmp_path: Path, run: Path) -> N
     export = Export(size=len(CONTENT), read=lambda at, length: CONTENT[at : at + length])
     with ExitStack() as stack:
         folder = lazy_server._furnished(told)
-        keeper = lazy_server._Keeper(told, talk(), {"vda": export})
+        keeper = lazy_server._Keeper(told, channel(), {"vda": export})
         keeper.listen(stack)
         overlay(told, keeper.sockets["vda"])
         assert not keeper._is_whole("vda")
@@ -79,8 +79,8 @@ def test_what_a_keeper_was_told_is_kept_for_the_next_one(tmp_path: Path, run: Pa
     assert kept is not None
     assert (kept["do"], RestoreOrder.from_json(kept)) == ("serve", told)
     look = FinishOrder(guest="u-1", host="alpha", dry=True)
-    assert lazy.finish(look, talk()) == {"waits": True, "whole": False}
-    assert lazy.finish(replace(look, guest="u-2"), talk()) == {"waits": False, "whole": True}
+    assert lazy.finish(look, channel()) == {"waits": True, "whole": False}
+    assert lazy.finish(replace(look, guest="u-2"), channel()) == {"waits": False, "whole": True}
     (folder / "order.json").write_text("{")
     with pytest.raises(BadInput, match="makes no sense"):
         lazy_server.kept("u-1")
@@ -88,10 +88,10 @@ def test_what_a_keeper_was_told_is_kept_for_the_next_one(tmp_path: Path, run: Pa
 
 def test_a_snapshot_without_memory_is_nothing_to_be_lazy_for(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nothing to be lazy for"):
-        lazy.restore_lazily(order(tmp_path), talk())
+        lazy.restore_lazily(order(tmp_path), channel())
 
 
-def said(keeper: Keeper, *lines: object) -> None:
+def said(keeper: LazyServerClient, *lines: object) -> None:
     keeper._process = subprocess.Popen(
         ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -100,22 +100,22 @@ def said(keeper: Keeper, *lines: object) -> None:
     keeper._process.stdin.close()
 
 
-def ended(keeper: Keeper) -> None:
+def ended(keeper: LazyServerClient) -> None:
     assert keeper._process.stdout is not None
     keeper._process.stdout.close()
     keeper._process.wait()
 
 
 def test_a_keeper_is_listened_to() -> None:
-    keeper = Keeper({}, "alpha")
+    keeper = LazyServerClient({}, "alpha")
     said(keeper, {"ask": "ready", "about": {"sockets": {"vda": "/x"}}}, {"progress": {}},
          {"done": {}})  # fmt: skip
     keeper.wait_ready()
     assert keeper.sockets == {"vda": "/x"}
-    assert keeper.watch(talk())
+    assert keeper.watch(channel())
     ended(keeper)
     said(keeper, {"progress": {}})
-    assert not keeper.watch(talk())
+    assert not keeper.watch(channel())
     ended(keeper)
     said(keeper, {"error": {"kind": "StoreDamaged", "message": "gone", "mend": None}})
     with pytest.raises(StoreDamaged, match="gone"):
@@ -128,6 +128,6 @@ def test_a_forks_images_are_taken_away_also_half_made(tmp_path: Path) -> None:
     for name in (place.name, f"{place.name}.{ID}.new", "other"):
         (tmp_path / name).touch()
     told = DiscardOrder(snapshot=ID, images={"vda": str(place)})
-    assert files.discard(DiscardOrder.from_json(told.as_json()), talk()) == {"removed": 2}
-    assert files.discard(told, talk()) == {"removed": 0}
+    assert files.discard(DiscardOrder.from_json(told.as_json()), channel()) == {"removed": 2}
+    assert files.discard(told, channel()) == {"removed": 0}
     assert [path.name for path in tmp_path.iterdir()] == ["other"]

@@ -113,7 +113,7 @@ def test_keepers_take_back_only_their_own_pins(tmp_path: Path) -> None:
     pin(store, one)
     store.pin(id_, "until the audit is over")
     end(one)
-    assert store.why_pinned(id_) == "until the audit is over"
+    assert store.pin_reason(id_) == "until the audit is over"
 
 
 def test_disks_that_changed_places_are_read_whole() -> None:
@@ -142,5 +142,5 @@ def test_a_fork_has_its_own_uuid_in_its_firmware_too() -> None:
         "<domain><name>a</name><uuid>1</uuid><sysinfo type='smbios'><system>"
         "<entry name='uuid'>1</entry><entry name='serial'>x</entry></system></sysinfo></domain>"
     )
-    made = domain_xml.as_fork(xml, {}, name="f", uuid="2", macs=[], link_up=False)
+    made = domain_xml.xml_for_fork(xml, {}, name="f", uuid="2", macs=[], link_up=False)
     assert '<entry name="uuid">2</entry><entry name="serial">x</entry>' in made

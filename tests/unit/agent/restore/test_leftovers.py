@@ -9,20 +9,27 @@ import pytest
 
 from vmckpt.agent.orders import UnrestoreOrder
 from vmckpt.agent.restore import replace_file, undo_restore
-from vmckpt.agent.restore.leftovers import Seat, Seen, Spot, Verdict, judge, spot
+from vmckpt.agent.restore.leftovers import (
+    GuestFacts,
+    ImageFacts,
+    LeftoverDecision,
+    Spot,
+    decide,
+    spot,
+)
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import connection
 from vmckpt.model.migration import Outcome
 from vmckpt.snapshot.recovery import came_back
 
 ID = "s-aaaaaaaaaaaaaaaa"
-OFF, REVIVED = Seat(runs=False, revived=False), Seat(runs=True, revived=True)
-BOOTED = Seat(runs=True, revived=False)
+OFF, REVIVED = GuestFacts(runs=False, revived=False), GuestFacts(runs=True, revived=True)
+BOOTED = GuestFacts(runs=True, revived=False)
 NEW, OLD = "restored", "before"
 
 
-def seen(at: Spot, *, aside: bool = False, empty: bool = False) -> Seen:
-    return Seen(spot=at, aside=aside, empty=empty)
+def seen(at: Spot, *, aside: bool = False, empty: bool = False) -> ImageFacts:
+    return ImageFacts(spot=at, aside=aside, empty=empty)
 
 
 IN_PLACE, UNTOUCHED = seen(Spot.NEW, aside=True), seen(Spot.OTHER)
@@ -33,38 +40,48 @@ KEPT, USED = seen(Spot.NEW), seen(Spot.WRITTEN, aside=True)
 @pytest.mark.parametrize(
     ("disks", "seat", "memory", "verdict"),
     [
-        ([UNTOUCHED, UNTOUCHED], OFF, True, Verdict.BACK),
-        ([UNTOUCHED, UNTOUCHED], BOOTED, True, Verdict.BACK),  # the one that was to be ended
-        ([MOVED, UNTOUCHED], OFF, True, Verdict.BACK),
-        ([IN_PLACE, UNTOUCHED], OFF, True, Verdict.BACK),
-        ([IN_PLACE, UNTOUCHED], BOOTED, True, Verdict.UNCLEAR),  # autostart, on half of it
-        ([IN_PLACE, MOVED], REVIVED, True, Verdict.UNCLEAR),
-        ([USED, UNTOUCHED], OFF, True, Verdict.UNCLEAR),
-        ([IN_PLACE, IN_PLACE], OFF, True, Verdict.BACK),
-        ([IN_PLACE, IN_PLACE], REVIVED, True, Verdict.ARRIVED),
-        ([IN_PLACE, IN_PLACE], BOOTED, True, Verdict.UNCLEAR),  # autostart, without its memory
-        ([USED, IN_PLACE], REVIVED, True, Verdict.ARRIVED),
-        ([USED, IN_PLACE], OFF, True, Verdict.UNCLEAR),
-        ([KEPT, KEPT], OFF, True, Verdict.ARRIVED),  # it has run, and ended since
-        ([KEPT, KEPT], BOOTED, True, Verdict.ARRIVED),
-        ([FRESH, FRESH], OFF, True, Verdict.BACK),
-        ([FRESH, FRESH], REVIVED, True, Verdict.ARRIVED),
-        ([seen(Spot.WRITTEN, empty=True)], OFF, True, Verdict.UNCLEAR),
-        ([seen(Spot.OTHER, aside=True)], OFF, True, Verdict.UNCLEAR),
+        ([UNTOUCHED, UNTOUCHED], OFF, True, LeftoverDecision.BACK),
+        (
+            [UNTOUCHED, UNTOUCHED],
+            BOOTED,
+            True,
+            LeftoverDecision.BACK,
+        ),  # the one that was to be ended
+        ([MOVED, UNTOUCHED], OFF, True, LeftoverDecision.BACK),
+        ([IN_PLACE, UNTOUCHED], OFF, True, LeftoverDecision.BACK),
+        ([IN_PLACE, UNTOUCHED], BOOTED, True, LeftoverDecision.UNCLEAR),  # autostart, on half of it
+        ([IN_PLACE, MOVED], REVIVED, True, LeftoverDecision.UNCLEAR),
+        ([USED, UNTOUCHED], OFF, True, LeftoverDecision.UNCLEAR),
+        ([IN_PLACE, IN_PLACE], OFF, True, LeftoverDecision.BACK),
+        ([IN_PLACE, IN_PLACE], REVIVED, True, LeftoverDecision.ARRIVED),
+        (
+            [IN_PLACE, IN_PLACE],
+            BOOTED,
+            True,
+            LeftoverDecision.UNCLEAR,
+        ),  # autostart, without its memory
+        ([USED, IN_PLACE], REVIVED, True, LeftoverDecision.ARRIVED),
+        ([USED, IN_PLACE], OFF, True, LeftoverDecision.UNCLEAR),
+        ([KEPT, KEPT], OFF, True, LeftoverDecision.ARRIVED),  # it has run, and ended since
+        ([KEPT, KEPT], BOOTED, True, LeftoverDecision.ARRIVED),
+        ([FRESH, FRESH], OFF, True, LeftoverDecision.BACK),
+        ([FRESH, FRESH], REVIVED, True, LeftoverDecision.ARRIVED),
+        ([seen(Spot.WRITTEN, empty=True)], OFF, True, LeftoverDecision.UNCLEAR),
+        ([seen(Spot.OTHER, aside=True)], OFF, True, LeftoverDecision.UNCLEAR),
         # Disks alone: nothing is started, and a guest that runs says nothing.
-        ([IN_PLACE, IN_PLACE], OFF, False, Verdict.ARRIVED),
-        ([KEPT, KEPT], OFF, False, Verdict.ARRIVED),
-        ([KEPT, KEPT], BOOTED, False, Verdict.ARRIVED),
-        ([IN_PLACE, MOVED], OFF, False, Verdict.BACK),
-        ([UNTOUCHED, UNTOUCHED], BOOTED, False, Verdict.BACK),
+        ([IN_PLACE, IN_PLACE], OFF, False, LeftoverDecision.ARRIVED),
+        ([KEPT, KEPT], OFF, False, LeftoverDecision.ARRIVED),
+        ([KEPT, KEPT], BOOTED, False, LeftoverDecision.ARRIVED),
+        ([IN_PLACE, MOVED], OFF, False, LeftoverDecision.BACK),
+        ([UNTOUCHED, UNTOUCHED], BOOTED, False, LeftoverDecision.BACK),
     ],
 )
 def test_what_has_become_of_it(
-    disks: list[Seen], seat: Seat, memory: bool, verdict: Verdict
+    disks: list[ImageFacts], seat: GuestFacts, memory: bool, verdict: LeftoverDecision
 ) -> None:
-    told, why = judge(disks, seat, memory=memory)
+    told, why = decide(disks, seat, memory=memory)
     assert told is verdict
-    assert bool(why) == (verdict is Verdict.UNCLEAR)
+    assert bool(why) == (verdict is LeftoverDecision.UNCLEAR)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +120,7 @@ class FakeMonitor:
 @pytest.fixture
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnrestoreOrder:
     """Two disks with images from before, and new ones beside them; the guest is off."""
-    monkeypatch.setattr(undo_restore, "Monitor", FakeMonitor)
+    monkeypatch.setattr(undo_restore, "QmpMonitor", FakeMonitor)
     monkeypatch.setattr(FakeMonitor, "state", None)
     made = {}
     for name in ("vda", "vdb"):
@@ -192,8 +209,8 @@ def test_nvram_goes_as_the_disks_do(order: UnrestoreOrder) -> None:
 
 
 def test_recovery_closes_only_what_is_known() -> None:
-    unclear = came_back(Verdict.UNCLEAR, why="x", left=["/s/vda.old"])
+    unclear = came_back(LeftoverDecision.UNCLEAR, why="x", left=["/s/vda.old"])
     assert (unclear.outcome, "/s/vda.old" in unclear.settle) == (None, True)
-    assert came_back(Verdict.BACK, did=["y"]).did == ("y",)
-    assert came_back(Verdict.BACK).outcome is Outcome.FAILED
-    assert came_back(Verdict.ARRIVED, memory=False).truth == "the guest's disks are back"
+    assert came_back(LeftoverDecision.BACK, did=["y"]).did == ("y",)
+    assert came_back(LeftoverDecision.BACK).outcome is Outcome.FAILED
+    assert came_back(LeftoverDecision.ARRIVED, memory=False).truth == "the guest's disks are back"

@@ -20,12 +20,12 @@ from tests.unit.snapshot.restore.test_domain_xml import XML
 from tests.unit.snapshot.test_guard_rules import RESTORED
 from vmckpt.agent import client
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.protocol import Talk
+from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import replace_file, restore
 from vmckpt.agent.restore.files import Images
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.cli.snapshot import restore as cli_snapshot_restore
-from vmckpt.errors import BadInput, GuestBusy, HypervisorError, OutcomeUnknown, VmckptError
+from vmckpt.errors import BadInput, GuestLocked, HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder
@@ -35,11 +35,11 @@ from vmckpt.model.host import Host
 from vmckpt.snapshot.request import RestoreRequest
 from vmckpt.snapshot.restore import exclusivity
 from vmckpt.snapshot.restore import restore as snapshot_restore_restore
-from vmckpt.snapshot.restore.exclusivity import Heard
+from vmckpt.snapshot.restore.exclusivity import HostAnswer
 from vmckpt.snapshot.restore.restore import Opened, _Answers, _Plan, _Restoring
 from vmckpt.store import parent_state, tiered_reader
 from vmckpt.store.assemble import Source
-from vmckpt.store.format.metadata import DiskMake, Facts
+from vmckpt.store.format.metadata import DiskMake, PrivateFacts
 from vmckpt.store.format.private_part import Private
 
 DISK = DiskMake(target="vda", format="qcow2", size=1, options="")
@@ -51,8 +51,10 @@ class Written(Images):
 
 
 class Way:
-    def images(self, order: RestoreOrder, private: Private, reader: Source, talk: Talk) -> Images:
-        return Written(order, private, reader, talk)
+    def images(
+        self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
+    ) -> Images:
+        return Written(order, private, reader, channel)
 
     def started_as(self, xml: str) -> str:
         return xml
@@ -60,7 +62,7 @@ class Way:
 
 @pytest.fixture
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RestoreOrder:
-    facts = Facts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=(DISK,))
+    facts = PrivateFacts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=(DISK,))
 
     @contextmanager
     def opened(_: RestoreOrder) -> Iterator[tuple[None, Private, None]]:
@@ -87,10 +89,10 @@ def carried_out(order: RestoreOrder, *answers: dict[str, Any]) -> list[dict[str,
         io.StringIO("{}\n" + "".join(json.dumps(a) + "\n" for a in (YES, *answers))),
         io.StringIO(),
     )
-    talk = Talk(heard, said)
-    talk.order()
+    channel = ControllerChannel(heard, said)
+    channel.order()
     try:
-        restore.restore(order, talk, Way())
+        restore.restore(order, channel, Way())
     finally:
         told = [json.loads(text) for text in said.getvalue().splitlines()]
     return told
@@ -203,23 +205,23 @@ class Side:
     """What the hosts say, and what was done to them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.heard = [Heard(host="alpha", users={})]
+        self.heard = [HostAnswer(host="alpha", users={})]
         self.runs = False
         self.ended: list[str] = []
         self.notes = Notes()
 
-        async def ask(*_: object) -> list[Heard]:
+        async def ask(*_: object) -> list[HostAnswer]:
             return self.heard
 
         async def in_the_way(_: object, __: object, request: RestoreRequest) -> bool:
             if self.runs and not request.end_running:
-                raise GuestBusy("web1 runs on alpha")
+                raise GuestLocked("web1 runs on alpha")
             return self.runs
 
         async def end(_: object, uuid: str) -> None:
             self.ended.append(uuid)
 
-        monkeypatch.setattr(exclusivity, "ask", ask)
+        monkeypatch.setattr(exclusivity, "query_hosts", ask)
         monkeypatch.setattr(snapshot_restore_restore, "_in_the_way", in_the_way)
         monkeypatch.setattr(domains, "end", end)
 
@@ -244,12 +246,12 @@ def side(monkeypatch: pytest.MonkeyPatch) -> Side:
         ([], False, False, None),
         ([], True, True, None),
         ([], True, False, "web1 runs on alpha"),  # somebody has started it meanwhile
-        ([Heard(host="beta", runs=True, users={})], False, True, "web1 runs on beta"),
-        ([Heard(host="beta", error="off")], False, True, "may run on beta"),
+        ([HostAnswer(host="beta", runs=True, users={})], False, True, "web1 runs on beta"),
+        ([HostAnswer(host="beta", error="off")], False, True, "may run on beta"),
     ],
 )
 async def test_who_runs_it_is_asked_again_before_it_makes_way(
-    side: Side, heard: list[Heard], runs: bool, replace_: bool, refused: str | None
+    side: Side, heard: list[HostAnswer], runs: bool, replace_: bool, refused: str | None
 ) -> None:
     side.heard += heard
     side.runs = runs
@@ -274,7 +276,7 @@ async def test_a_failure_after_the_guest_was_ended_says_so(
         await given[4]("make way", ABOUT)
         raise HypervisorError("alpha: no network default", host="alpha")
 
-    monkeypatch.setattr(client, "carried_out", carried_out)
+    monkeypatch.setattr(client, "run_order", carried_out)
     work = side.work(end_running=True)
     with pytest.raises(HypervisorError) as caught:
         await work.run(PLAN, (), {}, {})

@@ -63,7 +63,7 @@ class Memory:
 
 @pytest.fixture
 def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RestoreOrder:
-    monkeypatch.setattr(restore_restore, "Monitor", Guest)
+    monkeypatch.setattr(restore_restore, "QmpMonitor", Guest)
     monkeypatch.setattr(restore_restore, "_PATIENCE", Seconds(0.2))
     monkeypatch.setattr(restore_restore, "_TURN", Seconds(0.01))
     monkeypatch.setattr(Guest, "did", [])

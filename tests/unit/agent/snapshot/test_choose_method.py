@@ -13,9 +13,9 @@ import pytest
 
 from vmckpt.agent.snapshot import choose_method, memory_methods
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
-from vmckpt.agent.snapshot.choose_method import Seen, Way
+from vmckpt.agent.snapshot.choose_method import CaptureFacts, MemoryMethod
 from vmckpt.agent.snapshot.create import RamRegion
-from vmckpt.agent.snapshot.memory_methods import Memory, Wanted
+from vmckpt.agent.snapshot.memory_methods import CaptureRequest, Memory
 from vmckpt.capture.disks import bitmaps, offline
 from vmckpt.capture.memory import background_snapshot, libvirt_save, memory_files
 from vmckpt.capture.memory.background_snapshot import Captured, Hooks
@@ -24,35 +24,53 @@ from vmckpt.errors import CannotCapture
 from vmckpt.model.disk import DiskFacts
 from vmckpt.store import parent_state
 from vmckpt.store.format.chunk_map import SLOTS, ZERO, Extent, Kind, What
-from vmckpt.store.format.metadata import Facts
+from vmckpt.store.format.metadata import PrivateFacts
 from vmckpt.store.format.private_part import Private, RegionMap
 from vmckpt.store.parent_state import Draft
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 from vmckpt.util import host_directories
 
-SHARED = Seen(runs=True, private=None, memory=Bytes(GIB), room=Bytes(2 * GIB))
+SHARED = CaptureFacts(runs=True, private=None, memory=Bytes(GIB), room=Bytes(2 * GIB))
 KEPT = replace(SHARED, kept=True, room=Bytes(0))
-PRIVATE = Seen(runs=True, private="its memory is private to QEMU")
+PRIVATE = CaptureFacts(runs=True, private="its memory is private to QEMU")
 
 
 @pytest.mark.parametrize(
     ("asked", "seen", "way", "why", "against"),
     [
-        (Way.AUTO, PRIVATE, Way.BACKGROUND, "any memory", None),
-        (Way.AUTO, SHARED, Way.BACKGROUND, "--way shared does that", None),
-        (Way.AUTO, KEPT, Way.SHARED, "copy is there", None),
-        (Way.AUTO, replace(KEPT, runs=False), Way.BACKGROUND, "stands still", None),
-        (Way.SHARED, SHARED, Way.SHARED, "asked for", None),
-        (Way.SHARED, KEPT, Way.SHARED, "asked for", None),
-        (Way.SHARED, replace(SHARED, room=Bytes(GIB)), Way.SHARED, "asked for", "has room for"),
-        (Way.SHARED, PRIVATE, Way.SHARED, "asked for", "private to QEMU"),
-        (Way.SHARED, replace(KEPT, runs=False), Way.SHARED, "asked for", "stands still"),
-        (Way.BACKGROUND, KEPT, Way.BACKGROUND, "asked for", None),
-        (Way.LIBVIRT, KEPT, Way.LIBVIRT, "asked for", None),
+        (MemoryMethod.AUTO, PRIVATE, MemoryMethod.BACKGROUND, "any memory", None),
+        (MemoryMethod.AUTO, SHARED, MemoryMethod.BACKGROUND, "--way shared does that", None),
+        (MemoryMethod.AUTO, KEPT, MemoryMethod.SHARED, "copy is there", None),
+        (
+            MemoryMethod.AUTO,
+            replace(KEPT, runs=False),
+            MemoryMethod.BACKGROUND,
+            "stands still",
+            None,
+        ),
+        (MemoryMethod.SHARED, SHARED, MemoryMethod.SHARED, "asked for", None),
+        (MemoryMethod.SHARED, KEPT, MemoryMethod.SHARED, "asked for", None),
+        (
+            MemoryMethod.SHARED,
+            replace(SHARED, room=Bytes(GIB)),
+            MemoryMethod.SHARED,
+            "asked for",
+            "has room for",
+        ),
+        (MemoryMethod.SHARED, PRIVATE, MemoryMethod.SHARED, "asked for", "private to QEMU"),
+        (
+            MemoryMethod.SHARED,
+            replace(KEPT, runs=False),
+            MemoryMethod.SHARED,
+            "asked for",
+            "stands still",
+        ),
+        (MemoryMethod.BACKGROUND, KEPT, MemoryMethod.BACKGROUND, "asked for", None),
+        (MemoryMethod.LIBVIRT, KEPT, MemoryMethod.LIBVIRT, "asked for", None),
     ],
 )
 def test_the_way_is_decided_and_the_reason_told(
-    asked: Way, seen: Seen, way: Way, why: str, against: str | None
+    asked: MemoryMethod, seen: CaptureFacts, way: MemoryMethod, why: str, against: str | None
 ) -> None:
     found = choose_method.choose(asked, seen)
     assert found.way is way
@@ -62,22 +80,28 @@ def test_the_way_is_decided_and_the_reason_told(
 
 
 def test_only_who_did_not_ask_for_a_way_gets_another() -> None:
-    assert choose_method.otherwise(Way.AUTO, Way.SHARED) is Way.BACKGROUND
-    assert choose_method.otherwise(Way.AUTO, Way.BACKGROUND) is Way.LIBVIRT
-    assert choose_method.otherwise(Way.AUTO, Way.LIBVIRT) is None
-    assert choose_method.otherwise(Way.BACKGROUND, Way.BACKGROUND) is None
-    assert choose_method.otherwise(Way.SHARED, Way.SHARED) is None
+    assert (
+        choose_method.otherwise(MemoryMethod.AUTO, MemoryMethod.SHARED) is MemoryMethod.BACKGROUND
+    )
+    assert (
+        choose_method.otherwise(MemoryMethod.AUTO, MemoryMethod.BACKGROUND) is MemoryMethod.LIBVIRT
+    )
+    assert choose_method.otherwise(MemoryMethod.AUTO, MemoryMethod.LIBVIRT) is None
+    assert choose_method.otherwise(MemoryMethod.BACKGROUND, MemoryMethod.BACKGROUND) is None
+    assert choose_method.otherwise(MemoryMethod.SHARED, MemoryMethod.SHARED) is None
 
 
 def memory(**more: Any) -> Memory:
     usual: dict[str, Any] = {
-        "image": None, "pause": Seconds(0.0), "way": Way.SHARED, "why": "",
+        "image": None, "pause": Seconds(0.0), "way": MemoryMethod.SHARED, "why": "",
         "changed": {}, "since": 7, "copy": 8,
     }  # fmt: skip
     return Memory(**(usual | more))
 
 
-def kept(folder: Path, memory_: Memory | None, *, snapshot: str, ram: bool) -> parent_state.Line:
+def kept(
+    folder: Path, memory_: Memory | None, *, snapshot: str, ram: bool
+) -> parent_state.ParentState:
     """The line after one more snapshot with a disk, and perhaps memory."""
     disk = RegionMap(
         name="vda", kind=Kind.DISK, size=Bytes(2 * 65536), map=np.array([1, ZERO], dtype=np.uint32)
@@ -86,7 +110,7 @@ def kept(folder: Path, memory_: Memory | None, *, snapshot: str, ram: bool) -> p
         name="pc.ram", kind=Kind.RAM, size=Bytes(3 * 4096),
         map=np.array([SLOTS * 1 + 5, ZERO, 2], dtype=np.uint32),
     )  # fmt: skip
-    facts = Facts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=())
+    facts = PrivateFacts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=())
     chunks = [b"a" * 32, b"b" * 32] if ram else [b"c" * 32]
     private = Private(
         facts=facts, chunks=chunks, regions=(disk, block) if ram else (disk,), files={}
@@ -241,7 +265,7 @@ class Monitor:
 
 
 def captured(
-    monkeypatch: pytest.MonkeyPatch, way: Way, *failing: str, closed: bool = False
+    monkeypatch: pytest.MonkeyPatch, way: MemoryMethod, *failing: str, closed: bool = False
 ) -> Memory:
     """A capture, where some of the ways cannot capture the guest. `closed`: QEMU could not open
     an image again."""
@@ -260,8 +284,8 @@ def captured(
     monkeypatch.setattr(background_snapshot, "capture", fails if "background" in failing else works)
     monkeypatch.setattr(libvirt_save, "capture", fails if "libvirt" in failing else works)
     monkeypatch.setattr(memory_files, "drop", lambda _: None)
-    monkeypatch.setattr(bitmaps, "check", check)
-    wanted = Wanted(way=way, folder=Path("/none"), number=5)
+    monkeypatch.setattr(bitmaps, "require_reopen", check)
+    wanted = CaptureRequest(way=way, folder=Path("/none"), number=5)
     monitor: Any = Monitor()
     with ExitStack() as stack:
         return memory_methods.capture(
@@ -272,26 +296,26 @@ def captured(
 def test_libvirt_comes_in_where_the_background_does_not_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plain = captured(monkeypatch, Way.AUTO)
-    assert (plain.way, plain.warnings, plain.copy) == (Way.BACKGROUND, (), None)
-    other = captured(monkeypatch, Way.AUTO, "background")
-    assert other.way is Way.LIBVIRT
+    plain = captured(monkeypatch, MemoryMethod.AUTO)
+    assert (plain.way, plain.warnings, plain.copy) == (MemoryMethod.BACKGROUND, (), None)
+    other = captured(monkeypatch, MemoryMethod.AUTO, "background")
+    assert other.way is MemoryMethod.LIBVIRT
     assert other.warnings == ("not captured by way of background: no userfaultfd",)
     for way, failing in (
-        (Way.BACKGROUND, ["background"]), (Way.LIBVIRT, ["libvirt"]),
-        (Way.AUTO, ["background", "libvirt"]),
+        (MemoryMethod.BACKGROUND, ["background"]), (MemoryMethod.LIBVIRT, ["libvirt"]),
+        (MemoryMethod.AUTO, ["background", "libvirt"]),
     ):  # fmt: skip
         with pytest.raises(CannotCapture, match="no userfaultfd"):
             captured(monkeypatch, way, *failing)
     with pytest.raises(CannotCapture, match=r"nothing was captured; see vmckpt prepare"):
-        captured(monkeypatch, Way.SHARED)
+        captured(monkeypatch, MemoryMethod.SHARED)
 
 
 def test_what_lets_go_of_no_image_needs_to_open_none_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert captured(monkeypatch, Way.AUTO, closed=True).way is Way.BACKGROUND
+    assert captured(monkeypatch, MemoryMethod.AUTO, closed=True).way is MemoryMethod.BACKGROUND
     with pytest.raises(CannotCapture, match="may not open"):
-        captured(monkeypatch, Way.AUTO, "background", closed=True)
+        captured(monkeypatch, MemoryMethod.AUTO, "background", closed=True)
     with pytest.raises(CannotCapture, match="may not open"):
-        captured(monkeypatch, Way.LIBVIRT, closed=True)
+        captured(monkeypatch, MemoryMethod.LIBVIRT, closed=True)

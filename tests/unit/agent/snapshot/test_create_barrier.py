@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.capture.test_network_hold import Qemu, card
-from vmckpt.agent.protocol import Talk
-from vmckpt.agent.snapshot.create import Cut
+from vmckpt.agent.protocol import ControllerChannel
+from vmckpt.agent.snapshot.create import GroupMember
 from vmckpt.capture.memory.background_snapshot import Hooks
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import Cancelled, CaptureFailed, VmckptError
@@ -47,13 +47,13 @@ class Controller:
         pass
 
 
-def opened(controller: Controller) -> Talk:
-    talk = Talk(controller, controller)  # type: ignore[arg-type]
-    talk.order()
-    return talk
+def opened(controller: Controller) -> ControllerChannel:
+    channel = ControllerChannel(controller, controller)  # type: ignore[arg-type]
+    channel.order()
+    return channel
 
 
-def run(cut: Cut, done: list[str]) -> None:
+def run(cut: GroupMember, done: list[str]) -> None:
     """As a capture calls its hooks."""
     hooks = cut.hooks(
         Hooks(
@@ -75,7 +75,7 @@ def run(cut: Cut, done: list[str]) -> None:
 def test_output_is_held_while_the_others_are_waited_for() -> None:
     qemu, done = Qemu(card()), list[str]()
     controller = Controller(qemu)
-    with Cut(qemu, opened(controller)) as cut:  # type: ignore[arg-type]
+    with GroupMember(qemu, opened(controller)) as cut:  # type: ignore[arg-type]
         run(cut, done)
         assert qemu.filters == {}
         assert cut.held >= 0
@@ -95,7 +95,7 @@ def test_output_is_held_while_the_others_are_waited_for() -> None:
 )
 def test_a_no_lets_everything_go_at_once(phase: Phase, done: list[str]) -> None:
     qemu, came = Qemu(card()), list[str]()
-    with Cut(qemu, opened(Controller(qemu, phase))) as cut:  # type: ignore[arg-type]
+    with GroupMember(qemu, opened(Controller(qemu, phase))) as cut:  # type: ignore[arg-type]
         with pytest.raises(VmckptError, match="b was late"):
             run(cut, came)
         assert qemu.filters == {}
@@ -105,7 +105,7 @@ def test_a_no_lets_everything_go_at_once(phase: Phase, done: list[str]) -> None:
 def test_another_way_may_be_tried_only_before_the_guest_stood_still() -> None:
     qemu = Qemu(card())
     controller = Controller(qemu)
-    with Cut(qemu, opened(controller)) as cut:  # type: ignore[arg-type]
+    with GroupMember(qemu, opened(controller)) as cut:  # type: ignore[arg-type]
         hooks = cut.hooks(Hooks(note=lambda _: None))
         hooks.note(FACTS)
         hooks.note(FACTS)  # the first way did not work
@@ -128,8 +128,8 @@ def test_a_controller_that_is_silent_is_not_waited_for() -> None:
             never.wait(30)
             return iter(())
 
-    talk = Talk(Silent(), io.StringIO())
-    talk.order()
+    channel = ControllerChannel(Silent(), io.StringIO())
+    channel.order()
     with pytest.raises(Cancelled, match=r"said nothing for 0\.05 s"):
-        talk.ask("cut", phase=Phase.STOPPED, limit=Seconds(0.05))
+        channel.request("cut", phase=Phase.STOPPED, limit=Seconds(0.05))
     never.set()

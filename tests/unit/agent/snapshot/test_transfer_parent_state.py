@@ -26,7 +26,7 @@ class Told:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
 
-    def ask(self, what: str, **about: Any) -> Any:
+    def request(self, what: str, **about: Any) -> Any:
         return self._answer(what, json.loads(json.dumps(about)))
 
 
@@ -51,15 +51,15 @@ def given(state: Path, *, snapshot: str = "s-1", arrives: bool = True) -> list[d
             pieces.append(about)
         return arrives
 
-    talk: Any = Told(answer)
-    transfer_parent_state.move(order(state, gives=True, snapshot=snapshot), talk)
+    channel: Any = Told(answer)
+    transfer_parent_state.move(order(state, gives=True, snapshot=snapshot), channel)
     return pieces
 
 
 def taken(state: Path, pieces: list[dict[str, Any]], snapshot: str = "s-1") -> dict[str, Any]:
     left = [*pieces, None]
-    talk: Any = Told(lambda *_: left.pop(0))
-    return transfer_parent_state.move(order(state, gives=False, snapshot=snapshot), talk)
+    channel: Any = Told(lambda *_: left.pop(0))
+    return transfer_parent_state.move(order(state, gives=False, snapshot=snapshot), channel)
 
 
 def ends_with(folder: Path) -> str | None:

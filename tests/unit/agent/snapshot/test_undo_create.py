@@ -10,7 +10,7 @@ import pytest
 from vmckpt.agent.orders import PutBackOrder
 from vmckpt.agent.protocol import error_from_json
 from vmckpt.agent.snapshot import describe, spool, undo_create
-from vmckpt.agent.snapshot.create import _Making
+from vmckpt.agent.snapshot.create import SnapshotCreator
 from vmckpt.capture.disks import live
 from vmckpt.capture.disks.live import DiskUndo
 from vmckpt.capture.memory import background_snapshot, memory_files
@@ -32,12 +32,12 @@ from vmckpt.journal.records import NewOperation
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.host import Host
 from vmckpt.remote import agent_channel
-from vmckpt.remote.agent_channel import Program
+from vmckpt.remote.agent_channel import AgentProcess
 from vmckpt.snapshot import create
-from vmckpt.snapshot.create import Taking
+from vmckpt.snapshot.create import SnapshotSession
 from vmckpt.snapshot.request import TakeRequest
 from vmckpt.store.backend.local import LocalFolder
-from vmckpt.store.format.metadata import Facts
+from vmckpt.store.format.metadata import PrivateFacts
 from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
 
@@ -55,8 +55,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(undo_create, "Monitor", There)
-    monkeypatch.setattr(background_snapshot, "mend", lambda *_: did.append("capture"))
+    monkeypatch.setattr(undo_create, "QmpMonitor", There)
+    monkeypatch.setattr(background_snapshot, "undo_capture", lambda *_: did.append("capture"))
     monkeypatch.setattr(memory_files, "sweep", lambda: None)
     monkeypatch.setattr(live, "put_back", lambda *_, published: did.append(f"backup {published}"))
     return did
@@ -148,8 +148,8 @@ def test_a_journal_that_is_slow_is_a_no(error: VmckptError) -> None:
         def check(self) -> None:
             raise error
 
-    work = Taking.__new__(Taking)
-    vars(work)["_desk"] = Desk()
+    work = SnapshotSession.__new__(SnapshotSession)
+    vars(work)["_step_log"] = Desk()
     told = asyncio.run(work._answer("intend", {"step": "capture", "facts": ""}))
     assert told["refused"] == error.message
     assert type(error_from_json(told["error"], "")) is type(error)
@@ -163,7 +163,7 @@ def test_a_program_here_has_time_to_put_everything_back(
     slow = f"import sys, time; sys.stdin.read(); time.sleep(1); open({str(mark)!r}, 'w')"
 
     async def run() -> None:
-        async with Program(host, [sys.executable, "-c", slow]):
+        async with AgentProcess(host, [sys.executable, "-c", slow]):
             pass
 
     asyncio.run(run())
@@ -171,7 +171,7 @@ def test_a_program_here_has_time_to_put_everything_back(
 
 
 def test_what_fails_after_the_publication_is_a_warning() -> None:
-    work = _Making.__new__(_Making)
+    work = SnapshotCreator.__new__(SnapshotCreator)
     work._warnings = []
     ran: list[int] = []
 
@@ -215,7 +215,9 @@ def test_words_are_refused_before_anything_is_done(
 def test_no_warning_costs_the_snapshot() -> None:
     told = describe.warnings([f"{n}\t" + "x" * 300 for n in range(80)])
     assert (len(told), {len(one) for one in told}, told[3][:3]) == (64, {255}, "3 x")
-    facts = Facts(domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=(), warnings=told)
+    facts = PrivateFacts(
+        domain_xml="", cpu_xml=None, boot_files=(), ram=(), disks=(), warnings=told
+    )
     assert facts.warnings == told
 
 

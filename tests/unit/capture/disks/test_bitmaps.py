@@ -12,7 +12,7 @@ from vmckpt.capture.disks import bitmaps
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
-from vmckpt.hypervisor.qmp import Monitor
+from vmckpt.hypervisor.qmp import QmpMonitor
 
 NOBODY = 65534
 GUEST = "5c6f9c5e-9f35-4c39-8c66-0e6f4f8d7f10"
@@ -45,7 +45,7 @@ def process() -> Iterator[int]:
         started.kill()
 
 
-class Asked(Monitor):
+class Asked(QmpMonitor):
     """A guest whose QEMU has these nodes."""
 
     def __init__(self, nodes: list[dict[str, Any]]) -> None:
@@ -86,14 +86,14 @@ def test_an_image_that_went_back_to_its_owner_is_told_before_the_guest_stands_st
     image.touch(mode=0o600)
     nodes = [{"node-name": "s0", "drv": "file", "ro": False, "file": str(image)}]
     with pytest.raises(CannotCapture, match="may not open") as caught:
-        bitmaps.check(Asked(nodes))
+        bitmaps.require_reopen(Asked(nodes))
     assert str(image) in caught.value.message
-    assert f"chown {NOBODY} " in (caught.value.mend or "")
+    assert f"chown {NOBODY} " in (caught.value.hint or "")
     image.chmod(0o666)
-    bitmaps.check(Asked(nodes))
+    bitmaps.require_reopen(Asked(nodes))
     (folder).chmod(0o700)
     with pytest.raises(CannotCapture, match="may not open"):
-        bitmaps.check(Asked(nodes))
+        bitmaps.require_reopen(Asked(nodes))
 
 
 def test_without_the_programs_for_it_nothing_is_refused(
@@ -102,4 +102,4 @@ def test_without_the_programs_for_it_nothing_is_refused(
     monkeypatch.setattr(identity, "hold", lambda _guest: HeldProcess(process))
     monkeypatch.setenv("PATH", str(folder))
     nodes = [{"node-name": "s0", "drv": "file", "ro": False, "file": "/root/x"}]
-    bitmaps.check(Asked(nodes))
+    bitmaps.require_reopen(Asked(nodes))

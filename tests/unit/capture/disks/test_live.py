@@ -78,7 +78,7 @@ def capture(fake: Fake, folder: Path) -> DiskCapture:
 
 def begun(disks: DiskCapture, parent: Parent | None) -> None:
     disks.prepare(parent)
-    disks.begin()
+    disks.freeze_point()
 
 
 def lost(disk: str | None) -> BitmapLost:
@@ -90,13 +90,13 @@ def test_a_kept_snapshot_leaves_its_checkpoint_and_those_of_other_lines(tmp_path
     fake = Fake(VDA, RAW)
     with capture(fake, tmp_path) as disks:
         undo = disks.prepare(PARENT, ["s-other"])
-        disks.begin()
+        disks.freeze_point()
         assert [(disk.name, disk.changed) for disk in disks.disks] == [
             ("vda", "vmckpt-s-1"), ("vdb", None),
         ]  # fmt: skip
         disks.end()
         assert disks.disks == ()
-        disks.keep(["s-other"])
+        disks.keep_bitmap(["s-other"])
 
     assert undo.files == tuple(
         f"{tmp_path}/vmckpt-s-2.{end}" for end in ("nbd", "vda.scratch", "vdb.scratch")
@@ -148,7 +148,7 @@ def test_a_refused_bitmap_is_a_second_call_for_the_whole_disk(
     fake.refusals = [lost(named)]
     with capture(fake, tmp_path) as disks:
         disks.prepare(PARENT)
-        disks.begin()
+        disks.freeze_point()
         assert disks.plan is not None
         assert [choice.how for choice in disks.plan.choices] == [How.FULL, How.FULL]
         assert [finding.code for finding in disks.plan.findings("web1")] == [
@@ -185,7 +185,7 @@ def test_a_guest_without_disks_has_no_instant(tmp_path: Path) -> None:
     with capture(fake, tmp_path) as disks:
         assert disks.prepare(None).files == (f"{tmp_path}/vmckpt-s-2.nbd",)
         disks.make_room()
-        disks.begin()
+        disks.freeze_point()
         assert disks.disks == ()
         disks.end()
 
@@ -207,17 +207,17 @@ def test_room_that_cannot_be_made_is_left_to_libvirt(
             disks.prepare(PARENT)
             disks.make_room()
             assert bool(list(tmp_path.iterdir())) == good
-            disks.begin()
+            disks.freeze_point()
         assert fake.orders[0].scratch_made == good
         assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("ours", "mend"), [(True, "vmckpt recover"), (False, "has ended")])
-def test_an_open_backup_is_left_to_whoever_opened_it(tmp_path: Path, ours: bool, mend: str) -> None:
+@pytest.mark.parametrize(("ours", "hint"), [(True, "vmckpt recover"), (False, "has ended")])
+def test_an_open_backup_is_left_to_whoever_opened_it(tmp_path: Path, ours: bool, hint: str) -> None:
     fake = Fake(VDA)
     fake.open = OpenBackup(socket="/x/s.nbd", disks=(), ours=ours)
     with (
-        pytest.raises(HypervisorError, match=f"another backup .*{mend}"),
+        pytest.raises(HypervisorError, match=f"another backup .*{hint}"),
         capture(fake, tmp_path) as disks,
     ):
         disks.prepare(PARENT)
@@ -268,7 +268,7 @@ def test_what_cannot_be_ended_is_told(
     libvirt.ending = []
     made = capture(libvirt, tmp_path)
     made.prepare(None)
-    made.begin()
+    made.freeze_point()
     libvirt.ending = list(ending)
     with pytest.raises(CaptureFailed if not whole else StoreError) as caught, made:
         raise StoreError("the store is full")

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from vmckpt.capture.memory.pipe_reader import Drain
-from vmckpt.capture.memory.shared_memory import Resumed, Standstill
+from vmckpt.capture.memory.shared_memory import PausedCapture, Resumed
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import CaptureFailed
 
@@ -59,7 +59,7 @@ class Comparison:
 
 
 def take(qemu: Qemu, while_it_compares: Callable[[], None] = lambda: None) -> list[int]:
-    still = Standstill(cast("Any", qemu), UNDO, cast("Drain", Ended()))
+    still = PausedCapture(cast("Any", qemu), UNDO, cast("Drain", Ended()))
     return still.take(lambda: Comparison(qemu, while_it_compares), lambda mark: mark("output"))
 
 
@@ -120,7 +120,7 @@ def test_what_was_switched_for_it_is_put_back_before_it_runs() -> None:
 def test_its_output_is_closed_before_the_comparison_is_waited_for() -> None:
     """The comparison may last, and an epoch's disks and output are of the moment of its devices."""
     qemu, steps = Qemu(), list[str]()
-    still = Standstill(cast("Any", qemu), UNDO, cast("Drain", Ended()))
+    still = PausedCapture(cast("Any", qemu), UNDO, cast("Drain", Ended()))
     still.take(
         lambda: Comparison(qemu, lambda: steps.append("compared")),
         lambda _: steps.append("output closed"),

@@ -15,14 +15,14 @@ from vmckpt.agent.snapshot import spool
 from vmckpt.capture import migration_settings
 from vmckpt.capture.memory import background_snapshot, undo_process
 from vmckpt.capture.memory.background_snapshot import Hooks
-from vmckpt.capture.memory.undo_process import Keeper
-from vmckpt.errors import CaptureFailed, GuestBusy, HostUnreachable, HypervisorError, StoreError
+from vmckpt.capture.memory.undo_process import UndoProcess
+from vmckpt.errors import CaptureFailed, GuestLocked, HostUnreachable, HypervisorError, StoreError
 from vmckpt.hypervisor import qmp as qmps
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
 UNDO = migration_settings.Undo(guest="u", capabilities={}, bandwidth=1, runs=True, folder="")
-Make = Callable[..., Keeper]
+Make = Callable[..., UndoProcess]
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    def made(status: int, after: float = 0.0, held: Sequence[int] = ()) -> Keeper:
+    def made(status: int, after: float = 0.0, held: Sequence[int] = ()) -> UndoProcess:
         undo = json.dumps({"status": status, "after": after})
-        return Keeper(uri="", host="", undo=undo, stream=None, held=held, module="pretending")
+        return UndoProcess(uri="", host="", undo=undo, stream=None, held=held, module="pretending")
 
     return made
 
@@ -64,7 +64,7 @@ def test_the_lock_is_held_until_it_has_ended(make: Make, tmp_path: Path) -> None
         with spool.held(folder, patience=Seconds(0.0)) as lock, make(0, 1.0, (lock,)):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(process, 0)
-    with pytest.raises(GuestBusy), spool.held(folder, patience=Seconds(0.0)):
+    with pytest.raises(GuestLocked), spool.held(folder, patience=Seconds(0.0)):
         pass
     with spool.held(folder, patience=Seconds(20.0)):
         pass
@@ -107,7 +107,7 @@ def test_without_libvirt_the_keeper_is_asked_to_undo_it(
     qemu = Gone(back)
     given: list[object] = []
 
-    def keeper_for(*words: object) -> Keeper:
+    def keeper_for(*words: object) -> UndoProcess:
         given.extend(words)
         return make(1)
 
@@ -148,7 +148,7 @@ def test_it_tries_over_connections_of_its_own_for_a_while(
             pass
 
     undone: list[object] = []
-    monkeypatch.setattr(qmps, "Monitor", Monitor)
+    monkeypatch.setattr(qmps, "QmpMonitor", Monitor)
     monkeypatch.setattr(migration_settings, "give_up", lambda *_, **__: undone.append(1))
     monkeypatch.setattr(identity, "runs", lambda _: process is not None)
     monkeypatch.setattr(undo_process, "_TURN", 0.01)

@@ -118,7 +118,7 @@ Talk = Callable[[socket.socket], None]
 
 
 def take(sock: socket.socket, length: int) -> bytes:
-    return wire.Line(sock).take(length)
+    return wire.NbdSocket(sock).take(length)
 
 
 def reply(sock: socket.socket, option: int, kind: int, body: bytes = b"") -> None:

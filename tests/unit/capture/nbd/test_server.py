@@ -158,7 +158,7 @@ def test_a_slow_read_keeps_no_other_waiting(tmp_path: Path) -> None:
         serving(tmp_path, vda=Export(MIB, read)) as server,
         Client(server.place, "vda", host="here") as disk,
     ):
-        line = wire.Line(disk._line.socket)
+        line = wire.NbdSocket(disk._line.socket)
         for handle, offset in ((1, 0), (2, 65536)):
             line.send(wire.REQUEST.pack(wire.REQUEST_MAGIC, 0, 0, handle, offset, 512))
         first = wire.STRUCTURED.unpack(line.take(20))

@@ -171,7 +171,7 @@ def test_what_is_wrong_is_told_with_its_place(case: str) -> None:
 
     assert message in caught.value.message
     assert "migration stream, offset " in caught.value.message
-    assert caught.value.mend is not None
+    assert caught.value.hint is not None
 
 
 def block_list(*sizes: int, total: int | None = None) -> bytes:

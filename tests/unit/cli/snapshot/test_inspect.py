@@ -12,7 +12,7 @@ from blake3 import blake3
 from tests.fixtures.make_store_v1 import PASSPHRASE, secret
 from tests.support.snapshots import bare, ram
 from tests.support.stocking import Stock, flip, id_of, stocked
-from vmckpt.snapshot.catalog import matching
+from vmckpt.snapshot.catalog import match_ids
 from vmckpt.snapshot.verify.verify import misfits
 from vmckpt.store.format import manifest
 from vmckpt.store.format.metadata import Part
@@ -47,7 +47,7 @@ def test_a_word_means_an_id_the_beginning_of_one_or_a_name(word: str, found: str
     names = {
         "s-aab": "weekly", "s-aac": "nightly", "s-bbb": "nightly", "s-ccc": None, "s-ddd": "s-c",
     }  # fmt: skip
-    assert " ".join(matching(word, names)) == found
+    assert " ".join(match_ids(word, names)) == found
 
 
 def test_a_snapshot_is_named_in_any_clear_way_and_an_unclear_one_names_all(stock: Stock) -> None:

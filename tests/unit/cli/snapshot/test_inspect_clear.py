@@ -15,7 +15,7 @@ from tests.support.bucket import CREDENTIALS
 from tests.support.stocking import Stock, flip, id_of, stocked
 from vmckpt.store import pending_deletion
 from vmckpt.store.format import manifest, pack
-from vmckpt.store.locks import Lock, Work
+from vmckpt.store.locks import Lock, LockPurpose
 
 KEY = "--identity"
 
@@ -101,16 +101,16 @@ CASES: tuple[tuple[Callable[[Stock], None], tuple[tuple[str, ...], ...], int, st
 
 
 @pytest.mark.parametrize(
-    ("harm", "command", "code", "what", "mend"),
+    ("harm", "command", "code", "what", "hint"),
     [
-        pytest.param(harm, command, code, what, mend, id=f"{harm.__name__} {command[0]}")
-        for harm, commands, code, what, mend in CASES
+        pytest.param(harm, command, code, what, hint, id=f"{harm.__name__} {command[0]}")
+        for harm, commands, code, what, hint in CASES
         for command in commands
     ],
 )
 def test_what_is_wrong_is_one_line_and_nothing_is_changed(
     stock: Stock, harm: Callable[[Stock], None], command: tuple[str, ...], code: int, what: str,
-    mend: str,
+    hint: str,
 ) -> None:  # fmt: skip
     harm(stock)
     before = content(stock.folder / "near") | content(stock.folder / "far")
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_changed(
     assert (ended, len(wrong.splitlines())) == (code, 1), wrong
     assert wrong.startswith("error: ")
     assert what in said + wrong
-    assert mend in wrong
+    assert hint in wrong
     assert len(wrong) < 400
     assert content(stock.folder / "near") | content(stock.folder / "far") == before
     assert not (stock.folder / "file").exists()
@@ -146,7 +146,7 @@ def test_one_flipped_bit_in_each_kind_of_object_is_found_and_named(stock: Stock)
     """Of every object, in each part of it, by the command."""
     assert stock("pin", "one")[0] == 0
     pending_deletion.write(stock.store().backend, ["wraps/gone"])
-    lock = Lock(stock.store().backend, Work.WRITE)
+    lock = Lock(stock.store().backend, LockPurpose.WRITE)
     lock.take()
     rng = random.Random(3)
     kinds = set()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.fleets import fleet, guest, host, random_fleet
 from vmckpt.evacuation.plan import balance
-from vmckpt.evacuation.plan.capacity import Seating
+from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Fleet, Rules
 from vmckpt.units import BytesPerSecond
 
@@ -22,7 +22,7 @@ def after(made: Fleet, found: list[balance.Proposed]) -> Fleet:
 
 
 def unequal(made: Fleet) -> float:
-    load = Seating(made.places, made.tenants, RULES).load
+    load = CapacityModel(made.places, made.tenants, RULES).load
     return float((load**2).sum())
 
 
@@ -65,12 +65,12 @@ def test_loads_become_more_equal_no_rule_is_broken_and_it_ends(seed: int, hosts:
     made, _ = random_fleet(seed, hosts, hosts * 8, full=0.6, empty=0)
     found = balance.propose(made, RULES)
     assert len({one.tenant.name for one in found}) == len(found)
-    seating, before = Seating(made.places, made.tenants, RULES), unequal(made)
+    seating, before = CapacityModel(made.places, made.tenants, RULES), unequal(made)
     for one in found:
         at = seating.index[one.target]
-        assert seating.against(one.tenant, at) is None
-        seating.rise(one.tenant, seating.index[one.tenant.host])
-        seating.sit(one.tenant, at)
+        assert seating.reasons_against(one.tenant, at) is None
+        seating.remove(one.tenant, seating.index[one.tenant.host])
+        seating.place(one.tenant, at)
     moved = after(made, found)
     assert unequal(moved) <= before - balance.LEAST * len(found) + 1e-9
     # Nothing more than a few is left to propose, and that ends, too.

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.evacuation.plan import plan as plans
-from vmckpt.evacuation.plan.inventory import ON_ITS_WAY, Answers, Look, Protected, Way
-from vmckpt.evacuation.state import Terms
+from vmckpt.evacuation.plan.inventory import ON_ITS_WAY, Answers, Look, Protected, TravelMethod
+from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.finding import Finding, Severity
@@ -91,7 +91,7 @@ def test_a_guest_that_is_off_takes_no_room_and_goes_where_its_disks_are() -> Non
     off = vm("a", state=GuestState.SHUT_OFF)
     told = answers(at("alpha", off), at("beta", free=0), at("gamma", links=frozenset()))
     assert placed(told) == ({"a": "beta"}, {})
-    assert seen(told).known["a"].way is Way.OFFLINE
+    assert seen(told).known["a"].way is TravelMethod.OFFLINE
     unseen = answers(at("alpha", off), at("beta"), same={("alpha", "beta"): {"/srv/a.raw": False}})
     copies = replace(by(), storage=replace(by().storage, copy=CopyKind.THIN))
     assert placed(unseen)[0] == {}
@@ -116,7 +116,7 @@ def test_a_protected_guest_goes_to_its_standby_which_has_its_memory_already() ->
     who = {"u-a": Protected(primary="alpha", backup="beta", job="p-1")}
     told = answers(at("alpha", a), at("beta", standby, free=800 * MIB), at("gamma"), protected=who)
     assert placed(told) == ({"a": "beta"}, {})
-    assert seen(told).known["a"].way is Way.SWITCH
+    assert seen(told).known["a"].way is TravelMethod.SWITCH
     assert placed(told, replace(EMPTY, to=frozenset({"gamma"})))[0] == {}
     lost = answers(at("alpha", a), at("beta"), at("gamma"), protected=who)
     going, left = placed(lost)
@@ -132,14 +132,14 @@ def test_a_standby_that_waits_there_is_to_wait_elsewhere_but_not_with_its_guest(
     blind = {("beta", "gamma"): {"/srv/a.raw": False}}  # it gets images of its own
     told = answers(*hosts, at("gamma"), protected=who, same=blind)
     assert placed(told, empty) == ({"a on beta": "gamma"}, {})
-    assert seen(told, emptied="beta").known["a on beta"].way is Way.ANEW
+    assert seen(told, emptied="beta").known["a on beta"].way is TravelMethod.ANEW
     nowhere = seen(answers(*hosts, protected=who), emptied="beta")
     made = plans.placed(
         empty.fleet(nowhere), empty.asked(nowhere), terms(by().evacuation, empty.kind)
     )
     (left,) = plans.worded(made.left, nowhere)
     assert "the standby of a, which runs elsewhere" in left.why
-    assert left.mend == "vmckpt unprotect a gives it up"
+    assert left.hint == "vmckpt unprotect a gives it up"
     # Nobody takes it away from there for another host's sake, or against its policy.
     assert seen(told, emptied="alpha").known.keys() == {"a"}
     assert list(placed(told, empty, by("strategy: leave"))[1]) == ["a on beta"]
@@ -280,13 +280,13 @@ def test_a_plan_expects_what_was_forecast() -> None:
     told = answers(at("alpha", vm("a"), vm("b")), at("beta"))
     found = seen(told)
     fleet = EMPTY.fleet(found)
-    made = plans.placed(fleet, EMPTY.asked(found), Terms())
+    made = plans.placed(fleet, EMPTY.asked(found), EvacuationTerms())
     check = plans.Checked(
         policy="mine", mode="precopy", total=Range(2.0, 4.0),
         sent=Range(100.0 * MIB, 300.0 * MIB), bandwidth=Range(50.0 * MIB, 100.0 * MIB),
     )  # fmt: skip
     checks = {(one.tenant.name, one.target): check for one in made.going}
-    plan = plans.made(EMPTY, found, made, checks, Terms())
+    plan = plans.made(EMPTY, found, made, checks, EvacuationTerms())
     assert plan.total.low < plan.total.high
     # One after the other: the link is full with one. 1.5 s of setup, then 100 MiB/s or 50 MiB/s.
     assert plan.total.low == pytest.approx(1.5 + 2 * 1.0, abs=0.6)
@@ -303,10 +303,12 @@ def test_where_preflight_says_no_nobody_is_placed() -> None:
     fleet = EMPTY.fleet(found)
     blocker = Finding(code="cpu", severity=Severity.BLOCKER, where="beta", text="no")
     no = plans.Checked(policy="mine", mode="", blockers=(blocker,))
-    made = plans.placed(plans.without(fleet, {("a", "beta"): no}), EMPTY.asked(found), Terms())
+    made = plans.placed(
+        plans.without(fleet, {("a", "beta"): no}), EMPTY.asked(found), EvacuationTerms()
+    )
     assert [one.target for one in made.going] == ["gamma"]
     nowhere = {("a", target): no for target in ("beta", "gamma")}
-    made = plans.placed(plans.without(fleet, nowhere), EMPTY.asked(found), Terms())
+    made = plans.placed(plans.without(fleet, nowhere), EMPTY.asked(found), EvacuationTerms())
     assert [one.why for one in made.left] == ["beta: no; gamma: no"]
 
 

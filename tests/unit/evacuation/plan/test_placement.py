@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fleets import fleet, guest, host, needs, random_fleet
-from vmckpt.evacuation.plan.capacity import Seating, lacks
+from vmckpt.evacuation.plan.capacity import CapacityModel, lacks
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant, Weights
 from vmckpt.evacuation.plan.placement import Placement, place
 
@@ -74,7 +74,7 @@ def test_who_lacks_what_a_guest_needs_does_not_get_it(wants: dict[str, object], 
     found = place(fleet([host("a"), host("b")], *leaving), leaving, RULES)
     (left,) = found.left
     assert left.why == f"b: {why}"
-    assert why in left.mend or left.mend.startswith("give a host")
+    assert why in left.hint or left.hint.startswith("give a host")
 
 
 def test_a_closed_host_gets_nobody() -> None:
@@ -89,7 +89,7 @@ def test_memory_that_is_kept_free_stays_so() -> None:
     assert not place(made, leaving, Rules(keep_free=0.1)).left
     (left,) = place(made, leaving, Rules(keep_free=0.2)).left
     assert left.why == "b: 1.0 GiB of memory short"
-    assert left.mend == "free 1.0 GiB on b, or lower keep_free"
+    assert left.hint == "free 1.0 GiB on b, or lower keep_free"
 
 
 def test_two_of_a_group_are_kept_apart() -> None:
@@ -118,7 +118,7 @@ def test_a_guest_that_would_have_stayed_makes_room_if_it_may() -> None:
     assert [one.displaced for one in found.going] == [False, True]
     assert "makes room" in found.going[1].why
     (left,) = place(made, [big], Rules(keep_free=0.0, may_displace=False)).left
-    assert left.mend == "free 1.0 GiB on b, or lower keep_free"
+    assert left.hint == "free 1.0 GiB on b, or lower keep_free"
 
 
 def test_who_cannot_be_moved_is_told_with_the_reason() -> None:
@@ -135,14 +135,14 @@ def test_a_preference_goes_before_an_even_load() -> None:
 
 def cost(made: Fleet, leaving: Sequence[Tenant], where: Sequence[str], rules: Rules) -> float:
     """What a whole assignment costs; inf if it breaks a rule."""
-    seating = Seating(made.places, made.tenants, rules)
+    seating = CapacityModel(made.places, made.tenants, rules)
     total = 0.0
     for tenant, name in zip(leaving, where, strict=True):
         at = seating.index[name]
-        if not seating.may(tenant)[at]:
+        if not seating.allowed_hosts(tenant)[at]:
             return float("inf")
         total += float(seating.costs(tenant)[at])
-        seating.sit(tenant, at)
+        seating.place(tenant, at)
     return total
 
 
@@ -183,4 +183,4 @@ def test_no_placement_breaks_a_hard_rule(
     assert len(targets(found)) == len(found.going)
     for left in found.left:
         assert left.why
-        assert left.mend
+        assert left.hint

@@ -12,17 +12,17 @@ from tests.support.fleets import fleet, guest, host
 from tests.support.sights import by, vm
 from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan import planner
-from vmckpt.evacuation.plan.inventory import Known, Way
-from vmckpt.evacuation.plan.placement import Going
+from vmckpt.evacuation.plan.inventory import Known, TravelMethod
+from vmckpt.evacuation.plan.placement import Assignment
 from vmckpt.evacuation.plan.plan import Checked, Checks
-from vmckpt.evacuation.state import Terms
+from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.model.disk import Room
 from vmckpt.model.events import Caller
 from vmckpt.protection import relocate_standby
 from vmckpt.protection.request import Protected
 from vmckpt.units import GIB, Bytes, Seconds
 
-_TERMS = Terms()
+_TERMS = EvacuationTerms()
 
 
 def room(needed: float, free: float, device: str = "8:1") -> Room:
@@ -35,8 +35,8 @@ def checked(*rooms: Room) -> Checked:
     return Checked(policy="maintenance", mode="pre-copy", rooms=rooms)
 
 
-def goes(name: str, target: str) -> Going:
-    return Going(tenant=guest(name, "alpha"), target=target, why="")
+def goes(name: str, target: str) -> Assignment:
+    return Assignment(tenant=guest(name, "alpha"), target=target, why="")
 
 
 def test_who_comes_after_the_room_is_gone_is_refused_and_it_is_said_why() -> None:
@@ -112,13 +112,13 @@ async def test_a_standby_that_is_made_anew_takes_room_beside_others(
     async def check(*_: object) -> Protected:
         return found
 
-    monkeypatch.setattr(relocate_standby, "check", check)
+    monkeypatch.setattr(relocate_standby, "require_relocatable", check)
     monkeypatch.setattr(planner, "another", lambda *_: None)
     scope: Any = None
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
     checks = {}
     for name in ("a", "b", "c"):
-        known = Known(name=name, guest=vm(name), host="alpha", policy=by(), way=Way.ANEW)
+        known = Known(name=name, guest=vm(name), host="alpha", policy=by(), way=TravelMethod.ANEW)
         checks[name, "beta"] = await planner._standing(scope, known, "beta", caller)
     refused = plans.crowded([goes(name, "beta") for name in ("a", "b", "c")], checks)
     assert set(refused) == {("c", "beta")}

@@ -14,7 +14,7 @@ import pytest
 
 from vmckpt.errors import CannotCapture, QemuUnclear
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.hypervisor.qemu_process.identity import Recorded, Seen
+from vmckpt.hypervisor.qemu_process.identity import ProcessFacts, Recorded
 
 GUEST = str(uuid.uuid4())
 """Another one in each run: processes of this test are seen by all that run on this machine."""
@@ -36,7 +36,7 @@ KNOWN = Recorded(
     user=64055,
     monitor="/m/monitor.sock",
 )
-SEEN = Seen(
+SEEN = ProcessFacts(
     users=frozenset({64055}), executable="/usr/bin/qemu-system-x86_64",
     command=("qemu-system-x86_64", "-name", "guest=web1", "-uuid", GUEST, ""),
     sockets=frozenset({"/m/monitor.sock"}),
@@ -76,7 +76,7 @@ def test_the_recorded_process_matches() -> None:
         (replace(SEEN, sockets=frozenset()), "it does not hold /m/monitor.sock"),
     ],
 )
-def test_another_process_with_its_id_does_not(seen: Seen, why: str) -> None:
+def test_another_process_with_its_id_does_not(seen: ProcessFacts, why: str) -> None:
     assert why in str(identity.mismatch(KNOWN, seen))
 
 
@@ -221,7 +221,7 @@ def test_a_process_that_cannot_be_seen_has_not_ended(
     process = start("m")
     record(tmp_path, "web1", process.pid)
 
-    def hidden(pid: int, _: set[str]) -> Seen:
+    def hidden(pid: int, _: set[str]) -> ProcessFacts:
         raise OSError(error, os.strerror(error), f"/proc/{pid}/exe")
 
     monkeypatch.setattr(identity, "_seen", hidden)
@@ -239,7 +239,7 @@ def test_what_an_imitation_hides_is_not_asked_for(
 ) -> None:
     start("m", 65534)
 
-    def hidden(pid: int, _: set[str]) -> Seen:
+    def hidden(pid: int, _: set[str]) -> ProcessFacts:
         raise PermissionError(errno.EACCES, "no", f"/proc/{pid}/exe")
 
     monkeypatch.setattr(identity, "_seen", hidden)

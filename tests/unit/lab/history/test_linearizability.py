@@ -12,7 +12,7 @@ from tests.support.histories import Broken, World, untold
 from vmckpt_lab.history.history import Input, Kind, Operation
 from vmckpt_lab.history.key_value import KeyValue
 from vmckpt_lab.history.linearizability import Linearizable, NotLinearizable, Unknown, check
-from vmckpt_lab.history.recorder import judge
+from vmckpt_lab.history.recorder import check_runs
 
 
 def never() -> bool:
@@ -298,7 +298,7 @@ def test_a_failover_that_keeps_its_promise_is_linearizable(seed: int, dies: floa
     assert known.answered > 150
     assert (known.pending > 0) or dies is None
     for one in (known, untold(known)):
-        found = judge(one, never)
+        found = check_runs(one, never)
         assert (found.wrong, found.unknown) == ((), ())
 
 
@@ -306,7 +306,7 @@ def test_a_failover_that_keeps_its_promise_is_linearizable(seed: int, dies: floa
 @pytest.mark.parametrize("broken", Broken)
 def test_a_failover_that_breaks_its_promise_is_found(seed: int, broken: Broken) -> None:
     known = World(seed, dies=3.0, broken=broken).play(8.0)
-    found = judge(known, never)
+    found = check_runs(known, never)
 
     assert "not linearizable" in " ".join(found.wrong)
 
@@ -314,7 +314,8 @@ def test_a_failover_that_breaks_its_promise_is_found(seed: int, broken: Broken) 
 @pytest.mark.parametrize("broken", Broken)
 def test_ordinary_registers_betray_it_as_well(broken: Broken) -> None:
     seen = [
-        judge(untold(World(seed, dies=3.0, broken=broken).play(8.0)), never) for seed in range(4)
+        check_runs(untold(World(seed, dies=3.0, broken=broken).play(8.0)), never)
+        for seed in range(4)
     ]
 
     assert all(one.wrong and not one.unknown for one in seen)
@@ -333,6 +334,6 @@ def test_what_is_acknowledged_and_lost_in_a_failover_is_named() -> None:
     )  # fmt: skip
     changed = replace(known, operations=(*known.operations, lost))
 
-    assert judge(known, never).wrong == ()
-    (wrong,) = judge(changed, never).wrong
+    assert check_runs(known, never).wrong == ()
+    (wrong,) = check_runs(changed, never).wrong
     assert "write 12345 to key" in wrong

@@ -78,7 +78,7 @@ def test_a_request_that_was_answered_twice_is_wrong_by_itself() -> None:
     lines = [call_line(1, 1, write, 1.0), return_line(1, 1, 2.0, output=0, run=1)]
     lines.append(return_line(1, 1, 3.0, output=5, run=1))
 
-    (wrong,) = recorder.judge(parse(lines), never).wrong
+    (wrong,) = recorder.check_runs(parse(lines), never).wrong
     assert wrong == "history: client 1: write 5 to key 0 was answered with 0 and 5"
 
 
@@ -92,19 +92,19 @@ def test_runs_of_a_guest_that_was_started_anew_are_apart() -> None:
     known = parse(lines)
 
     assert {run: len(part) for run, part in known.runs().items()} == {7: 2, 8: 2}
-    assert recorder.judge(known, never).wrong == ()
+    assert recorder.check_runs(known, never).wrong == ()
     as_one = [line.replace('"run":8', '"run":7') for line in lines]
-    assert recorder.judge(parse(as_one), never).wrong
+    assert recorder.check_runs(parse(as_one), never).wrong
 
 
 def test_a_history_without_an_answer_proves_nothing() -> None:
-    assert recorder.judge(parse([call_line(1, 1, READ, 1.0)]), never).wrong == (
+    assert recorder.check_runs(parse([call_line(1, 1, READ, 1.0)]), never).wrong == (
         "history: no operation was answered",
     )
 
 
 def test_a_check_that_has_no_time_says_so() -> None:
-    found = recorder.judge(World(1, epoch=None, clients=16).play(8.0), lambda: True)
+    found = recorder.check_runs(World(1, epoch=None, clients=16).play(8.0), lambda: True)
 
     assert found.wrong == ()
     assert found.unknown
@@ -252,7 +252,7 @@ def test_clients_record_what_a_store_answers(tmp_path: Path) -> None:
     assert known.pending == 0
     assert {one.client for one in known.operations} == set(range(8))
     assert {one.input.kind for one in known.operations} == set(messages.STORE_KINDS)
-    found = recorder.judge(known, never)
+    found = recorder.check_runs(known, never)
     assert (found.wrong, found.unknown) == ((), ())
 
 
@@ -268,7 +268,7 @@ def test_clients_betray_a_store_that_goes_back_in_time(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     with file.open() as lines:
-        found = recorder.judge(parse(lines), never)
+        found = recorder.check_runs(parse(lines), never)
 
     assert "is not linearizable" in found.wrong[0]
     assert json.dumps(found.wrong)

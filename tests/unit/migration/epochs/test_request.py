@@ -11,7 +11,7 @@ from tests.support.moves import ALPHA, BETA
 from tests.support.policies import policy
 from tests.unit.protection.test_preflight import DISK, FINE
 from vmckpt.errors import CannotCapture, RemoteError
-from vmckpt.journal.recorder import JournalDesk, Recorder
+from vmckpt.journal.recorder import JournalStepLog, Recorder
 from vmckpt.migration.epochs import request
 from vmckpt.migration.epochs.samples import Sampler
 from vmckpt.migration.plan import preflight as migrate_preflight
@@ -95,7 +95,7 @@ def test_a_disk_that_was_not_seen_to_be_the_same_there_is_a_reason_against_it(
     looks: dict[str, Any],
 ) -> None:
     """libvirt, which would decide, is not asked."""
-    unproven = migrate_preflight.check(replace(FACTS, same_file={}))
+    unproven = migrate_preflight.check_move(replace(FACTS, same_file={}))
     assert [one.severity for one in unproven] == [Severity.WARNING]
     (one,) = found(unproven)
     assert (one.code, one.severity) == ("storage-unproven", Severity.BLOCKER)
@@ -117,9 +117,9 @@ def test_a_guest_that_cannot_be_captured_is_blocked_with_what_mends_it(
     (one,) = found()
     assert one.severity is Severity.BLOCKER
     assert one.text == "cannot be moved by epochs: web1's memory is its own"
-    assert one.mend == "run vmckpt prepare web1"
-    looks["error"] = RemoteError("alpha: no agent", mend="install it")
-    assert found()[0].mend == "install it"
+    assert one.hint == "run vmckpt prepare web1"
+    looks["error"] = RemoteError("alpha: no agent", hint="install it")
+    assert found()[0].hint == "install it"
 
 
 def test_disks_that_both_hosts_see_are_no_reason_against_it(looks: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def test_a_migration_is_not_told_what_only_a_protection_must_hear() -> None:
         FINE, automatic=False, has_lease=False, name_taken=True, devices=["disk", "serial"]
     )
     assert preflight.check_move(seen) == []
-    assert {one.code for one in preflight.check(seen)} >= {"by-hand", "name-taken"}
+    assert {one.code for one in preflight.check_protection(seen)} >= {"by-hand", "name-taken"}
 
 
 LOOKED = {
@@ -175,7 +175,7 @@ def begun(
     beta = replace(BETA, migration_address="10.0.0.2")
     beginning = Beginning(
         Setting(primary=ALPHA, backup=beta, lease=None), asked(copies), GUEST,
-        looked={**LOOKED, **looked}, desk=JournalDesk(cast("Recorder", None)),
+        looked={**LOOKED, **looked}, step_log=JournalStepLog(cast("Recorder", None)),
         caller=cast("Caller", None),
     )  # fmt: skip
     asyncio.run(beginning.start())

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.migration.forecast.dirty_curve import Course, DirtyCurve, course, saturates
+from vmckpt.migration.forecast.dirty_curve import DirtyCurve, PassCourse, course, saturates
 from vmckpt.units import MIB, Seconds
 
 MEMORY = 4096.0 * MIB
@@ -72,7 +72,7 @@ def test_a_new_measurement_replaces_older_ones_of_about_that_time() -> None:
     assert curve.with_point(0.0, 5.0) is curve
 
 
-def play(region: float, rate: float, size: float, limit: float = 0.3) -> Course:
+def play(region: float, rate: float, size: float, limit: float = 0.3) -> PassCourse:
     return course(writer(region, rate), size, 100.0, Seconds(limit))
 
 

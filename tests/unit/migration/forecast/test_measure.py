@@ -12,7 +12,7 @@ from vmckpt.hypervisor import dirty_rate
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migration.forecast import history
 from vmckpt.migration.forecast.forecast import Facts, forecast
-from vmckpt.migration.forecast.measure import Links, measure, worth
+from vmckpt.migration.forecast.measure import Links, measure, worthwhile_probe
 from vmckpt.migration.plan.host_facts import Remotes
 from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen, Mode
 from vmckpt.remote import measure as remote
@@ -46,7 +46,7 @@ WORTH = [
 
 @pytest.mark.parametrize(("known", "probe", "longer"), WORTH)
 def test_a_second_look_is_worth(known: Facts, probe: float, longer: float | None) -> None:
-    found = worth(known, policy(), Seconds(probe))
+    found = worthwhile_probe(known, policy(), Seconds(probe))
 
     assert found == (None if longer is None else pytest.approx(longer, rel=0.01))
 
@@ -54,7 +54,7 @@ def test_a_second_look_is_worth(known: Facts, probe: float, longer: float | None
 def test_a_limit_makes_the_first_pass_longer_and_a_second_look_worthwhile() -> None:
     known = after_a_second(20, bandwidth=280)
 
-    assert worth(known, policy(bandwidth=10), Seconds(5)) == Seconds(5)
+    assert worthwhile_probe(known, policy(bandwidth=10), Seconds(5)) == Seconds(5)
 
 
 HERE = cast("Hypervisor", type("Fake", (), {"host": HOST})())

@@ -27,7 +27,7 @@ def on_target(name: str, uuid: str, state: GuestState) -> Facts:
 
 
 def test_nothing_is_said_of_a_guest_that_can_move() -> None:
-    assert preflight.check(FACTS) == ()
+    assert preflight.check_move(FACTS) == ()
     assert preflight.storage_proven(FACTS)
 
 
@@ -40,10 +40,10 @@ def test_nothing_is_said_of_a_guest_that_can_move() -> None:
 )
 def test_of_a_move_that_cannot_be_there_are_no_doubts_beside_that(facts: Facts) -> None:
     doubts = replace(facts, same_file={}, target_links=None, ssh_errors=("beta: no login",))
-    (only,) = preflight.check(doubts)
+    (only,) = preflight.check_move(doubts)
     assert only.code in ("same-host", "host-down")
     held = replace(doubts, guest=replace(GUEST, job="backup"))
-    assert {one.code for one in preflight.check(held)} == {only.code, "job-in-progress"}
+    assert {one.code for one in preflight.check_move(held)} == {only.code, "job-in-progress"}
 
 
 CASES = [
@@ -86,17 +86,17 @@ CASES = [
 def test_each_reason_against_a_move_is_a_blocker_that_says_what_to_do(
     code: str, facts: Facts
 ) -> None:
-    found = preflight.blockers(preflight.check(facts))
+    found = preflight.blockers(preflight.check_move(facts))
 
     assert [code] == [finding.code for finding in found]
-    assert found[0].mend
+    assert found[0].hint
 
 
 def test_a_standby_is_not_taken_for_another_copy_of_the_guest() -> None:
-    (found,) = preflight.check(on_target("web1", GUEST.uuid, GuestState.PAUSED))
+    (found,) = preflight.check_move(on_target("web1", GUEST.uuid, GuestState.PAUSED))
 
-    assert found.mend is not None
-    assert found.mend.startswith("vmckpt status web1 tells whether that is its standby; if not, ")
+    assert found.hint is not None
+    assert found.hint.startswith("vmckpt status web1 tells whether that is its standby; if not, ")
 
 
 TCG = replace(GUEST, accelerator="qemu")
@@ -106,8 +106,8 @@ def test_a_tcg_guest_that_flushes_its_tlb_or_a_newer_qemu_loses_no_writes() -> N
     flushing = replace(TCG, kernel_arguments="quiet pti=on")
     newer = replace(host_facts("a"), qemu_version="10.0.2")
 
-    assert preflight.check(replace(FACTS, guest=flushing)) == ()
-    assert preflight.check(replace(FACTS, guest=TCG, source_facts=newer)) == ()
+    assert preflight.check_move(replace(FACTS, guest=flushing)) == ()
+    assert preflight.check_move(replace(FACTS, guest=TCG, source_facts=newer)) == ()
 
 
 WARNINGS = [
@@ -124,7 +124,7 @@ WARNINGS = [
 
 @pytest.mark.parametrize(("code", "facts"), WARNINGS, ids=[code for code, _ in WARNINGS])
 def test_what_may_go_wrong_is_a_warning(code: str, facts: Facts) -> None:
-    found = preflight.check(facts)
+    found = preflight.check_move(facts)
 
     assert [(code, Severity.WARNING)] == [(finding.code, finding.severity) for finding in found]
 
@@ -134,7 +134,7 @@ def test_all_blockers_come_at_once_and_before_warnings() -> None:
         guest(job="backup", snapshots=1, cpu_mode="host-passthrough", state=GuestState.PAUSED),
         cpu_fits=False, same_file={"/srv/web1.raw": False}, target_links=frozenset(),
     )  # fmt: skip
-    found = preflight.check(facts)
+    found = preflight.check_move(facts)
 
     assert [f.code for f in found] == [
         "guest-not-running", "job-in-progress", "has-snapshots", "storage-not-visible",
@@ -148,13 +148,13 @@ def test_the_arriving_end_of_a_running_migration_is_no_second_blocker() -> None:
         guest=replace(GUEST, job="outgoing migration"),
     )
 
-    assert [f.code for f in preflight.check(facts)] == ["job-in-progress"]
+    assert [f.code for f in preflight.check_move(facts)] == ["job-in-progress"]
 
 
 def test_an_empty_drive_is_no_obstacle() -> None:
     empty = replace(DISK, target="sda", source=None)
 
-    assert preflight.check(guest(disks=(DISK, empty))) == ()
+    assert preflight.check_move(guest(disks=(DISK, empty))) == ()
 
 
 def test_storage_that_was_not_looked_at_is_not_proven() -> None:
@@ -166,7 +166,7 @@ def test_one_disk_that_cannot_be_proven_leaves_all_to_libvirt(kind: str) -> None
     facts = guest(disks=(DISK, replace(DISK, target="vdb", kind=kind, source="pool/x")))
 
     assert not preflight.storage_proven(facts)
-    assert [f.code for f in preflight.check(facts)] == ["storage-unproven"]
+    assert [f.code for f in preflight.check_move(facts)] == ["storage-unproven"]
 
 
 def test_network_disks_are_shared_by_nature_and_media_need_only_be_there() -> None:
@@ -175,11 +175,11 @@ def test_network_disks_are_shared_by_nature_and_media_need_only_be_there() -> No
     facts = replace(guest(disks=(DISK, remote, medium)), on_target={"/iso/a.iso": True})
 
     assert preflight.storage_proven(facts)
-    assert preflight.check(facts) == ()
+    assert preflight.check_move(facts) == ()
 
 
 def test_a_guest_that_stands_still_for_its_job_is_not_to_be_resumed() -> None:
-    found = preflight.check(guest(state=GuestState.PAUSED, job="outgoing migration"))
+    found = preflight.check_move(guest(state=GuestState.PAUSED, job="outgoing migration"))
     assert [f.code for f in found] == ["job-in-progress"]
 
 
@@ -187,10 +187,10 @@ def test_an_image_that_a_disk_lies_on_must_be_the_same_or_hold_the_same() -> Non
     on = replace(DISK, below=("/base.raw",))
     facts = replace(guest(disks=(on,)), on_target={"/srv/web1.raw": True, "/base.raw": True})
     same = replace(facts, same_file={"/srv/web1.raw": True, "/base.raw": True})
-    assert preflight.check(same) == ()
+    assert preflight.check_move(same) == ()
     assert preflight.storage_proven(same)
     another = replace(facts, same_file={"/srv/web1.raw": True, "/base.raw": False})
-    (found,) = preflight.check(another)
+    (found,) = preflight.check_move(another)
     assert (found.code, found.severity) == ("storage-backing", Severity.WARNING)
     assert not preflight.storage_proven(another)
     assert not preflight.storage_proven(replace(facts, same_file={"/srv/web1.raw": True}))

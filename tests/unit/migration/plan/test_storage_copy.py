@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vmckpt.migration.plan import storage_copy
-from vmckpt.model.disk import CopyPlan, Drive, Image, Place, Wish
+from vmckpt.model.disk import CopyOptions, CopyPlan, Drive, Image, Place
 from vmckpt.model.finding import Severity
 from vmckpt.remote import images
 from vmckpt.units import MIB, Bytes
@@ -24,12 +24,12 @@ PLACE = Place(exists=False, writable=True, device="1", free=Bytes(1024 * MIB))
 
 def planned(
     *drives: Drive,
-    wish: Wish | None = None,
+    wish: CopyOptions | None = None,
     same: dict[str, bool] | None = None,
     image: Image | str = IMAGE,
     place: Place | None = PLACE,
 ) -> CopyPlan:
-    wish = wish or Wish()
+    wish = wish or CopyOptions()
     known = {drive.path: False for drive in drives if drive.path} if same is None else same
     paths = [storage_copy.path_on_target(drive, wish) for drive in drives if drive.path]
     return storage_copy.plan(
@@ -56,20 +56,20 @@ def test_what_is_not_shared_and_written_to_is_copied() -> None:
 @pytest.mark.parametrize(
     ("same", "wish", "copied", "rest_shared"),
     [
-        ({"/images/web.raw": True, "/data/big.qcow2": True}, Wish(), (), True),
-        ({"/images/web.raw": True, "/data/big.qcow2": False}, Wish(), ("vdb",), True),
-        ({"/data/big.qcow2": False}, Wish(), ("vdb",), False),
-        ({}, Wish(), (), False),
-        ({}, Wish(disks=("vda",)), ("vda",), False),
-        ({"/data/big.qcow2": True}, Wish(disks=("vda",)), ("vda",), True),
+        ({"/images/web.raw": True, "/data/big.qcow2": True}, CopyOptions(), (), True),
+        ({"/images/web.raw": True, "/data/big.qcow2": False}, CopyOptions(), ("vdb",), True),
+        ({"/data/big.qcow2": False}, CopyOptions(), ("vdb",), False),
+        ({}, CopyOptions(), (), False),
+        ({}, CopyOptions(disks=("vda",)), ("vda",), False),
+        ({"/data/big.qcow2": True}, CopyOptions(disks=("vda",)), ("vda",), True),
         (
             {"/images/web.raw": False, "/data/big.qcow2": False},
-            Wish(disks=("vda",)), ("vda",), False,
+            CopyOptions(disks=("vda",)), ("vda",), False,
         ),
     ],
 )  # fmt: skip
 def test_who_is_chosen_and_what_is_proven_of_the_rest(
-    same: dict[str, bool], wish: Wish, copied: tuple[str, ...], rest_shared: bool
+    same: dict[str, bool], wish: CopyOptions, copied: tuple[str, ...], rest_shared: bool
 ) -> None:
     plan = planned(VDA, VDB, CD, same=same, wish=wish)
 
@@ -107,17 +107,17 @@ def test_what_cannot_be_copied_is_named(drive: Drive, image: Image | str, code: 
 @pytest.mark.parametrize(
     ("wish", "code", "words"),
     [
-        (Wish(disks=("vdx",)), "disk-unknown", "its disks are vda, sda, sdb"),
-        (Wish(disks=("sda",)), "disk-not-copied", "read-only"),
-        (Wish(disks=("sdb",)), "disk-not-copied", "read-only"),
-        (Wish(disks=("vda",)), "disk-shared", "onto itself"),
+        (CopyOptions(disks=("vdx",)), "disk-unknown", "its disks are vda, sda, sdb"),
+        (CopyOptions(disks=("sda",)), "disk-not-copied", "read-only"),
+        (CopyOptions(disks=("sdb",)), "disk-not-copied", "read-only"),
+        (CopyOptions(disks=("vda",)), "disk-shared", "onto itself"),
     ],
 )
-def test_wishes_that_make_no_sense(wish: Wish, code: str, words: str) -> None:
+def test_wishes_that_make_no_sense(wish: CopyOptions, code: str, words: str) -> None:
     plan = planned(VDA, CD, EMPTY, wish=wish, same={"/images/web.raw": True})
 
     assert plan.findings[0].code == code
-    assert words in f"{plan.findings[0].text}; {plan.findings[0].mend}"
+    assert words in f"{plan.findings[0].text}; {plan.findings[0].hint}"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_the_place_on_the_target(place: Place | None, code: str) -> None:
 )
 def test_room_for_one_disk(full: bool, free: int, code: str | None) -> None:
     place = replace(PLACE, free=Bytes(free * MIB))
-    plan = planned(VDA, wish=Wish(full=full), place=place)
+    plan = planned(VDA, wish=CopyOptions(full=full), place=place)
 
     assert codes(plan) == ["disk-copied", *([code] if code else [])]
 
@@ -154,11 +154,11 @@ def test_disks_on_one_file_system_share_its_room() -> None:
     place = replace(PLACE, free=Bytes(700 * MIB))
     other = replace(VDA, name="vdd", path="/images/more.raw")
 
-    assert "disk-room" in codes(planned(VDA, other, wish=Wish(full=True), place=place))
+    assert "disk-room" in codes(planned(VDA, other, wish=CopyOptions(full=True), place=place))
 
 
 def test_another_folder() -> None:
-    plan = planned(VDA, wish=Wish(folder="/srv/images"))
+    plan = planned(VDA, wish=CopyOptions(folder="/srv/images"))
 
     assert plan.placed == {"vda": "/srv/images/web.raw"}
     assert plan.copies[0].source == "/images/web.raw"
@@ -166,7 +166,7 @@ def test_another_folder() -> None:
 
 def test_two_disks_of_one_name_do_not_go_into_one_folder() -> None:
     other = replace(VDA, name="vdd", path="/elsewhere/web.raw")
-    plan = planned(VDA, other, wish=Wish(folder="/srv"))
+    plan = planned(VDA, other, wish=CopyOptions(folder="/srv"))
 
     assert [f.text for f in plan.findings if f.code == "disk-twins"] == [
         "disks vda and vdd would both become /srv/web.raw"
@@ -180,7 +180,7 @@ def test_snapshots_inside_stay_behind() -> None:
 
 
 def test_an_image_with_snapshots_inside_is_not_removed() -> None:
-    wish = Wish(remove=True)
+    wish = CopyOptions(remove=True)
     plain, kept = (
         planned(VDA, wish=wish),
         planned(VDB, wish=wish, image=replace(IMAGE, snapshots=2)),

@@ -115,7 +115,7 @@ def test_what_is_missing_or_does_not_fit(
 
     assert codes(seen) == found
     assert (seen.name is None) == bool(found)
-    assert all(finding.mend for finding in seen.findings)
+    assert all(finding.hint for finding in seen.findings)
 
 
 @pytest.mark.parametrize(

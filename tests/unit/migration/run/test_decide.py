@@ -13,16 +13,16 @@ from vmckpt.migration.run import decide as run_decide
 from vmckpt.migration.run.actions import (
     Abort,
     Action,
-    Cache,
-    Halt,
-    Limit,
+    LimitBandwidth,
+    PauseGuest,
     SetDowntime,
-    Slow,
+    SetThrottle,
+    SetXbzrleCache,
     Stop,
-    Switch,
+    SwitchToPostcopy,
 )
-from vmckpt.migration.run.decide import Done, Terms, Verdict, decide, time_limit
-from vmckpt.migration.run.progress import Track
+from vmckpt.migration.run.decide import AppliedActions, RunTerms, Verdict, decide, time_limit
+from vmckpt.migration.run.progress import PassHistory
 from vmckpt.model.migration import AutoConverge, JobPhase, Mode
 from vmckpt.policy.model import (
     Compress,
@@ -38,7 +38,7 @@ from vmckpt.policy.model import (
 )
 from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
-DONE = Done(max_downtime=Seconds(0.1))
+DONE = AppliedActions(max_downtime=Seconds(0.1))
 STALLED = RuleCondition(stalled_for=Seconds(1.0))
 THROTTLE = AutoConverge(initial=20, increment=10, at_most=60)
 RAISE = RaiseDowntime(by=Seconds(0.05), to=Seconds(0.2))
@@ -46,8 +46,13 @@ FIVE = on_its_way(100, 50, 50, 50, 50, now=9.0)
 
 
 def ask(
-    under: Terms, track: Track, done: Done = DONE, *, now: float = 9.0, stops: bool = False
-) -> tuple[Verdict | None, Done]:
+    under: RunTerms,
+    track: PassHistory,
+    done: AppliedActions = DONE,
+    *,
+    now: float = 9.0,
+    stops: bool = False,
+) -> tuple[Verdict | None, AppliedActions]:
     return decide(under, track, done, now=Seconds(now), operator_stops=stops)
 
 
@@ -60,10 +65,10 @@ def action(*asked: Any, **more: Any) -> Action | None:
     ("do", "expected"),
     [
         (RAISE, SetDowntime(Seconds(0.15))),
-        (Throttle(THROTTLE), Slow(THROTTLE)),
-        (Compress(Bytes(64 * MIB)), Cache(Bytes(64 * MIB))),
-        (StartPostcopy(), Switch()),
-        (Pause(), Halt()),
+        (Throttle(THROTTLE), SetThrottle(THROTTLE)),
+        (Compress(Bytes(64 * MIB)), SetXbzrleCache(Bytes(64 * MIB))),
+        (StartPostcopy(), SwitchToPostcopy()),
+        (Pause(), PauseGuest()),
         (GiveUp(), Abort(Stop.RULE)),
     ],
 )
@@ -93,7 +98,7 @@ def test_the_first_rule_that_holds_and_can_act_acts() -> None:
 def test_a_switch_that_cannot_be_made_leaves_the_turn_to_the_next_rule() -> None:
     rules = (rule(StartPostcopy()), rule(GiveUp()))
 
-    assert action(terms(*rules), FIVE) == Switch()
+    assert action(terms(*rules), FIVE) == SwitchToPostcopy()
     assert action(terms(*rules, post_copy=False), FIVE) == Abort(Stop.RULE)
 
 
@@ -113,7 +118,7 @@ def test_the_downtime_is_raised_once_in_a_pass_up_to_its_bound() -> None:
 
 def test_steps_add_up_to_the_bound_and_no_splinter_is_left() -> None:
     step = RaiseDowntime(by=Seconds(0.05), to=Seconds(0.5))
-    under, done, count = terms(rule(step)), Done(max_downtime=Seconds(0.15)), 0
+    under, done, count = terms(rule(step)), AppliedActions(max_downtime=Seconds(0.15)), 0
     for iteration in range(1, 12):
         verdict, done = ask(under, on_its_way(*[50] * iteration, now=9.0), done)
         count += verdict is not None
@@ -137,7 +142,7 @@ def test_the_operator_comes_before_the_time_limit_and_that_before_the_rules() ->
 
     assert action(under, FIVE, stops=True) == Abort(Stop.OPERATOR)
     assert action(under, FIVE) == Abort(Stop.TIME_LIMIT)
-    assert action(under, FIVE, now=4.9) == Switch()
+    assert action(under, FIVE, now=4.9) == SwitchToPostcopy()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +159,7 @@ def test_also_before_any_sample(
 ) -> None:
     under = terms(rule(GiveUp()), limit=limit)
 
-    assert action(under, Track(began=Seconds(0.0)), now=now, stops=stops) == expected
+    assert action(under, PassHistory(began=Seconds(0.0)), now=now, stops=stops) == expected
 
 
 switched = st.sampled_from(
@@ -167,7 +172,7 @@ switched = st.sampled_from(
 
 @given(switched, st.floats(0, 1e6), st.booleans())
 def test_after_the_switch_nothing_is_ever_decided(
-    where: tuple[Track, Done], now: float, stops: bool
+    where: tuple[PassHistory, AppliedActions], now: float, stops: bool
 ) -> None:
     rules = [rule(do) for do in (StartPostcopy(), GiveUp(), Pause(), RAISE, Throttle(THROTTLE))]
     under = terms(*rules, limit=1.0, mode=Mode.POSTCOPY)
@@ -177,7 +182,7 @@ def test_after_the_switch_nothing_is_ever_decided(
 
 def test_a_guest_that_was_paused_is_brought_to_the_end_unless_the_operator_stops_it() -> None:
     under = terms(rule(Pause()), rule(GiveUp()), limit=5.0)
-    paused = run_decide.after(DONE, Halt())
+    paused = run_decide.after(DONE, PauseGuest())
 
     assert action(under, FIVE, paused, now=15.0) is None
     assert action(under, FIVE, paused, stops=True) == Abort(Stop.OPERATOR)
@@ -198,7 +203,7 @@ def test_mode_post_copy_switches_when_the_first_pass_is_over() -> None:
 
     assert action(under, on_its_way(100, now=9.0)) is None
     assert verdict is not None
-    assert (verdict.action, verdict.rule, after.switched) == (Switch(), "mode", True)
+    assert (verdict.action, verdict.rule, after.switched) == (SwitchToPostcopy(), "mode", True)
 
 
 # --- silence and refusals -------------------------------------------------------------------------
@@ -252,7 +257,9 @@ BUSY = on_its_way(100, 20, 60, 70, now=30.0)
 CALM = on_its_way(100, 20, 60, 70, 20, now=34.0)
 
 
-@pytest.mark.parametrize(("do", "expected"), [(StartPostcopy(), Switch()), (Pause(), Halt())])
+@pytest.mark.parametrize(
+    ("do", "expected"), [(StartPostcopy(), SwitchToPostcopy()), (Pause(), PauseGuest())]
+)
 def test_a_stall_waits_for_a_pass_with_little_left(do: Do, expected: Action) -> None:
     under = terms(rule(do, STALLED), rule(GiveUp(), name="next"))
     verdict, waiting = ask(under, BUSY, now=30.0)
@@ -270,7 +277,7 @@ def test_but_not_for_ever() -> None:
     assert action(under, replace(BUSY, moved_at=Seconds(39.9), last=_at(39.9)), waiting,
                   now=39.9) is None  # fmt: skip
     assert action(under, replace(BUSY, moved_at=Seconds(40.0), last=_at(40.0)), waiting,
-                  now=40.0) == Switch()  # fmt: skip
+                  now=40.0) == SwitchToPostcopy()  # fmt: skip
 
 
 def _at(now: float) -> Any:
@@ -288,7 +295,8 @@ def test_a_stall_that_ends_ends_the_waiting() -> None:
 
 def test_other_reasons_to_switch_do_not_wait() -> None:
     assert (
-        action(terms(rule(StartPostcopy(), RuleCondition(iteration=2))), BUSY, now=30.0) == Switch()
+        action(terms(rule(StartPostcopy(), RuleCondition(iteration=2))), BUSY, now=30.0)
+        == SwitchToPostcopy()
     )
 
 
@@ -320,16 +328,21 @@ def test_the_shorter_limit_counts_and_no_guest_is_smaller_than_a_gib(
 
 def test_what_the_operator_did_is_done() -> None:
     assert run_decide.after(DONE, SetDowntime(Seconds(1.0))).max_downtime == 1.0
-    assert run_decide.after(DONE, Switch()).switched
-    assert run_decide.after(DONE, Halt()).paused
-    for other in (Slow(THROTTLE), Cache(Bytes(1)), Limit(None), Abort(Stop.OPERATOR)):
+    assert run_decide.after(DONE, SwitchToPostcopy()).switched
+    assert run_decide.after(DONE, PauseGuest()).paused
+    for other in (
+        SetThrottle(THROTTLE),
+        SetXbzrleCache(Bytes(1)),
+        LimitBandwidth(None),
+        Abort(Stop.OPERATOR),
+    ):
         assert run_decide.after(DONE, other) == DONE
 
 
 def test_what_is_done_is_said_in_a_few_words() -> None:
-    assert actions.says(Limit(BytesPerSecond(MIB))) == "limit to 1.0 MiB/s"
-    assert actions.says(Limit(None)) == "lift the limit"
-    assert actions.says(Slow(THROTTLE)) == "slow the guest down by 20 % to 60 %"
+    assert actions.says(LimitBandwidth(BytesPerSecond(MIB))) == "limit to 1.0 MiB/s"
+    assert actions.says(LimitBandwidth(None)) == "lift the limit"
+    assert actions.says(SetThrottle(THROTTLE)) == "slow the guest down by 20 % to 60 %"
 
 
 def test_the_margin_is_the_policys() -> None:
@@ -342,7 +355,7 @@ def test_the_margin_is_the_policys() -> None:
 
 
 def test_a_guest_that_stands_still_for_a_dead_link_goes_on_where_it_was() -> None:
-    paused = run_decide.after(DONE, Halt())
+    paused = run_decide.after(DONE, PauseGuest())
 
     assert action(terms(), FIVE, paused, now=18.0) is None
     assert action(terms(), FIVE, paused, now=20.0) == Abort(Stop.RULE)

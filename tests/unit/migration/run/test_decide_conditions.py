@@ -7,17 +7,17 @@ import pytest
 from tests.support.moving import on_its_way, rule, terms
 from vmckpt.migration.run import actions
 from vmckpt.migration.run import decide as run_decide
-from vmckpt.migration.run.decide import Done, decide
-from vmckpt.migration.run.progress import Track
+from vmckpt.migration.run.decide import AppliedActions, decide
+from vmckpt.migration.run.progress import PassHistory
 from vmckpt.policy.model import GiveUp, RuleCondition
 from vmckpt.units import MIB, Bytes, Seconds
 
-DONE = Done(max_downtime=Seconds(0.1))
-NOTHING = Track(began=Seconds(0.0))
+DONE = AppliedActions(max_downtime=Seconds(0.1))
+NOTHING = PassHistory(began=Seconds(0.0))
 
 
 def why(
-    when: RuleCondition, track: Track, *, now: float = 9.0, limit: float | None = None
+    when: RuleCondition, track: PassHistory, *, now: float = 9.0, limit: float | None = None
 ) -> str | None:
     """Why a rule with that `when` acts; None: it does not."""
     under = terms(rule(GiveUp(), when), limit=limit)
@@ -36,7 +36,7 @@ THIRTY = on_its_way(100, 50, now=3.0, curve=[(0.5, 30), (2, 50)])
 SHRINKING = on_its_way(100, 50, now=3.0, curve=[(0.5, 30), (10, 600)])
 LEVEL = on_its_way(100, 50, now=3.0, curve=[(0.5, 50), (2, 50)])
 
-CASES: list[tuple[RuleCondition, Track, dict[str, Any], bool]] = [
+CASES: list[tuple[RuleCondition, PassHistory, dict[str, Any], bool]] = [
     (RuleCondition(iteration=4), FOUR, {}, True),
     (RuleCondition(iteration=5), FOUR, {}, False),
     (RuleCondition(iteration=1), NOTHING, {}, False),
@@ -80,7 +80,7 @@ CASES: list[tuple[RuleCondition, Track, dict[str, Any], bool]] = [
 
 @pytest.mark.parametrize(("when", "track", "at", "holds"), CASES)
 def test_a_condition_holds_or_not(
-    when: RuleCondition, track: Track, at: dict[str, Any], holds: bool
+    when: RuleCondition, track: PassHistory, at: dict[str, Any], holds: bool
 ) -> None:
     assert (why(when, track, **at) is not None) is holds
 

@@ -6,35 +6,47 @@ import pytest
 from tests.support.moving import terms
 from vmckpt.journal.records import Request, RequestKind
 from vmckpt.migration.run import operator_requests
-from vmckpt.migration.run.actions import Abort, Action, Halt, Limit, SetDowntime, Stop, Switch
-from vmckpt.migration.run.decide import Done, Terms
+from vmckpt.migration.run.actions import (
+    Abort,
+    Action,
+    LimitBandwidth,
+    PauseGuest,
+    SetDowntime,
+    Stop,
+    SwitchToPostcopy,
+)
+from vmckpt.migration.run.decide import AppliedActions, RunTerms
 from vmckpt.model.migration import Mode
 from vmckpt.units import MIB, BytesPerSecond, Seconds
 
-DONE = Done(max_downtime=Seconds(0.1))
+DONE = AppliedActions(max_downtime=Seconds(0.1))
 SWITCHED, PAUSED = replace(DONE, switched=True), replace(DONE, paused=True)
 HYBRID, PRECOPY = terms(), terms(mode=Mode.PRECOPY, post_copy=False)
 
 
 def ask(
-    kind: str, under: Terms = HYBRID, done: Done = DONE, *, moves: bool = True,
+    kind: str, under: RunTerms = HYBRID, done: AppliedActions = DONE, *, moves: bool = True,
     stopping: bool = False, **arguments: Any,
 ) -> Action | str:  # fmt: skip
     request = Request(
         id=1, operation="m1", kind=kind, arguments=arguments, asked_by="anna@desk", asked_at=0.0,
         taken_at=0.0, answered_at=None, ok=None, answer=None,
     )  # fmt: skip
-    return operator_requests.wish(request, under, done, moves=moves, stopping=stopping)
+    return operator_requests.resolve_request(request, under, done, moves=moves, stopping=stopping)
 
 
 @pytest.mark.parametrize(
     ("kind", "arguments", "action"),
     [
-        (RequestKind.BANDWIDTH, {"bytes_per_second": 5 * MIB}, Limit(BytesPerSecond(5 * MIB))),
-        (RequestKind.BANDWIDTH, {"bytes_per_second": None}, Limit(None)),
+        (
+            RequestKind.BANDWIDTH,
+            {"bytes_per_second": 5 * MIB},
+            LimitBandwidth(BytesPerSecond(5 * MIB)),
+        ),
+        (RequestKind.BANDWIDTH, {"bytes_per_second": None}, LimitBandwidth(None)),
         (RequestKind.MAX_DOWNTIME, {"seconds": 0.5}, SetDowntime(Seconds(0.5))),
-        (RequestKind.POSTCOPY, {}, Switch()),
-        (RequestKind.PAUSE, {}, Halt()),
+        (RequestKind.POSTCOPY, {}, SwitchToPostcopy()),
+        (RequestKind.PAUSE, {}, PauseGuest()),
         (RequestKind.CANCEL, {}, Abort(Stop.OPERATOR)),
     ],
 )
@@ -77,7 +89,7 @@ def test_what_cannot_be_is_refused_in_words(
 
 
 def test_in_post_copy_there_is_the_bandwidth_to_choose() -> None:
-    assert ask(RequestKind.BANDWIDTH, done=SWITCHED, bytes_per_second=None) == Limit(None)
+    assert ask(RequestKind.BANDWIDTH, done=SWITCHED, bytes_per_second=None) == LimitBandwidth(None)
 
 
 def test_who_cancels_twice_is_told_so_twice() -> None:

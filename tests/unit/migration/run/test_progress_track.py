@@ -6,7 +6,7 @@ import pytest
 from tests.support.builders import sample
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.run import progress
-from vmckpt.migration.run.progress import Track
+from vmckpt.migration.run.progress import PassHistory
 from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.policy.model import Stall
 from vmckpt.units import MIB, Seconds
@@ -14,14 +14,14 @@ from vmckpt.units import MIB, Seconds
 STALL = Stall(window=Seconds(10.0), margin=0.04, smoothing=0.5)
 
 
-def over(samples: Sequence[JobSample], stall: Stall = STALL) -> Track:
-    seen = Track(began=Seconds(0.0))
+def over(samples: Sequence[JobSample], stall: Stall = STALL) -> PassHistory:
+    seen = PassHistory(began=Seconds(0.0))
     for one in samples:
         seen = progress.seen(seen, one, stall)
     return seen
 
 
-def passes(*sizes: float, lasting: float = 2.0) -> Track:
+def passes(*sizes: float, lasting: float = 2.0) -> PassHistory:
     """Passes that began with so many MiB, each after so many seconds."""
     return over([
         sample(number * lasting, iteration=number + 1, remaining=int(size * MIB),
@@ -92,7 +92,7 @@ def test_bandwidth_is_an_average_that_a_silent_moment_does_not_change() -> None:
 
 
 def test_silence_counts_from_the_last_byte() -> None:
-    nothing = Track(began=Seconds(5.0))
+    nothing = PassHistory(began=Seconds(5.0))
     seen = over([
         sample(1.0, transferred=0), sample(2.0, transferred=7), sample(4.0, transferred=7),
     ])  # fmt: skip

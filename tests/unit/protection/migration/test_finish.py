@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.moves import ALPHA, BETA, PAIR, SESSION, UUID, Hosts
 from vmckpt.errors import OutcomeUnknown, RemoteError
-from vmckpt.journal.recorder import Unattended
+from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
@@ -135,12 +135,12 @@ def step(state: StepState = StepState.INTENDED, session: str = SESSION) -> Store
     )  # fmt: skip
 
 
-def case(recorder: Recorder | None, *steps: StoredStep) -> Unattended:
+def case(recorder: Recorder | None, *steps: StoredStep) -> OrphanedJob:
     operation = SimpleNamespace(
         id="7", guest="web1", guest_uuid=UUID, source="alpha", target="beta"
     )
     inventory = SimpleNamespace(host=lambda name: {"alpha": ALPHA, "beta": BETA}[name])
-    return Unattended(
+    return OrphanedJob(
         inventory=cast("Any", inventory), operation=cast("Any", operation), steps=steps,
         recorder=cast("Any", recorder), caller=cast("Any", None), adopt=False,
     )  # fmt: skip

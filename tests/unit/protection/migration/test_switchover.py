@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from vmckpt.protection.migration.switchover import Cost, Do, Limits, Seen, decide, expected
+from vmckpt.protection.migration.switchover import (
+    Cost,
+    Limits,
+    SwitchoverAction,
+    SwitchoverFacts,
+    decide,
+    expected,
+)
 from vmckpt.units import Seconds
 
 LIMITS = Limits(max_downtime=Seconds(0.3), time=Seconds(60.0))
@@ -19,8 +26,8 @@ SMALL = costs((0.02, 0.05), (0.02, 0.06), (0.03, 0.05))
 LARGE = costs((0.02, 0.9), (0.02, 0.8), (0.02, 0.85))
 
 
-def after(elapsed: float, recent: Sequence[Cost], *, ready: bool = True) -> Do:
-    return decide(Seen(elapsed=Seconds(elapsed), ready=ready, recent=recent), LIMITS).do
+def after(elapsed: float, recent: Sequence[Cost], *, ready: bool = True) -> SwitchoverAction:
+    return decide(SwitchoverFacts(elapsed=Seconds(elapsed), ready=ready, recent=recent), LIMITS).do
 
 
 def test_an_epoch_costs_what_the_worst_of_the_last_three_did_and_its_loading() -> None:
@@ -33,22 +40,22 @@ def test_an_epoch_costs_what_the_worst_of_the_last_three_did_and_its_loading() -
 @pytest.mark.parametrize(
     ("elapsed", "recent", "ready", "does"),
     [
-        (1.0, (), False, Do.GO_ON),
-        (1.0, SMALL, False, Do.GO_ON),
-        (1.0, SMALL[:2], True, Do.GO_ON),
-        (1.0, SMALL, True, Do.SWITCH),
-        (1.0, LARGE, True, Do.GO_ON),
-        (1.0, (*SMALL, *LARGE[:1]), True, Do.GO_ON),
-        (1.0, (*LARGE, *SMALL), True, Do.SWITCH),
-        (59.9, LARGE, True, Do.GO_ON),
-        (60.0, LARGE, True, Do.GIVE_UP),
-        (60.0, SMALL, True, Do.SWITCH),
-        (60.0, SMALL, False, Do.GIVE_UP),
-        (60.0, (), False, Do.GIVE_UP),
+        (1.0, (), False, SwitchoverAction.GO_ON),
+        (1.0, SMALL, False, SwitchoverAction.GO_ON),
+        (1.0, SMALL[:2], True, SwitchoverAction.GO_ON),
+        (1.0, SMALL, True, SwitchoverAction.SWITCH),
+        (1.0, LARGE, True, SwitchoverAction.GO_ON),
+        (1.0, (*SMALL, *LARGE[:1]), True, SwitchoverAction.GO_ON),
+        (1.0, (*LARGE, *SMALL), True, SwitchoverAction.SWITCH),
+        (59.9, LARGE, True, SwitchoverAction.GO_ON),
+        (60.0, LARGE, True, SwitchoverAction.GIVE_UP),
+        (60.0, SMALL, True, SwitchoverAction.SWITCH),
+        (60.0, SMALL, False, SwitchoverAction.GIVE_UP),
+        (60.0, (), False, SwitchoverAction.GIVE_UP),
     ],
 )
 def test_each_moment_is_decided(
-    elapsed: float, recent: Sequence[Cost], ready: bool, does: Do
+    elapsed: float, recent: Sequence[Cost], ready: bool, does: SwitchoverAction
 ) -> None:
     assert after(elapsed, recent, ready=ready) is does
 
@@ -57,20 +64,20 @@ def test_a_first_copy_then_epochs_that_shrink_then_the_switch() -> None:
     """As a guest that calms down: it is switched as soon as three in a row fit."""
     busy = (2.0, 1.0, 0.5, 0.28, 0.2, 0.15, 0.12, 0.1)
     told = [after(float(at), costs(*((0.02, one) for one in busy[:at]))) for at in range(9)]
-    assert told == [Do.GO_ON] * 7 + [Do.SWITCH] * 2
+    assert told == [SwitchoverAction.GO_ON] * 7 + [SwitchoverAction.SWITCH] * 2
 
 
 def test_without_a_time_limit_it_goes_on_for_ever() -> None:
     for_ever = replace(LIMITS, time=None)
-    seen = Seen(elapsed=Seconds(1e6), ready=True, recent=LARGE)
-    assert decide(seen, for_ever).do is Do.GO_ON
+    seen = SwitchoverFacts(elapsed=Seconds(1e6), ready=True, recent=LARGE)
+    assert decide(seen, for_ever).do is SwitchoverAction.GO_ON
 
 
 def test_what_is_decided_is_said_with_its_numbers() -> None:
-    switch = decide(Seen(elapsed=Seconds(1.0), ready=True, recent=SMALL), LIMITS)
+    switch = decide(SwitchoverFacts(elapsed=Seconds(1.0), ready=True, recent=SMALL), LIMITS)
     assert switch.why == "the last epoch is expected to take 130 ms, 300 ms is allowed"
     assert switch.downtime == pytest.approx(0.13)
-    late = decide(Seen(elapsed=Seconds(61.0), ready=True, recent=LARGE), LIMITS)
+    late = decide(SwitchoverFacts(elapsed=Seconds(61.0), ready=True, recent=LARGE), LIMITS)
     assert late.why == "time limit reached: a switch would take 970 ms, and 300 ms is allowed"
-    copying = decide(Seen(elapsed=Seconds(61.0), ready=False), LIMITS)
+    copying = decide(SwitchoverFacts(elapsed=Seconds(61.0), ready=False), LIMITS)
     assert copying.why == "time limit reached: it was still copied for the first time"

@@ -73,7 +73,7 @@ def test_the_guests_memory_is_found_among_the_mappings() -> None:
     size = 256 * MIB
 
     assert measure_host.mappings(MAPS, [size]) == [(0x7F0000000000, 0x7F0010000000)]
-    with pytest.raises(measure_host.Refused):
+    with pytest.raises(measure_host.MeasureRefused):
         measure_host.mappings(MAPS, [size, size])
 
 

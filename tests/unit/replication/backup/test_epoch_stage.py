@@ -34,10 +34,10 @@ from vmckpt.replication.disks import write_log
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.messages import (
     Damaged,
+    DeviceState,
     OutOfOrder,
     Pages,
     Replayed,
-    State,
     WireError,
     Writes,
 )
@@ -47,7 +47,9 @@ SECOND = epoch(2, FIRST.after)
 THIRD = epoch(3, SECOND.after)
 QUIET = Epoch(
     number=2,
-    parts=(state := State(epoch=2, data=page_codec.encode_state(b"quiet", FIRST.after.state)),),
+    parts=(
+        state := DeviceState(epoch=2, data=page_codec.encode_state(b"quiet", FIRST.after.state)),
+    ),
     seal=seal(2, 1, [state]),
     after=replace(FIRST.after, state=b"quiet"),
 )
@@ -151,7 +153,7 @@ def test_an_epoch_in_which_nothing_happened_needs_no_disk(standby: Standby) -> N
 
 
 def test_the_first_copy_is_applied_at_once_and_commits_nothing(standby: Standby) -> None:
-    bulk = [replace(part, epoch=0) for part in FIRST.parts if not isinstance(part, State)]
+    bulk = [replace(part, epoch=0) for part in FIRST.parts if not isinstance(part, DeviceState)]
     with standby.stage() as stage:
         for part in bulk:
             stage.bulk(part)
@@ -160,7 +162,7 @@ def test_the_first_copy_is_applied_at_once_and_commits_nothing(standby: Standby)
         with pytest.raises(StageError, match="no device state"):
             stage.state()
         assert {disk.durable for disk in standby.disks} == {bytes(size) for size in DISKS}
-        only = State(epoch=1, data=page_codec.encode_state(b"one", None))
+        only = DeviceState(epoch=1, data=page_codec.encode_state(b"one", None))
         stage.take(only)
         stage.seal(seal(1, 0, [only]))
         # It was never flushed; the first epoch would be worth nothing without it.
@@ -352,7 +354,7 @@ def test_of_disks_that_were_still_being_copied_nothing_is_said(standby: Standby)
     with standby.stage() as stage:
         stage.bulk(zero[0])
         assert not redo_disks(standby.log / WRITES, standby.disks)
-        only = State(epoch=1, data=page_codec.encode_state(b"one", None))
+        only = DeviceState(epoch=1, data=page_codec.encode_state(b"one", None))
         send(stage, Epoch(number=1, parts=(only,), seal=seal(1, 0, [only]), after=EMPTY))
         assert redo_disks(standby.log / WRITES, standby.disks)
         stage.start_over()

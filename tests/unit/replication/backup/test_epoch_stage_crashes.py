@@ -38,7 +38,7 @@ from vmckpt.replication.backup.epoch_stage import WRITES, Stage
 from vmckpt.replication.backup.redo_log import StageError, StageFull
 from vmckpt.replication.disks import write_log
 from vmckpt.replication.protocol import page_codec
-from vmckpt.replication.protocol.messages import Pages, Part, State, Writes
+from vmckpt.replication.protocol.messages import DeviceState, Pages, Part, Writes
 
 FIRST = epoch(1, EMPTY)
 SECOND = epoch(2, FIRST.after)
@@ -255,7 +255,7 @@ def endless(stage: Stage, said: int, memory: Mapping) -> None:
                 epoch=number, file=0, data=page_codec.encode(NUMBERS, new, memory.pages[NUMBERS])
             ),
             Writes(epoch=number, disk=0, data=packed(write_log.header(0, 8192) + written)),
-            State(
+            DeviceState(
                 epoch=number, data=page_codec.encode_state(number.to_bytes(8, "big") * 99, before)
             ),
         ]

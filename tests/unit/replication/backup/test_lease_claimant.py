@@ -10,10 +10,10 @@ import pytest
 from tests.support.replicas import until
 from tests.support.staging import in_memory
 from vmckpt.errors import VmckptError
-from vmckpt.lease.client import Denied, State, TakenOver, TakeOver, Wait
+from vmckpt.lease.client import Denied, LeaseView, TakenOver, TakeOver, Wait
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.backup import lease_claimant as lease_claimants
-from vmckpt.replication.backup.lease_claimant import LeaseClaim, Tokens
+from vmckpt.replication.backup.lease_claimant import LeaseClaim, ManualClaim
 from vmckpt.replication.session import Lease
 from vmckpt.units import Seconds
 
@@ -39,11 +39,11 @@ class Client:
         self.who = (url, holder, limit)
         return self
 
-    def look(self) -> State:
+    def look(self) -> LeaseView:
         self.looks += 1
         if self.silent:
             raise LeaseUnreachable("the witness gave no answer")
-        return State(
+        return LeaseView(
             guest="g", session="s", state="protected", token=self.token, holder=self.holder,
             ttl=Seconds(TTL), margin=Seconds(0.02), age=Seconds(0.0), rest=Seconds(0.0),
         )  # fmt: skip
@@ -80,14 +80,14 @@ def claim(client: Client, folder: Path) -> Iterator[LeaseClaim]:
 
 
 def test_the_newest_token_is_the_primary_s_and_no_older_one(folder: Path) -> None:
-    tokens = Tokens(folder)
+    tokens = ManualClaim(folder)
     assert [tokens.takes(token) for token in (1, 4, 3, 4, 5)] == [True, True, False, True, True]
     assert tokens.token == 5
 
 
 def test_a_new_agent_knows_the_newest_token(folder: Path) -> None:
-    Tokens(folder).takes(7)
-    new = Tokens(folder)
+    ManualClaim(folder).takes(7)
+    new = ManualClaim(folder)
     assert new.token == 7
     assert not new.takes(6)
     assert [path.name for path in folder.iterdir()] == ["token"]
@@ -96,11 +96,11 @@ def test_a_new_agent_knows_the_newest_token(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["", "x"])
 def test_a_token_that_is_none_is_the_first(folder: Path, text: str) -> None:
     (folder / "token").write_text(text)
-    assert Tokens(folder).token == 1
+    assert ManualClaim(folder).token == 1
 
 
 def test_without_a_lease_store_there_is_nobody_to_ask(folder: Path) -> None:
-    tokens = Tokens(folder)
+    tokens = ManualClaim(folder)
     assert tokens.ask() is None
     assert "no lease store" in tokens.says
 

@@ -21,19 +21,19 @@ from tests.support.backing import (
 from tests.support.replicas import SESSION, SHORT, until
 from tests.support.staging import epoch
 from vmckpt.replication.backup import redo_log
-from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.control_socket import Request
 from vmckpt.replication.protocol import page_codec
-from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.protocol.connection import ConnectionLost
 from vmckpt.replication.protocol.messages import (
     Ack,
-    Beat,
     CutOff,
     Digests,
     End,
+    Heartbeat,
     Hello,
+    HelloAck,
+    PageRequest,
     Pages,
-    Wanted,
-    Welcome,
 )
 from vmckpt.units import Seconds
 
@@ -47,9 +47,9 @@ def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
 def test_epochs_are_acknowledged_and_are_what_the_standby_is(one: Following) -> None:
     one.begin()
     line, welcome = one.hello()
-    assert welcome == Welcome(session=SESSION, committed=0)
+    assert welcome == HelloAck(session=SESSION, committed=0)
     commit(line, ONE, TWO)
-    one.wishes.add(Wish.END)
+    one.requests.add(Request.END)
     assert one.came() is None
     assert one.world() == TWO.after
 
@@ -61,7 +61,7 @@ def test_an_epoch_that_was_cut_off_never_reaches_the_standby(one: Following) -> 
     for part in TWO.parts:
         line.send(part)
     line.close()
-    one.wishes.add(Wish.FAILOVER)
+    one.requests.add(Request.FAILOVER)
     ours = one.came()
     assert ours is not None
     assert "a person said" in ours.why
@@ -74,7 +74,7 @@ def test_an_epoch_that_was_sealed_is_had_even_if_nobody_hears_of_it(one: Followi
     send(line, ONE)
     line.close()
     until(lambda: one.stage.committed == 1)
-    one.wishes.add(Wish.FAILOVER)
+    one.requests.add(Request.FAILOVER)
     assert one.came() is not None
     assert one.world() == ONE.after
 
@@ -89,7 +89,7 @@ def test_a_primary_that_comes_back_is_told_what_there_is_and_sends_it_again(one:
     line, welcome = one.hello(captured=2)
     assert welcome.committed == 1
     commit(line, epoch(3, ONE.after, base=1))
-    one.wishes.add(Wish.END)
+    one.requests.add(Request.END)
     one.came()
     assert one.world() == epoch(3, ONE.after, base=1).after
 
@@ -101,7 +101,7 @@ def test_a_primary_that_has_captured_nothing_begins_from_nothing(one: Following)
     line.close()
     _, welcome = one.hello(captured=0)
     assert welcome.committed == 0
-    one.wishes.add(Wish.FAILOVER)
+    one.requests.add(Request.FAILOVER)
     assert refused_to_run(one)
 
 
@@ -112,7 +112,7 @@ def test_the_newest_line_counts(one: Following) -> None:
     new, welcome = one.hello(captured=1)
     assert welcome.committed == 1
     # It may end in the middle of a heartbeat.
-    with pytest.raises((Cut, CutOff), match=r"hung up|broke|ended"):
+    with pytest.raises((ConnectionLost, CutOff), match=r"hung up|broke|ended"):
         old.expect(Ack, SHORT)
     commit(new, TWO)
 
@@ -148,17 +148,17 @@ def test_another_session_is_refused(one: Following) -> None:
 def test_what_only_a_backup_says_is_refused(one: Following) -> None:
     one.begin()
     line, _ = one.hello()
-    line.send(Welcome(session=SESSION, committed=5))
+    line.send(HelloAck(session=SESSION, committed=5))
     assert "the primary sends Welcome" in refusal(line)
 
 
-@pytest.mark.parametrize("asked", [Wanted(file=7, first=0, count=1),
-                                   Wanted(file=0, first=11, count=2),
-                                   Wanted(file=-1, first=0, count=2),
-                                   Wanted(file=-1, first=1 << 63, count=1),
-                                   Wanted(file=-1, first=0, count=1 << 20),
-                                   Wanted(file=-3, first=0, count=1)])  # fmt: skip
-def test_a_question_about_what_there_is_not_is_refused(one: Following, asked: Wanted) -> None:
+@pytest.mark.parametrize("asked", [PageRequest(file=7, first=0, count=1),
+                                   PageRequest(file=0, first=11, count=2),
+                                   PageRequest(file=-1, first=0, count=2),
+                                   PageRequest(file=-1, first=1 << 63, count=1),
+                                   PageRequest(file=-1, first=0, count=1 << 20),
+                                   PageRequest(file=-3, first=0, count=1)])  # fmt: skip
+def test_a_question_about_what_there_is_not_is_refused(one: Following, asked: PageRequest) -> None:
     one.begin()
     line, _ = one.hello()
     line.send(asked)
@@ -189,7 +189,7 @@ def test_digests_are_told_of_what_the_standby_has(one: Following) -> None:
     one.begin()
     line, _ = one.hello()
     one.standby.memory[1].content[2] = 7
-    line.send(Wanted(file=1, first=1, count=3))
+    line.send(PageRequest(file=1, first=1, count=3))
     told = line.expect(Digests, SHORT)
     expected = page_codec.digests(one.standby.memory[1].content[1:4])
     assert (told.file, told.first) == (1, 1)
@@ -200,7 +200,7 @@ def test_digests_are_told_of_the_standby_s_disks_too(one: Following) -> None:
     one.begin()
     line, _ = one.hello()
     one.standby.disks[1].content[700:704] = b"disk"
-    line.send(Wanted(file=-2, first=0, count=1))
+    line.send(PageRequest(file=-2, first=0, count=1))
     told = line.expect(Digests, SHORT)
     assert (told.file, told.first) == (-2, 0)
     assert told.data == blake3(bytes(one.standby.disks[1].content)).digest(8)
@@ -212,7 +212,7 @@ def test_the_first_copy_is_in_the_standby_at_once(one: Following) -> None:
     pages = np.full((1, 512), 9, dtype=np.uint64)
     data = page_codec.encode(np.array([4], dtype=np.intp), pages, None)
     line.send(Pages(epoch=0, file=0, data=data))
-    line.send(Wanted(file=0, first=0, count=1))
+    line.send(PageRequest(file=0, first=0, count=1))
     line.expect(Digests, SHORT)
     assert one.standby.memory[0].content[4].tolist() == [9] * 512
     assert one.stage.committed == 0
@@ -231,13 +231,13 @@ def test_both_ends_tell_each_other_how_they_stand(one: Following) -> None:
     one.begin()
     line, _ = one.hello()
     commit(line, ONE)
-    line.send(Beat(sent=1.0, note=b'{"phase": "protecting"}'))
+    line.send(Heartbeat(sent=1.0, note=b'{"phase": "protecting"}'))
     until(lambda: one.backup.as_json()["primary"] == {"phase": "protecting"})
     notes: list[dict[str, Any]] = []
 
     def newest() -> bool:
         found = line.receive(Seconds(0.1))
-        if isinstance(found, Beat):
+        if isinstance(found, Heartbeat):
             notes.append(json.loads(found.note))
         return bool(notes) and notes[-1]["committed"] == 1
 
@@ -295,5 +295,5 @@ def test_why_it_refuses_is_heard_by_one_that_still_sends(one: Following) -> None
     line, _ = one.hello()
     line.send(Pages(epoch=1, file=0, data=b"no pages"))
     for _ in range(200):
-        line.send(Beat(sent=1.0, note=b" " * 20_000))
+        line.send(Heartbeat(sent=1.0, note=b" " * 20_000))
     assert "cannot be decompressed" in refusal(line)

@@ -19,9 +19,9 @@ from tests.support.backing import (
 )
 from tests.support.replicas import LEASE, until
 from vmckpt.replication.backup import loop as loops
-from vmckpt.replication.control_socket import Wish
-from vmckpt.replication.protocol.messages import Beat, End
-from vmckpt.replication.session import Terms
+from vmckpt.replication.control_socket import Request
+from vmckpt.replication.protocol.messages import End, Heartbeat
+from vmckpt.replication.session import ProtectionTerms
 from vmckpt.units import Seconds
 
 
@@ -78,7 +78,7 @@ def test_nobody_who_might_still_connect_is_waited_for(
     one.begin()
     line, _ = one.hello()
     commit(line, ONE)
-    one.wishes.add(Wish.FAILOVER)
+    one.requests.add(Request.FAILOVER)
     assert one.came() is not None
 
 
@@ -86,7 +86,7 @@ def test_a_primary_that_comes_back_is_not_dead_whatever_a_person_said(one: Follo
     one.begin()
     line, _ = one.hello()
     line.close()
-    one.wishes.add(Wish.FAILOVER)
+    one.requests.add(Request.FAILOVER)
     line, _ = one.hello()
     commit(line, ONE)
     assert refused_to_run(one)
@@ -125,8 +125,8 @@ def test_a_primary_that_says_something_is_not_asked_for(one: Following) -> None:
     line, _ = one.hello()
     commit(line, ONE)
     for _ in range(20):
-        line.send(Beat(sent=1.0, note=b""))
-        one.wishes.wait(Seconds(0.02))
+        line.send(Heartbeat(sent=1.0, note=b""))
+        one.requests.wait(Seconds(0.02))
     assert one.claim.asked == 0
     until(lambda: one.claim.asked > 0)
 
@@ -139,7 +139,7 @@ def test_silence_asks_nobody_where_it_may_not(
 ) -> None:
     one.claim.free = True
     one.claim.patience = Seconds(0.0)
-    one.begin(lease=LEASE, terms=Terms(interval=None, automatic=automatic))
+    one.begin(lease=LEASE, terms=ProtectionTerms(interval=None, automatic=automatic))
     line, _ = one.hello()
     if committed:
         commit(line, ONE)
@@ -152,7 +152,7 @@ def test_a_person_with_a_lease_store_has_it_asked(one: Following) -> None:
     one.begin(lease=LEASE)
     line, _ = one.hello()
     commit(line, ONE)
-    one.wishes.add(Wish.FAILOVER)
+    one.requests.add(Request.FAILOVER)
     until(lambda: one.backup.as_json()["says"] == "the primary's lease runs")
     one.claim.broken = True
     until(lambda: one.backup.as_json()["says"] == "the witness gave no answer")
@@ -167,7 +167,7 @@ def test_a_guest_that_moves_is_nobodys_before_its_last_epoch(one: Following) -> 
     line, _ = one.hello()
     commit(line, ONE)
     line.close()
-    one.wishes.add(Wish.FAILOVER)
+    one.requests.add(Request.FAILOVER)
     assert refused_to_run(one)
 
 
@@ -180,7 +180,7 @@ def test_a_guest_that_moves_is_ours_when_its_controller_knows_that_it_was_given_
     commit(line, ONE, FINAL)
     line.close()
     assert refused_to_run(one)
-    one.wishes.add(Wish.FAILOVER)
+    one.requests.add(Request.FAILOVER)
     ours = one.came()
     assert ours is not None
     assert ours.why == "its controller has seen that it was handed over"
@@ -223,13 +223,13 @@ def test_a_person_who_was_wrong_is_not_taken_at_his_word_when_the_line_hiccups_l
     def beats() -> None:
         while not over.wait(0.01):
             if not quiet.is_set():
-                line.send(Beat(sent=0.0, note=b"{}"))
+                line.send(Heartbeat(sent=0.0, note=b"{}"))
 
     beating = threading.Thread(target=beats)
     beating.start()
     try:
-        one.wishes.add(Wish.FAILOVER)
-        until(lambda: not one.wishes.has(Wish.FAILOVER))
+        one.requests.add(Request.FAILOVER)
+        until(lambda: not one.requests.has(Request.FAILOVER))
         assert one.backup.as_json()["says"] == "the primary is heard: it does not run here"
         quiet.set()
         time.sleep(0.3)

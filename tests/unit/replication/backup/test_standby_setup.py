@@ -13,7 +13,7 @@ from vmckpt.errors import BadInput, HypervisorError
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.replication.backup import standby_setup
-from vmckpt.replication.backup.standby_setup import Image, look, why_not
+from vmckpt.replication.backup.standby_setup import Image, inspect_image, why_not
 from vmckpt.replication.session import Disk, Session
 from vmckpt.units import MIB, Bytes
 from vmckpt.util import host_directories
@@ -50,12 +50,14 @@ def test_each_reason_against_an_image_is_told(found: Image, why: str | None) -> 
 def test_what_is_there_is_seen(tmp_path: Path) -> None:
     made = image(tmp_path / "a.qcow2")
     raw = image(tmp_path / "b.raw", format_="raw")
-    assert look(str(made), "qcow2") == Image(path=str(made), size=Bytes(MIB))
-    assert look(str(raw), "raw") == Image(path=str(raw), size=Bytes(MIB))
-    assert "not in qcow2 format" in look(str(raw), "qcow2").says
-    assert look(str(tmp_path / "none"), "raw") == Image(path=f"{tmp_path}/none", there=False)
-    assert look(str(tmp_path), "raw") == Image(path=str(tmp_path), regular=False)
-    assert look(str(made), "made up").size is None
+    assert inspect_image(str(made), "qcow2") == Image(path=str(made), size=Bytes(MIB))
+    assert inspect_image(str(raw), "raw") == Image(path=str(raw), size=Bytes(MIB))
+    assert "not in qcow2 format" in inspect_image(str(raw), "qcow2").says
+    assert inspect_image(str(tmp_path / "none"), "raw") == Image(
+        path=f"{tmp_path}/none", there=False
+    )
+    assert inspect_image(str(tmp_path), "raw") == Image(path=str(tmp_path), regular=False)
+    assert inspect_image(str(made), "made up").size is None
 
 
 def test_an_image_that_is_marked_as_damaged_is_none(tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_an_image_that_is_marked_as_damaged_is_none(tmp_path: Path) -> None:
     with made.open("r+b") as out:
         out.seek(79)  # the last byte of its incompatible features
         out.write(b"\x02")
-    assert look(str(made), "qcow2").says == "it is marked as damaged"
+    assert inspect_image(str(made), "qcow2").says == "it is marked as damaged"
 
 
 def test_one_that_a_program_writes_to_is_open(tmp_path: Path) -> None:
@@ -74,7 +76,10 @@ def test_one_that_a_program_writes_to_is_open(tmp_path: Path) -> None:
         try:
             while not socket.exists():
                 assert server.poll() is None
-            assert why_not(look(str(made), "qcow2"), MIB) == f"{made} is open in another program"
+            assert (
+                why_not(inspect_image(str(made), "qcow2"), MIB)
+                == f"{made} is open in another program"
+            )
         finally:
             server.kill()
 

@@ -17,7 +17,7 @@ from tests.support.streams import parsed
 from vmckpt.capture import migration_settings
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.capture.memory.pipe_reader import Drain, Tape
-from vmckpt.capture.memory.shared_memory import Standstill
+from vmckpt.capture.memory.shared_memory import PausedCapture
 from vmckpt.capture.migration_settings import IGNORE_SHARED, PIPE
 from vmckpt.capture.qemu_stream import devices
 from vmckpt.capture.qemu_stream.header import Head
@@ -96,8 +96,10 @@ class Rig:
         self.guest, self.held, self.disk = guest, Held(guest), Disk()
         self.last = stack.enter_context(Mapping(file, SIZE, write=True))
         os.close(file)
-        self.undo = migration_settings.look(guest, want=IGNORE_SHARED, runs=None, folder=None)
-        self.before = colo_dirty_log.look(guest)
+        self.undo = migration_settings.settings_facts(
+            guest, want=IGNORE_SHARED, runs=None, folder=None
+        )
+        self.before = colo_dirty_log.dirty_log_facts(guest)
         self.log = DirtyLog(
             guest, self.undo, files=guest.files, last=[self.last], most=2 * PAGES,
             output=self.held, logs=[self.disk], still=self.held.still.append,
@@ -225,7 +227,7 @@ def test_device_state_is_that_of_the_way_that_compares(rig: Rig) -> None:
     tape = Tape()
     with Drain(tape) as drain:
         drain.hand_over(rig.guest)
-        Standstill(rig.guest, rig.undo, drain).take(_Nothing, lambda mark: mark(""))
+        PausedCapture(rig.guest, rig.undo, drain).take(_Nothing, lambda mark: mark(""))
     theirs = bytes(tape.data)
 
     # The same head, private blocks and devices, each with its state in the same place.
@@ -324,8 +326,11 @@ def _is_as_before(rig: Rig) -> None:
     guest = rig.guest
     assert guest.run_state() == "running"
     assert guest.goes_on()
-    assert migration_settings.look(guest, want=IGNORE_SHARED, runs=None, folder=None) == rig.undo
-    assert colo_dirty_log.look(guest) == rig.before
+    assert (
+        migration_settings.settings_facts(guest, want=IGNORE_SHARED, runs=None, folder=None)
+        == rig.undo
+    )
+    assert colo_dirty_log.dirty_log_facts(guest) == rig.before
     tape = Tape()
     with Drain(tape) as drain:
         drain.hand_over(guest)

@@ -40,7 +40,7 @@ class Rig:
     log: WriteLog
 
     def begin(self) -> None:
-        mirror_job.begin(self.qmp, node="disk", socket=self.socket.path, job=JOB)
+        mirror_job.start_mirror(self.qmp, node="disk", socket=self.socket.path, job=JOB)
 
     def anew(self, monkeypatch: pytest.MonkeyPatch, *, more: int) -> None:
         """Serve the log with so much room beyond its limit."""
@@ -210,7 +210,7 @@ def test_half_of_one_is_found_and_made_whole_or_taken_away(rig: Rig) -> None:
 
 def test_what_cannot_begin_leaves_nothing(rig: Rig) -> None:
     with pytest.raises(HypervisorError, match="nothere"):
-        mirror_job.begin(rig.qmp, node="nothere", socket=rig.socket.path, job=JOB)
+        mirror_job.start_mirror(rig.qmp, node="nothere", socket=rig.socket.path, job=JOB)
     nbdkit_server.stop(rig.place, rig.socket)
     with pytest.raises(HypervisorError, match="Failed to connect"):
         rig.begin()
@@ -334,7 +334,7 @@ def test_mirrors_that_end_while_the_guest_writes_leave_qemus_heap_alone(tmp_path
         until(socket.exists)
         give_up = time.monotonic() + 40.0
         while time.monotonic() < give_up:
-            mirror_job.begin(qmp, node="disk", socket=socket, job=JOB)
+            mirror_job.start_mirror(qmp, node="disk", socket=socket, job=JOB)
             until(lambda: mirror_job.begun(qmp, JOB))
             time.sleep(0.3)
             mirror_job.end(qmp, JOB)

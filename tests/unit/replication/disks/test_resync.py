@@ -11,7 +11,7 @@ from vmckpt.capture.nbd.client import Piece
 from vmckpt.replication.backup import redo_log
 from vmckpt.replication.disks import resync, write_log
 from vmckpt.replication.disks.resync import Progress, answer, bring
-from vmckpt.replication.protocol.messages import Digests, Wanted
+from vmckpt.replication.protocol.messages import Digests, PageRequest
 from vmckpt.units import Bytes
 
 PIECE = 16
@@ -32,7 +32,7 @@ class Sides:
         self.late: list[tuple[int, bytes]] = []
         """Writes that are in the guest's disk, and not in the log yet: QEMU does both at once."""
         self.moment: Callable[[], None] = lambda: None
-        self.asked: list[Wanted] = []
+        self.asked: list[PageRequest] = []
         self.sent: list[write_log.Record] = []
         self.change: Callable[[Digests], Digests] = lambda told: told
 
@@ -57,7 +57,7 @@ class Sides:
 
     # --- the line, and what is read and sent
 
-    def send(self, message: Wanted) -> None:
+    def send(self, message: PageRequest) -> None:
         self.asked.append(message)
         self.moment()
 

@@ -13,7 +13,7 @@ from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.replication.backup.standby import NbdWriter
 from vmckpt.replication.disks import resync
-from vmckpt.replication.protocol.connection import Cut
+from vmckpt.replication.protocol.connection import ConnectionLost
 from vmckpt.units import MIB
 
 OWNER = (os.getuid(), os.getgid())
@@ -80,7 +80,9 @@ def test_a_server_of_somebody_else_is_left_alone(qemu: Qmp, folder: Path) -> Non
     address = {"type": "unix", "data": {"path": f"{folder}/theirs"}}
     qemu.tell("nbd-server-start", {"addr": address})
     with (
-        pytest.raises(Cut, match="guestless's disks cannot be read: NBD server already running"),
+        pytest.raises(
+            ConnectionLost, match="guestless's disks cannot be read: NBD server already running"
+        ),
         resync.opened(qemu, ["a"], place, OWNER),
     ):
         raise AssertionError

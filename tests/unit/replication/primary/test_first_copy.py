@@ -7,7 +7,7 @@ import zstandard
 
 from tests.support.primaries import DISK, World, world
 from tests.support.replicas import until
-from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.control_socket import Request
 from vmckpt.replication.disks import mirror_job, resync, write_log
 from vmckpt.replication.primary import loop
 from vmckpt.replication.protocol.messages import Writes
@@ -103,7 +103,7 @@ def test_it_ends_in_the_middle_if_that_is_wished_for(
     read = one.disk.read_many
 
     def wished(pieces: object, /) -> Iterator[object]:
-        one.wishes.add(Wish.END)
+        one.requests.add(Request.END)
         return read(pieces)  # type: ignore[arg-type]
 
     one.disk.read_many = wished  # type: ignore[assignment, method-assign]

@@ -20,8 +20,8 @@ from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.lease.clock import boottime
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.primary import lease_holder as lease_holders
-from vmckpt.replication.primary.lease_holder import Tenure
-from vmckpt.replication.protocol.messages import Beat
+from vmckpt.replication.primary.lease_holder import LeaseHolder
+from vmckpt.replication.protocol.messages import Heartbeat
 from vmckpt.replication.session import Lease
 from vmckpt.replication.watchdog.shared_page import GuardPage
 from vmckpt.units import Seconds
@@ -35,9 +35,9 @@ LOST = float("-inf")
 class Wire:
     """A line of which only what is sent matters."""
 
-    sent: list[Beat] = field(default_factory=list)
+    sent: list[Heartbeat] = field(default_factory=list)
 
-    def send(self, message: Beat) -> None:
+    def send(self, message: Heartbeat) -> None:
         self.sent.append(message)
 
 
@@ -76,13 +76,13 @@ class World:
         self.starting: Callable[[], object] = lambda: None
         self.kernel = Kernel()
 
-    def tenure(self, holder: str = "alpha") -> Tenure:
+    def lease_holder(self, holder: str = "alpha") -> LeaseHolder:
         def again() -> None:
             self.guards += 1
             self.starting()
             self.page.guarded = boottime() + 3600
 
-        return Tenure(
+        return LeaseHolder(
             self.lease, self.folder, self.page, holder=holder, note=lambda: {"phase": "copying"},
             lives=lambda: self.lives, guard_again=again, enforcer=self.kernel,
         )  # fmt: skip
@@ -111,23 +111,23 @@ def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_the_first_agent_takes_the_lease_and_notes_its_token(one: World) -> None:
-    with one.tenure() as tenure:
-        assert (tenure.token, one.stored()) == (2, 2)
+    with one.lease_holder() as lease_holder:
+        assert (lease_holder.token, one.stored()) == (2, 2)
     assert one.witness.asked[:2] == ["acquire", "renew 2"]
-    assert tenure.acquired
+    assert lease_holder.acquired
 
 
 def test_the_next_agent_goes_on_with_that_token(one: World) -> None:
-    with one.tenure():
+    with one.lease_holder():
         pass
-    with one.tenure() as tenure:
-        assert tenure.token == 2
-        assert not tenure.acquired
+    with one.lease_holder() as lease_holder:
+        assert lease_holder.token == 2
+        assert not lease_holder.acquired
     assert one.witness.count("acquire") == 1
 
 
 def test_the_lease_is_renewed_as_long_as_it_lasts_and_not_longer(one: World) -> None:
-    with one.tenure():
+    with one.lease_holder():
         one.renewals()
     count = len(one.witness.asked)
     time.sleep(0.03)
@@ -135,26 +135,26 @@ def test_the_lease_is_renewed_as_long_as_it_lasts_and_not_longer(one: World) -> 
 
 
 def test_the_guard_enforces_nothing_before_a_standby_may_take_over(one: World) -> None:
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         one.renewals()
         assert one.page.renewed == 0.0
         before = boottime()
-        tenure.validate()
+        lease_holder.validate()
         assert one.witness.state == "protected"
         assert one.page.renewed >= before
         noted = one.page.renewed
         one.renewals()
         assert one.page.renewed > noted
-        tenure.invalidate()
+        lease_holder.invalidate()
         one.renewals()
         assert one.page.renewed == 0.0
 
 
 def test_a_renewal_comes_before_the_standby_is_declared_valid(one: World) -> None:
     """Else the guard could count from one that is old."""
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         one.witness.asked.clear()
-        tenure.validate()
+        lease_holder.validate()
         at = one.witness.asked.index("validate 2")
         assert "renew 2" in one.witness.asked[:at]
 
@@ -164,8 +164,8 @@ def test_all_that_ends_the_guest_is_armed_before_the_witness_calls_the_standby_v
 ) -> None:
     """An agent that died in between would leave a guest that another may run, and nothing ends."""
     seen: list[tuple[float, float | None]] = []
-    with one.tenure() as tenure:
-        client = tenure._client
+    with one.lease_holder() as lease_holder:
+        client = lease_holder._client
         assert client is not None
         validate = client.validate
 
@@ -175,59 +175,59 @@ def test_all_that_ends_the_guest_is_armed_before_the_witness_calls_the_standby_v
 
         monkeypatch.setattr(client, "validate", looked)
         before = boottime()
-        tenure.validate()
+        lease_holder.validate()
     assert seen[0][0] >= before
     assert seen[0][1] == pytest.approx(seen[0][0] + LASTS)
 
 
 def test_without_the_timer_a_standby_is_not_declared_valid(one: World) -> None:
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         one.kernel.fails = True
         with pytest.raises(VmckptError, match="does not stop"):
-            tenure.validate()
+            lease_holder.validate()
         assert one.witness.count("validate 2") == 0
 
 
 def test_the_timer_goes_with_each_renewal_and_ends_with_the_standby(one: World) -> None:
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         one.renewals()
         assert not one.kernel.armed()
-        tenure.validate()
+        lease_holder.validate()
         first = one.kernel.ends
         assert first is not None
         until(lambda: (one.kernel.ends or 0.0) > first)
-        tenure.invalidate()
+        lease_holder.invalidate()
         one.renewals()
         assert not one.kernel.armed()
 
 
 def test_a_timer_that_could_not_be_removed_is_removed_with_a_later_renewal(one: World) -> None:
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
         one.kernel.fails = True
         with pytest.raises(VmckptError, match="does not stop"):
-            tenure.invalidate()
+            lease_holder.invalidate()
         one.kernel.fails = False
         until(lambda: one.kernel.ends is None)
         assert one.witness.state != "protected"
 
 
 def test_the_next_agent_removes_a_timer_that_nothing_needs(one: World) -> None:
-    with one.tenure():
+    with one.lease_holder():
         pass
     one.kernel.ends = boottime() + 3600
-    with one.tenure():
+    with one.lease_holder():
         assert one.kernel.ends is None
 
 
 def test_a_lost_lease_ends_the_guest_and_the_renewals(one: World) -> None:
-    with one.tenure() as tenure:
-        tenure.validate()
-        tenure.check()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
+        lease_holder.check()
         one.witness.holder = "beta"
         until(lambda: one.page.renewed == LOST)
         with pytest.raises(LeaseLost, match="another host"):
-            tenure.check()
+            lease_holder.check()
         count = one.witness.count("renew")
         time.sleep(0.05)
         assert one.witness.count("renew") == count
@@ -235,67 +235,67 @@ def test_a_lost_lease_ends_the_guest_and_the_renewals(one: World) -> None:
 
 def test_a_witness_that_forgot_an_invalidation_ends_no_guest(one: World) -> None:
     """It was failed over to a replica that lacked it; the standby is as worthless as it was."""
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
         fail_over = one.witness.backup()
-        tenure.invalidate()
-        assert tenure.token == 3
+        lease_holder.invalidate()
+        assert lease_holder.token == 3
         fail_over()
         assert (one.witness.token, one.witness.state) == (2, "protected")
         until(lambda: one.witness.token == 4)
         one.renewals()
-        assert (one.witness.state, tenure.token, one.stored()) == ("held", 4, 4)
-        assert tenure.lost is None
+        assert (one.witness.state, lease_holder.token, one.stored()) == ("held", 4, 4)
+        assert lease_holder.lost is None
         assert one.page.renewed == 0
-        tenure.check()
+        lease_holder.check()
 
 
 def test_a_witness_that_forgot_a_valid_standby_is_told_again(one: World) -> None:
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         fail_over = one.witness.backup()
-        tenure.validate()
+        lease_holder.validate()
         one.renewals()
-        assert tenure.validated
+        assert lease_holder.validated
         fail_over()
-        until(lambda: not tenure.validated)
+        until(lambda: not lease_holder.validated)
         assert one.page.renewed > 0  # who knows what else knows of it
-        tenure.validate()
+        lease_holder.validate()
         one.renewals()
-        assert tenure.validated
+        assert lease_holder.validated
 
 
 def test_a_witness_that_forgot_the_token_is_told_that_the_standby_is_invalid(one: World) -> None:
     """Also where the first that it hears since is that."""
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
         fail_over = one.witness.backup()
-        tenure.invalidate()
-        tenure.validate()
-        with tenure._tokens:
+        lease_holder.invalidate()
+        lease_holder.validate()
+        with lease_holder._tokens:
             fail_over()
-            tenure.invalidate()
-        assert (one.witness.state, one.witness.token, tenure.token) == ("held", 4, 4)
-        assert tenure.lost is None
+            lease_holder.invalidate()
+        assert (one.witness.state, one.witness.token, lease_holder.token) == ("held", 4, 4)
+        assert lease_holder.lost is None
 
 
 def test_the_next_agent_of_a_witness_that_forgot_makes_its_standby_anew(one: World) -> None:
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         fail_over = one.witness.backup()
-        tenure.invalidate()
-        tenure.validate()
+        lease_holder.invalidate()
+        lease_holder.validate()
     fail_over()
-    with one.tenure() as tenure:
-        assert tenure.acquired
-        assert (tenure.token, one.witness.state) == (4, "held")
+    with one.lease_holder() as lease_holder:
+        assert lease_holder.acquired
+        assert (lease_holder.token, one.witness.state) == (4, "held")
 
 
 def test_a_witness_that_is_silent_for_a_moment_is_borne(one: World) -> None:
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
         one.witness.down = True
         one.renewals()
-        tenure.check()
-        assert tenure.lost is None
+        lease_holder.check()
+        assert lease_holder.lost is None
         one.witness.down = False
         noted = one.page.renewed
         one.renewals()
@@ -305,32 +305,32 @@ def test_a_witness_that_is_silent_for_a_moment_is_borne(one: World) -> None:
 def test_what_was_not_renewed_in_time_lets_nothing_out(one: World) -> None:
     assert one.lease is not None
     one.lease.terms.lasts = Seconds(0.05)  # type: ignore[misc]
-    with one.tenure() as tenure:
-        tenure.validate()
-        tenure.check()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
+        lease_holder.check()
         one.witness.down = True
         time.sleep(0.1)
         with pytest.raises(LeaseLost, match="not renewed in time"):
-            tenure.check()
+            lease_holder.check()
 
 
 @pytest.mark.parametrize(("ago", "out"), [(LASTS - 0.5, True), (LASTS + 0.01, False)])
 def test_output_ends_with_the_lease_and_not_when_others_may_begin(
     one: World, ago: float, out: bool
 ) -> None:
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
         one.witness.down = True
         one.renewals()
-        tenure._renewed = boottime() - ago
+        lease_holder._renewed = boottime() - ago
         with nullcontext() if out else pytest.raises(LeaseLost, match="not renewed in time"):
-            tenure.check()
+            lease_holder.check()
 
 
 def test_while_work_hangs_nothing_is_renewed(one: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_holders, "HUNG", Seconds(0.03))
-    with one.tenure() as tenure:
-        with tenure.at_work():
+    with one.lease_holder() as lease_holder:
+        with lease_holder.busy():
             time.sleep(0.06)
             count = one.witness.count("renew")
             time.sleep(0.06)
@@ -339,12 +339,12 @@ def test_while_work_hangs_nothing_is_renewed(one: World, monkeypatch: pytest.Mon
 
 
 def test_short_work_keeps_nothing_from_being_renewed(one: World) -> None:
-    with one.tenure() as tenure, tenure.at_work():
+    with one.lease_holder() as lease_holder, lease_holder.busy():
         one.renewals()
 
 
 def test_a_guest_that_is_gone_keeps_nobody_from_running_it(one: World) -> None:
-    with one.tenure():
+    with one.lease_holder():
         one.renewals()
         one.lives = False
         time.sleep(0.05)
@@ -357,18 +357,18 @@ def test_a_guest_that_is_gone_keeps_nobody_from_running_it(one: World) -> None:
 def test_an_invalidation_without_an_answer_is_repeated_before_anything_else(
     one: World, how: str
 ) -> None:
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         one.renewals()
         setattr(one.witness, how, True)
         with pytest.raises(LeaseUnreachable):
-            tenure.invalidate()
+            lease_holder.invalidate()
         begun = one.witness.asked.index("invalidate 2")
         until(lambda: one.witness.count("invalidate") >= 3)
         assert one.stored() == 2
         setattr(one.witness, how, False)
-        until(lambda: tenure.token == 3)
+        until(lambda: lease_holder.token == 3)
         one.renewals()
-        assert tenure.lost is None
+        assert lease_holder.lost is None
     asked = one.witness.asked[begun:]
     first = asked.index("renew 3")
     assert set(asked[:first]) == {"invalidate 2"}
@@ -377,63 +377,63 @@ def test_an_invalidation_without_an_answer_is_repeated_before_anything_else(
 
 
 def test_an_agent_that_died_over_a_change_is_followed_by_one_that_asks(one: World) -> None:
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
     one.witness.dumb = True
     with pytest.raises(LeaseUnreachable):
-        tenure.invalidate()
+        lease_holder.invalidate()
     one.witness.dumb = False
     assert (one.witness.token, one.stored()) == (3, 2)
-    with one.tenure() as new:
+    with one.lease_holder() as new:
         assert (new.token, one.stored()) == (4, 4)
         assert (new.acquired, new.lost) == (True, None)
         one.renewals()
         assert one.page.renewed == 0.0
-    with one.tenure() as third:
+    with one.lease_holder() as third:
         assert (third.token, third.acquired) == (4, False)
 
 
 def test_an_agent_that_died_over_a_change_may_have_sent_it(one: World) -> None:
     """It may arrive yet, and would void the token with which the next agent goes on."""
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
     one.witness.down = True
     with pytest.raises(LeaseUnreachable):
-        tenure.invalidate()
+        lease_holder.invalidate()
     one.witness.down = False
-    with one.tenure() as new:
+    with one.lease_holder() as new:
         assert (new.token, new.acquired) == (3, True)
         assert one.witness.state == "held"
         with pytest.raises(LeaseLost):  # now it arrives
-            tenure.invalidate()
+            lease_holder.invalidate()
         one.renewals()
         assert new.lost is None
 
 
 def test_a_new_agent_whose_guest_is_another_s_ends_it(one: World) -> None:
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
     one.witness.change("take over", "beta", "held")
-    with pytest.raises(LeaseLost), one.tenure():
+    with pytest.raises(LeaseLost), one.lease_holder():
         pass
     assert one.page.renewed == LOST
 
 
 def test_a_new_agent_does_not_begin_without_the_witness(one: World) -> None:
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
     noted = one.page.renewed
     one.witness.down = True
-    with pytest.raises(LeaseUnreachable), one.tenure():
+    with pytest.raises(LeaseUnreachable), one.lease_holder():
         pass
     assert one.page.renewed == noted
 
 
 def test_a_guest_is_handed_over_once_there_is_an_answer(one: World) -> None:
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
         one.witness.down = True
-        giver = threading.Thread(target=tenure.hand_over, args=("beta",), daemon=True)
+        giver = threading.Thread(target=lease_holder.transfer, args=("beta",), daemon=True)
         giver.start()
         until(lambda: one.witness.count("hand over 2") >= 2)
         assert giver.is_alive()
@@ -444,33 +444,33 @@ def test_a_guest_is_handed_over_once_there_is_an_answer(one: World) -> None:
 
 
 def test_what_is_not_ours_cannot_be_handed_over(one: World) -> None:
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         one.witness.change("take over", "gamma", "held")
         with pytest.raises(LeaseLost):
-            tenure.hand_over("beta")
+            lease_holder.transfer("beta")
         assert one.witness.holder == "gamma"
 
 
 def test_what_has_ended_is_given_back(one: World) -> None:
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         pass
-    tenure.release()
+    lease_holder.release()
     assert one.witness.holder == ""
 
 
 def test_beats_tell_the_guard_and_the_other_end_that_we_live(one: World) -> None:
-    with one.tenure() as tenure:
+    with one.lease_holder() as lease_holder:
         until(lambda: one.page.beats > 2)
         wire = Wire()
-        tenure.line = cast("Any", wire)
+        lease_holder.line = cast("Any", wire)
         until(lambda: len(wire.sent) > 2)
-        tenure.line = None
+        lease_holder.line = None
     assert wire.sent[0].note == b'{"phase": "copying"}'
     assert abs(wire.sent[0].sent - time.time()) < 60
 
 
 def test_a_guard_that_does_not_look_any_more_is_started_again(one: World) -> None:
-    with one.tenure():
+    with one.lease_holder():
         one.renewals()
         assert one.guards == 0
         one.page.guarded = boottime() - 2
@@ -481,7 +481,7 @@ def test_the_lease_is_renewed_while_a_guard_is_started_again(one: World) -> None
     """On a busy host that took longer than the lease lasts, which ended the guest."""
     starts = threading.Event()
     one.starting = lambda: starts.wait(5.0)
-    with one.tenure():
+    with one.lease_holder():
         one.page.guarded = boottime() - 2
         until(lambda: one.guards == 1)
         one.renewals(20)
@@ -494,7 +494,7 @@ def test_the_lease_is_renewed_though_no_guard_can_be_started(one: World) -> None
         raise VmckptError("no more processes")
 
     one.starting = refuse
-    with one.tenure():
+    with one.lease_holder():
         one.page.guarded = boottime() - 2
         until(lambda: one.guards >= 3)
         one.renewals(20)
@@ -502,13 +502,13 @@ def test_the_lease_is_renewed_though_no_guard_can_be_started(one: World) -> None
 
 def test_without_a_lease_store_there_is_one_token_and_nobody_is_asked(one: World) -> None:
     one.lease = None
-    with one.tenure() as tenure:
-        assert tenure.token == 1
-        tenure.validate()
-        tenure.check()
-        tenure.invalidate()
-        tenure.hand_over("beta")
-        tenure.release()
+    with one.lease_holder() as lease_holder:
+        assert lease_holder.token == 1
+        lease_holder.validate()
+        lease_holder.check()
+        lease_holder.invalidate()
+        lease_holder.transfer("beta")
+        lease_holder.release()
         until(lambda: one.page.beats > 1)
     assert one.witness.asked == []
     assert one.page.renewed == 0.0
@@ -528,16 +528,16 @@ def test_a_full_tmpfs_ends_no_guest_whose_standby_is_worthless(
         put(path, data, **more)
 
     monkeypatch.setattr(atomic_file, "put", full)
-    with one.tenure() as tenure:
-        tenure.validate()
+    with one.lease_holder() as lease_holder:
+        lease_holder.validate()
         assert one.page.renewed
         room[0] = False
-        tenure.invalidate()
+        lease_holder.invalidate()
         assert one.page.renewed == 0.0
-        assert one.stored() < tenure.token
+        assert one.stored() < lease_holder.token
         one.renewals()
-        assert tenure.lost is None
-    with one.tenure() as again:  # the file still has no room
+        assert lease_holder.lost is None
+    with one.lease_holder() as again:  # the file still has no room
         assert one.page.renewed == 0.0
         assert again.acquired
         assert one.stored() < again.token

@@ -9,19 +9,19 @@ from tests.support.primaries import World, world
 from tests.support.replicas import until
 from vmckpt.capture.memory.shared_memory import Resumed
 from vmckpt.errors import HypervisorError, LeaseLost
-from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.control_socket import Request
 from vmckpt.replication.disks import mirror_job
 from vmckpt.replication.primary import loop
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.loop import Switched
 from vmckpt.replication.primary.network_buffer import EARLY
-from vmckpt.replication.session import Terms
+from vmckpt.replication.session import ProtectionTerms
 from vmckpt.replication.status import Phase
 from vmckpt.units import Seconds
 
-HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
+HOLDS = ProtectionTerms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
 LAST_WORDS = ("invalidated", "alone", "let all out", "mirrored no more")
-RARELY = Terms(interval=Seconds(9.0), automatic=False)
+RARELY = ProtectionTerms(interval=Seconds(9.0), automatic=False)
 
 
 @pytest.fixture(autouse=True)
@@ -79,9 +79,9 @@ def test_the_standby_is_declared_valid_once_and_after_a_whole_epoch(one: World) 
 def test_a_standby_that_the_witness_forgot_is_declared_valid_again(one: World) -> None:
     with one.run():
         one.epochs(2)
-        one.tenure.validated = False
+        one.lease_holder.validated = False
         one.epochs(2)
-        one.tenure.validated = True
+        one.lease_holder.validated = True
         one.epochs(2)
     assert one.events.count("validated") > 1
 
@@ -144,12 +144,12 @@ def test_the_guest_goes_alone_only_once_that_is_written_down(soon_alone: World) 
     with one.run():
         one.epochs(1)
         begun = len(one.events)
-        one.tenure.unreachable = True
+        one.lease_holder.unreachable = True
         one.peer.away = True
         until(lambda: "cannot be noted" in one.says())
         assert "let all out" not in one.events[begun:]
         assert one.phase() != Phase.ALONE
-        one.tenure.unreachable = False
+        one.lease_holder.unreachable = False
         until(lambda: one.phase() == Phase.ALONE)
         after = [event for event in one.events[begun:] if event in LAST_WORDS]
         assert after == list(LAST_WORDS)
@@ -160,7 +160,7 @@ def test_a_standby_whose_end_may_have_been_noted_is_declared_valid_again(soon_al
     one = soon_alone
     with one.run():
         one.epochs(1)
-        one.tenure.unreachable = True
+        one.lease_holder.unreachable = True
         one.peer.away = True
         until(lambda: "cannot be noted" in one.says())
         begun = len(one.events)
@@ -182,8 +182,8 @@ def test_before_the_time_is_up_output_waits_for_the_backup(one: World) -> None:
         one.epochs(1)
         begun = len(one.events)
         one.peer.away = True
-        until(lambda: one.tenure.line is None)
-        one.wishes.wait(Seconds(0.05))
+        until(lambda: one.lease_holder.line is None)
+        one.requests.wait(Seconds(0.05))
         assert one.phase() != Phase.ALONE
         one.peer.away = False
         one.epochs(1)
@@ -212,7 +212,7 @@ def test_a_planned_switch_gives_the_guest_away_when_the_backup_has_all(one: Worl
     with one.run():
         one.epochs(1)
         one.memory.write(0, 2, 2)
-        one.wishes.add(Wish.PLANNED)
+        one.requests.add(Request.PLANNED)
         assert isinstance(one.ended(), Switched)
         until(lambda: bool(one.peer.ends))
         assert one.follows()
@@ -229,9 +229,9 @@ def test_a_planned_switch_that_fails_lets_the_guest_go_on(one: World) -> None:
     with one.run():
         one.epochs(1)
         one.peer.lose = set(range(1, 1000))
-        one.wishes.add(Wish.PLANNED)
+        one.requests.add(Request.PLANNED)
         until(lambda: "go on" in one.events)
-        assert not one.wishes.has(Wish.PLANNED)
+        assert not one.requests.has(Request.PLANNED)
         one.peer.lose = set()
         one.epochs(2)
         assert one.phase() == Phase.PROTECTING
@@ -243,8 +243,8 @@ def test_a_guest_that_somebody_paused_is_not_switched(one: World) -> None:
     with one.run():
         one.epochs(1)
         one.qemu.state = "paused"
-        one.wishes.add(Wish.PLANNED)
-        until(lambda: not one.wishes.has(Wish.PLANNED))
+        one.requests.add(Request.PLANNED)
+        until(lambda: not one.requests.has(Request.PLANNED))
     assert "switching" not in one.events
     assert not any(seal.final for seal in one.peer.seals)
 
@@ -299,7 +299,7 @@ def test_a_backup_that_refuses_is_told_of_and_asked_again(one: World) -> None:
 def test_without_the_lease_nothing_gets_out(one: World) -> None:
     with one.run():
         one.epochs(1)
-        one.tenure.lost = True
+        one.lease_holder.lost = True
         assert isinstance(one.ended(), LeaseLost)
     assert one.events[-1].startswith("committed")
 
@@ -338,7 +338,7 @@ def test_much_that_waits_ends_an_epoch_early(what: str, monkeypatch: pytest.Monk
         elif what == "writes":
             one.disk.write(0, bytes(2000))
         else:
-            one.wishes.add(Wish.PLANNED)
+            one.requests.add(Request.PLANNED)
         until(lambda: one.capturer.count > count)
 
 
@@ -346,7 +346,7 @@ def test_nothing_that_waits_ends_no_epoch_early() -> None:
     with world(terms=RARELY) as one, one.run():
         one.epochs(1)
         one.held.waiting = EARLY
-        one.wishes.wait(Seconds(0.1))
+        one.requests.wait(Seconds(0.1))
         assert one.capturer.count == 1
 
 
@@ -355,7 +355,7 @@ def test_a_new_agent_goes_on_with_what_the_backup_has(one: World) -> None:
         one.epochs(2)
     committed = one.peer.seals[-1].epoch
     one.peer.bulk.clear()
-    one.wishes.drop(Wish.END)
+    one.requests.drop(Request.END)
     one.memory.write(0, 30, 30)
     with one.run(begun=False, held=True, whole=True):
         one.epochs(1)
@@ -369,7 +369,7 @@ def test_a_new_agent_goes_on_with_what_the_backup_has(one: World) -> None:
 def test_a_new_agent_whose_mirrors_had_to_begin_again_begins_anew(one: World) -> None:
     with one.run():
         one.epochs(1)
-    one.wishes.drop(Wish.END)
+    one.requests.drop(Request.END)
     with one.run(begun=True, held=True):
         one.epochs(1)
     assert one.peer.hellos[-1].captured == 0
@@ -433,7 +433,7 @@ def test_a_switch_in_which_the_guest_was_resumed_is_tried_again(
     monkeypatch.setattr(one.capturer, "take", take)
     with one.run():
         one.epochs(2)
-        one.wishes.add(Wish.PLANNED)
+        one.requests.add(Request.PLANNED)
         assert isinstance(one.ended(), Switched)
     assert one.capturer.goes_on.count(False) == 2
     assert one.events.index("go on") < one.events.index("given away")

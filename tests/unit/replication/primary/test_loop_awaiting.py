@@ -7,8 +7,8 @@ from typing import cast
 import pytest
 
 from vmckpt.replication.primary import loop
-from vmckpt.replication.protocol.connection import Cut, Line
-from vmckpt.replication.protocol.messages import Ack, Beat, End, Message, Refused
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
+from vmckpt.replication.protocol.messages import Ack, End, Heartbeat, Message, PeerRefused
 from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import Seconds
 
@@ -40,14 +40,18 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
         line = Words(words)
         monkeypatch.setattr(loop, "time", line)
         loop.await_ack(
-            cast("Line", line), 7, PrimaryStatus(), patience=Seconds(1.5), meanwhile=lambda: None
+            cast("PeerConnection", line),
+            7,
+            PrimaryStatus(),
+            patience=Seconds(1.5),
+            meanwhile=lambda: None,
         )
 
     return waited
 
 
-def taken(bytes_: int) -> Beat:
-    return Beat(sent=1.0, note=json.dumps({"received": bytes_}).encode())
+def taken(bytes_: int) -> Heartbeat:
+    return Heartbeat(sent=1.0, note=json.dumps({"received": bytes_}).encode())
 
 
 def test_its_own_acknowledgement_counts(wait: Wait) -> None:
@@ -56,13 +60,13 @@ def test_its_own_acknowledgement_counts(wait: Wait) -> None:
 
 @pytest.mark.parametrize("number", [6, 8])
 def test_another_epochs_acknowledgement_is_none(wait: Wait, number: int) -> None:
-    with pytest.raises(Cut, match="sends Ack, and no acknowledgement"):
+    with pytest.raises(ConnectionLost, match="sends Ack, and no acknowledgement"):
         wait(Ack(epoch=number), Ack(epoch=7))
 
 
-@pytest.mark.parametrize("word", [Refused(why="no room"), End(why="no room")])
+@pytest.mark.parametrize("word", [PeerRefused(why="no room"), End(why="no room")])
 def test_a_backup_that_will_not_go_on_has_not_acknowledged(wait: Wait, word: Message) -> None:
-    with pytest.raises(Cut, match="will not go on: no room"):
+    with pytest.raises(ConnectionLost, match="will not go on: no room"):
         wait(word, Ack(epoch=7))
 
 
@@ -71,12 +75,12 @@ def test_one_that_takes_something_is_waited_for(wait: Wait) -> None:
 
 
 def test_one_that_takes_nothing_is_given_up(wait: Wait) -> None:
-    with pytest.raises(Cut, match=r"taken nothing for 1\.5 s"):
+    with pytest.raises(ConnectionLost, match=r"taken nothing for 1\.5 s"):
         wait(taken(10), taken(10), taken(10), Ack(epoch=7))
 
 
 def test_one_that_says_it_takes_more_than_was_sent_is_not_believed(wait: Wait) -> None:
-    with pytest.raises(Cut, match=r"taken nothing for 1\.5 s"):
+    with pytest.raises(ConnectionLost, match=r"taken nothing for 1\.5 s"):
         wait(*(taken(number) for number in range(51, 99)), Ack(epoch=7))
 
 
@@ -84,10 +88,10 @@ def test_one_that_says_it_takes_more_than_was_sent_is_not_believed(wait: Wait) -
 def test_a_note_without_sense_ends_the_connection_and_not_the_agent(
     wait: Wait, note: bytes
 ) -> None:
-    with pytest.raises(Cut, match="the backup's note is no"):
-        wait(Beat(sent=1.0, note=note), Ack(epoch=7))
+    with pytest.raises(ConnectionLost, match="the backup's note is no"):
+        wait(Heartbeat(sent=1.0, note=note), Ack(epoch=7))
 
 
 def test_a_number_that_is_none_is_no_progress(wait: Wait) -> None:
-    with pytest.raises(Cut, match="taken nothing"):
-        wait(*(Beat(sent=1.0, note=b'{"received": 1e400}') for _ in range(3)), Ack(epoch=7))
+    with pytest.raises(ConnectionLost, match="taken nothing"):
+        wait(*(Heartbeat(sent=1.0, note=b'{"received": 1e400}') for _ in range(3)), Ack(epoch=7))

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from vmckpt.replication.protocol.messages import (
     Ack,
-    Beat,
+    DeviceState,
+    EpochEnd,
+    Heartbeat,
     Hello,
     Message,
     Order,
@@ -15,8 +17,6 @@ from vmckpt.replication.protocol.messages import (
     Pages,
     Part,
     Replayed,
-    Seal,
-    State,
     Tally,
     WireError,
     Writes,
@@ -28,12 +28,12 @@ DATA = st.binary(max_size=2)
 PARTS: st.SearchStrategy[Part] = st.one_of(
     st.builds(Pages, epoch=SMALL, file=SMALL, data=DATA),
     st.builds(Writes, epoch=SMALL, disk=SMALL, data=DATA),
-    st.builds(State, epoch=SMALL, data=DATA),
+    st.builds(DeviceState, epoch=SMALL, data=DATA),
 )
-SEAL = Seal(epoch=1, base=0, messages=0, digest=Tally().digest(), final=False, taken=0.0)
+SEAL = EpochEnd(epoch=1, base=0, messages=0, digest=Tally().digest(), final=False, taken=0.0)
 
 
-def sealed(epoch: int, of: Sequence[Part], *, base: int) -> Seal:
+def sealed(epoch: int, of: Sequence[Part], *, base: int) -> EpochEnd:
     tally = Tally()
     for part in of:
         tally.add(part)
@@ -51,7 +51,7 @@ def test_the_same_data_in_another_kind_or_epoch_has_another_digest() -> None:
         Pages(epoch=2, file=0, data=b"x"),
         Pages(epoch=1, file=1, data=b"x"),
         Writes(epoch=1, disk=0, data=b"x"),
-        State(epoch=1, data=b"\0\0\0\0x"),
+        DeviceState(epoch=1, data=b"\0\0\0\0x"),
     ]
 
     assert len({digest_of(part) for part in alike}) == len(alike)
@@ -60,7 +60,7 @@ def test_the_same_data_in_another_kind_or_epoch_has_another_digest() -> None:
 def epoch(number: int, *, count: int = 3) -> list[Part]:
     return [
         *(Pages(epoch=number, file=0, data=b"%d" % at) for at in range(count - 1)),
-        State(epoch=number, data=b"devices"),
+        DeviceState(epoch=number, data=b"devices"),
     ]
 
 
@@ -87,7 +87,11 @@ def test_the_bulk_copy_is_in_order_until_something_is_committed() -> None:
 
 
 def test_what_belongs_to_no_epoch_is_always_in_order() -> None:
-    others: list[Message] = [Beat(sent=1.0, note=b""), Hello(session="", captured=9), Ack(epoch=0)]
+    others: list[Message] = [
+        Heartbeat(sent=1.0, note=b""),
+        Hello(session="", captured=9),
+        Ack(epoch=0),
+    ]
     messages: list[Message] = [part for one in epoch(6) for part in (*others, one)]
 
     assert taken(Order(5), [*messages, sealed(6, epoch(6), base=5)]).committed == 6
@@ -121,7 +125,9 @@ def test_an_epoch_that_follows_another_one_is_out_of_order(base: int) -> None:
         pytest.param(epoch(1)[1:], "has 3 parts; 2 came", id="one is missing"),
         pytest.param([*epoch(1), epoch(1)[0]], "has 3 parts; 4 came", id="one came twice"),
         pytest.param(epoch(1)[::-1], "not what was sealed", id="another order"),
-        pytest.param([*epoch(1)[:-1], State(epoch=1, data=b"")], "not what", id="another state"),
+        pytest.param(
+            [*epoch(1)[:-1], DeviceState(epoch=1, data=b"")], "not what", id="another state"
+        ),
         pytest.param([], "has 3 parts; 0 came", id="nothing"),
         pytest.param(epoch(2), "epoch 2 is open", id="another epoch"),
     ],
@@ -170,7 +176,7 @@ def test_whatever_comes_only_whole_epochs_are_committed(
                 since = []
                 assert order.committed == before
                 continue
-            if isinstance(message, Seal):
+            if isinstance(message, EpochEnd):
                 assert (before, since) == (committed, epoch(message.epoch))
                 assert message.base == committed < message.epoch
                 committed, since = message.epoch, []

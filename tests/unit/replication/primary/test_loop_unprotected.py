@@ -7,17 +7,17 @@ import pytest
 
 from tests.support.primaries import World, world
 from tests.support.replicas import LEASE, until
-from vmckpt.replication.control_socket import Wishes
+from vmckpt.replication.control_socket import Requests
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary import loop
 from vmckpt.replication.primary.sender import Sender
-from vmckpt.replication.session import Terms
+from vmckpt.replication.session import ProtectionTerms
 from vmckpt.replication.status import Phase
 from vmckpt.units import Seconds
 from vmckpt_lab.machine_speed import slowness
 
-HOLDS = Terms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
-RARELY = Terms(interval=Seconds(9.0), automatic=False)
+HOLDS = ProtectionTerms(interval=Seconds(0.02), automatic=False, hold=Seconds(0.3))
+RARELY = ProtectionTerms(interval=Seconds(9.0), automatic=False)
 LAST_WORDS = ("invalidated", "alone", "let all out", "mirrored no more")
 
 
@@ -44,7 +44,7 @@ def test_why_it_went_alone_is_told_as_long_as_it_is(soon_alone: World) -> None:
         one.epochs(1)
         one.peer.refuses = "no room is left for epoch 7"
         one.peer.away = True
-        until(lambda: one.tenure.line is None)
+        until(lambda: one.lease_holder.line is None)
         one.peer.away = False
         until(lambda: one.phase() == Phase.ALONE)
         assert "no room is left for epoch 7" in one.says()
@@ -75,9 +75,9 @@ def test_without_a_lease_a_first_epoch_that_may_be_there_is_waited_for(one: Worl
     """Nobody but the backup knows whether a person may let the guest run from it."""
     one.peer.lose = {1}
     with one.run():
-        until(lambda: one.tenure.line is None and "hold" in one.events)
+        until(lambda: one.lease_holder.line is None and "hold" in one.events)
         one.peer.away = True
-        one.wishes.wait(Seconds(0.2))
+        one.requests.wait(Seconds(0.2))
         assert "let all out" not in one.since("hold")
         assert one.phase() != Phase.ALONE
 
@@ -95,7 +95,7 @@ def test_a_backup_that_is_copied_to_in_vain_is_left_in_peace_for_longer_and_long
             assert time.monotonic() - began > 0.1 + 0.2 + 0.4
             count = len(one.peer.hellos)
             one.peer.away = True
-            until(lambda: one.tenure.line is None)
+            until(lambda: one.lease_holder.line is None)
             one.peer.away = False
             begun = time.monotonic()
             until(lambda: len(one.peer.hellos) > count)
@@ -126,7 +126,7 @@ def test_whoever_hangs_between_two_epochs_is_told_from_one_who_waits(one: World)
     run_state = one.qemu.run_state
 
     def asked() -> str:
-        at_work.append(one.tenure.busy > 0)
+        at_work.append(one.lease_holder.busy > 0)
         return run_state()
 
     one.qemu.run_state = asked  # type: ignore[method-assign]
@@ -145,7 +145,7 @@ def test_who_is_told_to_end_knows_whether_its_standby_has_ended(
             one.epochs(1)
         assert one.primary.standby_ended
         assert one.peer.ends == ["the protection has ended"]
-    terms = Terms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.2))
+    terms = ProtectionTerms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.2))
     with world(terms=terms) as one:
         with one.run():
             one.epochs(1)
@@ -164,11 +164,11 @@ def test_all_that_qemu_is_asked_between_epochs_may_hang_and_is_at_work(command: 
 
         def asked(what: str, **more: object) -> object:
             if what == command and one.phase() == Phase.PROTECTING:
-                seen.append(one.tenure.busy > 0)
+                seen.append(one.lease_holder.busy > 0)
             return ask(what, **more)
 
         def looked() -> None:
-            seen.append(command != "query-pci" or one.tenure.busy > 0)
+            seen.append(command != "query-pci" or one.lease_holder.busy > 0)
 
         one.qemu.ask = asked  # type: ignore[method-assign, assignment]
         one.devices.on_look = looked
@@ -180,13 +180,13 @@ def test_all_that_qemu_is_asked_between_epochs_may_hang_and_is_at_work(command: 
 
 def test_an_agent_that_finds_a_filter_gone_forgoes_the_standby_before_anything_gets_out() -> None:
     """The standby's host may be away, and its epoch is from before what goes out."""
-    terms = Terms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.3))
+    terms = ProtectionTerms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.3))
     with world(terms=terms, lease=LEASE) as one:
         with one.run():
             one.epochs(3)
             one.peer.away = True
         before = len(one.events)
-        one.parts["wishes"] = one.wishes = Wishes()
+        one.parts["requests"] = one.requests = Requests()
         with one.run(held=False, whole=False, begun=False):
             until(lambda: "alone" in one.events[before:])
         after = [event for event in one.events[before:] if event in LAST_WORDS]
@@ -194,15 +194,15 @@ def test_an_agent_that_finds_a_filter_gone_forgoes_the_standby_before_anything_g
 
 
 def test_without_a_lease_store_that_takes_leave() -> None:
-    with world(terms=Terms(interval=Seconds(0.02), automatic=True)) as one:
+    with world(terms=ProtectionTerms(interval=Seconds(0.02), automatic=True)) as one:
         with one.run():
             until(lambda: "not alone" in one.events)
-        one.parts["wishes"] = one.wishes = Wishes()
+        one.parts["requests"] = one.requests = Requests()
         before = len(one.events)
         with one.run(held=False, whole=False, begun=False):
             until(lambda: one.leave.wanted is not None)
             assert "let all out" not in one.events[before:]
-            assert one.leave.give(str(one.leave.wanted))
+            assert one.leave.grant(str(one.leave.wanted))
             until(lambda: "let all out" in one.events[before:])
 
 

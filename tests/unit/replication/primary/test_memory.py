@@ -14,8 +14,8 @@ from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary import memory as memories
 from vmckpt.replication.primary.memory import Memory, answer
-from vmckpt.replication.protocol.connection import Cut, Line
-from vmckpt.replication.protocol.messages import Digests, Wanted
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
+from vmckpt.replication.protocol.messages import Digests, PageRequest
 
 SIZES = (50, 7)
 
@@ -23,7 +23,9 @@ SIZES = (50, 7)
 class Both:
     """The guest's memory with its last copy, and the standby's."""
 
-    def __init__(self, folder: Path, lines: tuple[Line, Line], stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, lines: tuple[PeerConnection, PeerConnection], stack: ExitStack
+    ) -> None:
         self.folder, self.stack = folder, stack
         self.near, self.far = lines
         self.guest = GuestMemory(folder, SIZES, stack)
@@ -32,11 +34,11 @@ class Both:
         self.theirs: list[Mapping] = [
             mapped(folder / f"standby{number}", size, stack) for number, size in sizes
         ]
-        self.asked: list[Wanted] = []
+        self.asked: list[PageRequest] = []
 
     def compare(self, change: Callable[[Digests], Digests] = lambda told: told) -> int:
         def tell() -> None:
-            while isinstance(asked := self.far.receive(SHORT), Wanted):
+            while isinstance(asked := self.far.receive(SHORT), PageRequest):
                 self.asked.append(asked)
                 self.far.send(change(answer(asked, self.theirs)))
 
@@ -103,7 +105,7 @@ def test_an_answer_that_does_not_fit_makes_all_stale(
 
 def test_a_backup_that_hangs_up_is_told(both: Both) -> None:
     both.far.close()
-    with pytest.raises(Cut):
+    with pytest.raises(ConnectionLost):
         both.memory.compare(both.near)
 
 
@@ -149,4 +151,4 @@ def test_questions_that_make_no_sense_are_refused(
     both: Both, asked: dict[str, Any], kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
-        answer(Wanted(**asked), both.theirs)
+        answer(PageRequest(**asked), both.theirs)

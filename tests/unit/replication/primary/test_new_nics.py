@@ -7,15 +7,15 @@ import pytest
 
 from tests.support.primaries import World, world
 from tests.support.replicas import until
-from vmckpt.replication.control_socket import Wish
+from vmckpt.replication.control_socket import Request
 from vmckpt.replication.primary import loop
-from vmckpt.replication.session import Terms
+from vmckpt.replication.session import ProtectionTerms
 from vmckpt.units import Seconds
 from vmckpt_lab.machine_speed import slowness
 
-OFTEN = Terms(interval=Seconds(0.02), automatic=False)
-RARELY = Terms(interval=Seconds(9.0), automatic=False)
-NEEDS_LEAVE = Terms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.1))
+OFTEN = ProtectionTerms(interval=Seconds(0.02), automatic=False)
+RARELY = ProtectionTerms(interval=Seconds(9.0), automatic=False)
+NEEDS_LEAVE = ProtectionTerms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.1))
 LAST_WORDS = ("invalidated", "alone", "let all out", "mirrored no more")
 
 
@@ -72,7 +72,7 @@ def test_a_device_that_is_plugged_in_while_the_line_is_down_is_seen_as_well(one:
     with one.run():
         one.epochs(1)
         one.peer.away = True
-        until(lambda: one.tenure.line is None)
+        until(lambda: one.lease_holder.line is None)
         assert "let all out" not in one.since("hold")
         one.devices.are_same = False
         one.devices.told = True
@@ -99,15 +99,15 @@ def test_a_standby_can_take_over_until_a_card_that_is_gone_has_no_filters(
 
 def test_a_switch_whose_last_epoch_has_another_device_does_not_take_place(one: World) -> None:
     def plug(_: int) -> None:
-        one.devices.are_same = not one.wishes.has(Wish.PLANNED)
+        one.devices.are_same = not one.requests.has(Request.PLANNED)
 
     one.capturer.before = plug
     with one.run():
         one.epochs(1)
-        one.wishes.add(Wish.PLANNED)
+        one.requests.add(Request.PLANNED)
         goes_alone(one)
         assert "go on" in one.since("switching")
-        assert not one.wishes.has(Wish.PLANNED)
+        assert not one.requests.has(Request.PLANNED)
     assert "given away" not in one.events
     assert not any(seal.final for seal in one.peer.seals)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.replication.primary.pacing import Cycle, Pace, Terms, begin, decide
+from vmckpt.replication.primary.pacing import Cycle, Pace, PacingTerms, decide, initial_pace
 from vmckpt.units import MIB, Bytes, Seconds, show_seconds
 
 TIME = st.floats(0, 100, allow_subnormal=False).map(Seconds)
@@ -23,8 +23,8 @@ CYCLES = st.lists(
     ),
     max_size=30,
 )
-FIXED = Terms(interval=Seconds(0.1))
-AUTO = Terms(interval=None)
+FIXED = PacingTerms(interval=Seconds(0.1))
+AUTO = PacingTerms(interval=None)
 
 
 def cycle(*, pause: float = 0.005, busy: float = 0.01, waited: int = 0) -> Cycle:
@@ -37,8 +37,8 @@ def cycle(*, pause: float = 0.005, busy: float = 0.01, waited: int = 0) -> Cycle
     )
 
 
-def after(terms: Terms, *cycles: Cycle) -> Pace:
-    pace = begin(terms)
+def after(terms: PacingTerms, *cycles: Cycle) -> Pace:
+    pace = initial_pace(terms)
     for one in cycles:
         pace = decide(pace, one, terms)
     return pace
@@ -48,7 +48,7 @@ def after(terms: Terms, *cycles: Cycle) -> Pace:
 class World:
     """A guest that dirties memory, and the link to its standby."""
 
-    terms: Terms
+    terms: PacingTerms
     dirties: float = 20 * MIB
     """Bytes in a second, of `working_set` at most."""
     working_set: float = 1024 * MIB
@@ -60,7 +60,7 @@ class World:
     paces: list[Pace] = field(default_factory=list)
 
     def run(self, epochs: int) -> "World":
-        pace = self.paces[-1] if self.paces else begin(self.terms)
+        pace = self.paces[-1] if self.paces else initial_pace(self.terms)
         for _ in range(epochs):
             number = len(self.cycles)
             interval = max(pace.interval, self.took)
@@ -92,8 +92,8 @@ class World:
 def test_every_interval_is_within_its_bounds_and_says_why(
     cycles: list[Cycle], interval: Seconds | None, slowdown: float
 ) -> None:
-    terms = Terms(interval=interval, slowdown=slowdown)
-    pace = begin(terms)
+    terms = PacingTerms(interval=interval, slowdown=slowdown)
+    pace = initial_pace(terms)
     for one in cycles:
         pace = decide(pace, one, terms)
         least: float = min(pace.took, terms.ceiling)
@@ -131,9 +131,11 @@ def test_after_one_slow_epoch_a_fixed_interval_comes_down_little_by_little() -> 
     assert paces[3].why == "epochs took up to 1.7 s lately: 2.0 s instead of 100 ms"
 
 
-@pytest.mark.parametrize("terms", [FIXED, AUTO, Terms(interval=Seconds(0.02))])
+@pytest.mark.parametrize("terms", [FIXED, AUTO, PacingTerms(interval=Seconds(0.02))])
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
-def test_on_a_slow_link_the_interval_settles_where_epochs_fit(terms: Terms, share: float) -> None:
+def test_on_a_slow_link_the_interval_settles_where_epochs_fit(
+    terms: PacingTerms, share: float
+) -> None:
     world = World(terms, dirties=share * 100 * MIB).run(150)
 
     assert world.spread(30) < 1.02
@@ -152,7 +154,7 @@ def test_a_guest_that_outruns_the_link_ends_at_its_working_set_or_at_the_ceiling
 
 
 @pytest.mark.parametrize("terms", [FIXED, AUTO])
-def test_a_link_that_is_never_the_same_twice_makes_no_wild_swings(terms: Terms) -> None:
+def test_a_link_that_is_never_the_same_twice_makes_no_wild_swings(terms: PacingTerms) -> None:
     rng = random.Random(3)
     world = World(
         terms, dirties=50 * MIB, sends=lambda _: True, noise=lambda _: rng.uniform(0.6, 1.4)
@@ -166,7 +168,7 @@ def test_a_link_that_is_never_the_same_twice_makes_no_wild_swings(terms: Terms) 
 
 def test_the_pauses_of_a_guest_that_sends_take_no_more_of_its_time_than_allowed() -> None:
     for slowdown in (0.05, 0.1, 0.3):
-        world = World(Terms(interval=None, slowdown=slowdown), sends=lambda _: True).run(100)
+        world = World(PacingTerms(interval=None, slowdown=slowdown), sends=lambda _: True).run(100)
         paused = sum(one.pause for _, one in world.last(50))
         passed = sum(one.interval for _, one in world.last(50))
 
@@ -239,22 +241,22 @@ def test_the_link_counts_for_a_guest_that_sends_too() -> None:
 def test_what_is_not_allowed_is_told(
     interval: Seconds | None, pause: float, expected: float, why: str
 ) -> None:
-    pace = after(Terms(interval=interval), *[cycle(pause=pause, busy=0.0, waited=1)] * 3)
+    pace = after(PacingTerms(interval=interval), *[cycle(pause=pause, busy=0.0, waited=1)] * 3)
 
     assert pace.interval == expected
     assert pace.why.endswith(why)
 
 
 def test_the_first_interval_says_that_it_is_the_first() -> None:
-    assert begin(AUTO).why == "to begin with: 100 ms"
-    assert begin(FIXED) == Pace(interval=Seconds(0.1), why="as asked for: 100 ms")
-    assert begin(replace(AUTO, ceiling=Seconds(0.05))).interval == 0.05
+    assert initial_pace(AUTO).why == "to begin with: 100 ms"
+    assert initial_pace(FIXED) == Pace(interval=Seconds(0.1), why="as asked for: 100 ms")
+    assert initial_pace(replace(AUTO, ceiling=Seconds(0.05))).interval == 0.05
 
 
 def test_other_terms_hold_from_the_next_epoch_on() -> None:
     pace = after(AUTO, *[cycle()] * 50)
 
-    assert decide(pace, cycle(), Terms(interval=Seconds(0.03))).interval == 0.03
+    assert decide(pace, cycle(), PacingTerms(interval=Seconds(0.03))).interval == 0.03
     assert decide(pace, cycle(), replace(AUTO, floor=Seconds(1.0))).interval == 1.0
 
 
@@ -268,7 +270,7 @@ def test_other_terms_hold_from_the_next_epoch_on() -> None:
 )  # fmt: skip
 def test_terms_that_nobody_can_have_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong.values()))}"):
-        Terms(**{"interval": None, **wrong})  # type: ignore[arg-type]
+        PacingTerms(**{"interval": None, **wrong})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [-0.1, math.nan, math.inf])

@@ -19,8 +19,8 @@ from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder
 from vmckpt.replication.primary import sender as senders
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.sender import Sender
-from vmckpt.replication.protocol.connection import Line
-from vmckpt.replication.protocol.messages import Pages, Seal, State, Writes
+from vmckpt.replication.protocol.connection import PeerConnection
+from vmckpt.replication.protocol.messages import DeviceState, EpochEnd, Pages, Writes
 from vmckpt.units import BytesPerSecond, Seconds
 
 SIZES = (150, 8)
@@ -35,8 +35,8 @@ class Both:
     memory: GuestMemory
     last: list[Mapping]
     disks: list[GuestDisk]
-    near: Line
-    far: Line
+    near: PeerConnection
+    far: PeerConnection
     stage: Stage
     ram: list[Ram]
     sinks: list[Disk]
@@ -79,9 +79,9 @@ class Both:
             message = self.far.receive(SHORT)
             yield message
             match message:
-                case Pages() | Writes() | State():
+                case Pages() | Writes() | DeviceState():
                     self.stage.take(message)
-                case Seal():
+                case EpochEnd():
                     self.stage.seal(message)
                     self.stage.apply()
                     return
@@ -107,7 +107,7 @@ def both() -> Iterator[Both]:
         yield made(folder, ends.lines(stack), stack)
 
 
-def made(folder: Path, lines: tuple[Line, Line], stack: ExitStack) -> Both:
+def made(folder: Path, lines: tuple[PeerConnection, PeerConnection], stack: ExitStack) -> Both:
     memory = GuestMemory(folder, SIZES, stack)
     together = list(enumerate(SIZES))
     last = [mapped(folder / f"last{number}", size, stack) for number, size in together]
@@ -134,7 +134,7 @@ def test_what_changed_arrives_in_all_files_and_disks(both: Both) -> None:
 
 def test_an_epoch_in_which_nothing_happened_is_a_state_and_a_seal(both: Both) -> None:
     both.epoch()
-    assert [type(one) for one in both.epoch()] == [State, Seal]
+    assert [type(one) for one in both.epoch()] == [DeviceState, EpochEnd]
 
 
 def test_a_known_page_travels_as_a_difference_and_a_stale_one_whole(both: Both) -> None:
@@ -187,15 +187,15 @@ def test_the_first_copy_belongs_to_no_epoch(both: Both) -> None:
     assert message.epoch == 0
     both.stage.bulk(message)
     (state, seal) = both.epoch()
-    assert isinstance(seal, Seal)
-    assert (seal.messages, isinstance(state, State)) == (1, True)
+    assert isinstance(seal, EpochEnd)
+    assert (seal.messages, isinstance(state, DeviceState)) == (1, True)
     assert both.follows()
 
 
 def test_the_seal_says_what_it_follows_and_whether_it_is_the_last(both: Both) -> None:
     first, last = both.epoch()[-1], both.epoch(final=True)[-1]
-    assert isinstance(first, Seal)
-    assert isinstance(last, Seal)
+    assert isinstance(first, EpochEnd)
+    assert isinstance(last, EpochEnd)
     assert (first.epoch, first.base, first.final) == (1, 0, False)
     assert (last.epoch, last.base, last.final) == (2, 1, True)
 

@@ -7,46 +7,46 @@ import pytest
 from tests.support.primaries import World, world
 from tests.support.replicas import LEASE, session, until
 from vmckpt.replication.primary import loop
-from vmckpt.replication.primary.solo_permission import Leave
-from vmckpt.replication.session import Terms
+from vmckpt.replication.primary.solo_permission import SoloPermission
+from vmckpt.replication.session import ProtectionTerms
 from vmckpt.replication.status import Phase
 from vmckpt.units import Seconds
 
-TERMS = Terms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.1))
+TERMS = ProtectionTerms(interval=Seconds(0.02), automatic=True, hold=Seconds(0.1))
 
 
 def test_where_it_is_not_needed_it_is_always_there() -> None:
-    leave = Leave(needed=False)
+    leave = SoloPermission(needed=False)
     assert leave.has()
     assert leave.wanted is None
-    assert not leave.give("")
+    assert not leave.grant("")
 
 
 def test_it_is_given_under_the_name_it_was_asked_for() -> None:
-    leave = Leave(needed=True)
-    assert not leave.give("anything")
+    leave = SoloPermission(needed=True)
+    assert not leave.grant("anything")
     assert not leave.has()
     name = leave.wanted
     assert name is not None
     assert not leave.has()
     assert leave.wanted == name
-    assert not leave.give(name + "x")
+    assert not leave.grant(name + "x")
     assert not leave.has()
-    assert leave.give(name)
+    assert leave.grant(name)
     assert leave.has()
     assert leave.wanted == name  # until it is used: nobody takes the standby for whole meanwhile
 
 
 def test_leave_for_an_earlier_wait_is_none_for_this_one() -> None:
-    leave = Leave(needed=True)
+    leave = SoloPermission(needed=True)
     leave.has()
     late = leave.wanted
     assert late is not None
     leave.over()
     assert leave.wanted is None
-    assert not leave.give(late)
+    assert not leave.grant(late)
     assert not leave.has()
-    assert not leave.give(late)
+    assert not leave.grant(late)
     assert not leave.has()
 
 
@@ -84,11 +84,11 @@ def test_output_waits_for_it_as_long_as_it_takes(one: World) -> None:
         one.epochs(1)
         one.peer.away = True
         name = wanted(one)
-        one.wishes.wait(Seconds(0.5))
+        one.requests.wait(Seconds(0.5))
         assert "let all out" not in one.since("hold")
         assert one.phase() != Phase.ALONE
         assert "until a controller lets the guest go on alone" in one.says()
-        one.leave.give(name)
+        one.leave.grant(name)
         until(lambda: one.phase() == Phase.ALONE)
         assert "let all out" in one.since("hold")
         assert one.leave.wanted is None
@@ -97,7 +97,7 @@ def test_output_waits_for_it_as_long_as_it_takes(one: World) -> None:
         one.epochs(1)
         one.peer.away = True
         assert wanted(one) != name
-        one.wishes.wait(Seconds(0.3))
+        one.requests.wait(Seconds(0.3))
         held = len(one.events) - one.events[::-1].index("hold")
         assert "let all out" not in one.events[held:]
 
@@ -110,7 +110,7 @@ def test_a_backup_that_comes_back_in_time_ends_the_wait(one: World) -> None:
         one.peer.away = False
         one.epochs(2)
         assert one.leave.wanted is None
-        assert not one.leave.give(name)
+        assert not one.leave.grant(name)
         assert "let all out" not in one.since("hold")
         assert one.follows()
 
@@ -123,9 +123,9 @@ def test_a_device_that_was_plugged_in_is_no_leave(
         one.epochs(1)
         one.devices.are_same = False
         name = wanted(one)
-        one.wishes.wait(Seconds(0.2))
+        one.requests.wait(Seconds(0.2))
         assert "let all out" not in one.since("hold")
-        one.leave.give(name)
+        one.leave.grant(name)
         until(lambda: one.phase() == Phase.ALONE)
 
 
@@ -136,8 +136,8 @@ def test_a_lease_store_that_was_away_is_asked_again_once_a_device_was_plugged_in
     monkeypatch.setattr(loop, "_DEVICES", Seconds(0.01))
     with world(lease=LEASE) as one, one.run():
         one.epochs(1)
-        one.tenure.unreachable = True
+        one.lease_holder.unreachable = True
         one.devices.are_same = False
         until(lambda: "cannot be noted" in one.says())
-        one.tenure.unreachable = False
+        one.lease_holder.unreachable = False
         until(lambda: one.phase() == Phase.ALONE)

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from vmckpt.replication.protocol import connection
-from vmckpt.replication.protocol.connection import Cut, Line
-from vmckpt.replication.protocol.messages import Ack, Beat, Pages, WrongToken
+from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
+from vmckpt.replication.protocol.messages import Ack, Heartbeat, Pages, WrongToken
 from vmckpt.units import Seconds
 from vmckpt_lab.machine_speed import Deadline
 
@@ -37,7 +37,9 @@ class Ends:
             (one / connection.PEER).write_text(other)
         self.server = socket.create_server(("127.0.0.1", 0))
 
-    def lines(self, stack: ExitStack, tokens: tuple[int, int] = (7, 7)) -> tuple[Line, Line]:
+    def lines(
+        self, stack: ExitStack, tokens: tuple[int, int] = (7, 7)
+    ) -> tuple[PeerConnection, PeerConnection]:
         found = []
         waiter = threading.Thread(
             target=lambda: found.append(
@@ -49,8 +51,8 @@ class Ends:
         waiter.join()
         assert found[0] is not None
         return (
-            stack.enter_context(Line(near, lambda: tokens[0])),
-            stack.enter_context(Line(found[0], lambda: tokens[1])),
+            stack.enter_context(PeerConnection(near, lambda: tokens[0])),
+            stack.enter_context(PeerConnection(found[0], lambda: tokens[1])),
         )
 
 
@@ -113,7 +115,7 @@ def test_a_server_that_hangs_up_at_once_leaves_no_open_socket(
     monkeypatch.setattr(ssl.SSLSocket, "recv", raising(reset_once))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        with pytest.raises(Cut, match="reset"):
+        with pytest.raises(ConnectionLost, match="reset"):
             connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
         gc.collect()
     unclosed = [str(one.message) for one in warned if one.category is ResourceWarning]
@@ -151,14 +153,14 @@ def test_a_heartbeat_passes_between_large_messages(ends: Ends, stack: ExitStack)
     over = threading.Event()
 
     def flood() -> None:
-        with suppress(Cut):
+        with suppress(ConnectionLost):
             while not over.is_set():
                 near.send(page)
 
     sender = threading.Thread(target=flood)
     sender.start()
     # Not from here: it may wait until somebody takes what is before it.
-    beating = threading.Thread(target=near.send, args=(Beat(sent=1.0, note=b""),))
+    beating = threading.Thread(target=near.send, args=(Heartbeat(sent=1.0, note=b""),))
     beating.start()
     until = Deadline(5)
     while far.receive(SHORT) == page:
@@ -208,7 +210,7 @@ def assert_sent_away(ends: Ends, stranger: Path) -> None:
     with Door(ends) as door:
         # With TLS 1.3 the client is through before the server has looked at its certificate.
         made = connection.connect(stranger, ends.server.getsockname(), limit=SHORT)
-        with Line(made, lambda: 7) as one, pytest.raises(Cut):
+        with PeerConnection(made, lambda: 7) as one, pytest.raises(ConnectionLost):
             one.receive(SHORT)
     assert door.came == []
 
@@ -217,7 +219,7 @@ def test_a_server_with_another_certificate_is_not_spoken_to(ends: Ends) -> None:
     (ends.folders[0] / connection.PEER).write_text(
         (ends.folders[0] / connection.CERTIFICATE).read_text()
     )
-    with Door(ends), pytest.raises(Cut, match="certificate"):
+    with Door(ends), pytest.raises(ConnectionLost, match="certificate"):
         connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
 
 
@@ -255,7 +257,10 @@ def test_a_server_whose_certificate_the_peer_s_has_signed_is_not_spoken_to(
     ends: Ends, tmp_path: Path
 ) -> None:
     signed_by_session(tmp_path / "stranger", ends.folders[1])
-    with Door(ends, tmp_path / "stranger"), pytest.raises(Cut, match="another certificate"):
+    with (
+        Door(ends, tmp_path / "stranger"),
+        pytest.raises(ConnectionLost, match="another certificate"),
+    ):
         connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
 
 
@@ -297,7 +302,7 @@ def test_an_end_that_hangs_up_is_told(ends: Ends, stack: ExitStack) -> None:
     near, far = ends.lines(stack)
     near.close()
     for _ in range(2):
-        with pytest.raises(Cut):
+        with pytest.raises(ConnectionLost):
             far.receive(SHORT)
 
 
@@ -376,6 +381,6 @@ def test_one_that_hangs_up_at_once_leaves_nothing_open(
     monkeypatch.setattr(
         connection, "_context", lambda *_: SimpleNamespace(wrap_socket=lambda _: Gone())
     )
-    with pytest.raises(Cut, match="not connected"):
+    with pytest.raises(ConnectionLost, match="not connected"):
         connection.connect(ends.folders[0], ends.server.getsockname(), limit=SHORT)
     assert len(closed) == 1

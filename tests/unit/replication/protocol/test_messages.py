@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from vmckpt.replication.protocol.framing import MOST, Reader, parts
 from vmckpt.replication.protocol.messages import (
     Ack,
-    Beat,
     CutOff,
     Damaged,
+    DeviceState,
     Digests,
     End,
+    EpochEnd,
+    Heartbeat,
     Hello,
+    HelloAck,
     Message,
+    PageRequest,
     Pages,
     Part,
-    Refused,
-    Seal,
-    State,
+    PeerRefused,
     Tally,
     TooLong,
     TooNew,
-    Wanted,
-    Welcome,
     WireError,
     Writes,
     WrongToken,
@@ -45,14 +45,14 @@ TIME = st.floats(allow_nan=False, allow_infinity=False)
 PARTS: st.SearchStrategy[Part] = st.one_of(
     st.builds(Pages, epoch=U64, file=U32, data=DATA),
     st.builds(Writes, epoch=U64, disk=U32, data=DATA),
-    st.builds(State, epoch=U64, data=DATA),
+    st.builds(DeviceState, epoch=U64, data=DATA),
 )
 MESSAGES: st.SearchStrategy[Message] = st.one_of(
     st.builds(Hello, session=TEXT, captured=U64),
-    st.builds(Welcome, session=TEXT, committed=U64),
+    st.builds(HelloAck, session=TEXT, committed=U64),
     PARTS,
     st.builds(
-        Seal,
+        EpochEnd,
         epoch=U64,
         base=U64,
         messages=U32,
@@ -61,13 +61,13 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
         taken=TIME,
     ),
     st.builds(Ack, epoch=U64),
-    st.builds(Beat, sent=TIME, note=DATA),
+    st.builds(Heartbeat, sent=TIME, note=DATA),
     st.builds(Digests, file=I32, first=U64, data=DATA.map(lambda data: data[: len(data) // 8 * 8])),
-    st.builds(Wanted, file=I32, first=U64, count=U32),
-    st.builds(Refused, why=TEXT),
+    st.builds(PageRequest, file=I32, first=U64, count=U32),
+    st.builds(PeerRefused, why=TEXT),
     st.builds(End, why=TEXT),
 )
-SEAL = Seal(epoch=1, base=0, messages=0, digest=Tally().digest(), final=False, taken=0.0)
+SEAL = EpochEnd(epoch=1, base=0, messages=0, digest=Tally().digest(), final=False, taken=0.0)
 
 
 def frame(kind: int, body: bytes, *, epoch: int = 0, version: int = 1, token: int = TOKEN) -> bytes:
@@ -261,9 +261,9 @@ def test_after_an_error_a_reader_takes_nothing_more() -> None:
         pytest.param(Pages(epoch=1, file=-1, data=b""), id="file"),
         pytest.param(replace(SEAL, digest=b"short"), id="digest"),
         pytest.param(replace(SEAL, taken=float("nan")), id="taken"),
-        pytest.param(Beat(sent=float("inf"), note=b""), id="sent"),
+        pytest.param(Heartbeat(sent=float("inf"), note=b""), id="sent"),
         pytest.param(Digests(file=0, first=0, data=b"1234567"), id="digests"),
-        pytest.param(Refused(why="\ud800"), id="why"),
+        pytest.param(PeerRefused(why="\ud800"), id="why"),
     ],
 )
 def test_what_cannot_be_told_is_never_sent(message: Message) -> None:

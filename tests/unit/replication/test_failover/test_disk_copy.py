@@ -16,7 +16,7 @@ from tests.support.guestless import Qmp
 from vmckpt.capture.nbd.client import Client
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor.qmp import Refused
+from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.replication.backup.standby import NbdWriter
 from vmckpt.replication.test_failover import disk_copy
 from vmckpt.replication.test_failover.disk_copy import Fleece
@@ -121,7 +121,7 @@ def test_what_is_read_is_what_was_then_whatever_is_written_later(rig: Rig) -> No
     rig.write(dice)
     disk_copy.prepare(rig.qmp, rig.fleeces)
     rig.write(dice)
-    disk_copy.begin(rig.qmp, rig.fleeces)
+    disk_copy.start_copies(rig.qmp, rig.fleeces)
     then = rig.now()
     for _ in range(3):
         rig.write(dice)
@@ -134,7 +134,7 @@ def test_nothing_is_left_of_it_and_it_can_be_done_again(rig: Rig) -> None:
     dice = Random(8)
     for _ in range(3):
         disk_copy.prepare(rig.qmp, rig.fleeces)
-        disk_copy.begin(rig.qmp, rig.fleeces)
+        disk_copy.start_copies(rig.qmp, rig.fleeces)
         rig.write(dice)
         assert rig.left()
         assert disk_copy.end(rig.qmp)
@@ -148,8 +148,8 @@ def test_nothing_is_left_of_it_and_it_can_be_done_again(rig: Rig) -> None:
 
 def test_half_of_it_is_taken_away_too(rig: Rig) -> None:
     disk_copy.prepare(rig.qmp, rig.fleeces[:1])
-    with pytest.raises(Refused):
-        disk_copy.begin(rig.qmp, rig.fleeces)  # all of them or none
+    with pytest.raises(QmpRefused):
+        disk_copy.start_copies(rig.qmp, rig.fleeces)  # all of them or none
     assert rig.qmp.ask("query-block-jobs") == []
     assert disk_copy.end(rig.qmp)
     assert rig.left() == []
@@ -157,7 +157,7 @@ def test_half_of_it_is_taken_away_too(rig: Rig) -> None:
 
 def test_it_ends_while_somebody_reads(rig: Rig) -> None:
     disk_copy.prepare(rig.qmp, rig.fleeces)
-    disk_copy.begin(rig.qmp, rig.fleeces)
+    disk_copy.start_copies(rig.qmp, rig.fleeces)
     with reading(rig.place, "vd0") as reader:
         reader.read(0, 4096)
         disk_copy.end(rig.qmp)
@@ -169,7 +169,7 @@ def test_it_ends_while_somebody_reads(rig: Rig) -> None:
 def test_the_standby_s_server_ends_at_once_beside_it(rig: Rig) -> None:
     """As in a failover, which does not wait for the end of a test."""
     disk_copy.prepare(rig.qmp, rig.fleeces)
-    disk_copy.begin(rig.qmp, rig.fleeces)
+    disk_copy.start_copies(rig.qmp, rig.fleeces)
     rig.write(Random(9))
     with reading(rig.place, "vd0") as reader:
         reader.read(0, 4096)

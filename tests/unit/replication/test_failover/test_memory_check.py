@@ -24,7 +24,7 @@ ENOUGH = Room(
     ],
 )
 def test_with_room_there_can_be_a_test(room: Room) -> None:
-    assert memory_check.against(room) is None
+    assert memory_check.why_not(room) is None
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_with_room_there_can_be_a_test(room: Room) -> None:
 )
 def test_what_is_short_is_named(room: Room, why: str) -> None:
 
-    told = memory_check.against(room)
+    told = memory_check.why_not(room)
     assert told is not None
     assert re.search(why, told)
 

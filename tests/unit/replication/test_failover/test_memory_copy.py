@@ -77,7 +77,7 @@ def test_a_copy_of_what_changes_meanwhile_is_right_once_the_rest_is_copied_again
 
     writer = threading.Thread(target=change)
     writer.start()
-    flags = memory_copy.everything(source)
+    flags = memory_copy.all_pages(source)
     for _ in range(30):
         memory_copy.copy(source, target, flags, nothing)
         flags = touched.take()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vmckpt.replication.test_failover.pause import Missed, Standstill
+from vmckpt.replication.test_failover.pause import LoopPause, Missed
 from vmckpt.units import Seconds
 
 SHORT = Seconds(0.05)
@@ -15,7 +15,7 @@ SHORT = Seconds(0.05)
 class Loop:
     """Counts its turns until it is ended."""
 
-    def __init__(self, still: Standstill) -> None:
+    def __init__(self, still: LoopPause) -> None:
         self.turns = 0
         self.over = False
         self.still = still
@@ -35,7 +35,7 @@ class Loop:
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    made = Loop(Standstill(longest=Seconds(0.2)))
+    made = Loop(LoopPause(longest=Seconds(0.2)))
     yield made
     made.end()
 
@@ -73,7 +73,7 @@ def test_what_goes_wrong_meanwhile_lets_the_loop_go_on(loop: Loop) -> None:
 
 
 def test_a_loop_that_does_not_come_is_not_waited_for_for_ever() -> None:
-    still = Standstill()
+    still = LoopPause()
     with pytest.raises(Missed), still.held(SHORT):
         pytest.fail("nobody holds still")
     # What nobody wants any more holds nobody.
@@ -81,7 +81,7 @@ def test_a_loop_that_does_not_come_is_not_waited_for_for_ever() -> None:
 
 
 def test_who_waits_is_told_at_once_that_the_loop_has_ended() -> None:
-    still = Standstill()
+    still = LoopPause()
     ender = threading.Timer(0.02, still.close)
     ender.start()
     began = time.monotonic()

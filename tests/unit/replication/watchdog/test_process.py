@@ -27,9 +27,9 @@ from vmckpt.replication.watchdog.rules import (
     KillGuest,
     ResumeGuest,
     Rules,
-    Seen,
     StartAgent,
     Wait,
+    WatchdogFacts,
     decide,
 )
 from vmckpt.units import Seconds
@@ -39,7 +39,7 @@ __all__ = ["folder"]
 NOW = 1000.0
 # A guard needs a fifth of it; the test itself, which looks, may be kept waiting.
 PROMPT = 0.1 + 0.15
-WELL = Seen(
+WELL = WatchdogFacts(
     guest_lives=True, gone=0.0, over=False, renewed=NOW - 1, lasts=4.0, stopped=0, agent_lives=True,
     agent_since=NOW - 100, came=NOW - 99, spoke=NOW - 0.1, started=None, woke=NOW - 500,
     resumable=True, resuming=False, resumed=None,
@@ -313,7 +313,7 @@ def test_a_process_that_got_the_number_of_another_is_left_alone(bench: Bench) ->
 def test_a_guest_that_is_gone_or_is_another_is_not_guarded(bench: Bench) -> None:
     facts = replace(bench.facts, qemu=bench.facts.qemu - (1 << 22))
     with pytest.raises(GuardFailed, match="is gone"):
-        watchdog_process.begin(facts)
+        watchdog_process.start(facts)
     assert not bench.guard()
 
 
@@ -329,7 +329,7 @@ def test_the_marker_sends_it_away_and_signals_do_not(bench: Bench) -> None:
     assert "ends: the protection has ended" in bench.log()
     assert not dead(bench.qemu)
     with pytest.raises(GuardFailed):
-        watchdog_process.begin(bench.facts)
+        watchdog_process.start(bench.facts)
 
 
 def test_there_is_one_guard_and_another_when_it_was_killed(bench: Bench) -> None:

@@ -65,7 +65,7 @@ class Visited:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(tmp_path)
-    monkeypatch.setattr(resume, "Monitor", Visited(made.qemu))
+    monkeypatch.setattr(resume, "QmpMonitor", Visited(made.qemu))
     yield made
     made.page.close()
 

@@ -10,17 +10,17 @@ from vmckpt.replication.watchdog import rules
 from vmckpt.replication.watchdog.rules import (
     TURN,
     End,
-    Keeper,
     KillAgent,
     KillGuest,
+    KillMethod,
     KillPartner,
     ResumeGuest,
     Rules,
-    Seen,
     SpareSeen,
     StartAgent,
     TakeOver,
     Wait,
+    WatchdogFacts,
 )
 
 RULES = Rules()
@@ -114,8 +114,8 @@ class Scene:
             if agent.came and self.now >= self.came + 0.2:
                 self.spoke = self.now
 
-    def _seen(self) -> Seen:
-        return Seen(
+    def _seen(self) -> WatchdogFacts:
+        return WatchdogFacts(
             guest_lives=True, gone=0.0, over=False, renewed=self.renewed, lasts=4.0,
             stopped=self.paused, agent_lives=self.agent is not None,
             agent_since=self.agent_since, came=self.came, spoke=self.spoke, started=self.started,
@@ -228,14 +228,14 @@ def test_a_standby_is_never_resumed() -> None:
 @pytest.mark.parametrize(
     ("timer", "systemd", "kept_by"),
     [
-        (True, True, Keeper.KERNEL),
-        (True, False, Keeper.KERNEL),
-        (False, True, Keeper.UNIT),
-        (False, False, Keeper.PAIR),
+        (True, True, KillMethod.KERNEL),
+        (True, False, KillMethod.KERNEL),
+        (False, True, KillMethod.UNIT),
+        (False, False, KillMethod.PAIR),
     ],
 )
 def test_what_enforces_a_lease_follows_from_what_the_host_has(
-    timer: bool, systemd: bool, kept_by: Keeper
+    timer: bool, systemd: bool, kept_by: KillMethod
 ) -> None:
     assert rules.keeper(timer=timer, systemd=systemd) is kept_by
 

@@ -168,7 +168,7 @@ def test_an_agent_is_started_where_the_guest_cannot_be_resumed(folder: Path) -> 
 
 
 def test_a_unit_is_told_all_by_systemd_itself() -> None:
-    words = systemd_unit.command(
+    words = systemd_unit.unit_command(
         "vmckpt-watchdog-x.service", ["python", "-m", "guard"], b'{"a": 1}'
     )
 
@@ -217,10 +217,10 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_unit_that_is_killed_with_its_agent_comes_back(folder: Path, systemd: Path) -> None:
     bench = Bench(folder)
-    watchdog_process.begin(bench.facts, unit=True)
+    watchdog_process.start(bench.facts, unit=True)
     (number,) = bench.guards()
     kill(number, bench.agent.pid)
-    watchdog_process.begin(bench.facts, unit=True)  # systemd has it, and starts it again
+    watchdog_process.start(bench.facts, unit=True)  # systemd has it, and starts it again
     assert bench.guards() not in ([], [number])
     until(lambda: len(bench.agents()) == 1)
     bench.page.lasts = 0.4
@@ -236,7 +236,7 @@ def test_a_systemd_that_refuses_is_told(folder: Path, systemd: Path) -> None:
     (systemd / "state").write_text("inactive\n")
     bench = Bench(folder)
     with pytest.raises(GuardFailed, match="no bus"):
-        watchdog_process.begin(bench.facts, unit=True)
+        watchdog_process.start(bench.facts, unit=True)
     bench.close()
 
 

@@ -12,14 +12,14 @@ from tests.unit.agent.restore.test_restore import ABOUT, ALPHA, OPENED, PLAN, Si
 from tests.unit.agent.restore.test_restore import side as side  # noqa: PLC0414
 from tests.unit.snapshot.group.test_rules import stock as stock  # noqa: PLC0414
 from tests.unit.snapshot.test_guard_rules import RESTORED
-from vmckpt.agent.restore.leftovers import Verdict
+from vmckpt.agent.restore.leftovers import LeftoverDecision
 from vmckpt.errors import (
     BadInput,
     Cancelled,
     HypervisorError,
     RemoteError,
+    TimedOut,
     VmckptError,
-    WaitedInVain,
 )  # fmt: skip
 from vmckpt.hypervisor import domains
 from vmckpt.model.events import Caller
@@ -28,7 +28,7 @@ from vmckpt.snapshot.group import rules
 from vmckpt.snapshot.recovery import came_back
 from vmckpt.snapshot.request import Restored, RestoreRequest
 from vmckpt.snapshot.restore import restore as restore_restore
-from vmckpt.snapshot.restore.exclusivity import Heard
+from vmckpt.snapshot.restore.exclusivity import HostAnswer
 from vmckpt.snapshot.restore.restore import Gate, Opened, _Answers
 from vmckpt.store.format.metadata import new_id
 
@@ -52,13 +52,13 @@ async def test_nobody_is_ended_before_all_can_be_and_nobody_is_back_before_all_a
     await settled()
     assert (side.ended, side.notes.steps) == ([], [])
     ending = asyncio.Event()
-    once = works[1]._desk.intend
+    once = works[1]._step_log.intend
 
     async def slowly(*given: Any, **more: Any) -> Any:
         await ending.wait()
         return await once(*given, **more)
 
-    works[1]._desk.intend = slowly  # type: ignore[method-assign]
+    works[1]._step_log.intend = slowly  # type: ignore[method-assign]
     second = asyncio.create_task(works[1].make_way(PLAN, {}, ABOUT))
     await settled()
     assert (len(side.ended), first.done()) == (1, False)
@@ -79,7 +79,7 @@ async def test_who_waits_in_vain_says_how_it_stands(side: Side, ready: bool, end
         await gate.all_here("the other")
         await settled()
     gate.fail()
-    with pytest.raises(WaitedInVain, match="is not restored" if ready else "web1 is as it was"):
+    with pytest.raises(TimedOut, match="is not restored" if ready else "web1 is as it was"):
         await waiting
     assert len(side.ended) == ended
 
@@ -113,7 +113,7 @@ async def test_ready_is_waited_for_and_asked_again(side: Side) -> None:
     await gate.all_here("the other")
     assert await ready == {"answer": True}
     # Whoever has started it meanwhile is seen.
-    side.runs, side.heard = True, [Heard(host="beta", runs=True, users={})]
+    side.runs, side.heard = True, [HostAnswer(host="beta", runs=True, users={})]
     assert "runs on beta" in (await answers("make way", ABOUT))["refused"]
 
 
@@ -226,6 +226,6 @@ def test_an_incomplete_group_is_refused(stock: Stock) -> None:
 
 
 def test_whoever_recovers_one_of_a_group_is_told_that_it_may_stand() -> None:
-    told = came_back(Verdict.ARRIVED, stands=True)
+    told = came_back(LeftoverDecision.ARRIVED, stands=True)
     assert "may stand still: virsh resume it once all of its group are back" in told.truth
-    assert "stand still" not in came_back(Verdict.ARRIVED).truth
+    assert "stand still" not in came_back(LeftoverDecision.ARRIVED).truth

@@ -71,7 +71,7 @@ def test_nobody_comes_out_of_turn(member: str, phase: Phase, here: tuple[str, ..
 def test_who_is_late(phase: Phase, after: float, late: tuple[str, ...], left: float | None) -> None:
     one = meeting(phase, here=frozenset("a"))
     assert rules.late(one, 10.0 + after) == late
-    assert rules.left(one, 10.0 + after) == left
+    assert rules.time_left(one, 10.0 + after) == left
 
 
 def test_no_cut_outlasts_what_holds_it() -> None:

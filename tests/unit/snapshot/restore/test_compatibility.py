@@ -5,7 +5,7 @@ import pytest
 from tests.support.builders import host_facts
 from tests.support.snapshots import FACTS, PUBLIC
 from vmckpt.model.finding import Severity
-from vmckpt.snapshot.restore.compatibility import Side, check, version
+from vmckpt.snapshot.restore.compatibility import Side, check_compatibility, version
 from vmckpt.store.format.metadata import Contents
 from vmckpt.units import Bytes
 
@@ -21,11 +21,11 @@ NVRAM = replace(FACTS, domain_xml="<domain><os><nvram>/x</nvram></os><devices><t
 def codes(side: Side, public: object = PUBLIC, facts: object = FACTS) -> dict[str, str]:
     assert isinstance(public, type(PUBLIC))
     assert isinstance(facts, type(FACTS))
-    return {one.code: one.severity.value for one in check(public, facts, {}, side)}
+    return {one.code: one.severity.value for one in check_compatibility(public, facts, {}, side)}
 
 
 def test_the_host_that_made_it_can_run_it() -> None:
-    assert check(PUBLIC, FACTS, {}, SIDE) == []
+    assert check_compatibility(PUBLIC, FACTS, {}, SIDE) == []
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_state_of_nvram_and_tpm_that_was_not_kept_is_missed() -> None:
     kept = {"nvram": b"", "tpm/tpm2-00.permall": b""}
 
     assert codes(SIDE, facts=NVRAM) == {"nvram-missing": "warning", "tpm-missing": "warning"}
-    assert check(PUBLIC, NVRAM, kept, SIDE) == []
+    assert check_compatibility(PUBLIC, NVRAM, kept, SIDE) == []
 
 
 def test_a_guest_without_a_cpu_model_fits_every_cpu() -> None:
@@ -102,11 +102,11 @@ def test_a_guest_without_a_cpu_model_fits_every_cpu() -> None:
 
 def test_blockers_come_first_and_each_says_where_and_what_to_do() -> None:
     side = replace(SIDE, cpu_fits=None, ram={}, disks={"vda": Bytes(1)})
-    found = check(PUBLIC, FACTS, {}, side)
+    found = check_compatibility(PUBLIC, FACTS, {}, side)
 
     assert [one.code for one in found] == ["disk-size", "ram-block", "cpu-not-compared"]
     assert {one.where for one in found} == {"beta"}
-    assert all(one.mend for one in found if one.severity is Severity.BLOCKER)
+    assert all(one.hint for one in found if one.severity is Severity.BLOCKER)
 
 
 @pytest.mark.parametrize(

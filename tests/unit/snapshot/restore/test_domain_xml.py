@@ -26,7 +26,7 @@ XML = """<domain type='kvm' id='7'>
     </interface>
   </devices>
 </domain>"""
-FORK = domain_xml.as_fork(
+FORK = domain_xml.xml_for_fork(
     XML, {"vda": "/s/fork-vda.qcow2"}, name="fork", uuid="u-1", macs=["52:54:00:00:00:02"],
     link_up=False,
 )  # fmt: skip
@@ -91,9 +91,9 @@ def test_a_guest_is_started_on_what_is_behind_its_empty_images() -> None:
 
 
 def test_only_qcow2_can_fill_up_while_it_is_used() -> None:
-    lazy_overlay.check({"vda": "qcow2"})
+    lazy_overlay.require_overlay_support({"vda": "qcow2"})
     with pytest.raises(BadInput, match="disk vdb is raw"):
-        lazy_overlay.check({"vda": "qcow2", "vdb": "raw"})
+        lazy_overlay.require_overlay_support({"vda": "qcow2", "vdb": "raw"})
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ import pytest
 
 from tests.unit.snapshot.restore.test_domain_xml import XML
 from vmckpt.agent.restore import backing_chain
-from vmckpt.errors import BadInput, GuestBusy, HostUnreachable, VmckptError
+from vmckpt.errors import BadInput, GuestLocked, HostUnreachable, VmckptError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.storage import User
 from vmckpt.snapshot.restore import domain_xml, exclusivity
-from vmckpt.snapshot.restore.exclusivity import Heard
+from vmckpt.snapshot.restore.exclusivity import HostAnswer
 
 IMAGE = "/s/web1.qcow2"
-HERE, RUNS_HERE = Heard(host="alpha", users={}), Heard(host="alpha", runs=True, users={})
-THERE = Heard(host="beta", users={"/s/web2.qcow2": User("web2", "qcow2")})
+HERE, RUNS_HERE = HostAnswer(host="alpha", users={}), HostAnswer(host="alpha", runs=True, users={})
+THERE = HostAnswer(host="beta", users={"/s/web2.qcow2": User("web2", "qcow2")})
 
 
 @pytest.mark.parametrize(
@@ -24,21 +24,22 @@ THERE = Heard(host="beta", users={"/s/web2.qcow2": User("web2", "qcow2")})
     [
         ([HERE, THERE], None, ""),
         ([RUNS_HERE, THERE], None, ""),  # whether it may be ended is asked elsewhere
-        ([HERE, Heard(host="beta", runs=True, users={})], GuestBusy, "web1 runs on beta"),
-        ([HERE, Heard(host="beta", error="off")], HostUnreachable, "may run on beta"),
-        ([Heard(host="alpha", users={IMAGE: User("new", "qcow2")}), THERE], GuestBusy,
+        ([HERE, HostAnswer(host="beta", runs=True, users={})], GuestLocked, "web1 runs on beta"),
+        ([HERE, HostAnswer(host="beta", error="off")], HostUnreachable, "may run on beta"),
+        ([HostAnswer(host="alpha", users={IMAGE: User("new", "qcow2")}), THERE], GuestLocked,
          "/s/web1.qcow2 is an image of guest new on alpha"),
-        ([HERE, Heard(host="beta", users={IMAGE: User("new", "raw")})], GuestBusy, "new on beta"),
+        ([HERE, HostAnswer(host="beta", users={IMAGE: User("new", "raw")})], GuestLocked,
+         "new on beta"),
     ],
 )  # fmt: skip
 def test_a_guests_old_place_is_its_own(
-    heard: list[Heard], error: type[VmckptError] | None, said: str
+    heard: list[HostAnswer], error: type[VmckptError] | None, said: str
 ) -> None:
     if error is None:
-        exclusivity.check(heard, "alpha", "web1", [IMAGE])
+        exclusivity.require_exclusive(heard, "alpha", "web1", [IMAGE])
         return
     with pytest.raises(error, match=said):
-        exclusivity.check(heard, "alpha", "web1", [IMAGE])
+        exclusivity.require_exclusive(heard, "alpha", "web1", [IMAGE])
 
 
 def test_images_are_those_of_disks_with_all_below_them_and_the_nvram() -> None:
@@ -64,12 +65,12 @@ def test_an_image_below_that_of_a_guest_that_is_off_is_in_use(tmp_path: Path) ->
     top = image(tmp_path / "top", "-F", "qcow2", "-b", str(middle))
     users = {str(top): ("web2 on alpha", "qcow2"), "/nowhere": ("web3 on beta", "qcow2")}
     for place in (base, middle, top):
-        with pytest.raises(GuestBusy, match="in use by guest web2 on alpha"):
-            backing_chain.check([place], users)
-    backing_chain.check([image(tmp_path / "other"), tmp_path / "new"], users)
+        with pytest.raises(GuestLocked, match="in use by guest web2 on alpha"):
+            backing_chain.check_backing_chain([place], users)
+    backing_chain.check_backing_chain([image(tmp_path / "other"), tmp_path / "new"], users)
     (tmp_path / "link").symlink_to(base)
-    with pytest.raises(GuestBusy):
-        backing_chain.check([tmp_path / "link"], users)
+    with pytest.raises(GuestLocked):
+        backing_chain.check_backing_chain([tmp_path / "link"], users)
 
 
 BLOCK = XML.replace("type='file' device='disk'", "type='block' device='disk'").replace(
@@ -93,12 +94,12 @@ def test_a_disk_that_is_no_image_is_refused_by_name(xml: str, said: str) -> None
     with pytest.raises(BadInput, match=said):
         domain_xml.image_of(xml, "vda")
     with pytest.raises(ValueError, match="disk vda"):
-        domain_xml.as_itself(xml, {"vda": "/s/other"})
+        domain_xml.xml_for_replace(xml, {"vda": "/s/other"})
 
 
 def test_a_fork_keeps_nothing_of_the_originals_image() -> None:
     xml = XML.replace(f"file='{IMAGE}'", f"file='{IMAGE}' dev='/dev/vg/web1' index='1'")
-    source = ET.fromstring(domain_xml.as_itself(xml, {"vda": "/s/fork"})).find(
+    source = ET.fromstring(domain_xml.xml_for_replace(xml, {"vda": "/s/fork"})).find(
         "devices/disk/source"
     )
     assert source is not None

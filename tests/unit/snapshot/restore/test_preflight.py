@@ -67,7 +67,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(restore_restore, "Hypervisor", Libvirt)
     monkeypatch.setattr(restore_restore, "_operation", operation)
     monkeypatch.setattr(preflight, "checked", checked)
-    monkeypatch.setattr(domains, "look", look)
+    monkeypatch.setattr(domains, "inspect_guest", look)
     return known
 
 

@@ -8,7 +8,7 @@ import libvirt
 import pytest
 import pytest_asyncio
 
-from vmckpt.errors import BadInput, GuestBusy
+from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.host import Host
 from vmckpt.snapshot.request import RestoreRequest
@@ -36,11 +36,11 @@ async def done(alpha: Hypervisor, *words: str) -> None:
     def act(connection: libvirt.virConnect) -> None:
         getattr(connection.lookupByUUIDString(UUID), words[0])(*words[1:], 0)
 
-    await alpha.ask("acting", act)
+    await alpha.query("acting", act)
 
 
 async def test_a_guest_that_runs_is_ended_only_if_it_is_said(alpha: Hypervisor) -> None:
-    with pytest.raises(GuestBusy, match="--replace"):
+    with pytest.raises(GuestLocked, match="--replace"):
         await restore._in_the_way(alpha, PLAN, BACK)
     assert await restore._in_the_way(alpha, PLAN, replace(BACK, end_running=True))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vmckpt.snapshot.restore.xml_safety import Here, against
+from vmckpt.snapshot.restore.xml_safety import Here, unsafe_references
 from vmckpt.store.format.metadata import DiskMake
 
 QEMU = "xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'"
@@ -31,7 +31,7 @@ def told(
 ) -> str:  # fmt: skip
     images = {"vda": "/srv/images/web1.qcow2"} if images is None else images
     side = Here(host="beta", definition=here, storage=storage)
-    return "; ".join(against(xml, images, disks, side))
+    return "; ".join(unsafe_references(xml, images, disks, side))
 
 
 def test_an_ordinary_guest_is_welcome() -> None:

@@ -12,9 +12,9 @@ from tests.support.stocking import Stock, flip, stocked
 from vmckpt.app import controller, snapshot_store
 from vmckpt.app.snapshots import opened_anywhere
 from vmckpt.errors import NotInStore, StoreDamaged
-from vmckpt.snapshot.catalog import look, opened
+from vmckpt.snapshot.catalog import inspect, opened
 from vmckpt.snapshot.verify import results
-from vmckpt.snapshot.verify.results import Checked, Verdict, verdict
+from vmckpt.snapshot.verify.results import Checked, VerifySummary, verdict
 from vmckpt.store.format import manifest
 from vmckpt.store.keys.keyring import OwnKey
 from vmckpt.store.tiered_reader import TieredReader, others, warnings
@@ -41,7 +41,7 @@ def chunks(stock: Stock, id_: str) -> tuple[list[bytes], int, list[str]]:
     known = controller.load_inventory()
     one = opened_anywhere(known, None, id_, None)
     store = snapshot_store.open_store(known, one.store.name)
-    looked = look(store, id_, one.trusted)
+    looked = inspect(store, id_, one.trusted)
     private, sealing = opened(store, looked, None, one.trusted)
     with TieredReader([store, *others(one.others, None)], sealing) as reader:
         found = list(reader.read_many(private.chunks))
@@ -141,7 +141,7 @@ def test_a_deep_look_is_a_sealed_look_too() -> None:
     assert looked == {"sealed": 5, "opened": 5, "deep": 5}
 
 
-def of(stock: Stock, id_: str) -> Verdict:
+def of(stock: Stock, id_: str) -> VerifySummary:
     store = stock.store()
     return verdict(results.load(store, id_, stock.ring.trusted()))
 

@@ -158,8 +158,8 @@ def test_doctor_names_a_server_that_writes_over_what_is_there(
         found = found_by_doctor("bad", rclone.endpoint)
         assert found.severity is Severity.WARNING
         assert f"the server at {rclone.endpoint} ignores If-None-Match" in found.text
-        assert found.mend is not None
-        assert found.mend.startswith("use a server that honours conditional writes")
+        assert found.hint is not None
+        assert found.hint.startswith("use a server that honours conditional writes")
         assert list((tmp_path / "kept").rglob("probe*")) == []
         # Who only looks writes nothing, so it is not known.
         looked = found_by_doctor("bad", rclone.endpoint, read_only=True)
