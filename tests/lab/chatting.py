@@ -13,6 +13,7 @@ import pytest
 
 from tests.lab.bench import Bench, until
 from vmckpt.app import snapshots
+from vmckpt.app.controller import Controller
 from vmckpt.model.events import Caller
 from vmckpt.model.recovery import Phase
 from vmckpt.snapshot.group import create
@@ -108,8 +109,8 @@ def taken(bench: Bench, patch: pytest.MonkeyPatch, blow: Blow, stop: asyncio.Eve
     patch.setattr(create, "Cutting", Struck)
     patch.setattr(Struck, "blow", staticmethod(blow), raising=False)
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
-    request = TakeRequest(guest="")
-    return asyncio.run(snapshots.take_group(bench.inventory, None, list(PLACES), request, caller))
+    acting = Controller(inventory=bench.inventory, caller=caller)
+    return asyncio.run(snapshots.take_group(acting, None, list(PLACES), TakeRequest(guest="")))
 
 
 def agent_of(bench: Bench, guest: str) -> int:

@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vmckpt.journal.jobs import JobDetail, JobView, News
-from vmckpt.journal.records import Controller, Operation, StoredEvent, StoredForecast, StoredSample
+from vmckpt.journal.records import (
+    ControllerIdentity,
+    Operation,
+    StoredEvent,
+    StoredForecast,
+    StoredSample,
+)
 from vmckpt.model.events import Begun, Said
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState, HostNow, SnapshotNow
 from vmckpt.units import GIB, MIB, Bytes, Seconds
@@ -51,7 +57,7 @@ def operation(id_: str, kind: str = "migrate", **more: Any) -> Operation:
         "guest": "busy", "guest_uuid": uuid(5), "source": "beta", "target": "gamma",
         "policy": "balanced", "mode": "hybrid", "state": "running", "phase": "pre-copy",
         "outcome": None, "asked_by": "eva@desk", "asked_from": None,
-        "controller": Controller(host="desk", boot="b", pid=77, started=1),
+        "controller": ControllerIdentity(host="desk", boot="b", pid=77, started=1),
         "began_at": NOW - 20, "ended_at": None, "detail": {}, "report": None, **more,
     }  # fmt: skip
     return Operation(id=id_, kind=kind, **told)
@@ -113,7 +119,7 @@ ENDED = JobView(
 PROTECT = JobView(
     operation=operation(
         "p-9abc", "protect", guest="safe", guest_uuid=uuid(6), source="alpha", target="beta",
-        phase="protecting", controller=Controller(host="alpha", boot="", pid=1, started=1),
+        phase="protecting", controller=ControllerIdentity(host="alpha", boot="", pid=1, started=1),
     ),
     attended=True, sample=None,
 )  # fmt: skip

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from vmckpt.app import snapshots
+from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, StoreError
-from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller
@@ -20,7 +20,7 @@ from vmckpt.units import Seconds
 
 
 async def boot(
-    inventory: Inventory, store: str | None, words: Sequence[str], caller: Caller,
+    controller: Controller, store: str | None, words: Sequence[str],
     *, on: str | None, folder: str | None, watch: Seconds, identity: Identity | None,
     each: Callable[[Booted], None],
 ) -> tuple[Booted, ...]:  # fmt: skip
@@ -28,6 +28,7 @@ async def boot(
 
     Without words the newest of every guest. Raises Cancelled and what restoring raises.
     """
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     place = inventory.store(store)
     found = []

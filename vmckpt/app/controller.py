@@ -4,14 +4,30 @@ Commands take an inventory, report by a stream of events (`model.events`) and re
 One module for each capability: a front end loads what it uses. Here is only what all begin with.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vmckpt import inventory as inventories
 from vmckpt.errors import InventoryError
 from vmckpt.inventory import Inventory
 from vmckpt.model.events import Caller
 
-__all__ = ["Caller", "Inventory"]
+if TYPE_CHECKING:
+    from vmckpt.policy.model import Policy
+
+__all__ = ["Caller", "Controller", "Inventory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controller:
+    """What a command acts with: the hosts and stores it knows, its policies, and who listens."""
+
+    inventory: Inventory
+    policies: "Sequence[Policy]" = ()
+    """None, for what no policy decides."""
+    caller: Caller
 
 
 def load_inventory(explicit: Path | None = None) -> Inventory:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vmckpt import recovery as recovering
+from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, Blocked, Cancelled, GuestLocked
 from vmckpt.evacuation import service
 from vmckpt.evacuation.host_actions import Orders
@@ -28,7 +29,6 @@ from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.events import Caller
 from vmckpt.model.migration import Outcome
 from vmckpt.policy import loader
-from vmckpt.policy.model import Policy
 from vmckpt.simulation import fleet_file
 from vmckpt.simulation.evacuation import Luck, Sim
 from vmckpt.util.config_file import likely
@@ -37,9 +37,8 @@ from vmckpt.util.config_file import likely
 class Emptying:
     """One order, from the plan to its end. Use as `async with`."""
 
-    def __init__(
-        self, inventory: Inventory, policies: Sequence[Policy], task: Task, caller: Caller
-    ) -> None:
+    def __init__(self, controller: Controller, task: Task) -> None:
+        inventory, policies, caller = controller.inventory, controller.policies, controller.caller
         if task.host != FLEET:
             inventory.host(task.host)
         for name in task.to or ():
@@ -102,8 +101,9 @@ def _emptied(host: str) -> bool:
     return held is not None and held.kind == Kind.EVACUATE
 
 
-async def put_in_order(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> None:
+async def put_in_order(controller: Controller) -> None:
     """What dead controllers left, before anything is planned."""
+    inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     inventory.may_act()
     await recovering.recover_before(inventory, policies, caller)
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vmckpt.app import fleet, snapshots
+from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, Cancelled, KeyRefused, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import recorder as journal
@@ -31,7 +32,7 @@ _TURN = Seconds(2.0)
 
 
 async def guard(
-    inventory: Inventory, store: str | None, request: GuardRequest, caller: Caller,
+    controller: Controller, store: str | None, request: GuardRequest,
     *, identity: Identity | None, outside: Outside,
 ) -> GuardResult:  # fmt: skip
     """Run a command that may harm a guest; if it or the check fails, the guest goes back.
@@ -40,6 +41,7 @@ async def guard(
     guest goes back. Raises what taking and restoring raise. That the way back is open is tried
     before the command is run.
     """
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     place = inventory.store(store)
     await asyncio.to_thread(_can_open, snapshots.keyring(), identity)
@@ -53,8 +55,8 @@ async def guard(
     take = TakeRequest(
         guest=request.guest, name=request.name, tags=guard_rules.tags(request.command)
     )  # fmt: skip
-    taken = await snapshots.take(inventory, store, take, caller)
-    opened = await _way_is_open(inventory, place, taken, caller, identity)
+    taken = await snapshots.take(controller, store, take)
+    opened = await _way_is_open(controller, place, taken, identity)
     if caller.stop.is_set():
         await asyncio.to_thread(_delete, place, taken.id)
         raise Cancelled("stopped before the command was run; nothing was changed")
@@ -64,7 +66,7 @@ async def guard(
     )  # fmt: skip
     recorder = await asyncio.to_thread(journal.begin, new, caller.warn)
     work = _Guarding(
-        inventory=inventory, place=place, request=request, caller=caller, identity=identity,
+        controller=controller, place=place, request=request, identity=identity,
         outside=outside, recorder=recorder, taken=taken, opened=opened,
         was_paused=paused,
     )  # fmt: skip
@@ -91,10 +93,11 @@ def _can_open(keys: Keyring, identity: Identity | None) -> None:
 
 
 async def _way_is_open(
-    inventory: Inventory, place: StorePlace, taken: Taken, caller: Caller,
+    controller: Controller, place: StorePlace, taken: Taken,
     identity: Identity | None,
 ) -> Opened:  # fmt: skip
     """Try all of a restore that changes nothing. If it cannot be, the snapshot goes again."""
+    inventory, caller = controller.inventory, controller.caller
     try:
         opened = await asyncio.to_thread(snapshots.opened_in, place, taken.id, identity)
         back = RestoreRequest(snapshot=taken.id, end_running=True)
@@ -122,10 +125,9 @@ async def _states(inventory: Inventory, guest: str) -> tuple[dict[str, GuestStat
 class _Guarding:
     """A guard from the moment that its checkpoint is there."""
 
-    inventory: Inventory
+    controller: Controller
     place: StorePlace
     request: GuardRequest
-    caller: Caller
     identity: Identity | None
     outside: Outside
     recorder: Recorder
@@ -134,6 +136,10 @@ class _Guarding:
     was_paused: bool
     checks: int = field(default=0)
     status: int = field(default=0)
+
+    @property
+    def caller(self) -> Caller:
+        return self.controller.caller
 
     async def run(self) -> GuardResult:
         meant = {
@@ -192,7 +198,7 @@ class _Guarding:
                 continue
 
     async def _wrong_now(self, left: Seconds) -> str:
-        states, silent = await _states(self.inventory, self.opened.public.guest_uuid)
+        states, silent = await _states(self.controller.inventory, self.opened.public.guest_uuid)
         why = guard_rules.wrong_with_guest(states, silent, was_paused=self.was_paused)
         if why or self.request.check is None:
             return why
@@ -208,14 +214,14 @@ class _Guarding:
     async def _back(self, why: str) -> Restored:
         """Put the checkpoint in place of what the guest has become; nothing breaks this off."""
         self.caller.warn(f"{why}: {self.taken.guest} goes back to {self.taken.id}")
-        states, _ = await _states(self.inventory, self.opened.public.guest_uuid)
+        states, _ = await _states(self.controller.inventory, self.opened.public.guest_uuid)
         runs = [host for host, state in states.items() if state.is_active]
         request = RestoreRequest(
             snapshot=self.taken.id, end_running=True, on_restore=self.request.on_restore
         )
-        deaf = Caller(emit=self.caller.emit, warn=self.caller.warn, stop=asyncio.Event())
+        deaf = replace(self.caller, stop=asyncio.Event())
         return await snapshots.restore(
-            self.inventory, self.place.name, request, deaf,
+            replace(self.controller, caller=deaf), self.place.name, request,
             on=runs[0] if len(runs) == 1 else self.taken.host, identity=self.identity,
             closed_too=True,
         )  # fmt: skip

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from vmckpt.agent import client
 from vmckpt.app import fleet, snapshots
+from vmckpt.app.controller import Controller
 from vmckpt.app.snapshot_store import open_store
 from vmckpt.app.snapshots import keyring
 from vmckpt.doctor import checks, gather
@@ -14,7 +15,6 @@ from vmckpt.doctor.checks import ControllerReady, StoreReady
 from vmckpt.errors import VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.lease import replicas
-from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding
 from vmckpt.model.host import Host
 from vmckpt.snapshot import prepare
@@ -72,8 +72,9 @@ async def guest_readiness(inventory: Inventory, guest: str) -> Readiness:
     return await _with_lease_store(inventory, await prepare.readiness(host, guest))
 
 
-async def make_ready(inventory: Inventory, guest: str, caller: Caller) -> Readiness:
+async def make_ready(controller: Controller, guest: str) -> Readiness:
     """Change what is stored of it; see snapshot.prepare."""
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
     return await _with_lease_store(inventory, await prepare.make_ready(host, guest, caller))

@@ -1,7 +1,7 @@
 """Migrations: begin, plan, control, resume, recover and replay them."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from vmckpt import inventory as inventories
 from vmckpt import recovery as recovering
 from vmckpt.app import controller, fleet
+from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, HostUnreachable, JournalError, VmckptError, at_host
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity, jobs, recorder
@@ -26,26 +27,23 @@ from vmckpt.migration.recovery import resume as recovery_resume
 from vmckpt.migration.replay import ReplayReport
 from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import MigrateRequest, Setting
-from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Mode, Outcome, OutsideView
 from vmckpt.model.recovery import Settled
 from vmckpt.policy import loader, select
-from vmckpt.policy.model import Policy
 from vmckpt.recovery import Recovered
 from vmckpt.util import plugins
 
 
-async def migrate(
-    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
-) -> MigrationReport:
+async def migrate(controller: Controller, request: MigrateRequest) -> MigrationReport:
     """See migration.service.migrate; finds the guest's host if the request does not name it.
 
     Raises ReadOnly, as everything here that acts, if only looking is allowed.
     """
+    inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
         inventory.may_act()
-    setting = await _put_in_order_and_find(inventory, policies, request, caller)
+    setting = await _put_in_order_and_find(controller, request)
     report = await service.migrate(setting, request, caller)
     if report.outcome is not Outcome.UNKNOWN or report.job is None:
         return report
@@ -59,31 +57,28 @@ async def migrate(
     return replace(report, outcome=outcome, warnings=(*report.warnings, *said))
 
 
-async def _put_in_order_and_find(
-    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
-) -> Setting:
+async def _put_in_order_and_find(controller: Controller, request: MigrateRequest) -> Setting:
     """What dead controllers left is put in order first; meanwhile the guest is looked for."""
+    inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if request.dry_run:
-        return await _setting(inventory, policies, request, caller)
+        return await _setting(controller, request)
     await asyncio.to_thread(jobs.require_not_delegated, request.guest)
     first = asyncio.create_task(recovering.recover_before(inventory, policies, caller))
     try:
-        setting = await _setting(inventory, policies, request, caller)
+        setting = await _setting(controller, request)
     except VmckptError:
         if not await first:
             raise
-        return await _setting(inventory, policies, request, caller)
+        return await _setting(controller, request)
     if await first:
-        return await _setting(inventory, policies, request, caller)
+        return await _setting(controller, request)
     return setting
 
 
-async def plan(
-    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
-) -> tuple[Plan, Host, Host]:
+async def plan(controller: Controller, request: MigrateRequest) -> tuple[Plan, Host, Host]:
     """What a migration would be, by migration.service.plan; and its source and target."""
-    setting = await _setting(inventory, policies, request, caller)
-    return await service.plan(setting, request, caller), setting.source, setting.target
+    setting = await _setting(controller, request)
+    return await service.plan(setting, request, controller.caller), setting.source, setting.target
 
 
 def _observer(control: Path) -> OutsideView | None:
@@ -91,9 +86,8 @@ def _observer(control: Path) -> OutsideView | None:
     return next((made(control) for _, made in plugins.added("vmckpt.observers")), None)
 
 
-async def _setting(
-    inventory: Inventory, policies: Sequence[Policy], request: MigrateRequest, caller: Caller
-) -> Setting:
+async def _setting(controller: Controller, request: MigrateRequest) -> Setting:
+    inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     target = inventory.host(request.to)
     source = inventory.host(request.from_) if request.from_ else None
     if source is None:
@@ -103,13 +97,12 @@ async def _setting(
     return Setting(source=source, target=target, policies=policies, outside=watcher)
 
 
-async def recover(
-    inventory: Inventory, policies: Sequence[Policy], caller: Caller, *, dry_run: bool
-) -> list[Recovered]:
+async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
     """Look at every operation that nobody attends, and finish or undo it.
 
     What still runs in libvirt is watched to its end; `caller.stop` ends the watching alone.
     """
+    inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not dry_run:
         inventory.may_act()
     return await recovering.recover_all(inventory, policies, caller, dry_run=dry_run)
@@ -164,13 +157,12 @@ def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
         return jobs.control(journal, job, RequestKind.GO_ON, {})
 
 
-async def resume(
-    inventory: Inventory, policies: Sequence[Policy], job: str, caller: Caller
-) -> MigrationReport:
+async def resume(controller: Controller, job: str) -> MigrationReport:
     """Go on with a broken post-copy whose controller has ended.
 
     Raises BadInput if there is nothing to resume, GuestLocked if somebody is at it.
     """
+    inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     inventory.may_act()
     with jobs.open_journal() as journal:
         operation = journal.operation(job, ended=True)

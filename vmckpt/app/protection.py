@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.app import fleet
+from vmckpt.app.controller import Controller
 from vmckpt.app.snapshots import host_of
 from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs, maintenance
 from vmckpt.journal.records import Operation
-from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.policy import select
-from vmckpt.policy.model import Policy
 from vmckpt.policy.select import Subject
 from vmckpt.protection import active, adopt, agent_client, resync, start, stop, test_failover
 from vmckpt.protection import status as protection_status
@@ -47,10 +46,9 @@ class Request:
     """The standby takes the images that the guest had there before."""
 
 
-async def protect(
-    inventory: Inventory, policies: Sequence[Policy], request: Request, caller: Caller, told: Told
-) -> Protected:
+async def protect(controller: Controller, request: Request, told: Told) -> Protected:
     """See protection.start.protect; finds the guest's host, and the policy that is for it."""
+    inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
         inventory.may_act()
     found = await fleet.guests(inventory)
@@ -108,19 +106,21 @@ def _to(request: Request, earlier: Earlier | None, host: str) -> str:
 
 
 async def unprotect(
-    inventory: Inventory, guest: str, caller: Caller, *, lost_journal: bool = False
+    controller: Controller, guest: str, *, lost_journal: bool = False
 ) -> StopResult:
     """See protection.stop.unprotect, and `_known`."""
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
-    known = await _known(inventory, guest, caller, lost_journal=lost_journal)
+    known = await _known(controller, guest, lost_journal=lost_journal)
     return await stop.unprotect(known, caller)
 
 
 async def _known(
-    inventory: Inventory, guest: str, caller: Caller, *, lost_journal: bool, dead: bool = False
+    controller: Controller, guest: str, *, lost_journal: bool, dead: bool = False
 ) -> Known:
     """A guest's protection as the journal has it. `lost_journal`: else as its hosts have it, see
     protection.adopt. Raises VmckptError."""
+    inventory, caller = controller.inventory, controller.caller
     if not lost_journal:
         return active.of(inventory, guest)
     if (known := active.find(inventory, guest)) is not None:
@@ -134,26 +134,29 @@ async def _known(
 
 
 async def failover(
-    inventory: Inventory, guest: str, caller: Caller, *, planned: bool = False, dead: bool = False,
+    controller: Controller, guest: str, *, planned: bool = False, dead: bool = False,
     fence: bool = False, lost_journal: bool = False,
 ) -> StopResult:  # fmt: skip
     """See protection.stop, and `_known`. `planned` goes with neither of the others, nor `dead` with
     `fence`; `lost_journal` goes with `dead` alone."""
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
-    known = await _known(inventory, guest, caller, lost_journal=lost_journal, dead=dead)
+    known = await _known(controller, guest, lost_journal=lost_journal, dead=dead)
     if planned:
         return await stop.planned(known, caller)
     return await stop.failover(known, caller, dead=dead, fence=fence)
 
 
-async def test(inventory: Inventory, guest: str, caller: Caller) -> TestedFailover:
+async def test(controller: Controller, guest: str) -> TestedFailover:
     """See protection.test_failover.begin."""
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     return await test_failover.begin(active.of(inventory, guest), caller)
 
 
-async def end_test(inventory: Inventory, guest: str, caller: Caller) -> TestedFailover:
+async def end_test(controller: Controller, guest: str) -> TestedFailover:
     """See protection.test_failover.end."""
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     return await test_failover.end(active.of(inventory, guest), caller)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from vmckpt.app import evacuation
 from vmckpt.app import hosts as app_hosts
+from vmckpt.app.controller import Controller
 from vmckpt.app.evacuation import Emptying
 from vmckpt.errors import BadInput, Blocked, Cancelled, GuestsRemaining, HookFailed, RemoteError
 from vmckpt.evacuation.plan.plan import Plan
@@ -14,10 +15,8 @@ from vmckpt.evacuation.report import Report
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity, maintenance
-from vmckpt.model.events import Caller
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host
-from vmckpt.policy.model import Policy
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Seconds, show_seconds
 
@@ -74,13 +73,14 @@ Show = Callable[[Plan], None]
 
 
 async def roll(
-    inventory: Inventory, policies: Sequence[Policy], hosts: Sequence[str], options: RollingOptions,
-    caller: Caller, *, show: Show, abort: asyncio.Event,
+    controller: Controller, hosts: Sequence[str], options: RollingOptions,
+    *, show: Show, abort: asyncio.Event,
 ) -> list[Rolled]:  # fmt: skip
     """One host after the other; the first that goes wrong is the last, and stays in maintenance.
 
     Raises Blocked, GuestsRemaining, HookFailed, RemoteError, Cancelled.
     """
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     chosen = [inventory.host(name) for name in hosts]
     without = [one.name for one in chosen if one.ssh is None]
@@ -95,7 +95,7 @@ async def roll(
         if caller.stop.is_set():
             raise Cancelled(f"stopped before {host.name}; it and what follows are untouched")
         await asyncio.to_thread(_free, [host.name], options.why)
-        done.append(await _one(inventory, policies, host, options, caller, show=show, abort=abort))
+        done.append(await _one(controller, host, options, show=show, abort=abort))
     return done
 
 
@@ -114,11 +114,13 @@ def _free(hosts: Sequence[str], why: str) -> None:
 
 
 async def _one(
-    inventory: Inventory, policies: Sequence[Policy], host: Host, options: RollingOptions,
-    caller: Caller, *, show: Show, abort: asyncio.Event,
+    controller: Controller, host: Host, options: RollingOptions,
+    *, show: Show, abort: asyncio.Event,
 ) -> Rolled:  # fmt: skip
+    inventory, caller = controller.inventory, controller.caller
+
     async def through(task: Task, before: str | None = None) -> Report:
-        async with Emptying(inventory, policies, task, caller) as emptying:
+        async with Emptying(controller, task) as emptying:
             plan = await emptying.plan()
             show(plan)
             if plan.left:

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from vmckpt import recovery as recovering
 from vmckpt.app import fleet, snapshot_store, snapshots
+from vmckpt.app.controller import Controller
 from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
@@ -146,20 +147,21 @@ def _setting(
     ring = snapshots.keyring()
     shelves = Shelves(lambda name: snapshot_store.open_store(inventory, name), ring.trusted)
 
-    def calling(stop: asyncio.Event) -> Caller:
+    def acting(stop: asyncio.Event) -> Controller:
         def warn(line: str) -> None:
             tell(Told(event="warning", text=line))
 
-        return Caller(emit=lambda _: None, warn=warn, stop=stop)
+        caller = Caller(emit=lambda _: None, warn=warn, stop=stop)
+        return Controller(inventory=inventory, policies=policies, caller=caller)
 
     async def take(work: CreateSnapshot, stop: asyncio.Event) -> Taken:
         request = TakeRequest(guest=work.guest, memory=work.memory, tags={SCHEDULE: work.schedule})
-        return await snapshots.take(inventory, work.store, request, calling(stop))
+        return await snapshots.take(acting(stop), work.store, request)
 
     async def cut(work: CreateGroup, stop: asyncio.Event) -> GroupTaken:
         request = TakeRequest(guest="", tags={SCHEDULE: work.schedule})
         names = [uuid for uuid, _, _ in work.guests]
-        return await snapshots.take_group(inventory, work.store, names, request, calling(stop))
+        return await snapshots.take_group(acting(stop), work.store, names, request)
 
     return Setting(
         stores=tuple(inventory.stores),

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vmckpt.app import fleet
+from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, HostUnreachable, NotInStore, StoreError, at_host
 from vmckpt.inventory import Inventory
 from vmckpt.journal import location, maintenance
 from vmckpt.model.disk import StorePlace
-from vmckpt.model.events import Caller
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.snapshot import catalog, create
@@ -60,10 +60,9 @@ def init(inventory: Inventory, name: str | None) -> str:
     return store.backend.where
 
 
-async def take(
-    inventory: Inventory, store: str | None, request: TakeRequest, caller: Caller
-) -> Taken:
+async def take(controller: Controller, store: str | None, request: TakeRequest) -> Taken:
     """Take a snapshot of a guest, wherever it runs; see snapshot.create.take."""
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     kept_in = inventory.store(store)
     host = host_of(inventory, request.guest, await fleet.guests(inventory))
@@ -90,10 +89,9 @@ def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
 
 
 async def restore(
-    inventory: Inventory,
+    controller: Controller,
     store: str | None,
     request: RestoreRequest,
-    caller: Caller,
     *,
     on: str | None,
     identity: Identity | None,
@@ -102,6 +100,7 @@ async def restore(
     """Bring a snapshot back, on the host it was taken on or another; see snapshot.restore.restore.
 
     Raises Blocked if that is in maintenance, but with `closed_too`: then the guest is there."""
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     opened = await asyncio.to_thread(opened_anywhere, inventory, store, request.snapshot, identity)
     host = inventory.host(on or opened.public.host)
@@ -200,14 +199,14 @@ def listing(
 
 
 async def take_group(
-    inventory: Inventory,
+    controller: Controller,
     store: str | None,
     names: Sequence[str],
     request: TakeRequest,
-    caller: Caller,
 ) -> GroupTaken:
     """Create a snapshot of several guests at one instant, wherever they run; see
     snapshot.group.create."""
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     told = rules.check_names(names)
     kept_in = inventory.store(store)
@@ -219,10 +218,9 @@ async def take_group(
 
 
 async def restore_group(
-    inventory: Inventory,
+    controller: Controller,
     store: str | None,
     request: RestoreRequest,
-    caller: Caller,
     *,
     on: str | None,
     identity: Identity | None,
@@ -231,6 +229,7 @@ async def restore_group(
 
     Raises NotInStore if it is not whole in one store, BadInput.
     """
+    inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     alone = {
         "--as": request.fork, "--folder": request.folder, "--link": request.link_up,

@@ -419,9 +419,10 @@ async def _run(
     order = replace(order, policy=forced)
     story = Story()
     caller = controller.Caller(emit=story.take, warn=output.say, stop=stop)
+    acting = controller.Controller(inventory=known, policies=shelf, caller=caller)
     if not options.dry_run:
-        await evacuation.put_in_order(known, shelf, caller)
-    async with Emptying(known, shelf, order, caller) as emptying:
+        await evacuation.put_in_order(acting)
+    async with Emptying(acting, order) as emptying:
         with story.looking(f"looking at {len(known.hosts)} hosts and their guests"):
             plan = await emptying.plan()
         if options.dry_run and options.json:

@@ -94,7 +94,8 @@ async def _guard(
 
     stop = stop_of(outside)
     caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
-    return await app_guard.guard(inventory, store, request, caller, identity=key, outside=outside)
+    acting = controller.Controller(inventory=inventory, caller=caller)
+    return await app_guard.guard(acting, store, request, identity=key, outside=outside)
 
 
 def stop_of(outside: "Outside") -> asyncio.Event:

@@ -248,7 +248,8 @@ async def _make_ready(inventory: "controller.Inventory", guest: str) -> "Readine
         """It is over before anybody could read."""
 
     caller = controller.Caller(emit=unheard, warn=output.say, stop=asyncio.Event())
-    return await app_hosts.make_ready(inventory, guest, caller)
+    acting = controller.Controller(inventory=inventory, caller=caller)
+    return await app_hosts.make_ready(acting, guest)
 
 
 def _in_words(found: "Readiness", *, dry_run: bool) -> str:

@@ -201,10 +201,11 @@ async def _run(
     options = replace(options, policy=forced)
     story = Story()
     caller = controller.Caller(emit=story.take, warn=output.say, stop=stop)
-    await evacuation.put_in_order(known, shelf, caller)
+    acting = controller.Controller(inventory=known, policies=shelf, caller=caller)
+    await evacuation.put_in_order(acting)
     with story.going(f"roll {', '.join(hosts)}"):
         return await rolling_maintenance.roll(
-            known, shelf, hosts, options, caller, abort=abort,
+            acting, hosts, options, abort=abort,
             # What is shown besides on a terminal would erase what another console has written.
             show=lambda plan: show_plan(
                 plan, output.err if json or output.err.is_terminal else output.out

@@ -232,7 +232,8 @@ async def _run(
     request = dataclasses.replace(request, policy=forced)
     with Progress(f"{request.guest} → {request.to}") as progress:
         caller = controller.Caller(emit=progress.take, warn=output.say, stop=stop)
-        return await migration.migrate(known, shelf, request, caller)
+        acting = controller.Controller(inventory=known, policies=shelf, caller=caller)
+        return await migration.migrate(acting, request)
 
 
 def resume(
@@ -281,7 +282,8 @@ async def _resume(job: str, inventory: Path | None, folder: Path | None) -> Migr
     stop = stop_on_signals("stopping: both parts of the guest stay as they are")
     with Progress(f"resume {job}") as progress:
         caller = controller.Caller(emit=progress.take, warn=output.say, stop=stop)
-        return await migration.resume(known, policies, job, caller)
+        acting = controller.Controller(inventory=known, policies=policies, caller=caller)
+        return await migration.resume(acting, job)
 
 
 def _show(report: MigrationReport) -> None:

@@ -82,9 +82,8 @@ async def _plan(
     stop = stop_on_signals("stopping")
     with Progress(f"plan {request.guest} → {request.to}", warnings=False) as progress:
         caller = controller.Caller(emit=progress.take, warn=output.say, stop=stop)
-        return await migration.plan(
-            known, shelf, dataclasses.replace(request, policy=forced), caller
-        )
+        acting = controller.Controller(inventory=known, policies=shelf, caller=caller)
+        return await migration.plan(acting, dataclasses.replace(request, policy=forced))
 
 
 def _as_json(made: "Plan", source: Host, target: Host) -> dict[str, Any]:

@@ -177,7 +177,8 @@ async def _protect(
     stop = stop_on_signals("stopping: the guest will be as it was")
     told = _Progress()
     caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await protection.protect(inventory, shelf, request, caller, told)
+    acting = controller.Controller(inventory=inventory, policies=shelf, caller=caller)
+    return await protection.protect(acting, request, told)
 
 
 class _Progress:
@@ -262,7 +263,8 @@ async def _unprotect(
 
     stop = stop_on_signals("this ends by itself in a moment")
     caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await protection.unprotect(inventory, guest, caller, lost_journal=lost_journal)
+    acting = controller.Controller(inventory=inventory, caller=caller)
+    return await protection.unprotect(acting, guest, lost_journal=lost_journal)
 
 
 @failover_app.command()
@@ -341,7 +343,8 @@ async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) 
 
     stop = stop_on_signals("what was asked for may happen yet: see vmckpt status")
     caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await protection.failover(inventory, guest, caller, **how)
+    acting = controller.Controller(inventory=inventory, caller=caller)
+    return await protection.failover(acting, guest, **how)
 
 
 async def _test(inventory: "controller.Inventory", guest: str, *, begin: bool) -> "TestedFailover":
@@ -349,7 +352,8 @@ async def _test(inventory: "controller.Inventory", guest: str, *, begin: bool) -
 
     stop = stop_on_signals("the copy is taken away" if begin else "this ends by itself in a moment")
     caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
-    return await (protection.test if begin else protection.end_test)(inventory, guest, caller)
+    acting = controller.Controller(inventory=inventory, caller=caller)
+    return await (protection.test if begin else protection.end_test)(acting, guest)
 
 
 def _show_ended(ended: "StopResult", what: str, *, json: bool) -> None:

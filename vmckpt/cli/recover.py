@@ -100,7 +100,8 @@ async def _run(
     policies = app_policies.survey_policies(known, folder).policies
     stop = stop_on_signals("stopping: what still runs goes on without us")
     caller = controller.Caller(emit=_Log().take, warn=output.say, stop=stop)
-    found = await migration.recover(known, policies, caller, dry_run=dry_run)
+    acting = controller.Controller(inventory=known, policies=policies, caller=caller)
+    found = await migration.recover(acting, dry_run=dry_run)
     return found, await fleet.copies(known, within=_ANSWERS)
 
 

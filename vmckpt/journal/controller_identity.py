@@ -6,7 +6,7 @@ import socket
 from functools import cache
 from pathlib import Path
 
-from vmckpt.journal.records import Controller
+from vmckpt.journal.records import ControllerIdentity
 
 _GONE = ("Z", "X", "x")
 """A process that has ended, whether or not its parent has looked."""
@@ -49,13 +49,15 @@ def _started(pid: int) -> int | None:
     return None if state in _GONE else int(fields[18])
 
 
-def this_process() -> Controller:
+def this_process() -> ControllerIdentity:
     """Ourselves."""
     pid = os.getpid()
-    return Controller(host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or 0)
+    return ControllerIdentity(
+        host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or 0
+    )
 
 
-def is_alive(controller: Controller) -> bool | None:
+def is_alive(controller: ControllerIdentity) -> bool | None:
     """Whether that very process runs; None if it is on another machine and cannot be looked at."""
     if controller.boot == _boot():  # this machine, whatever it was called then
         return _started(controller.pid) == controller.started

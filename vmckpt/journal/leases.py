@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, select, update
 from vmckpt.errors import GuestLocked
 from vmckpt.journal import controller_identity, row_mapping, schema, transactions
 from vmckpt.journal.database import Database
-from vmckpt.journal.records import Controller, Operation, utc
+from vmckpt.journal.records import ControllerIdentity, Operation, utc
 from vmckpt.lease import controller_lease
 from vmckpt.lease.controller_lease import Fence, guest_of, guest_resource
 from vmckpt.units import Seconds
@@ -35,7 +35,7 @@ def acquire(
     resource: str,
     *,
     now: Now,
-    by: Controller | None,
+    by: ControllerIdentity | None,
 ) -> Fence:
     """Take a lease for an operation. Raises GuestLocked if another one holds it."""
     transactions.guard(connection, id_, by=by, active=True)
@@ -70,7 +70,7 @@ def heartbeat(
     ttl: Seconds,
     fence: Fence | None,
     now: Now,
-    by: Controller,
+    by: ControllerIdentity,
 ) -> None:
     """Write down that the controller lives. Raises LeaseLost if it is no longer the controller."""
     transactions.guard(connection, id_, fence=fence, by=by, active=True)
@@ -84,7 +84,7 @@ def take_over(
     operation: Operation,
     *,
     now: Now,
-    by: Controller,
+    by: ControllerIdentity,
 ) -> Fence | None:
     """Make `by` the controller of an operation that is abandoned, and give it the guest's lease.
 
@@ -117,7 +117,7 @@ def take_over(
     return fence
 
 
-def leave(connection: Connection, id_: str, *, by: Controller) -> None:
+def leave(connection: Connection, id_: str, *, by: ControllerIdentity) -> None:
     """Nobody attends an operation from now on that has not ended. Its lease it keeps."""
     transactions.guard(connection, id_, by=by)
     nobody = row_mapping.controlled_by(replace(by, pid=0, started=0))
@@ -125,10 +125,10 @@ def leave(connection: Connection, id_: str, *, by: Controller) -> None:
     connection.execute(update(table).where(table.c.id == id_).values(alive_until=0.0, **nobody))
 
 
-def entrust(connection: Connection, id_: str, to: str, *, by: Controller) -> None:
+def entrust(connection: Connection, id_: str, to: str, *, by: ControllerIdentity) -> None:
     """Agents on hosts go on with an operation; `to` says where. Its lease it keeps."""
     transactions.guard(connection, id_, by=by)
-    agents = row_mapping.controlled_by(Controller(host=to, boot="", pid=0, started=0))
+    agents = row_mapping.controlled_by(ControllerIdentity(host=to, boot="", pid=0, started=0))
     table = schema.operations
     connection.execute(update(table).where(table.c.id == id_).values(alive_until=None, **agents))
 

@@ -64,7 +64,7 @@ class StepState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Controller:
+class ControllerIdentity:
     """The process that runs an operation, so that nobody takes another one for it."""
 
     host: str
@@ -130,7 +130,7 @@ class Operation:
     """user@host."""
     asked_from: str | None
     """Address or terminal that the order came from."""
-    controller: Controller
+    controller: ControllerIdentity
     began_at: float
     ended_at: float | None
     detail: Mapping[str, Any]

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from vmckpt.journal.records import (
-    Controller,
+    ControllerIdentity,
     NewOperation,
     Operation,
     Request,
@@ -21,7 +21,7 @@ from vmckpt.units import Seconds
 
 
 def new_operation(
-    new: NewOperation, controller: Controller, *, asked_by: str, asked_from: str | None
+    new: NewOperation, controller: ControllerIdentity, *, asked_by: str, asked_from: str | None
 ) -> dict[str, Any]:
     """The row of an operation that begins, but for its id and the time."""
     return {
@@ -41,7 +41,7 @@ def new_operation(
     }
 
 
-def controlled_by(controller: Controller) -> dict[str, Any]:
+def controlled_by(controller: ControllerIdentity) -> dict[str, Any]:
     """The columns that name a controller."""
     return {
         "controller_host": controller.host,
@@ -54,9 +54,9 @@ def controlled_by(controller: Controller) -> dict[str, Any]:
 CONTROLLER = ("host", "boot", "pid", "started")
 
 
-def controller(row: RowMapping) -> Controller:
+def controller(row: RowMapping) -> ControllerIdentity:
     """Who runs an operation."""
-    return Controller(
+    return ControllerIdentity(
         host=row["controller_host"],
         boot=row["controller_boot"],
         pid=row["controller_pid"],

@@ -23,7 +23,7 @@ from vmckpt.journal.queries import Reader
 from vmckpt.journal.records import (
     Batch,
     Changes,
-    Controller,
+    ControllerIdentity,
     NewOperation,
     Operation,
     Record,
@@ -84,7 +84,7 @@ class Journal(Reader):
         *,
         asked_by: str | None = None,
         asked_from: str | None = None,
-        controller: Controller | None = None,
+        controller: ControllerIdentity | None = None,
     ) -> str:
         """Write down an operation that begins, run by this process; its id.
 
@@ -117,7 +117,7 @@ class Journal(Reader):
         batch: Batch,
         fence: Fence | None = None,
         *,
-        by: Controller | None = None,
+        by: ControllerIdentity | None = None,
     ) -> None:
         """Everything in `batch`, or nothing.
 
@@ -254,7 +254,7 @@ class Journal(Reader):
 
     # Who may change a guest
 
-    def acquire(self, id_: str, resource: str, *, by: Controller | None = None) -> Fence:
+    def acquire(self, id_: str, resource: str, *, by: ControllerIdentity | None = None) -> Fence:
         """Take a lease for an operation, or show the one it has.
 
         Raises GuestLocked if another operation holds it that has not ended.
@@ -275,7 +275,7 @@ class Journal(Reader):
         ttl: Seconds = controller_lease.TTL,
         fence: Fence | None = None,
         *,
-        by: Controller | None = None,
+        by: ControllerIdentity | None = None,
     ) -> None:
         """This process still runs the operation. Raises LeaseLost if it does not any more."""
         me = by or controller_identity.this_process()
@@ -297,7 +297,7 @@ class Journal(Reader):
             )
         )
 
-    def leave(self, id_: str, *, by: Controller | None = None) -> None:
+    def leave(self, id_: str, *, by: ControllerIdentity | None = None) -> None:
         """Attend an operation no longer, though this process goes on and it has not ended.
 
         Whoever recovers may take it over at once. Raises LeaseLost if somebody has already.
@@ -305,7 +305,7 @@ class Journal(Reader):
         me = by or controller_identity.this_process()
         self._database.write(lambda connection: leases.leave(connection, id_, by=me))
 
-    def entrust(self, id_: str, to: str, *, by: Controller | None = None) -> None:
+    def entrust(self, id_: str, to: str, *, by: ControllerIdentity | None = None) -> None:
         """Leave an operation to agents on hosts, which go on without any controller.
 
         Raises LeaseLost if somebody else has taken it over.
@@ -322,7 +322,7 @@ class Journal(Reader):
         intent: Mapping[str, Any],
         fence: Fence | None,
         *,
-        by: Controller | None = None,
+        by: ControllerIdentity | None = None,
     ) -> int:
         """Write down what is about to be done; the step's number. It is on disk when this returns.
 
@@ -345,7 +345,7 @@ class Journal(Reader):
         result: Mapping[str, Any] | None,
         fence: Fence | None,
         *,
-        by: Controller | None = None,
+        by: ControllerIdentity | None = None,
     ) -> None:
         """Write down what came of a step. Raises LeaseLost like `write`.
 

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, ScalarSelect, Table, func, insert, select
 
 from vmckpt.errors import JournalError, LeaseLost
 from vmckpt.journal import row_mapping, schema
-from vmckpt.journal.records import Controller, Operation
+from vmckpt.journal.records import ControllerIdentity, Operation
 from vmckpt.lease.controller_lease import Fence
 
 
@@ -27,7 +27,7 @@ def guard(
     id_: str,
     *,
     fence: Fence | None = None,
-    by: Controller | None = None,
+    by: ControllerIdentity | None = None,
     active: bool = False,
 ) -> None:
     """Lock an operation and see that it is still run by who asks: LeaseLost if not.

@@ -13,7 +13,7 @@ from typing import Any
 
 from vmckpt.errors import BadInput
 from vmckpt.journal.jobs import JobView
-from vmckpt.journal.records import MAINTENANCE, Controller, Operation, State
+from vmckpt.journal.records import MAINTENANCE, ControllerIdentity, Operation, State
 from vmckpt.migration.run.actions import Action, SetThrottle, SwitchToPostcopy
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState, HostNow, SnapshotNow
 from vmckpt.model.migration import AutoConverge, Mode
@@ -369,7 +369,7 @@ def operation(id_: str, kind: str, guest: str, began: float, **more: Any) -> Ope
         ("guest_uuid", "source", "target", "policy", "mode", "phase", "outcome", "asked_from",
          "ended_at", "report")
     )  # fmt: skip
-    controller = Controller(host="desk1", boot="simulated", pid=4321, started=1)
+    controller = ControllerIdentity(host="desk1", boot="simulated", pid=4321, started=1)
     known |= {"state": "running", "asked_by": WHO, "controller": controller, "detail": {}, **more}
     return Operation(id=id_, kind=kind, guest=guest, began_at=began, **known)
 
@@ -382,7 +382,7 @@ def over(one: Operation, outcome: str, at: float, report_: Mapping[str, Any]) ->
 
 def held(host: str, id_: str, since: float, why: str) -> Operation:
     """A host in maintenance."""
-    by = Controller(host="the journal", boot="", pid=0, started=0)
+    by = ControllerIdentity(host="the journal", boot="", pid=0, started=0)
     return operation(id_, MAINTENANCE, host, since, source=host, detail={"why": why}, controller=by)
 
 
@@ -391,6 +391,6 @@ def protection(one: SimulatedProtection) -> Operation:
     return operation(
         one.job, "protect", one.guest.name, one.began, guest_uuid=one.guest.uuid,
         source=one.guest.host, target=one.backup, phase="protecting",
-        controller=Controller(host=one.guest.host, boot="", pid=0, started=0),
+        controller=ControllerIdentity(host=one.guest.host, boot="", pid=0, started=0),
         detail={"automatic": one.automatic},
     )  # fmt: skip

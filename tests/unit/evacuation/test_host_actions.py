@@ -14,6 +14,7 @@ from tests.support.builders import HOST
 from tests.support.sights import answers, at, by, seen, vm
 from vmckpt import inventory
 from vmckpt.app import rolling_maintenance
+from vmckpt.app.controller import Controller
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
 from vmckpt.evacuation import service
 from vmckpt.evacuation.host_actions import Orders, Site
@@ -252,14 +253,18 @@ async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
     monkeypatch.setattr(rolling_maintenance, "_run", runs)
     host: Any = replace(HOST, name="alpha", ssh=object())  # type: ignore[arg-type]
     known_: Any = SimpleNamespace(may_act=lambda: None, host=lambda _: host)
-    overrides = rolling_maintenance.RollingOptions(
+    options = rolling_maintenance.RollingOptions(
         command="systemctl reboot", before=None, after=None, policy=None, limit=Seconds(5.0),
         healthy_in=Seconds(5.0), why="",
     )  # fmt: skip
     caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=stop)
     with pytest.raises(Cancelled, match="nothing was run there"):
         await rolling_maintenance.roll(
-            known_, (), ["alpha"], overrides, caller, show=lambda _: None, abort=asyncio.Event()
+            Controller(inventory=known_, caller=caller),
+            ["alpha"],
+            options,
+            show=lambda _: None,
+            abort=asyncio.Event(),
         )
     assert not ran
 

@@ -11,7 +11,7 @@ from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.report import Report
 from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task
-from vmckpt.journal.records import Controller, Operation
+from vmckpt.journal.records import ControllerIdentity, Operation
 from vmckpt.migration.report import MigrationReport
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.migration import Driver, JobTotals, Outcome
@@ -107,7 +107,7 @@ def protection(target: str, phase: str | None = "protecting") -> Operation:
     return Operation(
         id="p-1", kind="protect", guest="db", guest_uuid="u-9", source="beta", target=target,
         policy=None, mode=None, state="running", phase=phase, outcome=None, asked_by="eve@desk",
-        asked_from=None, controller=Controller(host="beta", boot="", pid=1, started=0),
+        asked_from=None, controller=ControllerIdentity(host="beta", boot="", pid=1, started=0),
         began_at=0.0, ended_at=None, detail={}, report=None,
     )  # fmt: skip
 

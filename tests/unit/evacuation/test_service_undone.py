@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from vmckpt.app.controller import Controller
 from vmckpt.app.evacuation import Emptying
 from vmckpt.errors import Blocked, Cancelled, GuestLocked, VmckptError
 from vmckpt.evacuation import service
@@ -34,7 +35,8 @@ async def refused(
     nowhere = Inventory(path=Path("hosts.yaml"), hosts={"alpha": ALPHA}, observer=None)
     caller = Caller(emit=lambda _: None, warn=print, stop=asyncio.Event())
     task = Task(kind=kind, host="alpha")
-    emptying = Emptying(nowhere, loader.load_all(None), task, caller)
+    acting = Controller(inventory=nowhere, policies=loader.load_all(None), caller=caller)
+    emptying = Emptying(acting, task)
     plan: Any = SimpleNamespace(task=task)
     try:
         await emptying.carry_out(plan, "new memory", asyncio.Event())

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 from tests.support.paths import ROOT
 from vmckpt.errors import JournalError
 from vmckpt.journal import controller_identity, location, schema
-from vmckpt.journal.records import Controller, NewOperation, Record
+from vmckpt.journal.records import ControllerIdentity, NewOperation, Record
 from vmckpt.journal.store import Journal
 from vmckpt.units import Seconds
 
@@ -249,9 +249,9 @@ def test_a_writer_killed_in_the_middle_leaves_whole_batches_and_shows_as_dead(
 def test_a_controller_is_known_by_its_start_and_its_boot() -> None:
     me = controller_identity.this_process()
 
-    def other(**changes: object) -> Controller:
+    def other(**changes: object) -> ControllerIdentity:
         fields = {"host": me.host, "boot": me.boot, "pid": me.pid, "started": me.started}
-        return Controller(**{**fields, **changes})  # type: ignore[arg-type]
+        return ControllerIdentity(**{**fields, **changes})  # type: ignore[arg-type]
 
     assert controller_identity.is_alive(me) is True
     assert controller_identity.is_alive(other(started=me.started + 1)) is False

@@ -8,7 +8,14 @@ import pytest
 
 from vmckpt.errors import GuestLocked, JournalError, LeaseLost
 from vmckpt.journal import controller_identity
-from vmckpt.journal.records import Batch, Controller, NewOperation, Operation, Record, StepState
+from vmckpt.journal.records import (
+    Batch,
+    ControllerIdentity,
+    NewOperation,
+    Operation,
+    Record,
+    StepState,
+)
 from vmckpt.journal.store import Journal
 from vmckpt.lease import controller_lease
 from vmckpt.lease.controller_lease import Fence
@@ -16,7 +23,7 @@ from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
 GUEST = "guest/u-1"
-FAR = Controller(host="far", boot="another", pid=7, started=9)
+FAR = ControllerIdentity(host="far", boot="another", pid=7, started=9)
 DEAD = replace(controller_identity.this_process(), started=1)
 NOTED = Record(kind="noted", at=Seconds(1.0), values={})
 
@@ -42,7 +49,7 @@ def journal(place: Path | str, clock: Clock) -> Iterator[Journal]:
         yield made
 
 
-def held(journal: Journal, controller: Controller | None = None) -> tuple[str, Fence]:
+def held(journal: Journal, controller: ControllerIdentity | None = None) -> tuple[str, Fence]:
     """An operation with the lease on its guest."""
     id_ = journal.begin(WEB1, asked_by="eve@desk", controller=controller)
     return id_, journal.acquire(id_, GUEST)

@@ -9,6 +9,7 @@ import pytest
 
 from vmckpt import inventory
 from vmckpt.app import snapshots
+from vmckpt.app.controller import Controller
 from vmckpt.errors import BadInput, Blocked, GuestLocked, JournalError, OrphanedJobs
 from vmckpt.journal import jobs, maintenance
 from vmckpt.journal import location as locations
@@ -60,8 +61,9 @@ async def test_nothing_is_restored_there_but_what_is_there(monkeypatch: pytest.M
     maintenance.enter("alpha", "")
 
     async def order(**how: Any) -> None:
+        acting = Controller(inventory=known, caller=caller)
         request = RestoreRequest(snapshot="s-1")
-        await snapshots.restore(known, None, request, caller, identity=None, **how)
+        await snapshots.restore(acting, None, request, identity=None, **how)
 
     with pytest.raises(Blocked, match="alpha: it is in maintenance"):
         await order(on=None)

@@ -11,13 +11,20 @@ from pathlib import Path
 import pytest
 
 from tests.unit.journal.test_recorder import sampled, until
+from vmckpt.app import controller as app_controller
 from vmckpt.app import migration
 from vmckpt.errors import BadInput, GuestLocked, JournalError, LeaseLost, OrphanedJobs
 from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.records import Controller, NewOperation, Operation, RequestKind, StepState
+from vmckpt.journal.records import (
+    ControllerIdentity,
+    NewOperation,
+    Operation,
+    RequestKind,
+    StepState,
+)
 from vmckpt.journal.store import Journal
 from vmckpt.lease import controller_lease
 from vmckpt.model.events import Caller, PhaseChanged
@@ -26,7 +33,7 @@ from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
 GUEST = "guest/u-1"
-FAR = Controller(host="far", boot="another", pid=7, started=9)
+FAR = ControllerIdentity(host="far", boot="another", pid=7, started=9)
 NO_HOSTS = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
 NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
 DEAD = replace(controller_identity.this_process(), started=1)
@@ -300,5 +307,5 @@ async def test_only_a_migration_is_resumed(
         journal.entrust(id_, "alpha")
     before = journal.operation(id_)
     with pytest.raises(BadInput, match=says):
-        await migration.resume(NO_HOSTS, (), id_, NOBODY)
+        await migration.resume(app_controller.Controller(inventory=NO_HOSTS, caller=NOBODY), id_)
     assert journal.operation(id_).controller == before.controller

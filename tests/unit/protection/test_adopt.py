@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from tests.support.builders import GUEST
 from vmckpt import inventory
 from vmckpt.app import fleet, protection
+from vmckpt.app.controller import Controller
 from vmckpt.cli.app import app
 from vmckpt.errors import BadInput, GuestLocked, VmckptError
 from vmckpt.inventory import Inventory
@@ -85,7 +86,8 @@ class World:
         text = "hosts: {alpha: {uri: 'qemu:///system'}, beta: {uri: 'qemu+tls://beta/system'}}\n"
         text += "lease: postgresql://vm@witness/vm\n"
         self.inventory = inventory.parse(text, Path("hosts.yaml"))
-        self.caller = Caller(emit=lambda _: None, warn=self.warned.append, stop=asyncio.Event())
+        caller = Caller(emit=lambda _: None, warn=self.warned.append, stop=asyncio.Event())
+        self.acting = Controller(inventory=self.inventory, caller=caller)
 
     async def guests(self, _: Inventory) -> tuple[list[Any], Mapping[str, str]]:
         host = self.inventory.host("alpha")
@@ -112,9 +114,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def test_it_is_written_down_anew_and_ended_like_any_other(world: World) -> None:
     with pytest.raises(BadInput, match="web1 is not protected"):
-        await protection.unprotect(world.inventory, "web1", world.caller)
+        await protection.unprotect(world.acting, "web1")
     with pytest.raises(BadInput, match="far enough"):
-        await protection.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
+        await protection.unprotect(world.acting, "web1", lost_journal=True)
     (known,) = world.ended
     assert (known.primary.name, known.backup.name, known.session) == ("alpha", "beta", "5e55")
     assert (known.lease, known.watched) == ("postgresql://vm@witness/vm", False)
@@ -128,20 +130,18 @@ async def test_it_is_written_down_anew_and_ended_like_any_other(world: World) ->
     # Asked again, it is the journal's: hosts are not asked.
     world.told = {}
     with pytest.raises(BadInput, match="far enough"):
-        await protection.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
+        await protection.unprotect(world.acting, "web1", lost_journal=True)
     assert world.ended[1].operation.id == operation.id
 
 
 async def test_a_standby_runs_by_a_persons_word_though_the_journal_is_lost(world: World) -> None:
     world.told = {"alpha": SILENT, "beta": {**BACKUP, "has_lease": False}}
     with pytest.raises(GuestLocked, match="failover web1 --host-is-off --lost-journal"):
-        await protection.unprotect(world.inventory, "web1", world.caller, lost_journal=True)
+        await protection.unprotect(world.acting, "web1", lost_journal=True)
     with pytest.raises(BadInput, match="is not protected"):
-        await protection.failover(world.inventory, "web1", world.caller, dead=True)
+        await protection.failover(world.acting, "web1", dead=True)
     with pytest.raises(BadInput, match="far enough"):
-        await protection.failover(
-            world.inventory, "web1", world.caller, dead=True, lost_journal=True
-        )
+        await protection.failover(world.acting, "web1", dead=True, lost_journal=True)
     (known,) = world.ended
     assert (known.backup.name, known.lease) == ("beta", None)
     (operation,) = active.active()

@@ -8,7 +8,7 @@ import pytest
 
 from vmckpt import inventory
 from vmckpt.errors import BadInput, Blocked, RemoteError, VmckptError
-from vmckpt.journal.records import Controller, Operation
+from vmckpt.journal.records import ControllerIdentity, Operation
 from vmckpt.model.disk import Room
 from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
@@ -28,7 +28,7 @@ TERMS = Protection(interval=Seconds(0.1), failover=Failover.AUTOMATIC, lease=Sec
 OPERATION = Operation(
     id="p-1", kind="protect", guest="web1", guest_uuid="u-1", source="alpha", target="beta",
     policy=None, mode=None, state="running", phase=None, outcome=None, asked_by="eve@desk",
-    asked_from=None, controller=Controller(host="alpha", pid=1, started=0, boot=""), began_at=0.0,
+    asked_from=None, controller=ControllerIdentity(host="alpha", pid=1, started=0, boot=""), began_at=0.0,
     ended_at=None, detail={"automatic": True, "terms": TERMS.as_json()}, report=None,
 )  # fmt: skip
 """Protected on beta, by words of its own."""

@@ -13,6 +13,7 @@ import pytest
 from tests.support.builders import GUEST
 from tests.support.stocking import Stock, flip, stocked
 from vmckpt.app import controller, fleet, scheduler, snapshots
+from vmckpt.app.controller import Controller
 from vmckpt.cli import app
 from vmckpt.errors import BadInput, Cancelled, GuestLocked, HypervisorError, PolicyError
 from vmckpt.inventory import Inventory
@@ -65,8 +66,8 @@ class World:
             host = self.inventory.host("alpha")
             return [(host, one) for one in self.guests], self.silent
 
-        async def take(_: Inventory, store: str, request: TakeRequest, caller: Caller) -> Taken:
-            return await self.take(store, request, caller)
+        async def take(acting: Controller, store: str, request: TakeRequest) -> Taken:
+            return await self.take(store, request, acting.caller)
 
         monkeypatch.setattr(fleet, "guests", guests)
         monkeypatch.setattr(snapshots, "take", take)
@@ -182,9 +183,9 @@ async def test_stopping_gives_up_what_is_being_taken(
 ) -> None:
     begun = asyncio.Event()
 
-    async def slow(_: Inventory, __: str, ___: TakeRequest, caller: Caller) -> Taken:
+    async def slow(acting: Controller, _: str, __: TakeRequest) -> Taken:
         begun.set()
-        await caller.stop.wait()
+        await acting.caller.stop.wait()
         raise Cancelled("stopped")
 
     monkeypatch.setattr(snapshots, "take", slow)

@@ -92,10 +92,11 @@ def create(
         _show_taken(taken)
 
 
-def _caller(words: str) -> "controller.Caller":
+def _controller(inventory: "controller.Inventory", words: str) -> "controller.Controller":
     from vmckpt.app import controller
 
-    return controller.Caller(emit=Ticker().take, warn=output.say, stop=stop_on_signals(words))
+    caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop_on_signals(words))
+    return controller.Controller(inventory=inventory, caller=caller)
 
 
 async def _create(
@@ -103,8 +104,8 @@ async def _create(
 ) -> "Taken":
     from vmckpt.app import snapshots
 
-    caller = _caller("stopping: the guest will be as it was")
-    return await snapshots.take(inventory, store, request, caller)
+    acting = _controller(inventory, "stopping: the guest will be as it was")
+    return await snapshots.take(acting, store, request)
 
 
 async def _create_group(
@@ -112,8 +113,8 @@ async def _create_group(
 ) -> "GroupTaken":
     from vmckpt.app import snapshots
 
-    caller = _caller("stopping: the guests will be as they were")
-    return await snapshots.take_group(inventory, store, group.split(","), request, caller)
+    acting = _controller(inventory, "stopping: the guests will be as they were")
+    return await snapshots.take_group(acting, store, group.split(","), request)
 
 
 def _show_group(cut: "GroupTaken") -> None:

@@ -64,10 +64,10 @@ def boot_all(
     async def run() -> "tuple[Booted, ...]":
         stop = stop_on_signals("stopping: the restored guest will be taken away")
         caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
+        acting = controller.Controller(inventory=inventory, caller=caller)
         return await boot_test.boot(
-            inventory, store, words, caller,
-            on=on, folder=None if scratch is None else str(scratch), watch=watch or WATCH,
-            identity=key, each=_say,
+            acting, store, words, on=on, folder=None if scratch is None else str(scratch),
+            watch=watch or WATCH, identity=key, each=_say,
         )  # fmt: skip
 
     return asyncio.run(run())

@@ -154,5 +154,6 @@ async def _restore(
     becomes = "it is told how each guest stands" if whole else "disks will be as before"
     stop = stop_on_signals(f"stopping: {becomes}")
     caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
+    acting = controller.Controller(inventory=inventory, caller=caller)
     back = snapshots.restore_group if whole else snapshots.restore
-    return await back(inventory, store, request, caller, on=on, identity=key)
+    return await back(acting, store, request, on=on, identity=key)

@@ -363,9 +363,7 @@ class Migration:
         if self._step_log is not None:
             self._step_log.answer(request, ok=refusal is None, text=refusal or said)
 
-    async def _recover(
-        self, order: MoveOrder, error: HypervisorError
-    ) -> HypervisorError | None:
+    async def _recover(self, order: MoveOrder, error: HypervisorError) -> HypervisorError | None:
         """Resume a broken post-copy until it is whole or the operator is asked; the last error."""
         last: HypervisorError | None = error
         while last is not None and not self._mending.given_up:

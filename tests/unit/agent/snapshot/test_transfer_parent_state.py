@@ -11,7 +11,7 @@ import pytest
 from vmckpt.agent.snapshot import transfer_parent_state
 from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput
-from vmckpt.journal.records import Controller, Operation
+from vmckpt.journal.records import ControllerIdentity, Operation
 from vmckpt.model.disk import line_folder
 from vmckpt.snapshot.create import left_behind
 from vmckpt.store import parent_state
@@ -125,7 +125,7 @@ def past(source: str | None, store: str, outcome: str = "completed", id_: str = 
     return Operation(
         id="job", kind="snapshot", guest="web1", guest_uuid="u-1", source=source, target=None,
         mode=None, policy=None, state="ended", phase=None, outcome=outcome, asked_by="me@here",
-        asked_from=None, controller=Controller(host="here", boot="b", pid=1, started=1),
+        asked_from=None, controller=ControllerIdentity(host="here", boot="b", pid=1, started=1),
         began_at=0.0, ended_at=1.0, detail={"store": store}, report={"id": id_},
     )  # fmt: skip
 
