@@ -57,6 +57,31 @@ class _Sender:
         self._line.seal(number, base, final, tuple(epoch.changed))
 
 
+class _Guest:
+    """What the loop has done to the guest, which is the world's."""
+
+    disks = None
+
+    def __init__(self, agent: Any, monitor: Any, lease_holder: Any) -> None:
+        self._agent, self._monitor, self._lease_holder = agent, monitor, lease_holder
+
+    def note_unprotected(self, unprotected: bool) -> None:
+        noted = fakes.File(teardown.ALONE)
+        (noted.touch if unprotected else noted.unlink)()
+
+    def note_switchover(self) -> None:
+        fakes.File("switching").touch()
+
+    def hand_over(self, line: Any) -> None:
+        handover.hand_over(
+            _SESSION, fakes.FOLDER, line, lease_holder=self._lease_holder,
+            process=self._agent._process, stopped=0.0,
+        )  # fmt: skip
+
+    def resume(self) -> None:
+        _Agent.resume(self._agent, self._monitor)
+
+
 def _primary(
     life: int, fields: Fields, *, is_alone: bool = False
 ) -> tuple[Primary, fakes.ModelTenure]:
@@ -64,6 +89,7 @@ def _primary(
     held_tenure = fakes.ModelTenure("main", life)
     monitor: Any = fakes.Monitor()
     output, quiet = fakes.Buffers(), fakes.Quiet()
+    mirrors: Any = SimpleNamespace(begin_again=lambda: do("mirrors"), end=lambda: do("no mirrors"))
     agent = _agent()
     parts: Any = SimpleNamespace(
         monitor=monitor, memory=fakes.Quiet(), finder=None, logs=[], disks=None, buffers=output,
@@ -71,16 +97,9 @@ def _primary(
                           still=lambda _: None),
         lease_holder=held_tenure, requests=fakes.Wishes(),
         leave=SoloPermission(needed=False), status=quiet,
-        mirrors=SimpleNamespace(begin_again=lambda: do("mirrors"), end=lambda: do("no mirrors")),
+        mirrors=mirrors,
         begun=False, held=False, whole=False, devices=fakes.Devices(),
-        is_alone=is_alone, alone=lambda on: (fakes.File(teardown.ALONE).touch if on
-                          else fakes.File(teardown.ALONE).unlink)(),
-        switching=lambda: fakes.File("switching").touch(),
-        go_on=lambda: _Agent._resume(agent, monitor),
-        switch=lambda line: handover.hand_over(
-            _SESSION, fakes.FOLDER, line, lease_holder=held_tenure, process=agent._process,
-            stopped=0.0,
-        ),
+        unprotected=is_alone, guest=_Guest(agent, monitor, held_tenure),
     )  # fmt: skip
     one: Any = Primary(_choosing(_SESSION), fakes.FOLDER, parts)
     one._number, one._acked, flight, one._whole, one._valid, one._begun, one._held = fields
@@ -117,7 +136,7 @@ def _kept(one: Primary) -> Fields:
 
 def _agent() -> Any:
     return SimpleNamespace(
-        _session=_SESSION, _folder=fakes.FOLDER, _process=fakes.Process(), _page=fakes.Page(),
+        _session=_SESSION, folder=fakes.FOLDER, _process=fakes.Process(), _page=fakes.Page(),
         _undo=fakes.UNDO,
     )  # fmt: skip
 
@@ -135,7 +154,7 @@ def begin(life: int, _: Fields) -> Next:
     if _Agent._was_given_away(agent, held_tenure):
         return "over", ()
     monitor: Any = fakes.Monitor()
-    _Agent._resume(agent, monitor)
+    _Agent.resume(agent, monitor)
     begun = do("mirrors")
     alone = teardown.is_alone(fakes.FOLDER)
     found = primary.found_filters(_SESSION, fakes.FOLDER, monitor, alone=alone)

@@ -73,7 +73,7 @@ def _speaks_alone_first(self: Primary, why: str) -> bool:
     self._valid = False
     self._let_out()
     self._parts.lease_holder.invalidate()
-    self._parts.alone(True)
+    self._parts.guest.note_unprotected(True)
     self._whole = self._begun = False
     return True
 

@@ -83,16 +83,17 @@ _OUTPUT_ORDER = (
     Mutation(
         name="missing-filter-ignored", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/loop.py",
-        old="        if not (self._held or self._parts.is_alone):",
-        new="        if self._held and self._parts.is_alone:",
+        old="        if not (self._held or self._parts.unprotected):",
+        new="        if self._held and self._parts.unprotected:",
         suite=_ALONE,
         breaks="A new agent lets output out while the standby may still take over.",
     ),
     Mutation(
         name="first-copy-keeps-standby-valid", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/loop.py",
-        old="        self._parts.lease_holder.invalidate()\n        self._parts.alone(True)",
-        new="        self._parts.alone(True)",
+        old="        self._parts.lease_holder.invalidate()\n"
+        "        self._parts.guest.note_unprotected(True)",
+        new="        self._parts.guest.note_unprotected(True)",
         suite=_PRIMARY,
         breaks="A standby that is copied anew may take over half-copied.",
     ),

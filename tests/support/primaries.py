@@ -261,13 +261,13 @@ class LeaseHolder:
         self.lost = False
         self.unreachable = False
         self.validated = True
-        self.busy = 0
+        self.at_work = 0
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        self.busy += 1
+    def busy(self) -> Iterator[None]:
+        self.at_work += 1
         yield
-        self.busy -= 1
+        self.at_work -= 1
 
     def check(self) -> None:
         if self.lost:
@@ -281,6 +281,32 @@ class LeaseHolder:
             raise VmckptError("the witness gave no answer")
         self.token += 1
         self._events.append("invalidated")
+
+
+class Guest:
+    """Notes what is done to it."""
+
+    def __init__(self, events: list[str], disk: GuestDisk) -> None:
+        self._events, self._disk = events, disk
+
+    def note_unprotected(self, unprotected: bool) -> None:
+        self._events.append("alone" if unprotected else "not alone")
+
+    def note_switchover(self) -> None:
+        self._events.append("switching")
+
+    def hand_over(self, line: PeerConnection) -> None:
+        self._events.append("given away")
+        line.send(End(why="switched"))
+
+    def resume(self) -> None:
+        self._events.append("go on")
+
+    @contextmanager
+    def disks(self) -> Iterator[list[GuestDisk]]:
+        self._events.append("read")
+        yield [self._disk]
+        self._events.append("read no more")
 
 
 class World:
@@ -297,7 +323,6 @@ class World:
         self.requests, self.status = Requests(), PrimaryStatus()
         self.leave = SoloPermission(needed=terms.needs_leave)
         self.devices = Devices()
-        self.switch: Callable[[PeerConnection], None] = self._switch
         seen = Memory(self.memory.files, folder, stack)
         finder = stack.enter_context(CompareFinder(seen.live, seen.last, most=20))
         self.capturer = Capturer(finder, self.disk, self.events)
@@ -305,12 +330,8 @@ class World:
             "monitor": self.qemu, "memory": seen, "finder": finder, "capturer": self.capturer,
             "logs": [self.disk.log], "buffers": self.held, "lease_holder": self.lease_holder,
             "requests": self.requests, "leave": self.leave, "status": self.status, "begun": True,
-            "held": False, "disks": self._disks,
-            "whole": False, "mirrors": Mirrors(self.qemu, self.events),
-            "alone": lambda on: self.events.append("alone" if on else "not alone"),
-            "switching": lambda: self.events.append("switching"),
-            "go_on": lambda: self.events.append("go on"), "devices": self.devices,
-            "switch": self.switch,
+            "held": False, "whole": False, "mirrors": Mirrors(self.qemu, self.events),
+            "guest": Guest(self.events, self.disk), "devices": self.devices,
         }  # fmt: skip
         self._session = terms
         self.peer = stack.enter_context(Peer(ends, folder, self.events))
@@ -321,20 +342,10 @@ class World:
         noted = [event for event in self.events if event in ("alone", "not alone")]
         return noted[-1:] != ["not alone"]
 
-    def _switch(self, line: PeerConnection) -> None:
-        self.events.append("given away")
-        line.send(End(why="switched"))
-
-    @contextmanager
-    def _disks(self) -> Iterator[list[GuestDisk]]:
-        self.events.append("read")
-        yield [self.disk]
-        self.events.append("read no more")
-
     @contextmanager
     def run(self, **parts: Any) -> Iterator[None]:
         """Protected as long as the block lasts, unless it ends by itself."""
-        self.parts["is_alone"] = self._is_alone()
+        self.parts["unprotected"] = self._is_alone()
         primary = Primary(self._session, self.ends.primary, Parts(**{**self.parts, **parts}))
         self.primary = primary
         thread = threading.Thread(target=self._run, args=(primary,), daemon=True)

@@ -28,8 +28,8 @@ TERMS = Protection(interval=Seconds(0.1), failover=Failover.AUTOMATIC, lease=Sec
 OPERATION = Operation(
     id="p-1", kind="protect", guest="web1", guest_uuid="u-1", source="alpha", target="beta",
     policy=None, mode=None, state="running", phase=None, outcome=None, asked_by="eve@desk",
-    asked_from=None, controller=ControllerIdentity(host="alpha", pid=1, started=0, boot=""), began_at=0.0,
-    ended_at=None, detail={"automatic": True, "terms": TERMS.as_json()}, report=None,
+    asked_from=None, controller=ControllerIdentity(host="alpha", pid=1, started=0, boot=""),
+    began_at=0.0, ended_at=None, detail={"automatic": True, "terms": TERMS.as_json()}, report=None,
 )  # fmt: skip
 """Protected on beta, by words of its own."""
 ROOM = Room(device="8:1", folder="/srv", free=Bytes(9), needed=Bytes(5), grown=Bytes(5))

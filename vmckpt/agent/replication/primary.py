@@ -34,6 +34,7 @@ from vmckpt.replication.primary.memory import Memory
 from vmckpt.replication.primary.network_buffer import Buffers
 from vmckpt.replication.primary.new_nics import Commands
 from vmckpt.replication.primary.solo_permission import SoloPermission
+from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.session import Session, memory_of
 from vmckpt.replication.status import PrimaryStatus
 from vmckpt.replication.watchdog.rules import KillMethod
@@ -64,7 +65,7 @@ class _Agent:
     def __init__(
         self, session: Session, folder: Path, requests: Requests, process: HeldProcess
     ) -> None:
-        self._session, self._folder = session, folder
+        self._session, self.folder = session, folder
         self._requests, self._process = requests, process
         self._status = PrimaryStatus()
         self._leave = SoloPermission(needed=session.needs_leave)
@@ -78,7 +79,7 @@ class _Agent:
         """When the guest last stood still, by time.monotonic()."""
 
     def run(self) -> None:
-        session, folder = self._session, self._folder
+        session, folder = self._session, self.folder
         try:
             with ExitStack() as stack:
                 stack.enter_context(Control(folder, self._answer))
@@ -90,7 +91,7 @@ class _Agent:
                 if self._was_given_away(lease_holder):
                     teardown.switched(session, folder)
                     return
-                self._resume(monitor)
+                self.resume(monitor)
                 stack.enter_context(ClockKeeper(session, folder, self._status))
                 parts = self._parts(monitor, lease_holder, stack)
                 primary = Primary(session, folder, parts)
@@ -112,20 +113,20 @@ class _Agent:
         # The kernel's timer inside QEMU, where there is a lease and we may trace QEMU.
         by_kernel = self._keeper is KillMethod.KERNEL
         return LeaseHolder(
-            session.lease, self._folder, self._page, holder=session.host,
+            session.lease, self.folder, self._page, holder=session.host,
             note=self._status.note, lives=self._process.lives, guard_again=self._guard_again,
             enforcer=LeaseTimer(self._process) if by_kernel else None,
         )  # fmt: skip
 
     def _guard_again(self) -> None:
-        watchdog.start_watchdog(self._session, self._folder, self._process, self._keeper).close()
+        watchdog.start_watchdog(self._session, self.folder, self._process, self._keeper).close()
 
     def _was_given_away(self, lease_holder: LeaseHolder) -> bool:
         """An agent before us died in the middle of a switch: it is given away, or never will be."""
-        if handover.handover_record(self._folder) is not None:
-            handover.resend(self._session, self._folder)
+        if handover.handover_record(self.folder) is not None:
+            handover.resend(self._session, self.folder)
             return True
-        if not (self._folder / _SWITCHING).exists():
+        if not (self.folder / _SWITCHING).exists():
             return False
         try:
             lease_holder.invalidate()
@@ -134,16 +135,16 @@ class _Agent:
             return True
         return False
 
-    def _resume(self, monitor: QmpMonitor) -> None:
-        """The agent before us may have died while the guest stood still."""
-        switching = self._folder / _SWITCHING
+    def resume(self, monitor: QmpMonitor) -> None:
+        """Let the guest go on, if it stands still for a switch or for an agent that died."""
+        switching = self.folder / _SWITCHING
         if self._page.stopped or switching.exists():
             migration_settings.break_off(monitor, self._undo)
             self._page.stopped = 0.0
             switching.unlink(missing_ok=True)
 
     def _parts(self, monitor: QmpMonitor, lease_holder: LeaseHolder, stack: ExitStack) -> Parts:
-        session, folder = self._session, self._folder
+        session, folder = self._session, self.folder
         migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
         memory = Memory(memory_files.files(monitor, self._process), memory_of(folder), stack)
         finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=_ASIDE))
@@ -173,31 +174,24 @@ class _Agent:
             monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs,
             buffers=filters, lease_holder=lease_holder, requests=self._requests,
             leave=self._leave, status=self._status,
-            mirrors=mirrors, disks=mirrors.disks, begun=begun, held=held, is_alone=alone,
+            mirrors=mirrors, guest=_Guest(self, monitor, lease_holder, mirrors),
+            begun=begun, held=held, unprotected=alone,
             whole=held and not begun and not lease_holder.acquired,
-            alone=self._alone, switching=self._switching,
-            go_on=lambda: self._resume(monitor),
-            switch=lambda line: handover.hand_over(
-                session, folder, line, lease_holder=lease_holder, process=self._process,
-                stopped=self._stopped,
-            ),
             devices=devices,
         )  # fmt: skip
 
     def _still(self, on: bool) -> None:
         self._stopped = time.monotonic() if on else self._stopped
         # A switch may last: the guard must not take that for hanging.
-        switching = (self._folder / _SWITCHING).exists()
+        switching = (self.folder / _SWITCHING).exists()
         self._page.stopped = boottime() if on and not switching else 0.0
 
-    def _alone(self, on: bool) -> None:
-        if on:
-            teardown.note_alone(self._folder)
-        else:
-            (self._folder / teardown.ALONE).unlink(missing_ok=True)
-
-    def _switching(self) -> None:
-        (self._folder / _SWITCHING).touch()
+    def hand_over(self, line: PeerConnection, lease_holder: LeaseHolder) -> None:
+        """Give the guest away, which stands still."""
+        handover.hand_over(
+            self._session, self.folder, line, lease_holder=lease_holder, process=self._process,
+            stopped=self._stopped,
+        )  # fmt: skip
 
     def _answer(self, told: Mapping[str, Any]) -> dict[str, Any]:
         """What the control socket answers."""
@@ -215,6 +209,31 @@ class _Agent:
             "wished": self._requests.has(Request.PLANNED), "wants_leave": self._leave.wanted,
             **self._status.as_json(),
         }  # fmt: skip
+
+
+class _Guest:
+    """The guest, as the loop has it handled."""
+
+    def __init__(
+        self, agent: _Agent, monitor: QmpMonitor, lease_holder: LeaseHolder, mirrors: Mirrors
+    ) -> None:
+        self._agent, self._monitor, self._lease_holder = agent, monitor, lease_holder
+        self.disks = mirrors.disks
+
+    def note_unprotected(self, unprotected: bool) -> None:
+        if unprotected:
+            teardown.note_alone(self._agent.folder)
+        else:
+            (self._agent.folder / teardown.ALONE).unlink(missing_ok=True)
+
+    def note_switchover(self) -> None:
+        (self._agent.folder / _SWITCHING).touch()
+
+    def hand_over(self, line: PeerConnection) -> None:
+        self._agent.hand_over(line, self._lease_holder)
+
+    def resume(self) -> None:
+        self._agent.resume(self._monitor)
 
 
 def found_filters(

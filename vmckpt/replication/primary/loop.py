@@ -77,6 +77,25 @@ class Devices(Protocol):
         """The same by names alone, which is quick."""
 
 
+class ProtectedGuest(Protocol):
+    """What the loop has done to the guest, and notes for the agents after this one."""
+
+    def disks(self) -> AbstractContextManager[Sequence[Readable]]:
+        """Its disks, to be read while it runs; in the order of the logs."""
+
+    def note_unprotected(self, unprotected: bool) -> None:
+        """Note that the standby is worth nothing, or is again."""
+
+    def note_switchover(self) -> None:
+        """Note that the guest stands still from now on for a switch."""
+
+    def hand_over(self, line: PeerConnection) -> None:
+        """The guest stands still and the backup has all of it: give it away for good."""
+
+    def resume(self) -> None:
+        """A switch came to nothing: the guest goes on, if it stands still for it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What the loop works with."""
@@ -93,25 +112,16 @@ class Parts:
     """To go on without the backup."""
     status: PrimaryStatus
     mirrors: Mirrors
-    disks: Callable[[], AbstractContextManager[Sequence[Readable]]]
-    """The guest's disks, to be read while it runs; in the order of the logs."""
+    guest: ProtectedGuest
     begun: bool
     """The mirrors have just begun: the backup must begin anew."""
     held: bool
     """An agent before us has put the filters in their place, and output waits."""
     whole: bool
     """A standby that has an epoch may be gone on with."""
-    alone: Callable[[bool], None]
-    """Note for the agents after us that the standby is worth nothing, or is again."""
-    switching: Callable[[], None]
-    """Note that the guest stands still from now on for a switch."""
-    switch: Callable[[PeerConnection], None]
-    """The guest stands still and the backup has all of it: give it away for good, and say so."""
-    go_on: Callable[[], None]
-    """A switch came to nothing: the guest goes on, if it stands still for it."""
     devices: Devices
-    is_alone: bool = False
-    """It is noted that the standby is worth nothing; see `alone`."""
+    unprotected: bool = False
+    """It is noted that the standby is worth nothing; see `ProtectedGuest.note_unprotected`."""
 
 
 _LOOK = Seconds(0.1)
@@ -214,7 +224,7 @@ class Primary:
         """So long after a line that broke another is made, while nothing waits for it."""
         self._look_at_devices = 0.0
         self._first_copy = FirstCopy(
-            monitor=parts.monitor, finder=parts.finder, logs=parts.logs, disks=parts.disks,
+            monitor=parts.monitor, finder=parts.finder, logs=parts.logs, disks=parts.guest.disks,
             requests=parts.requests, status=parts.status,
         )  # fmt: skip
         self.standby_ended = False
@@ -224,7 +234,7 @@ class Primary:
 
     def run(self) -> None:
         """Raises Switched after a planned switch, VmckptError; returns if it shall end."""
-        if not (self._held or self._parts.is_alone):
+        if not (self._held or self._parts.unprotected):
             self._forgo_standby()
         while not self._parts.requests.has(Request.END):
             try:
@@ -269,7 +279,7 @@ class Primary:
         if parts.requests.has(Request.PLANNED):
             # The guest may stand still for it; nobody else may run it yet.
             parts.requests.drop(Request.PLANNED)
-            parts.go_on()
+            parts.guest.resume()
         if self._held:
             if not self._same_devices():
                 self._wait_alone()
@@ -299,7 +309,7 @@ class Primary:
         except VmckptError as exc:
             parts.status.say(f"output waits: that the standby is behind cannot be noted: {exc}")
             return False
-        parts.alone(True)
+        parts.guest.note_unprotected(True)
         self._let_out()
         parts.mirrors.end()
         self._whole = self._begun = False
@@ -322,7 +332,7 @@ class Primary:
                 parts.requests.drop(Request.PLANNED)
                 continue
             if final:
-                parts.switching()
+                parts.guest.note_switchover()
                 sender.bandwidth = None  # the guest stands still for it
             try:
                 self._cycle(line, sender, final=final)
@@ -330,11 +340,11 @@ class Primary:
                 self._discard(exc)
                 continue
             except _Replugged:
-                parts.go_on()
+                parts.guest.resume()
                 self._wait_alone()
                 continue
             if final:
-                parts.switch(line)
+                parts.guest.hand_over(line)
                 raise Switched
         line.send(End(why="the protection has ended"))
         line.expect(End, _ENDS)
@@ -364,7 +374,7 @@ class Primary:
             self._first_copy.run(line, sender, left)
         if not self._held:
             parts.buffers.add()
-            parts.alone(False)
+            parts.guest.note_unprotected(False)
             self._held = True
             self._safe = time.monotonic()
         return sender
@@ -383,7 +393,7 @@ class Primary:
         self._valid = False
         self._again = Seconds(min(2 * self._again, _RARELY))
         self._parts.lease_holder.invalidate()
-        self._parts.alone(True)
+        self._parts.guest.note_unprotected(True)
         self._parts.leave.over()
         self._let_out()
         if not self._begun:
@@ -442,7 +452,7 @@ class Primary:
         """An epoch that is not of one moment: what it holds goes with the next one."""
         parts = self._parts
         parts.memory.doubt(parts.memory.flags(cast("Sequence[Changed]", why.found)))
-        parts.go_on()
+        parts.guest.resume()
         parts.status.say(f"an epoch was discarded and is taken again: {why.message}")
         self._due = time.monotonic()
 

@@ -126,7 +126,7 @@ def test_whoever_hangs_between_two_epochs_is_told_from_one_who_waits(one: World)
     run_state = one.qemu.run_state
 
     def asked() -> str:
-        at_work.append(one.lease_holder.busy > 0)
+        at_work.append(one.lease_holder.at_work > 0)
         return run_state()
 
     one.qemu.run_state = asked  # type: ignore[method-assign]
@@ -164,11 +164,11 @@ def test_all_that_qemu_is_asked_between_epochs_may_hang_and_is_at_work(command: 
 
         def asked(what: str, **more: object) -> object:
             if what == command and one.phase() == Phase.PROTECTING:
-                seen.append(one.lease_holder.busy > 0)
+                seen.append(one.lease_holder.at_work > 0)
             return ask(what, **more)
 
         def looked() -> None:
-            seen.append(command != "query-pci" or one.lease_holder.busy > 0)
+            seen.append(command != "query-pci" or one.lease_holder.at_work > 0)
 
         one.qemu.ask = asked  # type: ignore[method-assign, assignment]
         one.devices.on_look = looked
