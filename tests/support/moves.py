@@ -6,6 +6,7 @@ from typing import Any
 
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.migration.finish import Pair
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
@@ -103,16 +104,16 @@ class Hosts:
             return self._end_source(more) if ours else self._end_target()
         return self._source() if ours else self._target()
 
-    async def status(self, host: Host, guest: str) -> dict[str, Any]:
+    async def status(self, host: Host, guest: str) -> ProtectionStatus:
         self.asked += 1
         try:
-            return await self.order(host, guest, "ask")
+            return parse_answer(await self.order(host, guest, "ask"))
         except RemoteError as exc:
-            return {"error": str(exc), "unreachable": True}
+            return parse_answer({"error": str(exc), "unreachable": True})
 
-    async def both(self, hosts: Mapping[str, Host], guest: str) -> dict[str, dict[str, Any]]:
+    async def both(self, hosts: Mapping[str, Host], guest: str) -> dict[str, ProtectionStatus]:
         told = {name: await self.status(host, guest) for name, host in hosts.items()}
-        return {name: one for name, one in told.items() if one.get("role") or "error" in one}
+        return {name: one for name, one in told.items() if not one.knows_nothing}
 
     def _planned(self) -> None:
         self.source.wished = True

@@ -76,7 +76,7 @@ def rows(entry: Entry) -> Sequence[tuple[str, str]]:
         ("guest", f"{entry['guest']}, {entry['primary']} → {entry['backup']}"),
         ("phase", seen.phase if seen.epoch is None else f"{seen.phase}, epoch {seen.epoch}"),
         ("standby", f"{ready}: {seen.ready_why}"),
-        ("failover", status.diff(entry)),
+        ("failover", status.decided_by(entry)),
     ]
     if seen.in_the_way is not None:
         found.append(("in the way", seen.in_the_way))

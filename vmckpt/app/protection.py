@@ -17,6 +17,7 @@ from vmckpt.policy import select
 from vmckpt.policy.select import Subject
 from vmckpt.protection import active, adopt, agent_client, resync, start, stop, test_failover
 from vmckpt.protection import status as protection_status
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.protection.request import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protection.resync import Earlier
 from vmckpt.protection.start import Told
@@ -27,6 +28,7 @@ from vmckpt.units import Seconds
 
 _AT_ONCE = Seconds(1.0)
 _ANSWERS = Seconds(8.0)
+_NOTHING = ProtectionStatus()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,27 +194,26 @@ async def job_status(
     """
     names = [name for name in (operation.source, operation.target) if name]
     hosts = {name: inventory.hosts[name] for name in names if name in inventory.hosts}
-    silent: dict[str, dict[str, Any]] = {
-        name: {"error": f"{name} is not in the inventory", "unreachable": True}
+    silent = {
+        name: agent_client.unreachable(f"{name} is not in the inventory")
         for name in names if name not in hosts
     }  # fmt: skip
     if at_once:
         takes = await asyncio.gather(*(_takes_calls(host) for host in hosts.values()))
         silent |= {
-            name: agent_client.silent(name)
+            name: agent_client.unreachable(f"{name} is silent")
             for name, yes in zip(hosts, takes, strict=True)
             if not yes
         }
     asked = {name: host for name, host in hosts.items() if name not in silent}
     limit = _ANSWERS if at_once else None
     told = silent | await agent_client.both(asked, operation.guest_uuid or "", limit)
-    if protection_status.has_taken_over(told.get(operation.target or "") or {}):
+    if protection_status.has_taken_over(told.get(operation.target or "", _NOTHING)):
         # The guest's end here must not be older news than its beginning there.
         first = {name: host for name, host in asked.items() if name == operation.source}
         told |= await agent_client.both(first, operation.guest_uuid or "", limit)
-    says = {name: told.get(name) for name in names}
     ready, why = protection_status.readiness(
-        says.get(operation.source or "") or {}, says.get(operation.target or "") or {}
+        told.get(operation.source or "", _NOTHING), told.get(operation.target or "", _NOTHING)
     )
     return {
         "guest": operation.guest, "uuid": operation.guest_uuid, "job": operation.id,
@@ -220,7 +221,7 @@ async def job_status(
         "automatic": bool(operation.detail.get("automatic")),
         "judge": operation.detail.get("judge"),
         "standby": {"ready": ready, "why": why},
-        "says": says,
+        "says": {name: told[name].told if name in told else None for name in names},
     }  # fmt: skip
 
 

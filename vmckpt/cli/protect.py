@@ -9,7 +9,7 @@ from vmckpt.units import show_seconds
 if TYPE_CHECKING:
     from vmckpt.protection.test_failover import TestedFailover
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +25,7 @@ from vmckpt.units import Seconds, parse_seconds, show_bytes
 if TYPE_CHECKING:
     from vmckpt.app import controller
     from vmckpt.app.protection import Request
+    from vmckpt.protection.agent_status import ProtectionStatus
     from vmckpt.protection.request import Protected
     from vmckpt.protection.stop import StopResult
     from vmckpt.protection.test_failover import TestedFailover
@@ -187,7 +188,8 @@ class _Progress:
     def __init__(self) -> None:
         self._said = ""
 
-    def __call__(self, status: dict[str, Any]) -> None:
+    def __call__(self, found: "ProtectionStatus") -> None:
+        status = found.told
         left = status.get("pages_left")
         line = f"{status.get('phase', 'starting')}"
         if left is not None:
@@ -200,7 +202,7 @@ class _Progress:
             output.say(line)
 
 
-def _disks(status: dict[str, Any]) -> str:
+def _disks(status: Mapping[str, Any]) -> str:
     """How far they are, or were when the standby was brought up."""
     if (whole := status.get("disks_bytes")) is None:
         return "disks are compared"
@@ -404,7 +406,7 @@ def _show_status(one: dict[str, Any]) -> None:
 
     ours = one["says"].get(one["primary"]) or {}
     theirs = one["says"].get(one["backup"]) or {}
-    who = protection_status.diff(one)
+    who = protection_status.decided_by(one)
     output.out.print(
         output.styled("bold", f"{one['guest']}:"),
         f"{ours.get('phase') or ours.get('outcome') or ours.get('error') or 'unknown'},"

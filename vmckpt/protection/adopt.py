@@ -4,7 +4,6 @@ it on both hosts, and what they say is written down anew, so that it can be ende
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.inventory import Inventory
@@ -12,6 +11,7 @@ from vmckpt.journal.recorder import JournalStepLog, recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.policy.model import Protection
 from vmckpt.protection import active, agent_client
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.protection.request import Judge
 from vmckpt.protection.steps import Step
 from vmckpt.protection.stop import Known
@@ -29,18 +29,18 @@ class Found:
     has_lease: bool
 
 
-def decide(guest: str, told: Mapping[str, Mapping[str, Any]], *, dead: bool) -> Found:
+def decide(guest: str, told: Mapping[str, ProtectionStatus], *, dead: bool) -> Found:
     """Say which protection of a guest the hosts have, by their answers. Pure.
 
     `dead`: a person says that the guest's host is off; else it must answer, since the standby may
     be all that is left. Raises BadInput, GuestLocked.
     """
-    sides = {name: one for name, one in told.items() if one.get("role") and one.get("session")}
-    silent = sorted(name for name, one in told.items() if "error" in one)
+    sides = {name: one for name, one in told.items() if one.role and one.session}
+    silent = sorted(name for name, one in told.items() if one.error is not None)
     if not sides:
         unknown = f"; {' and '.join(silent)} cannot be asked" if silent else ""
         raise BadInput(f"{guest} is not protected{unknown}", hint="vmckpt status lists them")
-    if any(one.get("moves") is not False for one in sides.values()):
+    if any(one.moves is not False for one in sides.values()):
         raise GuestLocked(
             f"{guest} is being moved by epochs, or was protected by an older release, and the"
             " journal does not know of it",
@@ -64,14 +64,14 @@ def decide(guest: str, told: Mapping[str, Mapping[str, Any]], *, dead: bool) -> 
     return only
 
 
-def _found(name: str, told: Mapping[str, Any]) -> Found:
+def _found(name: str, told: ProtectionStatus) -> Found:
     """What one side says."""
-    here, there = name, str(told["peer"])
-    if told["role"] == "backup":
+    here, there = name, str(told.peer)
+    if told.role == "backup":
         here, there = there, here
     return Found(
-        session=str(told["session"]), primary=here, backup=there,
-        has_lease=bool(told.get("has_lease")),
+        session=str(told.session), primary=here, backup=there,
+        has_lease=told.has_lease,
     )  # fmt: skip
 
 

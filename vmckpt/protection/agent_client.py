@@ -10,6 +10,7 @@ from vmckpt.errors import RemoteError, VmckptError
 from vmckpt.model.events import Event
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_answers
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.units import Seconds
 
 _ANSWERS = Seconds(20.0)
@@ -29,7 +30,7 @@ async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any
     return answer
 
 
-async def request(host: Host, guest: str, **more: Any) -> dict[str, Any]:
+async def request(host: Host, guest: str, **more: Any) -> ProtectionStatus:
     """Ask an agent, or wish something of it, which it answers at once.
 
     Raises VmckptError, also if it has not answered in time: a host that dies in the middle of a
@@ -40,25 +41,24 @@ async def request(host: Host, guest: str, **more: Any) -> dict[str, Any]:
         await asyncio.wait([asked], timeout=_ANSWERS)
         if not asked.done():
             raise RemoteError(f"{host.name} has not answered for {_ANSWERS:g} s")
-        return asked.result()
+        return parse_answer(asked.result())
     finally:
         asked.cancel()  # its connection is left to end by itself
 
 
-async def status(host: Host, guest: str) -> dict[str, Any]:
-    """What the agent there says; {"error", "silent"} if the host cannot be asked. Silent is who
-    does not even take a call."""
+async def status(host: Host, guest: str) -> ProtectionStatus:
+    """What the agent there says; an `error` if the host cannot be asked."""
     try:
         return await request(host, guest)
     except VmckptError as exc:
-        unreachable = isinstance(exc, RemoteError)
+        remote = isinstance(exc, RemoteError)
         silent = isinstance(exc, RemoteError) and exc.silent
-        return {"error": str(exc), "unreachable": unreachable, "silent": silent}
+        return parse_answer({"error": str(exc), "unreachable": remote, "silent": silent})
 
 
 async def both(
     hosts: Mapping[str, Host], guest: str, limit: Seconds | None = None
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, ProtectionStatus]:
     """What all hosts say of a guest's protection, by name; only those that know of one.
 
     `limit`: who has said nothing by then is silent; a link that is cut in the middle of a question
@@ -68,16 +68,19 @@ async def both(
     try:
         if asked:
             await asyncio.wait(asked.values(), timeout=limit)
-        told = {name: one.result() if one.done() else silent(name) for name, one in asked.items()}
+        told = {
+            name: one.result() if one.done() else unreachable(f"{name} is silent")
+            for name, one in asked.items()
+        }
     finally:
         for one in asked.values():
             one.cancel()
-    return {name: one for name, one in told.items() if one.get("role") or "error" in one}
+    return {name: one for name, one in told.items() if not one.knows_nothing}
 
 
-def silent(name: str) -> dict[str, Any]:
+def unreachable(why: str) -> ProtectionStatus:
     """What is known of a host that says nothing."""
-    return {"error": f"{name} is silent", "unreachable": True}
+    return parse_answer({"error": why, "unreachable": True})
 
 
 def kept_in(host: Host, guest: str) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from vmckpt.model.guest import Copies
 from vmckpt.protection import status
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 
 LEASE_HOLDER = "lease_holder"
 """What a primary without an agent tells of its guest's lease: the host that holds it."""
@@ -19,7 +20,9 @@ def of_protections(entries: Iterable[Mapping[str, Any]]) -> tuple[Copies, ...]:
 def _of_protection(entry: Mapping[str, Any]) -> Copies | None:
     primary, backup = str(entry["primary"]), str(entry["backup"])
     says = entry["says"]
-    why = second_copy(says.get(primary) or {}, says.get(backup) or {}, primary)
+    why = second_copy(
+        parse_answer(says.get(primary) or {}), parse_answer(says.get(backup) or {}), primary
+    )
     if why is None:
         return None
     return Copies(
@@ -27,16 +30,16 @@ def _of_protection(entry: Mapping[str, Any]) -> Copies | None:
     )
 
 
-def second_copy(ours: Mapping[str, Any], theirs: Mapping[str, Any], primary: str) -> str | None:
+def second_copy(ours: ProtectionStatus, theirs: ProtectionStatus, primary: str) -> str | None:
     """Why the copy on the primary is one too many; None: it is not, for all that is known.
 
     What the primary says must not be older than what the backup says.
     """
-    if not ours.get("runs") or ours.get("role") == "backup":
+    if not ours.runs or ours.role == "backup":
         return None
-    if status.has_taken_over(theirs) and theirs.get("runs", True):
+    if status.has_taken_over(theirs) and theirs.runs is not False:
         return "its standby has taken over, and its QEMU on the primary was not ended"
-    holder = ours.get(LEASE_HOLDER)
+    holder = ours.lease_holder
     if holder is not None and holder != primary:
         return f"{holder} holds its lease"
     return None

@@ -38,17 +38,17 @@ def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
     """`patience`: the silence after which a host is given up; nobody is, sooner than heartbeats
     that were lost are told from a dead host."""
     ours, theirs = case.ours, case.theirs
-    if theirs.get("outcome") == ProtectionOutcome.FAILED_OVER:
-        if ours.get("runs"):
+    if theirs.outcome == ProtectionOutcome.FAILED_OVER:
+        if ours.runs:
             return _wait(f"{case.primary} and {case.backup} both say that it runs there")
         return FailoverDecision(do=FailoverAction.FAIL_OVER, why=f"it runs on {case.backup}")
-    if ours.get("wants_leave"):
-        said = str(ours.get("says") or "").partition(": ")[2]
+    if ours.wants_leave:
+        said = str(ours.says or "").partition(": ")[2]
         return FailoverDecision(
             do=FailoverAction.GRANT_SOLO, why=f"it goes on without {case.backup}: {said}"
         )
     if case.alone:
-        if ours.get("phase") == READY and theirs.get("connected"):
+        if ours.phase == READY and theirs.connected:
             return FailoverDecision(
                 do=FailoverAction.STANDBY_RESTORED,
                 why=f"its standby on {case.backup} is whole again",
@@ -59,14 +59,14 @@ def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
 
 def _by_silence(case: Case, patience: Seconds) -> FailoverDecision:
     theirs = case.theirs
-    if not theirs.get("ready") or theirs.get("runs") is False:
-        says = theirs.get("error") or theirs.get("says") or "it says nothing"
+    if not theirs.ready or theirs.runs is False:
+        says = theirs.error or theirs.says or "it says nothing"
         return _wait(f"its standby on {case.backup} is not ready: {says}")
     if case.gone:
         return FailoverDecision(
             do=FailoverAction.FAIL_OVER, why=f"it does not run on {case.primary} any more"
         )
-    silent = Seconds(float(theirs.get("silent_s") or 0.0))
+    silent = Seconds(float(theirs.silent_for or 0.0))
     if silent < max(patience, LIVES):
         return _wait(f"{case.primary} is silent")
     return FailoverDecision(

@@ -102,7 +102,7 @@ async def seen(
 
 
 async def _has_standby(backup: Host, guest: str) -> bool:
-    return (await agent_client.status(backup, guest)).get("role") == "backup"
+    return (await agent_client.status(backup, guest)).role == "backup"
 
 
 async def _lease_store(setting: Setting, request: ProtectRequest) -> Finding | None:

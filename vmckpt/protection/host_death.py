@@ -3,12 +3,11 @@
 Silence proves nothing: the host may be cut off, with the guest running on it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from vmckpt.errors import BadInput, GuestLocked
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds
 
@@ -39,9 +38,9 @@ class Case:
     guest: str
     primary: str
     backup: str
-    ours: Mapping[str, Any]
+    ours: ProtectionStatus
     """The primary's answer; see asking.status."""
-    theirs: Mapping[str, Any]
+    theirs: ProtectionStatus
     """The backup's, asked for after it."""
     has_lease: bool
     has_fence: bool
@@ -57,8 +56,8 @@ class Case:
     @property
     def silent(self) -> bool:
         """Nothing has come from the primary, neither to us nor to the backup."""
-        heard = self.theirs.get("silent_s")
-        return bool(self.ours.get("silent")) and (heard is None or heard > LIVES)
+        heard = self.theirs.silent_for
+        return self.ours.silent and (heard is None or heard > LIVES)
 
     @property
     def gone(self) -> bool:
@@ -66,24 +65,24 @@ class Case:
         a switch. Of a host that was started anew the journal must know that the guest had not gone
         on alone before. A guest that is just ending may be one that somebody shuts down."""
         told = self.ours
-        if told.get("runs") is not False:
+        if told.runs is not False:
             return False
-        if told.get("outcome") in (ProtectionOutcome.DIED, ProtectionOutcome.SWITCHED):
-            return self.watched or not told.get("alone")
-        return self.watched and "role" in told and told["role"] is None
+        if told.outcome in (ProtectionOutcome.DIED, ProtectionOutcome.SWITCHED):
+            return self.watched or not told.alone
+        return self.watched and told.knows_nothing
 
 
 def decide(case: Case) -> Proof:
     """Raises GuestLocked, BadInput: nothing makes sure of it, and what would."""
-    runs = "error" not in case.ours and case.ours.get("runs")
-    followed = case.theirs.get("connected") or not case.has_lease
+    runs = case.ours.error is None and case.ours.runs
+    followed = case.theirs.connected or not case.has_lease
     if runs and followed and not case.fence:
         also = f"; if {case.primary} hangs, --fence powers it off first" if case.has_fence else ""
         raise GuestLocked(
             f"{case.guest} runs on {case.primary}, which answers",
             hint=f"vmckpt failover {case.guest} --planned switches without loss{also}",
         )
-    if case.theirs.get("outcome") == ProtectionOutcome.FAILED_OVER:
+    if case.theirs.outcome == ProtectionOutcome.FAILED_OVER:
         return Proof.RUNS
     if case.fence:
         return _fence(case)
@@ -109,8 +108,8 @@ def decide(case: Case) -> Proof:
 
 def _by_word(case: Case) -> Proof:
     """A person may err: whoever is heard is not off."""
-    heard = case.theirs.get("silent_s")
-    if case.theirs.get("connected") and heard is not None and heard < LIVES:
+    heard = case.theirs.silent_for
+    if case.theirs.connected and heard is not None and heard < LIVES:
         raise GuestLocked(
             f"{case.primary} is not off: {case.backup} hears of {case.guest} there",
             hint=f"switch it off first; vmckpt failover {case.guest} --planned loses nothing",
@@ -144,8 +143,8 @@ def _fence(case: Case) -> Proof:
             f" {case.backup}, whose standby is behind it",
             hint=f"wait until {case.primary} answers; or switch it off and add --host-is-off",
         )
-    phase = case.ours.get("phase", _READY)
-    if case.ours.get("runs") and phase != _READY:
+    phase = case.ours.phase or _READY
+    if case.ours.runs and phase != _READY:
         raise GuestLocked(
             f"{case.primary} is not fenced: {case.guest} runs there, and its standby on"
             f" {case.backup} is behind it ({phase})",
@@ -155,14 +154,14 @@ def _fence(case: Case) -> Proof:
 
 
 def _must_be_ready(case: Case, now: str) -> None:
-    if not case.theirs.get("ready") or case.theirs.get("runs") is False:
-        why = case.theirs.get("error") or case.theirs.get("says") or "it says nothing"
+    if not case.theirs.ready or case.theirs.runs is False:
+        why = case.theirs.error or case.theirs.says or "it says nothing"
         raise GuestLocked(
             f"{now}: the standby on {case.backup} is not ready: {why}", hint="see vmckpt status"
         )
 
 
 def _heard(case: Case) -> str:
-    if not case.ours.get("silent"):
-        return str(case.ours.get("error") or "its agent answers")
+    if not case.ours.silent:
+        return str(case.ours.error or "its agent answers")
     return f"{case.backup} still hears of it"

@@ -1,15 +1,15 @@
 """A protection without a controller: its agents go on by themselves; what has ended is tidied."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from vmckpt.journal.recorder import OrphanedJob, Recorder
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
 from vmckpt.protection import agent_client, solo_permission, stop
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.protection.copies import second_copy
 from vmckpt.protection.steps import READY, Step
 from vmckpt.protection.stop import Known
@@ -34,7 +34,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
         agent_client.status(known.backup, known.uuid),
     )
     found = truth(known, ours, theirs)
-    name = ours.get("wants_leave")
+    name = ours.wants_leave
     if name and found.outcome is None:
         return await _let_alone(known, case.recorder, str(name))
     found = _with_agents(known, found, ours, theirs)
@@ -42,7 +42,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
         return found
     if found.outcome is None:
         if case.recorder is not None:
-            if ours.get("phase") == READY:  # who began it may have died before
+            if ours.phase == READY:  # who began it may have died before
                 case.recorder.update(phase=READY)
             case.recorder.entrust(known.primary.name)
         return replace(found, did=await _revived(known, ours, theirs))
@@ -55,7 +55,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
 
 
 def _with_agents(
-    known: Known, found: Settled, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+    known: Known, found: Settled, ours: ProtectionStatus, theirs: ProtectionStatus
 ) -> Settled:
     """The same, with what is done about agents that are gone. Pure."""
     sides = ((known.primary, ours), (known.backup, theirs))
@@ -67,7 +67,7 @@ def _with_agents(
 
 
 async def _revived(
-    known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+    known: Known, ours: ProtectionStatus, theirs: ProtectionStatus
 ) -> tuple[str, ...]:
     """Start agents that nothing starts again: their guards are gone, too. Raises VmckptError."""
     did: list[str] = []
@@ -78,9 +78,9 @@ async def _revived(
     return tuple(did)
 
 
-def is_abandoned(told: Mapping[str, Any]) -> bool:
+def is_abandoned(told: ProtectionStatus) -> bool:
     """Whether a QEMU of the protection has no agent, by what its host says. Pure."""
-    return bool(told.get("runs")) and told.get("agent") is False and "outcome" not in told
+    return bool(told.runs) and told.agent is False and told.outcome is None
 
 
 async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Settled:
@@ -101,7 +101,7 @@ async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Sett
     )  # fmt: skip
 
 
-def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled:
+def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settled:
     """What is true by what both agents say. Pure."""
     primary, backup, guest = known.primary.name, known.backup.name, known.operation.guest
     found = _taken_over(known, ours, theirs)
@@ -109,42 +109,42 @@ def truth(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
         found = _with_second(known, found, second)
     if found is not None:
         return found
-    silent = [name for name, one in ((primary, ours), (backup, theirs)) if "error" in one]
+    silent = [name for name, one in ((primary, ours), (backup, theirs)) if one.error is not None]
     if silent:
         return Settled(
             truth=f"{guest} is protected, and {' and '.join(silent)} cannot be asked",
             outcome=None,
             settle=f"mend {silent[0]}; or vmckpt failover {guest}, if it is lost",
         )
-    waits = bool(theirs.get("role")) and "outcome" not in theirs
-    if ours.get("outcome") == ProtectionOutcome.ENDED:
+    waits = theirs.role is not None and theirs.outcome is None
+    if ours.outcome == ProtectionOutcome.ENDED:
         return Settled(
             truth=f"{guest} was ended on {primary} by somebody's wish", outcome=Outcome.COMPLETED,
             did=("remove its standby", "store its definition again"),
         )  # fmt: skip
-    if waits and ours.get("runs") and ours.get("role"):
+    if waits and ours.runs and ours.role:
         return Settled(
             truth=f"{guest} is protected: {_phase(ours)}",
             outcome=None,
             goes_on=True,
             settle="its agents go on with it",
         )
-    if waits and not ours.get("runs"):
+    if waits and not ours.runs:
         # Its host may have been started anew: then the standby has the newest that there is.
-        why = ours.get("why") or f"{primary} knows nothing of it"
+        why = ours.why or f"{primary} knows nothing of it"
         return Settled(
             truth=f"{guest} waits on {backup}: {why}",
             outcome=None,
             settle=f"vmckpt failover {guest} runs it there, vmckpt unprotect {guest} gives that up",
         )
-    if ours.get("runs") and (ours.get("role") or waits):
+    if ours.runs and (ours.role or waits):
         left = f"a standby is left on {backup}" if waits else "its standby is gone"
         return Settled(
             truth=f"{guest} runs on {primary}, and {left}", outcome=Outcome.FAILED,
             did=("end its protection",),
         )  # fmt: skip
-    if theirs.get("role") or ours.get("outcome"):
-        why = ours.get("why") or theirs.get("why") or "nobody knows why"
+    if theirs.role or ours.outcome:
+        why = ours.why or theirs.why or "nobody knows why"
         return Settled(
             truth=f"no agents of {guest} are left, and no standby: {why}", outcome=Outcome.FAILED,
             did=("put back what its protection set",),
@@ -171,12 +171,12 @@ def _with_second(known: Known, found: Settled | None, why: str) -> Settled:
     )  # fmt: skip
 
 
-def _taken_over(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled | None:
+def _taken_over(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settled | None:
     """The guest is the backup's, or may be."""
     backup, guest = known.backup.name, known.operation.guest
-    if theirs.get("outcome") == ProtectionOutcome.FAILED_OVER:
+    if theirs.outcome == ProtectionOutcome.FAILED_OVER:
         return Settled(
-            truth=f"{guest} runs on {backup}: {theirs.get('why')}", outcome=Outcome.COMPLETED,
+            truth=f"{guest} runs on {backup}: {theirs.why}", outcome=Outcome.COMPLETED,
             did=("remove what was left of its protection",),
         )  # fmt: skip
     if stop.is_backups(ours, theirs):
@@ -192,5 +192,5 @@ def _taken_over(known: Known, ours: Mapping[str, Any], theirs: Mapping[str, Any]
     return None
 
 
-def _phase(ours: Mapping[str, Any]) -> str:
-    return str(ours.get("phase") or "its agent is started again")
+def _phase(ours: ProtectionStatus) -> str:
+    return str(ours.phase or "its agent is started again")

@@ -17,6 +17,7 @@ from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Failover, Protection
 from vmckpt.protection import start, stop
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.protection.request import Protected, ProtectRequest, Setting
 from vmckpt.protection.stop import Known
 from vmckpt.units import Bytes, Seconds, show_seconds
@@ -120,13 +121,13 @@ def progressing(clock: Callable[[], float]) -> start.Told:
     last: tuple[Any, ...] = ()
     since = clock()
 
-    def told(status: dict[str, Any]) -> None:
+    def told(status: ProtectionStatus) -> None:
         nonlocal last, since
-        here = tuple(status.get(name) for name in _MOVES)
+        here = tuple(status.told.get(name) for name in _MOVES)
         if here != last:
             last, since = here, clock()
         elif clock() - since > STANDS_STILL:
-            why = status.get("says") or f"it is {status.get('phase')}"
+            why = status.says or f"it is {status.phase}"
             raise VmckptError(
                 f"the first copy has not got on for {show_seconds(STANDS_STILL)}: {why}"
             )

@@ -27,6 +27,7 @@ from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client as protection_agent_client
 from vmckpt.protection import gather, preflight
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.protection.request import Judge, Protected, ProtectRequest, Setting
 from vmckpt.protection.resync import Earlier
 from vmckpt.protection.steps import READY, Step
@@ -42,7 +43,7 @@ _MARGIN = 0.2
 # Of a lease store's URL; what an agent does not need, or could not find on its host.
 _CONTROLLERS = frozenset({"user", "password", "passfile", "service", "sslpassword"})
 _NOTHING = MappingProxyType(dict[str, str]())
-Told = Callable[[dict[str, Any]], None]
+Told = Callable[[ProtectionStatus], None]
 """Is told how far the first copy is."""
 
 
@@ -87,7 +88,9 @@ async def protect(
         recorder.update(phase=READY)
         recorder.entrust(setting.primary.name)
         took = Seconds(time.monotonic() - began)
-        return replace(plan, session=beginning.session, job=recorder.id, took=took, status=status)
+        return replace(
+            plan, session=beginning.session, job=recorder.id, took=took, status=dict(status.told)
+        )
 
 
 def _judge(setting: Setting, request: ProtectRequest) -> str:
@@ -115,7 +118,7 @@ class Beginning:
         )  # fmt: skip
         self._images = {**made, **taken}
 
-    async def run(self, told: Told) -> dict[str, Any]:
+    async def run(self, told: Told) -> ProtectionStatus:
         """The primary's status once the standby is ready. Raises VmckptError: nothing is left."""
         await self.intend()
         try:
@@ -222,29 +225,29 @@ class Beginning:
             },
         )  # fmt: skip
 
-    async def _until_ready(self, told: Told) -> dict[str, Any]:
+    async def _until_ready(self, told: Told) -> ProtectionStatus:
         answers = time.monotonic()
         while True:
             if self._caller.stop.is_set():
                 raise Cancelled("stopped: the guest is not protected")
             status = await protection_agent_client.status(self._setting.primary, self._guest.uuid)
-            if status.get("phase") == READY:
+            if status.phase == READY:
                 return status
-            if status.get("devices_changed"):
+            if status.devices_changed:
                 raise VmckptError(
                     f"a device of {self._guest.name} was plugged in or out meanwhile",
                     hint=f"run vmckpt protect {self._guest.name} again",
                 )
-            if status.get("wants_leave"):
+            if status.wants_leave:
                 raise VmckptError(
                     f"{self._setting.backup.name} is away, before its standby was ready:"
-                    f" {status.get('says')}"
+                    f" {status.says}"
                 )
-            answers = time.monotonic() if status.get("agent") else answers
-            if "outcome" in status or time.monotonic() - answers > _PATIENCE:
+            answers = time.monotonic() if status.agent else answers
+            if status.outcome is not None or time.monotonic() - answers > _PATIENCE:
                 raise VmckptError(
                     f"the guest's agent on {self._setting.primary.name} has ended:"
-                    f" {status.get('why') or status.get('says') or 'without a word'}",
+                    f" {status.why or status.says or 'without a word'}",
                     hint="run vmckpt recover",
                 )
             told(status)
@@ -295,10 +298,10 @@ class Beginning:
         return outlived(ours, theirs)
 
 
-def outlived(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+def outlived(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
     """Whether a guest died that has let nothing out since a whole epoch of its standby. Pure."""
-    died = ours.get("outcome") == ProtectionOutcome.DIED and ours.get("runs") is False
-    return died and not ours.get("alone") and bool(theirs.get("ready"))
+    died = ours.outcome == ProtectionOutcome.DIED and ours.runs is False
+    return died and not ours.alone and bool(theirs.ready)
 
 
 def _terms(request: ProtectRequest) -> ProtectionTerms:

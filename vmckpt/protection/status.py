@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.request import Judge
 from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds
@@ -65,67 +66,65 @@ def parse_status(entry: Mapping[str, Any]) -> Look:
     """From what `app.protection.status` tells of one guest."""
     ours, theirs = _said(entry, "primary"), _said(entry, "backup")
     ready, why = readiness(ours, theirs)
-    median: Mapping[str, Any] = ours.get("median") or {}
-    alone = ours.get("phase") == "alone"
+    median: Mapping[str, Any] = ours.told.get("median") or {}
+    alone = ours.phase == "alone"
     return Look(
-        phase=str(ours.get("phase") or ours.get("outcome") or _UNKNOWN),
+        phase=str(ours.phase or ours.outcome or _UNKNOWN),
         ready=ready, ready_why=why, in_the_way=_in_the_way(ours),
-        epoch=ours.get("epoch"),
+        epoch=ours.told.get("epoch"),
         # Nothing can go on from what there is.
-        behind_s=None if alone else ours.get("rpo_s"),
-        pause_s=median.get("pause_s"), interval_s=ours.get("interval_s"),
-        interval_why=ours.get("interval_why"), output_delay_s=ours.get("output_delay_s"),
-        packets_lost=int(ours.get("packets_lost") or 0), end=_end(entry, ours, theirs),
+        behind_s=None if alone else ours.told.get("rpo_s"),
+        pause_s=median.get("pause_s"), interval_s=ours.told.get("interval_s"),
+        interval_why=ours.told.get("interval_why"), output_delay_s=ours.told.get("output_delay_s"),
+        packets_lost=int(ours.told.get("packets_lost") or 0), end=_end(entry, ours, theirs),
     )  # fmt: skip
 
 
-def _said(entry: Mapping[str, Any], role: str) -> Mapping[str, Any]:
-    return entry["says"].get(entry[role]) or {}
+def _said(entry: Mapping[str, Any], role: str) -> ProtectionStatus:
+    return parse_answer(entry["says"].get(entry[role]) or {})
 
 
-def readiness(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[bool, str]:
+def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, str]:
     """Whether the standby can take over, and why, or what is missing."""
     if has_taken_over(theirs):
         return False, "the guest runs there"
-    if ours.get("phase") == "alone":
+    if ours.phase == "alone":
         return False, "the guest runs without it, and it can never take over"
-    if "error" in theirs:
-        peer: Mapping[str, Any] = ours.get("standby") or {}
-        follows = ours.get("phase") == "protecting" and bool(peer.get("ready"))
-        return follows, f"it cannot be asked: {theirs['error']}"
-    if not theirs:
+    if theirs.error is not None:
+        peer: Mapping[str, Any] = ours.told.get("standby") or {}
+        follows = ours.phase == "protecting" and bool(peer.get("ready"))
+        return follows, f"it cannot be asked: {theirs.error}"
+    if not theirs.told:
         return False, "its host knows nothing of it: unprotect the guest, protect it again"
-    if theirs.get("runs") is False:
+    if theirs.runs is False:
         return False, "its QEMU is gone: unprotect the guest, protect it again"
-    return bool(theirs.get("ready")), str(theirs.get("says") or "it says nothing")
+    return theirs.ready, str(theirs.says or "it says nothing")
 
 
-def has_taken_over(theirs: Mapping[str, Any]) -> bool:
+def has_taken_over(theirs: ProtectionStatus) -> bool:
     """Whether the backup says that the guest runs there."""
-    return bool(theirs.get("outcome") == ProtectionOutcome.FAILED_OVER)
+    return bool(theirs.outcome == ProtectionOutcome.FAILED_OVER)
 
 
-def diff(entry: Mapping[str, Any]) -> str:
+def decided_by(entry: Mapping[str, Any]) -> str:
     """Who finds out that the guest's host is dead."""
     return _JUDGES.get(
         entry.get("judge") or "", "automatic" if entry.get("automatic") else "by a person"
     )
 
 
-def _in_the_way(ours: Mapping[str, Any]) -> str | None:
-    told = ours.get("says") or ours.get("error")
-    if told is None and ours.get("outcome"):
-        told = ours.get("why")
+def _in_the_way(ours: ProtectionStatus) -> str | None:
+    told = ours.says or ours.error
+    if told is None and ours.outcome:
+        told = ours.why
     return None if told is None else str(told)
 
 
-def _end(
-    entry: Mapping[str, Any], ours: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> str | None:
+def _end(entry: Mapping[str, Any], ours: ProtectionStatus, theirs: ProtectionStatus) -> str | None:
     if has_taken_over(theirs):
-        return f"the guest runs on {entry['backup']}: {theirs.get('why')}"
-    if ours.get("outcome") == ProtectionOutcome.ENDED:
-        return str(ours.get("why"))
+        return f"the guest runs on {entry['backup']}: {theirs.why}"
+    if ours.outcome == ProtectionOutcome.ENDED:
+        return str(ours.why)
     return None
 
 

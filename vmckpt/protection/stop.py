@@ -5,7 +5,7 @@ Before the guest runs anywhere else, its dead host is powered off, and the journ
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +29,7 @@ from vmckpt.model.fencing import Fenced
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protection import agent_client, host_death, solo_permission
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.protection.host_death import Case, Proof
 from vmckpt.protection.request import Judge
 from vmckpt.protection.steps import Step
@@ -188,7 +189,7 @@ async def where(known: Known) -> Host:
     try:
         theirs = await agent_client.request(known.backup, known.uuid)
     except RemoteError:
-        if not ours.get("runs") or (known.lease is None and not known.watched):
+        if not ours.runs or (known.lease is None and not known.watched):
             raise
         return known.primary
     if is_unclear(ours, theirs):
@@ -200,25 +201,24 @@ async def where(known: Known) -> Host:
     return known.backup if is_backups(ours, theirs) else known.primary
 
 
-def is_backups(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+def is_backups(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
     """Whether the guest is the backup's, by what both hosts say. Pure.
 
     A host that was started anew has forgotten that it took over; but it knew no such guest before
     that was protected, and a standby does not outlive its host.
     """
-    if theirs.get("outcome") == ProtectionOutcome.FAILED_OVER:
+    if theirs.outcome == ProtectionOutcome.FAILED_OVER:
         return True
-    return _has_forgotten(ours, theirs) and bool(theirs.get("runs") or theirs.get("known"))
+    return _has_forgotten(ours, theirs) and bool(theirs.runs or theirs.known)
 
 
-def is_unclear(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+def is_unclear(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
     """The backup would know whether it is, and its libvirt does not say. Pure."""
-    silent = "known" in theirs and theirs["known"] is None
-    return _has_forgotten(ours, theirs) and silent
+    return _has_forgotten(ours, theirs) and theirs.libvirt_silent
 
 
-def _has_forgotten(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    return "role" in theirs and theirs["role"] is None and not ours.get("runs")
+def _has_forgotten(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
+    return theirs.knows_nothing and not ours.runs
 
 
 async def give_back(known: Known) -> None:
@@ -234,7 +234,7 @@ async def planned(known: Known, caller: Caller) -> StopResult:
     began = time.monotonic()
     with attended(known, caller) as recorder:
         told = await agent_client.status(known.primary, known.uuid)
-        if told.get("phase") != "protecting" or told.get("wants_leave"):
+        if told.phase != "protecting" or told.wants_leave:
             raise GuestLocked(
                 f"{known.operation.guest}: its standby is not ready: {_said(told)}",
                 hint="wait until it is: vmckpt status",
@@ -263,7 +263,7 @@ async def failover(
         elif known.watched:  # only now nobody else gives leave
             case = replace(case, alone=bool(await solo_permission.alone(known.operation.id)))
         why, fenced = host_death.decide(case), None
-        age = case.theirs.get("epoch_age_s")
+        age = case.theirs.epoch_age
         if why in (Proof.FENCE, Proof.GONE) and age is not None:
             caller.warn(
                 f"{case.guest} will go on from what it was {show_seconds(age)} ago; what it did"
@@ -273,7 +273,7 @@ async def failover(
             fenced = await fence_host(known.primary, recorder, caller)
         if known.watched:  # it took a while; who has taken over may have given leave
             JournalStepLog(recorder).check()
-        if why is Proof.LEASE and case.gone and case.theirs.get("ready"):
+        if why is Proof.LEASE and case.gone and case.theirs.ready:
             with suppress(VmckptError):  # the lease runs out, or says no
                 await agent_client.order(known.primary, known.uuid, "give", owner=known.session)
         if why is not Proof.RUNS:
@@ -290,7 +290,7 @@ async def seen(known: Known, *, dead: bool = False, fence: bool = False) -> Case
         agent_client.status(known.primary, known.uuid),
         agent_client.status(known.backup, known.uuid),
     )
-    if "error" in ours and "error" not in theirs:
+    if ours.error is not None and theirs.error is None:
         # Meanwhile the backup may have heard of it.
         theirs = await agent_client.status(known.backup, known.uuid)
     alone = await solo_permission.alone(known.operation.id) if known.watched else ()
@@ -301,12 +301,12 @@ async def seen(known: Known, *, dead: bool = False, fence: bool = False) -> Case
     )  # fmt: skip
 
 
-async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
+async def _until_runs(known: Known, caller: Caller) -> ProtectionStatus:
     give_up = time.monotonic() + _SWITCHES
     said = ""
     while True:
         told = await agent_client.status(known.backup, known.uuid)
-        if told.get("outcome") == ProtectionOutcome.FAILED_OVER:
+        if told.outcome == ProtectionOutcome.FAILED_OVER:
             return told
         if (says := _said(told)) != said:
             said = says
@@ -321,12 +321,12 @@ async def _until_runs(known: Known, caller: Caller) -> Mapping[str, Any]:
 
 
 async def _failed_over(
-    known: Known, recorder: Recorder, told: Mapping[str, Any], took: Seconds, *,
+    known: Known, recorder: Recorder, told: ProtectionStatus, took: Seconds, *,
     fenced: Fenced | None = None, sure: str | None = None,
 ) -> StopResult:  # fmt: skip
     """The guest runs on the backup: what is left of the protection goes. `sure`: what made sure
     that it runs nowhere else, if that was not what the backup says."""
-    guest, why = known.operation.guest, str(told.get("why"))
+    guest, why = known.operation.guest, str(told.why)
     await tidy(known, off=fenced is not None)
     report: dict[str, Any] = {"failed_over": known.backup.name, "why": why}
     if fenced is not None:
@@ -356,5 +356,5 @@ async def tidy(known: Known, *, off: bool = False) -> None:
     await give_back(known)
 
 
-def _said(told: Mapping[str, Any]) -> str:
-    return str(told.get("says") or told.get("error") or told.get("phase") or "it says nothing")
+def _said(told: ProtectionStatus) -> str:
+    return str(told.says or told.error or told.phase or "it says nothing")

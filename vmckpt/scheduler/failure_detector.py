@@ -124,9 +124,7 @@ class Vigil:
         with stop.attended(known, caller) as recorder:
             if decision.do is FailoverAction.GRANT_SOLO:
                 await solo_permission.note(recorder, job, decision.why)
-                await solo_permission.grant(
-                    known.primary, known.uuid, str(case.ours["wants_leave"])
-                )
+                await solo_permission.grant(known.primary, known.uuid, str(case.ours.wants_leave))
             elif _decided(known, await stop.seen(known)).do is FailoverAction.STANDBY_RESTORED:
                 # Only now nobody else gives leave meanwhile.
                 await solo_permission.has_permission(recorder, job)

@@ -21,6 +21,7 @@ from vmckpt.model.events import Event
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_answers, gather, status
 from vmckpt.protection import agent_client as protection_agent_client
+from vmckpt.protection.agent_status import parse_answer
 from vmckpt.protection.host_death import Case, decide
 from vmckpt.remote import agent_channel
 from vmckpt.remote.agent_channel import AgentProcess
@@ -196,8 +197,9 @@ def test_any_answer_of_a_protections_agents_is_refused_or_can_be_judged(
     json.dumps(status.parse_status(entry).as_json())
     has_lease, has_fence, word, fence, watched, alone = flags
     case = Case(
-        guest="web1", primary="alpha", backup="beta", ours=ours, theirs=theirs, word=word,
-        has_lease=has_lease, has_fence=has_fence, fence=fence, watched=watched, alone=alone,
+        guest="web1", primary="alpha", backup="beta", ours=parse_answer(ours),
+        theirs=parse_answer(theirs), word=word, has_lease=has_lease,
+        has_fence=has_fence, fence=fence, watched=watched, alone=alone,
     )  # fmt: skip
     try:
         decide(case)
@@ -218,9 +220,9 @@ async def test_an_answer_of_another_kind_is_as_no_answer(
 ) -> None:
     liar.said[:] = [{"done": told}]
     found = await protection_agent_client.status(HERE, "u")
-    assert "what its agent tells makes no sense" in found["error"]
+    assert "what its agent tells makes no sense" in str(found.error)
     liar.said[:] = [{"done": {"role": "primary", "epoch": 7, "rpo_s": 0.5, "median": None}}]
-    assert (await protection_agent_client.status(HERE, "u"))["epoch"] == 7
+    assert (await protection_agent_client.status(HERE, "u")).told["epoch"] == 7
 
 
 _LOOK: dict[str, Any] = {

@@ -39,6 +39,7 @@ from vmckpt.model.migration import Outcome
 from vmckpt.policy import loader, parse
 from vmckpt.protection import active, agent_client
 from vmckpt.protection import stop as protection_stop
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.units import Seconds
 
 EMPTY = Task(kind=Kind.EVACUATE, host="alpha")
@@ -153,17 +154,17 @@ async def test_a_switch_that_has_begun_arrives_though_the_run_is_told_to_stop(
 ) -> None:
     stop, looks, finished = asyncio.Event(), 0, []
 
-    async def status(host: Any, _: str) -> dict[str, Any]:
+    async def status(host: Any, _: str) -> ProtectionStatus:
         nonlocal looks
         if host.name == "alpha":
-            return {"phase": "protecting"}
+            return parse_answer({"phase": "protecting"})
         looks += 1
         done = {"outcome": "failed-over", "why": "planned"}
-        return done if looks >= 4 else {"phase": "waiting", "says": "switching"}
+        return parse_answer(done if looks >= 4 else {"phase": "waiting", "says": "switching"})
 
-    async def ask(*_: object, **__: object) -> dict[str, Any]:
+    async def ask(*_: object, **__: object) -> ProtectionStatus:
         stop.set()
-        return {}
+        return parse_answer({})
 
     @contextmanager
     def attended(*_: object) -> Iterator[Any]:
@@ -230,7 +231,7 @@ async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
 
     class Stopped:
         def __init__(self, *told: Any) -> None:
-            self._task = told[2]
+            self._task = told[1]
 
         async def __aenter__(self) -> "Stopped":
             return self

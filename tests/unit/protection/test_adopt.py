@@ -19,6 +19,7 @@ from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
 from vmckpt.protection import active, adopt, agent_client, stop
 from vmckpt.protection.adopt import Found
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.request import Judge
 from vmckpt.protection.stop import Known, StopResult
 
@@ -29,6 +30,10 @@ PRIMARY = {
 BACKUP = {**PRIMARY, "role": "backup", "peer": "alpha", "runs": False}
 SILENT = {"error": "no answer", "silent": True}
 FOUND = Found(session="5e55", primary="alpha", backup="beta", has_lease=True)
+
+
+def parsed(told: Mapping[str, Mapping[str, Any]]) -> dict[str, ProtectionStatus]:
+    return {name: parse_answer(one) for name, one in told.items()}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +48,7 @@ FOUND = Found(session="5e55", primary="alpha", backup="beta", has_lease=True)
     ],
 )
 def test_what_hosts_say_is_a_protection(told: Mapping[str, Mapping[str, Any]], dead: bool) -> None:
-    assert adopt.decide("web1", told, dead=dead) == FOUND
+    assert adopt.decide("web1", parsed(told), dead=dead) == FOUND
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_what_does_not_go_together_is_refused(
     told: Mapping[str, Mapping[str, Any]], kind: type[VmckptError], why: str
 ) -> None:
     with pytest.raises(kind, match=why):
-        adopt.decide("web1", told, dead=False)
+        adopt.decide("web1", parsed(told), dead=False)
 
 
 class World:
@@ -93,8 +98,8 @@ class World:
         host = self.inventory.host("alpha")
         return [(host, GUEST)], {}
 
-    async def both(self, *_: object) -> Mapping[str, Mapping[str, Any]]:
-        return self.told
+    async def both(self, *_: object) -> Mapping[str, ProtectionStatus]:
+        return parsed(self.told)
 
     async def end(self, known: Known, _: Caller, **__: object) -> StopResult:
         self.ended.append(known)

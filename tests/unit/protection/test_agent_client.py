@@ -1,12 +1,12 @@
 """Both agents of a protection are asked, and neither is waited for in vain."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.units import Seconds
 
 HOSTS = {name: Host(name=name, uri="test:///default") for name in ("alpha", "beta", "gamma")}
@@ -17,13 +17,13 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Alpha answers, beta falls silent in the middle, gamma knows nothing; who was given up."""
     given_up: list[str] = []
 
-    async def status(host: Host, _: str) -> dict[str, Any]:
+    async def status(host: Host, _: str) -> ProtectionStatus:
         if host.name == "beta":
             try:
                 await asyncio.sleep(60)
             finally:
                 given_up.append(host.name)
-        return {"role": "primary"} if host.name == "alpha" else {}
+        return parse_answer({"role": "primary"} if host.name == "alpha" else {})
 
     monkeypatch.setattr(agent_client, "status", status)
     return given_up
@@ -33,7 +33,7 @@ async def test_who_falls_silent_in_the_middle_keeps_nobody_waiting(ended: list[s
     async with asyncio.timeout(5):
         told = await agent_client.both(HOSTS, "u-1", Seconds(0.05))
     assert told == {
-        "alpha": {"role": "primary"}, "beta": {"error": "beta is silent", "unreachable": True},
+        "alpha": ProtectionStatus(role="primary"), "beta": ProtectionStatus(error="beta is silent"),
     }  # fmt: skip
     await asyncio.sleep(0)
     assert ended == ["beta"]

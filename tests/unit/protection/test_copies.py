@@ -33,6 +33,7 @@ from vmckpt.monitor.alerts import State
 from vmckpt.monitor.health import Standing, troubles
 from vmckpt.monitor.prometheus import Exporter
 from vmckpt.protection import agent_client
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.copies import of_protections, second_copy
 from vmckpt.recovery import Recovered
 from vmckpt.units import Seconds
@@ -88,7 +89,7 @@ WORKS = {"role": "primary", "runs": True}
 def test_what_agents_say_counts_as_well(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], why: str | None
 ) -> None:
-    assert second_copy(ours, theirs, "alpha") == why
+    assert second_copy(parse_answer(ours), parse_answer(theirs), "alpha") == why
 
 
 def test_a_guest_that_both_libvirt_and_agents_show_is_one() -> None:
@@ -148,10 +149,10 @@ async def test_a_primary_is_asked_after_a_backup_that_has_taken_over(
     """Its guest ended before the standby took over, and after it had answered."""
     rounds: list[list[str]] = []
 
-    async def both(hosts: Mapping[str, Host], *_: object) -> dict[str, dict[str, Any]]:
+    async def both(hosts: Mapping[str, Host], *_: object) -> dict[str, ProtectionStatus]:
         rounds.append(list(hosts))
         ours = {**WORKS, "runs": len(rounds) == 1}
-        return {name: ours if name == "alpha" else dict(OVER) for name in hosts}
+        return {name: parse_answer(ours if name == "alpha" else OVER) for name in hosts}
 
     monkeypatch.setattr(agent_client, "both", both)
     told = await protection.job_status(INVENTORY, PROTECT.operation)

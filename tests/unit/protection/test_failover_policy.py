@@ -24,6 +24,7 @@ from tests.unit.protection.test_host_death import (
 )
 from vmckpt.errors import VmckptError
 from vmckpt.protection import failover_policy, host_death
+from vmckpt.protection.agent_status import parse_answer
 from vmckpt.protection.failover_policy import FailoverAction
 from vmckpt.protection.host_death import Case, Proof
 from vmckpt.units import Seconds
@@ -39,7 +40,11 @@ AFTER = 9.0
 
 
 def case(**changes: Any) -> Case:
-    return replace(CASE, **{"theirs": HEARS, "watched": True, **changes})
+    changes = {"theirs": HEARS, "watched": True, **changes}
+    said: dict[str, Any] = {
+        name: parse_answer(changes.pop(name)) for name in ("ours", "theirs") if name in changes
+    }
+    return replace(CASE, **said, **changes)
 
 
 def silent(seconds: float) -> dict[str, Any]:

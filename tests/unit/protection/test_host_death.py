@@ -7,6 +7,7 @@ import pytest
 
 from vmckpt.errors import BadInput, GuestLocked, VmckptError
 from vmckpt.protection import host_death
+from vmckpt.protection.agent_status import parse_answer
 from vmckpt.protection.host_death import Case, Proof
 
 WELL = {"role": "primary", "agent": True, "runs": True, "phase": "protecting"}
@@ -26,13 +27,16 @@ EMPTY = {"role": "backup", "ready": False, "silent_s": 9.0, "says": "the primary
 OVER = {"role": "backup", "outcome": "failed-over"}
 GONE = {"error": "beta: no answer", "unreachable": True, "silent": True}
 CASE = Case(
-    guest="web1", primary="alpha", backup="beta", ours=DEAD, theirs=READY, has_lease=False,
-    has_fence=True, word=False, fence=False,
+    guest="web1", primary="alpha", backup="beta", ours=parse_answer(DEAD),
+    theirs=parse_answer(READY), has_lease=False, has_fence=True, word=False, fence=False,
 )  # fmt: skip
 
 
 def case(**changes: Any) -> Case:
-    return replace(CASE, **changes)
+    said: dict[str, Any] = {
+        name: parse_answer(changes.pop(name)) for name in ("ours", "theirs") if name in changes
+    }
+    return replace(CASE, **said, **changes)
 
 
 @pytest.mark.parametrize(

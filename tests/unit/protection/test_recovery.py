@@ -11,6 +11,7 @@ from vmckpt.journal.records import Operation
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protection import agent_client, recovery
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.recovery import is_abandoned, truth
 from vmckpt.protection.stop import Known
 
@@ -40,7 +41,7 @@ ALL = [(ours, theirs) for ours in OURS for theirs in [*THEIRS, RUNS]]
 def test_a_guest_that_runs_on_the_backup_does_so_whatever_the_primary_says(
     ours: Mapping[str, Any],
 ) -> None:
-    found = truth(KNOWN, ours, RUNS)
+    found = truth(KNOWN, parse_answer(ours), parse_answer(RUNS))
 
     assert found.outcome is Outcome.COMPLETED
     assert found.did
@@ -54,12 +55,12 @@ def test_a_guest_that_runs_on_the_backup_does_so_whatever_the_primary_says(
 def test_a_guest_without_an_agent_whose_lease_is_another_s_may_run_twice(
     theirs: Mapping[str, Any],
 ) -> None:
-    found = truth(KNOWN, {**STARTS, "lease_holder": "beta"}, theirs)
+    found = truth(KNOWN, parse_answer({**STARTS, "lease_holder": "beta"}), parse_answer(theirs))
 
     assert found.truth == "web1 runs on alpha, and beta holds its lease"
     assert (found.outcome, found.two_copies) == (None, True)
     assert found.did == ()
-    ours = truth(KNOWN, {**STARTS, "lease_holder": "alpha"}, theirs)
+    ours = truth(KNOWN, parse_answer({**STARTS, "lease_holder": "alpha"}), parse_answer(theirs))
     assert not ours.two_copies
 
 
@@ -74,7 +75,7 @@ def test_a_guest_without_an_agent_whose_lease_is_another_s_may_run_twice(
 def test_where_a_host_is_silent_nothing_is_ended(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], who: str
 ) -> None:
-    found = truth(KNOWN, ours, theirs)
+    found = truth(KNOWN, parse_answer(ours), parse_answer(theirs))
 
     assert (found.outcome, found.did) == (None, ())
     assert f"{who} cannot be asked" in found.truth
@@ -90,7 +91,7 @@ def test_a_guest_that_runs_and_has_a_standby_is_left_to_its_agents(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], how: str
 ) -> None:
     """Also while one of them is being started again."""
-    found = truth(KNOWN, ours, theirs)
+    found = truth(KNOWN, parse_answer(ours), parse_answer(theirs))
 
     assert found.truth == f"web1 is protected: {how}"
     assert (found.outcome, found.did, found.goes_on) == (None, (), True)
@@ -102,7 +103,7 @@ def test_a_guest_that_runs_and_has_a_standby_is_left_to_its_agents(
 def test_without_its_standby_a_protection_has_failed(
     ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> None:
-    found = truth(KNOWN, ours, theirs)
+    found = truth(KNOWN, parse_answer(ours), parse_answer(theirs))
 
     assert found.truth == "web1 runs on alpha, and its standby is gone"
     assert found.outcome is Outcome.FAILED
@@ -116,7 +117,7 @@ def test_without_its_standby_a_protection_has_failed(
 def test_a_standby_whose_guest_is_gone_is_the_newest_there_is_and_waits_for_a_person(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], why: str
 ) -> None:
-    found = truth(KNOWN, ours, theirs)
+    found = truth(KNOWN, parse_answer(ours), parse_answer(theirs))
 
     assert (found.outcome, found.did) == (None, ())
     assert "waits on beta" in found.truth
@@ -126,7 +127,7 @@ def test_a_standby_whose_guest_is_gone_is_the_newest_there_is_and_waits_for_a_pe
 
 @pytest.mark.parametrize("theirs", [NOTHING, STANDS, BEGINS, LOST])
 def test_a_guest_that_was_shut_down_needs_no_standby(theirs: Mapping[str, Any]) -> None:
-    found = truth(KNOWN, ENDED, theirs)
+    found = truth(KNOWN, parse_answer(ENDED), parse_answer(theirs))
 
     assert "by somebody's wish" in found.truth
     assert found.outcome is Outcome.COMPLETED
@@ -134,7 +135,7 @@ def test_a_guest_that_was_shut_down_needs_no_standby(theirs: Mapping[str, Any]) 
 
 
 def test_where_neither_host_knows_of_it_it_has_ended() -> None:
-    found = truth(KNOWN, NOTHING, NOTHING)
+    found = truth(KNOWN, parse_answer(NOTHING), parse_answer(NOTHING))
 
     assert "is not protected any more" in found.truth
     assert found.outcome is Outcome.COMPLETED
@@ -147,7 +148,7 @@ def test_where_neither_host_knows_of_it_it_has_ended() -> None:
 def test_a_guest_that_died_and_has_no_standby_has_failed(
     ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> None:
-    found = truth(KNOWN, ours, theirs)
+    found = truth(KNOWN, parse_answer(ours), parse_answer(theirs))
 
     assert found.truth.startswith("no agents of web1 are left")
     assert found.outcome is Outcome.FAILED
@@ -157,7 +158,7 @@ def test_a_guest_that_died_and_has_no_standby_has_failed(
 def test_every_mixture_is_told_in_one_line_and_something_is_done_only_at_an_end(
     ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> None:
-    found = truth(KNOWN, ours, theirs)
+    found = truth(KNOWN, parse_answer(ours), parse_answer(theirs))
 
     assert "web1" in found.truth
     assert "\n" not in found.truth + found.settle
@@ -173,17 +174,22 @@ def test_every_mixture_is_told_in_one_line_and_something_is_done_only_at_an_end(
     ],
 )  # fmt: skip
 def test_a_qemu_without_an_agent_is_abandoned(told: Mapping[str, Any], abandoned: bool) -> None:
-    assert is_abandoned(told) is abandoned
+    assert is_abandoned(parse_answer(told)) is abandoned
 
 
 def test_a_standby_without_an_agent_is_looked_after_whatever_the_primary_says() -> None:
     left = {**BEGINS, "runs": True}
     for ours in (SILENT, DIED, WORKS):
-        found = recovery._with_agents(KNOWN, truth(KNOWN, ours, left), ours, left)
+        found = recovery._with_agents(
+            KNOWN,
+            truth(KNOWN, parse_answer(ours), parse_answer(left)),
+            parse_answer(ours),
+            parse_answer(left),
+        )
         assert (found.outcome, found.goes_on) == (None, True)
         assert found.settle == "vmckpt recover starts its agent on beta again"
-    ended = truth(KNOWN, ENDED, left)
-    assert recovery._with_agents(KNOWN, ended, ENDED, left) == ended
+    ended = truth(KNOWN, parse_answer(ENDED), parse_answer(left))
+    assert recovery._with_agents(KNOWN, ended, parse_answer(ENDED), parse_answer(left)) == ended
 
 
 @pytest.mark.parametrize("dry", [False, True])
@@ -193,8 +199,8 @@ async def test_agents_that_are_gone_with_their_guards_are_started_again(
     says = {"alpha": STARTS, "beta": {**BEGINS, "runs": True}}
     orders: list[tuple[str, str, str]] = []
 
-    async def status(host: Host, guest: str) -> dict[str, Any]:
-        return dict(says[host.name])
+    async def status(host: Host, guest: str) -> ProtectionStatus:
+        return parse_answer(dict(says[host.name]))
 
     async def order(host: Host, guest: str, what: str, *, owner: str) -> dict[str, Any]:
         orders.append((host.name, what, owner))

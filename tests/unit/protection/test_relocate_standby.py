@@ -14,6 +14,7 @@ from vmckpt.model.events import Caller
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.policy.model import Failover, Protection
 from vmckpt.protection import relocate_standby, start, stop
+from vmckpt.protection.agent_status import parse_answer
 from vmckpt.protection.relocate_standby import Relocation
 from vmckpt.protection.request import Protected, ProtectRequest
 from vmckpt.protection.stop import Known, StopResult
@@ -148,9 +149,9 @@ def test_a_first_copy_that_does_not_get_on_is_given_up() -> None:
     clock = iter([0.0, 0.0, 100.0, 219.0, 221.0])
     told = relocate_standby.progressing(lambda: next(clock))
     for left in (9, 8, 8):
-        told({"phase": "copying", "pages_left": left})
+        told(parse_answer({"phase": "copying", "pages_left": left}))
     with pytest.raises(VmckptError, match=r"not got on for .*: no room"):
-        told({"phase": "copying", "pages_left": 8, "says": "no room"})
+        told(parse_answer({"phase": "copying", "pages_left": 8, "says": "no room"}))
 
 
 def test_the_same_by_hand_is_a_command() -> None:

@@ -20,6 +20,7 @@ from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protection import agent_client, recovery, stop
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.resync import Before, Earlier, ImageAdoption, decide, earlier, wanted
 from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import MIB, Bytes
@@ -227,9 +228,11 @@ async def test_a_failover_that_recovery_finds_is_written_down_as_one(
 ) -> None:
     """Else nobody would know later where the guest was before."""
 
-    async def status(host: Host, _: str) -> dict[str, Any]:
+    async def status(host: Host, _: str) -> ProtectionStatus:
         over = {"role": "backup", "outcome": "failed-over", "why": "silent"}
-        return over if host.name == "beta" else {"role": None, "runs": False, "known": False}
+        return parse_answer(
+            over if host.name == "beta" else {"role": None, "runs": False, "known": False}
+        )
 
     async def tidy(_: object) -> None:
         pass

@@ -17,6 +17,7 @@ from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client, recovery, solo_permission
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.steps import Step
 
 ALPHA = Host(name="alpha", uri="qemu+tcp://alpha/system")
@@ -70,7 +71,7 @@ class Agents:
         self.deaf = False
         self.given: list[str] = []
 
-    async def ask(self, host: Host, guest: str, **more: Any) -> dict[str, Any]:
+    async def ask(self, host: Host, guest: str, **more: Any) -> ProtectionStatus:
         assert (host, guest) == (ALPHA, "u-1")
         with Journal(self.place) as journal:  # by then the journal has it
             steps = journal.steps(job(self.kept))
@@ -79,10 +80,10 @@ class Agents:
         if self.deaf:
             raise RemoteError("alpha: no answer")
         self.given.append(f"{more['wish']} {more['leave']}")
-        return {}
+        return parse_answer({})
 
-    async def status(self, host: Host, _: str) -> dict[str, Any]:
-        return {"alpha": WANTS, "beta": AWAY}[host.name]
+    async def status(self, host: Host, _: str) -> ProtectionStatus:
+        return parse_answer({"alpha": WANTS, "beta": AWAY}[host.name])
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from vmckpt.errors import VmckptError
 from vmckpt.lease import client
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.start import Beginning, outlived
 
 DIED: Mapping[str, Any] = {"role": "primary", "runs": False, "outcome": "died"}
@@ -27,7 +28,7 @@ READY: Mapping[str, Any] = {"role": "backup", "runs": True, "ready": True}
 def test_a_standby_outlives_a_guest_that_died_and_was_not_heard_since(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], whole: bool
 ) -> None:
-    assert outlived(ours, theirs) is whole
+    assert outlived(parse_answer(ours), parse_answer(theirs)) is whole
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -38,8 +39,8 @@ async def test_a_standby_that_is_all_there_is_of_a_guest_is_not_removed(
     ended: list[str] = []
     warned: list[str] = []
 
-    async def status(host: Host, guest: str) -> dict[str, Any]:
-        return dict(says[host.name])
+    async def status(host: Host, guest: str) -> ProtectionStatus:
+        return parse_answer(dict(says[host.name]))
 
     async def order(host: Host, guest: str, what: str, **_: Any) -> dict[str, Any]:
         ended.append(f"{host.name} {what}")
@@ -83,8 +84,8 @@ async def test_what_keeps_watch_must_not_run_a_standby_that_is_given_up_and_stay
         did.append(what)
         return {"did": []}
 
-    async def status(*_: object) -> dict[str, Any]:
-        return {}
+    async def status(*_: object) -> ProtectionStatus:
+        return parse_answer({})
 
     async def intend(step: str, _: Mapping[str, Any]) -> None:
         did.append(step)

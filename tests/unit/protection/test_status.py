@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from vmckpt.protection.agent_status import parse_answer
 from vmckpt.protection.status import (
     SUMMARY_EVERY,
     Because,
@@ -125,7 +126,7 @@ def test_alone_nothing_can_be_gone_on_from_however_ready_the_standby_thinks_it_i
 def test_whether_the_standby_can_take_over(
     ours: dict[str, Any], theirs: dict[str, Any], ready: bool, why: str
 ) -> None:
-    found, told = readiness(ours, theirs)
+    found, told = readiness(parse_answer(ours), parse_answer(theirs))
 
     assert found is ready
     assert why in told

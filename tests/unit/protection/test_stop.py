@@ -26,6 +26,7 @@ from vmckpt.model.fencing import Fenced, FenceDevice, FenceTopology
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protection import agent_client, solo_permission, stop
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.stop import Known
 from vmckpt.units import Seconds
 
@@ -91,14 +92,14 @@ class World:
             return {"did": [f"{what}ed"]}
         return self.says[host.name]
 
-    async def ask(self, host: Host, guest: str, **more: Any) -> dict[str, Any]:
-        return await self.order(host, guest, "ask", **more)
+    async def ask(self, host: Host, guest: str, **more: Any) -> ProtectionStatus:
+        return parse_answer(await self.order(host, guest, "ask", **more))
 
-    async def status(self, host: Host, guest: str) -> dict[str, Any]:
+    async def status(self, host: Host, guest: str) -> ProtectionStatus:
         try:
-            return await self.order(host, guest, "ask")
+            return parse_answer(await self.order(host, guest, "ask"))
         except RemoteError as exc:
-            return {"error": str(exc), "unreachable": True, "silent": True}
+            return parse_answer({"error": str(exc), "unreachable": True, "silent": True})
 
     def finish(self, outcome: Outcome, report: Mapping[str, Any]) -> None:
         self.finished.append((outcome, report))

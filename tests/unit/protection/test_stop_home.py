@@ -21,6 +21,7 @@ from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protection import agent_client, recovery, start
 from vmckpt.protection import stop as protection_stop
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.migration import finish
 from vmckpt.protection.request import Setting
 from vmckpt.protection.stop import Known
@@ -57,14 +58,14 @@ def hosts(
         did.append((host.name, what, more.get("define", True)))
         return {"did": []}
 
-    async def ask(host: Host, guest: str, **more: Any) -> dict[str, Any]:
-        return await order(host, guest, "ask", **more)
+    async def ask(host: Host, guest: str, **more: Any) -> ProtectionStatus:
+        return parse_answer(await order(host, guest, "ask", **more))
 
-    async def status(host: Host, guest: str) -> dict[str, Any]:
+    async def status(host: Host, guest: str) -> ProtectionStatus:
         try:
-            return await order(host, guest, "ask")
+            return parse_answer(await order(host, guest, "ask"))
         except RemoteError as exc:
-            return {"error": str(exc), "unreachable": True, "silent": True}
+            return parse_answer({"error": str(exc), "unreachable": True, "silent": True})
 
     for name, function in (("order", order), ("request", ask), ("status", status)):
         monkeypatch.setattr(agent_client, name, function)
@@ -161,9 +162,9 @@ def test_an_undone_protection_keeps_the_lease_of_a_primary_that_could_not_be_end
 
 def test_a_move_whose_target_lost_the_standby_before_it_ran_is_taken_back() -> None:
     lost = {"role": "backup", "runs": False, "agent": False, "outcome": "lost"}
-    assert finish.never_ran(lost)
-    assert not finish.never_ran({**lost, "ran": True})
-    assert not finish.never_ran({**lost, "outcome": "failed-over"})
+    assert finish.never_ran(parse_answer(lost))
+    assert not finish.never_ran(parse_answer({**lost, "ran": True}))
+    assert not finish.never_ran(parse_answer({**lost, "outcome": "failed-over"}))
 
 
 def order(state: Path, **more: Any) -> ReplicaOrder:

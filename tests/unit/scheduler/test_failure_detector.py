@@ -17,6 +17,7 @@ from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Failover, Protection
 from vmckpt.protection import active, solo_permission, stop
+from vmckpt.protection.agent_status import parse_answer
 from vmckpt.protection.host_death import Case
 from vmckpt.protection.stop import Known, StopResult
 from vmckpt.scheduler import failure_detector
@@ -26,9 +27,11 @@ from vmckpt.units import Seconds
 
 HOSTS = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}
 TERMS = Protection(failover=Failover.AUTOMATIC).as_json()
-RUNS = replace(CASE, ours=WELL, theirs=HEARS, watched=True)
-DEAD = replace(CASE, theirs=READY, watched=True)
-WANTS = replace(RUNS, ours={**WELL, "wants_leave": "17", "says": "output waits: no answer"})
+RUNS = replace(CASE, ours=parse_answer(WELL), theirs=parse_answer(HEARS), watched=True)
+DEAD = replace(CASE, theirs=parse_answer(READY), watched=True)
+WANTS = replace(
+    RUNS, ours=parse_answer({**WELL, "wants_leave": "17", "says": "output waits: no answer"})
+)
 
 
 def operation(guest: str, **changes: Any) -> Operation:
@@ -97,11 +100,11 @@ class World:
     async def note(self, _: object, job: str, why: str) -> None:
         self.did.append(f"noted {job}: {why}")
 
-    async def give(self, host: Host, guest: str, name: str) -> None:
+    async def grant(self, host: Host, guest: str, name: str) -> None:
         self.did.append(f"gave {name} to {guest} on {host.name}")
         self.guests = dict.fromkeys(self.guests, RUNS)
 
-    async def stands(self, _: object, job: str) -> None:
+    async def has_permission(self, _: object, job: str) -> None:
         self.did.append(f"stands {job}")
         self.guests = dict.fromkeys(self.guests, RUNS)
 
@@ -120,7 +123,7 @@ def one(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(active, "unattended", made.unattended)
     monkeypatch.setattr(active, "known", made.known)
     for room, names in ((stop, ("seen", "failover", "attended")),
-                        (solo_permission, ("note", "give", "stands"))):  # fmt: skip
+                        (solo_permission, ("note", "grant", "has_permission"))):  # fmt: skip
         for name in names:
             monkeypatch.setattr(room, name, getattr(made, name))
     monkeypatch.setattr(failure_detector, "_LOOK", Seconds(0.01))

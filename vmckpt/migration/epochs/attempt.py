@@ -26,6 +26,7 @@ from vmckpt.migration.run.events import EventEmitter
 from vmckpt.model.events import Caller, Sampled
 from vmckpt.model.migration import Driver, JobPhase, JobTotals, Outcome
 from vmckpt.protection import agent_client
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.protection.migration import finish, switchover
 from vmckpt.protection.migration.finish import Pair
 from vmckpt.protection.migration.switchover import (
@@ -120,7 +121,7 @@ class _Attempt:
                 raise _Stopped(Outcome.CANCELLED, "the operator does not want it any more")
             ours = await agent_client.status(pair.source, pair.uuid)
             if finish.is_given(ours):
-                return dict(ours["given"])
+                return dict(ours.told["given"])
             self._must_go_on(pair, ours)
             verdict = switchover.decide(
                 self._seen(ours), Limits(max_downtime=self._limit, time=self._terms.time_limit)
@@ -129,29 +130,29 @@ class _Attempt:
             if verdict.do is SwitchoverAction.GIVE_UP:
                 self._tell.decide("give up", verdict.why, "time limit")
                 raise _Stopped(Outcome.TIMED_OUT, verdict.why)
-            if verdict.do is SwitchoverAction.SWITCH and not ours.get("wished"):
+            if verdict.do is SwitchoverAction.SWITCH and not ours.told.get("wished"):
                 await self._switch(pair, verdict)
             await asyncio.sleep(_TURN)
 
-    def _must_go_on(self, pair: Pair, ours: Mapping[str, Any]) -> None:
+    def _must_go_on(self, pair: Pair, ours: ProtectionStatus) -> None:
         """Raises VmckptError if the source's side has ended, or cannot be asked for too long."""
-        if ours.get("agent"):
+        if ours.agent:
             self._heard = _now()
-        why = ours.get("why") or ours.get("says") or ours.get("error") or "without a word"
-        ended = "outcome" in ours or (ours.get("role") is None and "error" not in ours)
+        why = ours.why or ours.says or ours.error or "without a word"
+        ended = ours.outcome is not None or ours.knows_nothing
         if ended or _now() - self._heard > _SILENT:
             raise VmckptError(f"the guest's agent on {pair.source.name} has ended: {why}")
 
-    def _seen(self, ours: Mapping[str, Any]) -> SwitchoverFacts:
+    def _seen(self, ours: ProtectionStatus) -> SwitchoverFacts:
         costs = tuple(
             switchover.Cost(pause=Seconds(one["pause_s"]), busy=Seconds(one["busy_s"]))
-            for one in ours.get("recent") or ()
+            for one in ours.told.get("recent") or ()
         )
-        ready = ours.get("phase") == "protecting"
+        ready = ours.phase == "protecting"
         return SwitchoverFacts(elapsed=Seconds(_now() - self._began), ready=ready, recent=costs)
 
-    def _sample(self, ours: Mapping[str, Any], verdict: SwitchoverDecision) -> None:
-        sample = self._sampler.take(_now(), ours, verdict.downtime)
+    def _sample(self, ours: ProtectionStatus, verdict: SwitchoverDecision) -> None:
+        sample = self._sampler.take(_now(), ours.told, verdict.downtime)
         if sample is None:
             return
         self._tell.enter(sample.phase)
@@ -204,7 +205,7 @@ class _Attempt:
             return await self._unknown(exc)
         if told is None:
             return await self._ended(Outcome.FAILED, f"{pair.target.name} could not take it")
-        stood, took = noted.get("stood_s"), told.get("took_s")
+        stood, took = noted.get("stood_s"), told.told.get("took_s")
         downtime = None if stood is None or took is None else Seconds(float(stood) + float(took))
         if self._context.stop.is_set():
             self._tell.warn("it was complete before it could be stopped")
@@ -217,7 +218,7 @@ class _Attempt:
         try:
             ours = await agent_client.status(pair.source, pair.uuid)
             if finish.is_given(ours):
-                return await self._given(pair, ours["given"])
+                return await self._given(pair, ours.told["given"])
             self._context.step_log.check()
             arrived = await finish.call_off(pair, lambda _: None)
         except LeaseLost:

@@ -15,6 +15,7 @@ from typing import Any
 from vmckpt.errors import OutcomeUnknown, VmckptError
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds
 
@@ -38,28 +39,28 @@ class Pair:
         return agent_client.kept_in(self.source, self.uuid)
 
 
-def is_given(ours: Mapping[str, Any]) -> bool:
+def is_given(ours: ProtectionStatus) -> bool:
     """Whether the source, by what it says, has given the guest away for good."""
-    return "given" in ours
+    return ours.given
 
 
-def has_arrived(theirs: Mapping[str, Any]) -> bool:
+def has_arrived(theirs: ProtectionStatus) -> bool:
     """Whether the guest runs on the target, by what that says; there as any other guest, once all
     that was left of its move is removed."""
-    ordinary = "error" not in theirs and theirs.get("role") is None and bool(theirs.get("runs"))
-    return theirs.get("outcome") == ProtectionOutcome.FAILED_OVER or ordinary
+    ordinary = theirs.knows_nothing and bool(theirs.runs)
+    return theirs.outcome == ProtectionOutcome.FAILED_OVER or ordinary
 
 
-def never_ran(theirs: Mapping[str, Any]) -> bool:
+def never_ran(theirs: ProtectionStatus) -> bool:
     """Whether the target's QEMU is gone, and the guest never ran in it."""
-    there = theirs.get("role") == "backup" and theirs.get("outcome") in (
+    there = theirs.role == "backup" and theirs.outcome in (
         None,
         ProtectionOutcome.LOST,
     )
-    return there and not theirs.get("runs") and not theirs.get("agent") and not theirs.get("ran")
+    return there and not theirs.runs and not theirs.agent and not theirs.ran
 
 
-async def call_off(pair: Pair, say: Callable[[str], None]) -> Mapping[str, Any] | None:
+async def call_off(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | None:
     """Let the guest run on on the source, with nothing left of it; None: done.
 
     If the source has given it away already it is finished instead: what the target says.
@@ -76,7 +77,7 @@ async def call_off(pair: Pair, say: Callable[[str], None]) -> Mapping[str, Any] 
     return None
 
 
-async def finish(pair: Pair, say: Callable[[str], None]) -> Mapping[str, Any] | None:
+async def finish(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | None:
     """The source has given it away: see it running on the target, and remove what is left; what the
     target said. None: the target could not take it, and it runs on on the source.
 
@@ -87,8 +88,8 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> Mapping[str, Any] | 
         if never_ran(told):
             await _take_back(pair, say, told)
             return None
-        if time.monotonic() > give_up or ("error" not in told and told.get("role") is None):
-            why = told.get("says") or told.get("error") or "it knows nothing of it"
+        if time.monotonic() > give_up or told.knows_nothing:
+            why = told.says or told.error or "it knows nothing of it"
             raise OutcomeUnknown(
                 f"{pair.guest} was given to {pair.target.name} and does not run there: {why}",
                 host=pair.target.name,
@@ -117,8 +118,8 @@ async def _tidy_source(pair: Pair, say: Callable[[str], None]) -> None:
         say(f"{pair.source.name}: what was left of {pair.guest} there is not removed: {exc}")
 
 
-async def _take_back(pair: Pair, say: Callable[[str], None], theirs: Mapping[str, Any]) -> None:
-    why = theirs.get("says") or "its QEMU ended"
+async def _take_back(pair: Pair, say: Callable[[str], None], theirs: ProtectionStatus) -> None:
+    why = theirs.says or "its QEMU ended"
     say(f"{pair.target.name} could not take {pair.guest}: {why}")
     told = await agent_client.order(
         pair.source, pair.uuid, "end", owner=pair.session, standby_gone=True, state=pair.state

@@ -1,9 +1,8 @@
 """A migration by epochs without a controller: undone, or finished if it was given away."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.records import StepState, StoredStep
@@ -11,6 +10,7 @@ from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
 from vmckpt.protection import agent_client
+from vmckpt.protection.agent_status import ProtectionStatus
 from vmckpt.protection.migration import finish
 from vmckpt.protection.migration.finish import Pair
 from vmckpt.protection.steps import Step
@@ -52,14 +52,14 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     return case.ended(replace(found, warnings=tuple(warnings)))
 
 
-def _of(pair: Pair, told: Mapping[str, Any]) -> Mapping[str, Any]:
+def _of(pair: Pair, told: ProtectionStatus) -> ProtectionStatus:
     """What a host says of this migration, and of no other."""
-    if "error" in told or told.get("session") == pair.session:
+    if told.error is not None or told.session == pair.session:
         return told
-    return {"runs": bool(told.get("runs")) and told.get("role") is None}
+    return ProtectionStatus(runs=bool(told.runs) and told.role is None)
 
 
-def truth(pair: Pair, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Settled:
+def truth(pair: Pair, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settled:
     """What is true by what both agents say. Pure."""
     guest, source, target = pair.guest, pair.source.name, pair.target.name
     if finish.has_arrived(theirs):
@@ -67,7 +67,7 @@ def truth(pair: Pair, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Set
             truth=f"{guest} runs on {target}", outcome=Outcome.COMPLETED,
             did=("remove what was left of the move",),
         )  # fmt: skip
-    silent = [name for name, one in ((source, ours), (target, theirs)) if "error" in one]
+    silent = [name for name, one in ((source, ours), (target, theirs)) if one.error is not None]
     if silent:
         return Settled(
             truth=f"{guest} was on its way to {target}, and {' and '.join(silent)} cannot be asked",
@@ -77,10 +77,10 @@ def truth(pair: Pair, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Set
     if finish.is_given(ours):
         return _given(pair, theirs)
     did = ("remove its standby", "store its definition again")
-    if ours.get("runs"):
+    if ours.runs:
         return Settled(truth=f"{guest} never left {source}", outcome=Outcome.FAILED, did=did)
-    if ours.get("role") or theirs.get("role"):
-        why = ours.get("why") or f"{source} knows nothing of it"
+    if ours.role or theirs.role:
+        why = ours.why or f"{source} knows nothing of it"
         return Settled(truth=f"{guest} has ended: {why}", outcome=Outcome.SHUT_OFF, did=did)
     return Settled(
         truth=f"{guest} runs on neither host, and neither has anything of its move left",
@@ -88,7 +88,7 @@ def truth(pair: Pair, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Set
     )  # fmt: skip
 
 
-def _given(pair: Pair, theirs: Mapping[str, Any]) -> Settled:
+def _given(pair: Pair, theirs: ProtectionStatus) -> Settled:
     guest, source, target = pair.guest, pair.source.name, pair.target.name
     if finish.never_ran(theirs):
         return Settled(
@@ -96,7 +96,7 @@ def _given(pair: Pair, theirs: Mapping[str, Any]) -> Settled:
             outcome=Outcome.FAILED,
             did=(f"let it run on on {source}", "remove its standby"),
         )  # fmt: skip
-    if theirs.get("role") == "backup":
+    if theirs.role == "backup":
         return Settled(
             truth=f"{source} has given {guest} to {target}", outcome=Outcome.COMPLETED,
             did=(f"let it run on {target}", "remove what was left of the move"),

@@ -14,6 +14,7 @@ from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.protection import agent_client
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.migration import finish as migration_finish
 from vmckpt.protection.migration import recovery
 from vmckpt.protection.steps import Step
@@ -178,7 +179,7 @@ async def test_without_its_controller_a_guest_that_was_given_away_arrives(hosts:
 async def test_a_guest_that_is_given_away_between_look_and_end_arrives(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def status(host: Host, guest: str) -> dict[str, Any]:
+    async def status(host: Host, guest: str) -> ProtectionStatus:
         told = await hosts.status(host, guest)
         if hosts.asked == 2 and not hosts.source.given:
             hosts.give()
@@ -262,8 +263,8 @@ async def test_a_guest_that_ended_and_left_nothing_is_said_to_have_ended(hosts: 
 
 def test_another_session_s_agents_are_not_asked_for_this_one() -> None:
     """A protection that was begun later, in the other direction."""
-    found = recovery._of(PAIR, {"role": "backup", "session": "later", "runs": True})
-    assert found == {"runs": False}
+    found = recovery._of(PAIR, parse_answer({"role": "backup", "session": "later", "runs": True}))
+    assert found == ProtectionStatus(runs=False)
 
 
 async def test_a_target_that_knows_nothing_of_what_it_was_given_is_a_person_s(hosts: Hosts) -> None:

@@ -1,0 +1,81 @@
+"""What a host says of a guest's protection, as the fields that decisions read. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtectionStatus:
+    """One host's answer. None, or False where it can be no other: it says nothing of that."""
+
+    error: str | None = None
+    """Why it could not be asked; then nothing else is known."""
+    silent: bool = False
+    """It does not even take a call."""
+    role: str | None = None
+    """ "primary" or "backup"; None: it knows of no protection."""
+    session: str | None = None
+    peer: str | None = None
+    """The other host of it."""
+    runs: bool | None = None
+    """Whether a QEMU of the guest is there."""
+    agent: bool | None = None
+    """Whether an agent answers for it."""
+    phase: str | None = None
+    """The primary's; see replication.status.Phase."""
+    outcome: str | None = None
+    """What became of it, once it has ended; see replication.session.ProtectionOutcome."""
+    why: str | None = None
+    """Why it has ended."""
+    says: str | None = None
+    """What is in the way."""
+    alone: bool = False
+    """The primary went on without its standby."""
+    wants_leave: str | None = None
+    """The name under which it waits for leave to do that."""
+    devices_changed: bool = False
+    ready: bool = False
+    """The standby can take over."""
+    connected: bool = False
+    """The backup hears the primary."""
+    silent_for: float | None = None
+    """Seconds since it did."""
+    epoch_age: float | None = None
+    """Seconds since the backup's last epoch was captured."""
+    ran: bool = False
+    """The standby has run."""
+    given: bool = False
+    """The primary has given the guest away."""
+    has_lease: bool = False
+    lease_holder: str | None = None
+    """Of a primary without an agent: the host that has the lease."""
+    moves: bool | None = None
+    """It is a migration by epochs; None: an older release does not say."""
+    known: bool = False
+    """Without a protection: libvirt knows the guest."""
+    libvirt_silent: bool = False
+    """Without a protection: libvirt does not say whether it does."""
+    told: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """All that was said, to be shown."""
+
+    @property
+    def knows_nothing(self) -> bool:
+        """It answers, and has no protection of the guest."""
+        return self.error is None and self.role is None
+
+
+def parse_answer(told: Mapping[str, Any]) -> ProtectionStatus:
+    """What an answer says, of which agent_answers has checked the kinds."""
+    plain = (
+        "error", "role", "session", "peer", "runs", "agent", "phase", "outcome", "why", "says",
+        "wants_leave", "lease_holder", "moves",
+    )  # fmt: skip
+    flags = ("silent", "alone", "devices_changed", "ready", "connected", "ran", "has_lease")
+    values: dict[str, Any] = {name: told.get(name) for name in plain}
+    values |= {name: bool(told.get(name)) for name in flags}
+    return ProtectionStatus(
+        **values, silent_for=told.get("silent_s"), epoch_age=told.get("epoch_age_s"),
+        given="given" in told, known=bool(told.get("known")),
+        libvirt_silent="known" in told and told["known"] is None, told=told,
+    )  # fmt: skip
