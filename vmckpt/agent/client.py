@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from vmckpt import __version__
-from vmckpt.agent import bundle
+from vmckpt.agent import bundle, results
 from vmckpt.agent.protocol import error_from_json
 from vmckpt.errors import RemoteError
 from vmckpt.model.events import Copied, Emit
@@ -173,8 +173,6 @@ def _parcel(host: Host, made: bundle.Bundle) -> Parcel:
     )  # fmt: skip
 
 
-_AGES, _LARGEST = 1e9, 1 << 62
-_TEXTS, _TEXT = 100, 2000
 Answer = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 """Answers what an agent asks: the question, and what it is about."""
 
@@ -233,29 +231,6 @@ def sensible(host: Host) -> Iterator[None]:
         ) from exc
 
 
-def seconds(told: object) -> Seconds:
-    """A time that an agent tells. Raises ValueError."""
-    return Seconds(_number(told, _AGES))
-
-
-def size(told: object) -> Bytes:
-    """A number of bytes that an agent tells. Raises ValueError."""
-    return Bytes(int(_number(told, _LARGEST)))
-
-
-def texts(told: object) -> tuple[str, ...]:
-    """Texts that an agent tells, no more of them than can be read. Raises TypeError."""
-    if not isinstance(told, list):
-        raise TypeError(f"{str(told)[:40]!r} in the place of a list")
-    return tuple(str(one)[:_TEXT] for one in told[:_TEXTS])
-
-
-def _number(told: object, most: float) -> float:
-    if isinstance(told, bool) or not isinstance(told, int | float) or not 0 <= told <= most:
-        raise ValueError(f"{str(told)[:40]!r} in the place of a number")
-    return told
-
-
 def _mapping(told: object) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise TypeError(f"{str(told)[:40]!r} in the place of names and values")
@@ -271,8 +246,8 @@ async def _pass_on(stop: asyncio.Event, agent: AgentProcess) -> None:
 def _copied(told: Mapping[str, Any]) -> Copied:
     total = told.get("total")
     return Copied(
-        phase=str(told.get("phase"))[:_TEXT],
-        done=size(told.get("done", 0)),
-        total=None if total is None else size(total),
-        new=size(told.get("new", 0)),
+        phase=str(told.get("phase"))[: results.TEXT],
+        done=results.size(told.get("done", 0)),
+        total=None if total is None else results.size(total),
+        new=results.size(told.get("new", 0)),
     )

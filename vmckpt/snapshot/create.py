@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from vmckpt.agent import client
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.protocol import error_as_json
+from vmckpt.agent.results import CreateResult
 from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput, GuestLocked, VmckptError
 from vmckpt.hypervisor import domains
@@ -265,27 +266,15 @@ class SnapshotSession:
         stop = self._caller.stop if self._cut is None else self._cut.stop
         told = await client.run_order(self._host, order.as_json(), self._emit, stop, self._answer)
         with client.sensible(self._host):
-            return Taken(
-                id=order.snapshot,
-                name=order.name,
-                guest=guest.name,
-                host=self._host.name,
-                store=self._store.name,
-                pause=client.seconds(told["pause"]),
-                way=str(told["way"]),
-                why=str(told["why"]),
-                phases={str(name): client.seconds(time) for name, time in told["phases"].items()},
-                took=client.seconds(told["took"]),
-                read=client.size(told["read"]),
-                same=client.size(told["same"]),
-                zero=client.size(told["zero"]),
-                written=client.size(told["written"]),
-                encrypted=order.salt is not None,
-                warnings=client.texts(told["warnings"]),
-                group=order.group,
-                held=None if told.get("held") is None else client.seconds(told["held"]),
-                job=self._recorder.id,
-            )
+            made = CreateResult.parse(told)
+        return Taken(
+            id=order.snapshot, name=order.name, guest=guest.name, host=self._host.name,
+            store=self._store.name, pause=made.pause, way=made.way, why=made.why,
+            phases=made.phases, took=made.took, read=made.read, same=made.same, zero=made.zero,
+            written=made.written, encrypted=order.salt is not None,
+            warnings=tuple(made.warnings), group=order.group, held=made.held,
+            job=self._recorder.id,
+        )  # fmt: skip
 
     def _order(self, guest: Guest, request: TakeRequest) -> CreateOrder:
         encrypts, fence = self._keys.encrypts, self._recorder.fence

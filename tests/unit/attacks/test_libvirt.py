@@ -153,7 +153,7 @@ def silence() -> Iterator[Callable[..., Any]]:
     ended.set()
 
 
-@pytest.mark.parametrize("way", ["ask", "command", "long_command"])
+@pytest.mark.parametrize("way", ["query", "execute", "execute_long"])
 async def test_a_libvirt_that_never_answers_a_connection_is_given_up(
     way: str, silence: Callable[..., Any], connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import backing_chain
 from vmckpt.agent.restore.files import Images, SmallFiles
+from vmckpt.agent.results import RestoreResult
 from vmckpt.agent.snapshot import parent_state, spool
 from vmckpt.capture.qemu_stream import save_image
 from vmckpt.capture.qemu_stream.header import parse_head
@@ -308,12 +309,10 @@ def restore(
             warnings += tiered_reader.warnings(reader, store)
         finally:
             shutil.rmtree(order.folder, ignore_errors=True)
-    return {
-        "disks": written - began,
-        "memory": ended - written,
-        "took": ended - began,
-        "warnings": warnings,
-    }
+    return RestoreResult(
+        disks=Seconds(written - began), memory=Seconds(ended - written),
+        took=Seconds(ended - began), warnings=warnings,
+    ).as_json()  # fmt: skip
 
 
 def _empty(order: RestoreOrder) -> list[str]:

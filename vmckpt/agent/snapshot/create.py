@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from vmckpt.agent.orders import CreateOrder
 from vmckpt.agent.protocol import ControllerChannel
+from vmckpt.agent.results import CreateResult
 from vmckpt.agent.snapshot import describe, memory_methods, spool
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.agent.snapshot.choose_method import MemoryMethod
@@ -257,16 +258,13 @@ class SnapshotCreator:
         )
         self._publish(private, written, writer)
         self._afterwards(lambda: self._keep(draft, private, disks, memory), stack.close)
-        return {
+        return CreateResult(
             **describe.way(memory, off=self._off),
-            "held": None if self._cut is None else self._cut.held,
-            "took": time.monotonic() - began,
-            "read": work.counts.read,
-            "zero": work.counts.zero,
-            "same": work.counts.same,
-            "written": written.bytes_new,
-            "warnings": self._warnings,
-        }
+            held=None if self._cut is None else self._cut.held,
+            took=Seconds(time.monotonic() - began),
+            read=Bytes(work.counts.read), zero=Bytes(work.counts.zero), same=Bytes(work.counts.same),
+            written=written.bytes_new, warnings=self._warnings,
+        ).as_json()  # fmt: skip
 
     def _disks(self) -> Disks:
         order, folder = self._order, self._scratch

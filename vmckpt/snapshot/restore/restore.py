@@ -14,6 +14,7 @@ from typing import Any
 from vmckpt.agent import client
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import error_as_json
+from vmckpt.agent.results import RestoreResult
 from vmckpt.capture import firmware
 from vmckpt.errors import (
     BadInput,
@@ -332,21 +333,13 @@ class _Restoring:
             raise
         await self.follow(plan)
         with client.sensible(self._host):
-            warnings = (*warnings, *client.texts(told.get("warnings", [])))
-            return Restored(
-                snapshot=order.snapshot,
-                guest=plan.guest,
-                host=self._host.name,
-                disks=client.seconds(told["disks"]),
-                memory=client.seconds(told["memory"]),
-                took=client.seconds(told["took"]),
-                images=plan.images,
-                warnings=warnings,
-                job=self._recorder.id,
-                hook=self._hook,
-                whole=bool(told.get("whole", True)),
-                runs=order.xml is not None,
-            )
+            done = RestoreResult.parse(told)
+        return Restored(
+            snapshot=order.snapshot, guest=plan.guest, host=self._host.name, disks=done.disks,
+            memory=done.memory, took=done.took, images=plan.images,
+            warnings=(*warnings, *done.warnings), job=self._recorder.id, hook=self._hook,
+            whole=done.whole, runs=order.xml is not None,
+        )  # fmt: skip
 
     @property
     def _links_up_at_once(self) -> bool:
