@@ -65,17 +65,22 @@ async def take(controller: Controller, store: str | None, request: TakeRequest) 
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     kept_in = inventory.store(store)
-    host = host_of(inventory, request.guest, await fleet.guests(inventory))
-    return await create.take(host, kept_in, keyring(), request, caller, hosts=inventory.hosts)
+    found = find(inventory, request.guest, await fleet.guests(inventory))
+    return await create.take(found, kept_in, keyring(), request, caller, hosts=inventory.hosts)
 
 
 def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
     """Where a guest runs, by what the hosts have told. Raises BadInput, HostUnreachable."""
+    return find(inventory, guest, told)[0]
+
+
+def find(inventory: Inventory, guest: str, told: FoundGuests) -> tuple[Host, Guest]:
+    """A guest and where it runs, by what the hosts have told. Raises BadInput, HostUnreachable."""
     found, errors = told
     called = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
     running = [(host, one) for host, one in called if one.state.is_active] or called
     if len(running) == 1:
-        return running[0][0]
+        return running[0]
     if running:
         where = ", ".join(host.name for host, _ in running)
         raise BadInput(f"{guest} is on {where}", hint="name it by its UUID, or wait for its move")
@@ -211,7 +216,7 @@ async def take_group(
     told = rules.check_names(names)
     kept_in = inventory.store(store)
     found = await fleet.guests(inventory)
-    places = [(host_of(inventory, name, found), name) for name in told]
+    places = [find(inventory, name, found) for name in told]
     return await group_create.take(
         places, kept_in, keyring(), request, caller, hosts=inventory.hosts
     )

@@ -18,8 +18,6 @@ from vmckpt.agent.protocol import error_as_json
 from vmckpt.agent.results import CreateResult
 from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput, GuestLocked, VmckptError
-from vmckpt.hypervisor import domains
-from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal import controller_identity, jobs
 from vmckpt.journal.recorder import JournalStepLog, Recorder, recorded
 from vmckpt.journal.records import NewOperation, Operation
@@ -137,7 +135,7 @@ _LABELS: TypeAdapter[Mapping[str, str]] = TypeAdapter(Labels)
 
 
 async def take(
-    host: Host,
+    found: tuple[Host, Guest],
     store: StorePlace,
     keys: Keyring,
     request: TakeRequest,
@@ -145,24 +143,22 @@ async def take(
     *,
     hosts: Mapping[str, Host],
 ) -> Taken:
-    """Take a snapshot of a guest that runs on a host, and put it into a store.
+    """Take a snapshot of a guest, which was `found` on a host, and put it into a store.
 
     `hosts` are all that it may have run on before: its line goes on from there.
     Setting `caller.stop` gives it up: the guest is as it was, and nothing is in the store. Raises
     Cancelled then, and VmckptError.
     """
+    host, guest = found
     check_words(request)
-    async with Hypervisor(host) as hypervisor:
-        guest = await domains.find_guest(hypervisor, request.guest)
-        require_capturable(guest, request.guest, host, memory=request.memory)
-        assert guest is not None
-        new = operation(host, store, guest, request)
-        async with recorded(new, guest.uuid, caller.warn) as recorder:
-            late = await follow(host, store, guest, hosts)
-            taken = await SnapshotSession(host, store, keys, caller, recorder).run(guest, request)
-            taken = replace(taken, warnings=(*late, *taken.warnings))
-            recorder.finish(Outcome.COMPLETED, taken.as_json())
-            return taken
+    require_capturable(guest, host, memory=request.memory)
+    new = operation(host, store, guest, request)
+    async with recorded(new, guest.uuid, caller.warn) as recorder:
+        late = await follow(host, store, guest, hosts)
+        taken = await SnapshotSession(host, store, keys, caller, recorder).run(guest, request)
+        taken = replace(taken, warnings=(*late, *taken.warnings))
+        recorder.finish(Outcome.COMPLETED, taken.as_json())
+        return taken
 
 
 async def follow(
@@ -180,10 +176,8 @@ async def follow(
     return (f"{guest.name} is read whole: its last snapshot was taken on {old}, and {why}",)
 
 
-def require_capturable(guest: Guest | None, name: str, host: Host, *, memory: bool = True) -> None:
+def require_capturable(guest: Guest, host: Host, *, memory: bool = True) -> None:
     """Raises BadInput or GuestLocked if no snapshot can be taken of it now."""
-    if guest is None:
-        raise BadInput(f"{host.name} has no guest {name}", hint="run vmckpt guests")
     if memory and not guest.state.is_active:
         raise BadInput(
             f"{guest.name} is {guest.state} on {host.name}: it has no memory to be captured",

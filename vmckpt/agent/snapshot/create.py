@@ -262,8 +262,8 @@ class SnapshotCreator:
             **describe.way(memory, off=self._off),
             held=None if self._cut is None else self._cut.held,
             took=Seconds(time.monotonic() - began),
-            read=Bytes(work.counts.read), zero=Bytes(work.counts.zero), same=Bytes(work.counts.same),
-            written=written.bytes_new, warnings=self._warnings,
+            read=Bytes(work.counts.read), zero=Bytes(work.counts.zero),
+            same=Bytes(work.counts.same), written=written.bytes_new, warnings=self._warnings,
         ).as_json()  # fmt: skip
 
     def _disks(self) -> Disks:

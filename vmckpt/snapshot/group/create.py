@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vmckpt.errors import BadInput, Cancelled, NotInStore, RemoteError, StoreError, VmckptError
-from vmckpt.hypervisor import domains
-from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.journal.recorder import Recorder, recorded
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Copied, Event
@@ -78,7 +76,7 @@ class _Member:
 
 
 async def take(
-    places: Sequence[tuple[Host, str]],
+    places: Sequence[tuple[Host, Guest]],
     store: StorePlace,
     keys: Keyring,
     request: TakeRequest,
@@ -86,7 +84,7 @@ async def take(
     *,
     hosts: Mapping[str, Host],
 ) -> GroupTaken:
-    """Take a snapshot of several guests (hosts and names) as one cut, and put it into a store.
+    """Take a snapshot of several guests, each found on a host, as one cut, and put it into a store.
 
     Raises as `taking.take`; then all guests go on, and nothing of it is in the store, or it is said
     what is.
@@ -97,10 +95,9 @@ async def take(
     name = request.name or create.named_now()
     tags = {**request.tags, rules.SIZE: str(len(places))}
     async with AsyncExitStack() as stack:
-        found = await _found(places, stack)
         members = []
         # Everybody takes several leases in the same order, so no two wait for each other.
-        for host, guest in sorted(found, key=lambda one: one[1].uuid):
+        for host, guest in sorted(_different(places), key=lambda one: one[1].uuid):
             mine = replace(request, guest=guest.uuid, name=name, tags=tags)
             new = create.operation(host, store, guest, mine)
             recorder = await stack.enter_async_context(recorded(new, guest.uuid, caller.warn))
@@ -111,20 +108,15 @@ async def take(
         return await _Group(members, store, keys, caller).take()
 
 
-async def _found(
-    places: Sequence[tuple[Host, str]], stack: AsyncExitStack
-) -> list[tuple[Host, Guest]]:
-    """Raises BadInput, GuestLocked, HypervisorError."""
-    found: list[tuple[Host, Guest]] = []
-    for host, name in places:
-        hypervisor = await stack.enter_async_context(Hypervisor(host))
-        guest = await domains.find_guest(hypervisor, name)
-        create.require_capturable(guest, name, host)
-        assert guest is not None
-        if any(guest.uuid == other.uuid for _, other in found):
+def _different(places: Sequence[tuple[Host, Guest]]) -> Sequence[tuple[Host, Guest]]:
+    """Raises BadInput, GuestLocked if they cannot be captured together."""
+    found: set[str] = set()
+    for host, guest in places:
+        create.require_capturable(guest, host)
+        if guest.uuid in found:
             raise BadInput(f"--group names {guest.name} twice")
-        found.append((host, guest))
-    return found
+        found.add(guest.uuid)
+    return places
 
 
 async def _ended(tasks: Sequence["asyncio.Task[Taken]"]) -> bool:
