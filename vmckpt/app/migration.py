@@ -23,7 +23,6 @@ from vmckpt.migration.plan.locate import GuestAt
 from vmckpt.migration.plan.planner import Plan
 from vmckpt.migration.recovery import direct_control
 from vmckpt.migration.recovery import recover as migrate_recover
-from vmckpt.migration.recovery import resume as recovery_resume
 from vmckpt.migration.replay import ReplayReport
 from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import MigrateRequest, Setting
@@ -180,7 +179,7 @@ async def resume(controller: Controller, job: str) -> MigrationReport:
         setting = migrate_recover.setting_of(operation, inventory, policies)
         with recorder.taken_over(journal, operation, caller.warn) as kept:
             left = migrate_recover.open_steps(operation, journal.steps(operation.id))
-            return await recovery_resume.resume(setting, left, kept, caller)
+            return await migrate_recover.resume(setting, left, kept, caller)
 
 
 def control(

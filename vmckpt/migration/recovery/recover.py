@@ -430,3 +430,23 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
         if case.recorder is None or not verdict.known or (told.goes_on and not case.adopt):
             return told
         return await recovery.carry_out(verdict, case.recorder, case.caller)
+
+
+async def resume(
+    setting: Setting, left: OpenSteps, recorder: Recorder, caller: Caller
+) -> MigrationReport:
+    """Resume, as the job's controller from now on.
+
+    Raises BadInput if there is nothing to resume: the journal has no order, or the guest is not in
+    post-copy.
+    """
+    async with Recovery(setting, left) as recovery:
+        verdict = await recovery.decide()
+        if RecoveryAction.RESUME not in verdict.acts:
+            raise BadInput(
+                f"there is no post-copy of {left.operation.guest} to resume: {verdict.truth}",
+                hint=verdict.settle or "run vmckpt recover",
+            )
+        await recovery.carry_out(verdict, recorder, caller)
+        assert recovery.ending is not None
+        return recovery.report(recovery.ending)
