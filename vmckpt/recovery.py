@@ -17,9 +17,6 @@ from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
 from vmckpt.protection.steps import Step
-from vmckpt.snapshot import prepare
-from vmckpt.snapshot import recovery as snapshots
-from vmckpt.snapshot.recovery import settle_guard, settle_proof, settle_service
 
 if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
@@ -32,8 +29,15 @@ class Room(Protocol):
         """Look at the hosts, decide, and do it, as far as the case says."""
 
 
+async def _settle_snapshot(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
+    """An operation on snapshots, of whatever kind."""
+    # A command that finds none to recover does not load what that needs.
+    from vmckpt.snapshot import recovery as snapshots  # noqa: PLC0415
+
+    return await snapshots.BY_KIND[case.operation.kind](case, policies)
+
+
 async def _settle_protection(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    # Only who recovers one pays for what it needs.
     from vmckpt.protection import recovery as protections  # noqa: PLC0415
 
     return await protections.settle(case, policies)
@@ -62,13 +66,13 @@ async def _settle_evacuation(case: OrphanedJob, policies: Sequence[Policy]) -> S
 ROOMS: Mapping[str, Room] = {
     "migrate": _settle_move,
     "resume": moves.settle,
-    "snapshot": snapshots.settle,
-    "restore": snapshots.settle_restore,
-    "guard": settle_guard,
-    "prepare": prepare.settle,
-    "proof": settle_proof,
+    "snapshot": _settle_snapshot,
+    "restore": _settle_snapshot,
+    "guard": _settle_snapshot,
+    "prepare": _settle_snapshot,
+    "proof": _settle_snapshot,
     "protect": _settle_protection,
-    "run": settle_service,
+    "run": _settle_snapshot,
     "evacuate": _settle_evacuation,
     "repopulate": _settle_evacuation,
     "balance": _settle_evacuation,

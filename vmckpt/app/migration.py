@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmckpt import inventory as inventories
 from vmckpt import recovery as recovering
@@ -15,7 +15,6 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.records import FORGOTTEN, MIGRATE, WHOLE_HOST, Operation, RequestKind
-from vmckpt.migration import replay as migration_replay
 from vmckpt.migration import service
 from vmckpt.migration.cancellable import cancellable
 from vmckpt.migration.plan import locate
@@ -23,7 +22,6 @@ from vmckpt.migration.plan.locate import GuestAt
 from vmckpt.migration.plan.planner import Plan
 from vmckpt.migration.recovery import direct_control
 from vmckpt.migration.recovery import recover as migrate_recover
-from vmckpt.migration.replay import ReplayReport
 from vmckpt.migration.report import MigrationReport
 from vmckpt.migration.request import MigrateRequest, Setting
 from vmckpt.model.host import Host
@@ -32,6 +30,9 @@ from vmckpt.model.recovery import Settled
 from vmckpt.policy import loader, select
 from vmckpt.recovery import Recovered
 from vmckpt.util import plugins
+
+if TYPE_CHECKING:
+    from vmckpt.migration.replay import ReplayReport
 
 
 async def migrate(controller: Controller, request: MigrateRequest) -> MigrationReport:
@@ -131,7 +132,9 @@ def _may_act(inventory: Callable[[], Inventory]) -> None:
         known.may_act()
 
 
-def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | None) -> ReplayReport:
+def replay(
+    path: Path, folder: Path | None, wanted: str | None, mode: Mode | None
+) -> "ReplayReport":
     """What a policy (by name or file; None: the default) would have made of a recorded migration.
     `folder`: None: that beside the inventory, if there is one.
 
@@ -140,6 +143,8 @@ def replay(path: Path, folder: Path | None, wanted: str | None, mode: Mode | Non
     policy = loader.load_one(
         wanted or select.DEFAULT, loader.folder(folder, controller.inventory_path())
     )
+    from vmckpt.migration import replay as migration_replay  # noqa: PLC0415 - one command needs it
+
     return migration_replay.replayed(path, replace(policy, mode=mode or policy.mode))
 
 

@@ -1,7 +1,7 @@
 """Recover orphaned operations: snapshots, guards, boot tests, the scheduler."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from vmckpt.model.disk import StorePlace
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
 from vmckpt.policy.model import Policy
+from vmckpt.snapshot import prepare
 from vmckpt.snapshot.guard_rules import way_back
 from vmckpt.snapshot.request import Step
 
@@ -212,3 +213,14 @@ async def settle_service(case: OrphanedJob, policies: Sequence[Policy]) -> Settl
         truth="the service has ended", outcome=Outcome.FAILED, did=("give its schedules back",)
     )
     return case.ended(told)
+
+
+BY_KIND: Mapping[str, Callable[[OrphanedJob, Sequence[Policy]], Awaitable[Settled]]] = {
+    "snapshot": settle,
+    "restore": settle_restore,
+    "guard": settle_guard,
+    "prepare": prepare.settle,
+    "proof": settle_proof,
+    "run": settle_service,
+}
+"""How an operation on snapshots is finished or undone, by its kind."""
