@@ -1,6 +1,5 @@
 """Images that begin empty, with their content behind them, and what is done without a guest."""
 
-import io
 import json
 import subprocess
 from contextlib import ExitStack
@@ -9,32 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.restore_orders import ID, channel, order
 from tests.support.stocking import page
 from vmckpt.agent.cleanup_orders import DiscardOrder, FinishOrder
 from vmckpt.agent.orders import RestoreOrder
-from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import files, lazy, lazy_server
 from vmckpt.agent.restore.lazy import LazyServerClient
 from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.hypervisor import qemu_user
-from vmckpt.model.disk import StorePlace
 from vmckpt.util import host_directories
 
-ID = "s-aaaaaaaaaaaaaaaa"
 CONTENT = page(3, 1 << 20) + bytes(1 << 20) + page(4, 1 << 20)
-
-
-def order(folder: Path) -> RestoreOrder:
-    return RestoreOrder(
-        guest="u-1", uri="", host="alpha", store=StorePlace(name="near", url="/x"), state="/x",
-        snapshot=ID, data_key="00" * 32, trusted=(), xml=None,
-        images={"vda": str(folder / "vda.qcow2")}, replace=True, links_down=False, paused=False,
-    )  # fmt: skip
-
-
-def channel() -> ControllerChannel:
-    return ControllerChannel(io.StringIO(), io.StringIO())
 
 
 @pytest.fixture

@@ -1,14 +1,7 @@
 """A restore that was interrupted: what has become of it, and that nothing in doubt is deleted."""
 
-from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self
-
 import pytest
 
-from vmckpt.agent.orders import UnrestoreOrder
-from vmckpt.agent.restore import replace_file, undo_restore
 from vmckpt.agent.restore.leftovers import (
     GuestFacts,
     ImageFacts,
@@ -17,15 +10,11 @@ from vmckpt.agent.restore.leftovers import (
     decide,
     spot,
 )
-from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import connection
 from vmckpt.model.migration import Outcome
 from vmckpt.snapshot.recovery import came_back
 
-ID = "s-aaaaaaaaaaaaaaaa"
 OFF, REVIVED = GuestFacts(runs=False, revived=False), GuestFacts(runs=True, revived=True)
 BOOTED = GuestFacts(runs=True, revived=False)
-NEW, OLD = "restored", "before"
 
 
 def seen(at: Spot, *, aside: bool = False, empty: bool = False) -> ImageFacts:
@@ -92,120 +81,6 @@ def test_an_image_is_known_by_its_inode_and_when_it_was_written(
     there: str | None, found: Spot
 ) -> None:
     assert spot(there, "7:1") is found
-
-
-class FakeMonitor:
-    """libvirt's word for the guest."""
-
-    state: ClassVar[str | None] = None
-    name = "web1"
-
-    def __init__(self, guest: str, *, host: str, uri: str) -> None:
-        if self.state is None:
-            raise HypervisorError("no guest", host=host, code=connection.NOT_HERE[0])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        pass
-
-    def run_state(self) -> str:
-        return str(self.state)
-
-
-@pytest.fixture
-def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnrestoreOrder:
-    """Two disks with images from before, and new ones beside them; the guest is off."""
-    monkeypatch.setattr(undo_restore, "QmpMonitor", FakeMonitor)
-    monkeypatch.setattr(FakeMonitor, "state", None)
-    made = {}
-    for name in ("vda", "vdb"):
-        (tmp_path / name).write_text(OLD)
-        new = replace_file.paths(tmp_path / name, ID)[0]
-        new.write_text(NEW)
-        made[name] = replace_file.mark(new)
-    return UnrestoreOrder(
-        guest="u", uri="", host="alpha", state=str(tmp_path / "state"), snapshot=ID,
-        images={name: str(tmp_path / name) for name in made}, made=made,
-    )  # fmt: skip
-
-
-def swap(order: UnrestoreOrder, *names: str) -> None:
-    for name in names:
-        place = Path(order.images[name])
-        new, old = replace_file.paths(place, ID)
-        place.rename(old)
-        new.rename(place)
-
-
-def contents(order: UnrestoreOrder) -> dict[str, str]:
-    folder = Path(order.images["vda"]).parent
-    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
-
-
-def test_before_it_had_made_way_nothing_there_is_touched(
-    order: UnrestoreOrder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The old guest runs on, and its restore has not happened."""
-    monkeypatch.setattr(FakeMonitor, "state", "running")
-    told = undo_restore.unrestore(replace(order, made=None))
-    assert (told["verdict"], contents(order)) == ("back", {"vda": OLD, "vdb": OLD})
-    assert told["did"] == ["remove images that were not used"]
-
-
-def test_killed_between_two_disks_it_is_as_before(order: UnrestoreOrder) -> None:
-    swap(order, "vda")
-    dry = undo_restore.unrestore(replace(order, dry=True))
-    assert len(contents(order)) == 4
-    told = undo_restore.unrestore(order)
-    assert (told["verdict"], told["did"]) == (dry["verdict"], dry["did"])
-    assert contents(order) == {"vda": OLD, "vdb": OLD}
-    assert undo_restore.unrestore(order)["did"] == []
-
-
-def test_a_guest_that_came_up_on_half_of_it_keeps_all_files(
-    order: UnrestoreOrder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swap(order, "vda")
-    monkeypatch.setattr(FakeMonitor, "state", "running")
-    told = undo_restore.unrestore(order)
-    assert (told["verdict"], told["did"], len(contents(order))) == ("unclear", [], 4)
-    assert len(told["left"]) == 2
-
-
-@pytest.mark.parametrize("revived", [True, False])
-def test_a_guest_that_runs_has_its_memory_only_if_it_was_not_booted(
-    order: UnrestoreOrder, monkeypatch: pytest.MonkeyPatch, revived: bool
-) -> None:
-    swap(order, "vda", "vdb")
-    monkeypatch.setattr(FakeMonitor, "state", "running")
-    monkeypatch.setattr(undo_restore, "_revived", lambda _: revived)
-    told = undo_restore.unrestore(order)
-    assert told["verdict"] == ("arrived" if revived else "unclear")
-    assert len(contents(order)) == (2 if revived else 4)
-
-
-def test_a_fork_that_was_not_started_leaves_nothing(order: UnrestoreOrder) -> None:
-    for name, path in order.images.items():
-        Path(path).unlink()
-        replace_file.paths(Path(path), ID)[0].rename(path)
-        assert replace_file.mark(Path(path)) == (order.made or {})[name]
-    told = undo_restore.unrestore(replace(order, empty=("vda", "vdb")))
-    assert (told["verdict"], contents(order)) == ("back", {})
-    assert told["did"] == ["remove the images that were put there"]
-
-
-def test_nvram_goes_as_the_disks_do(order: UnrestoreOrder) -> None:
-    vars_ = Path(order.images["vda"]).with_name("vars.fd")
-    vars_.write_text(NEW)
-    replace_file.paths(vars_, ID)[1].write_text(OLD)
-    swap(order, "vda", "vdb")
-    undo_restore.unrestore(replace(order, images={**order.images, "nvram": str(vars_)}))
-    assert contents(order) == {"vda": OLD, "vdb": OLD, "vars.fd": OLD}
 
 
 def test_recovery_closes_only_what_is_known() -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, cast
 
 import pytest
 
-from tests.unit.agent.restore.test_lazy import order as an_order
+from tests.support.restore_orders import order as an_order
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.restore import restore as restore_restore
 from vmckpt.agent.restore.restore import Revival

@@ -1,9 +1,5 @@
 """Which way a guest is captured, what the next snapshot goes on from, and where copies are kept."""
 
-import subprocess
-import threading
-import time
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,24 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vmckpt.agent.snapshot import choose_method, memory_methods
+from vmckpt.agent.snapshot import choose_method
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
 from vmckpt.agent.snapshot.choose_method import CaptureFacts, MemoryMethod
 from vmckpt.agent.snapshot.create import RamRegion
-from vmckpt.agent.snapshot.memory_methods import CaptureRequest, Memory
-from vmckpt.capture.disks import bitmaps, offline
-from vmckpt.capture.memory import background_snapshot, libvirt_save, memory_files
-from vmckpt.capture.memory.background_snapshot import Captured, Hooks
+from vmckpt.agent.snapshot.memory_methods import Memory
 from vmckpt.capture.memory.image import FrozenImage
-from vmckpt.errors import CannotCapture
-from vmckpt.model.disk import DiskFacts
 from vmckpt.store import parent_state
 from vmckpt.store.format.chunk_map import SLOTS, ZERO, Extent, Kind, What
 from vmckpt.store.format.metadata import PrivateFacts
 from vmckpt.store.format.private_part import Private, RegionMap
 from vmckpt.store.parent_state import Draft
-from vmckpt.units import GIB, MIB, Bytes, Seconds
-from vmckpt.util import host_directories
+from vmckpt.units import GIB, Bytes, Seconds
 
 SHARED = CaptureFacts(runs=True, private=None, memory=Bytes(GIB), room=Bytes(2 * GIB))
 KEPT = replace(SHARED, kept=True, room=Bytes(0))
@@ -190,132 +180,3 @@ def test_pages_that_did_not_change_are_named_and_not_read() -> None:
         Extent(3, 2, What.SAME), Extent(5, 1, What.ZEROS),
     ]  # fmt: skip
     assert {one.what for one in RamRegion(image, 0).extents()} == {What.DATA, What.ZEROS}
-
-
-UUID = "3e6f1c52-0000-4000-8000-000000000001"
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where copies are kept, as long as the test lasts."""
-    monkeypatch.setattr(host_directories, "RUN", tmp_path / "run")
-    monkeypatch.setattr(host_directories, "SHM", tmp_path)
-    return memory_files.root()
-
-
-def test_a_copy_goes_with_its_process(root: Path) -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        folder = memory_files.place(UUID, process.pid)
-        memory_files.watch(folder, process.pid)
-        folder.mkdir()
-        memory_files.sweep()
-        assert folder.is_dir()
-        process.kill()
-    give_up = time.monotonic() + 20
-    while any(root.iterdir()):
-        assert time.monotonic() < give_up, list(root.iterdir())
-        time.sleep(0.05)
-
-
-def test_what_nobody_watches_is_swept_unless_it_is_still_stored(root: Path) -> None:
-    folder = root / f"{UUID}-1-77"  # no process of that number began then
-    folder.mkdir()
-    (root / "not ours").mkdir()
-    with memory_files._locked(folder):
-        memory_files.sweep()
-        assert folder.exists()
-    memory_files.sweep()
-    assert [one.name for one in root.iterdir()] == ["not ours"]
-
-
-def test_an_image_tells_of_its_size_version_and_bitmaps() -> None:
-    disk = DiskFacts(name="vda", kind="file", device="disk", format="qcow2", source="/x")
-    found = offline.read_info(
-        disk,
-        {
-            "virtual-size": 8 * MIB,
-            "format-specific": {
-                "data": {
-                    "compat": "1.1",
-                    "bitmaps": [
-                        {"name": "good", "flags": ["auto"]},
-                        {"name": "torn", "flags": ["in-use", "auto"]},
-                        {"name": "asleep", "flags": []},
-                    ],
-                }
-            },
-        },
-    )
-    assert (found.size, found.version) == (8 * MIB, 3)
-    assert [one.whole for one in found.bitmaps] == [True, False, False]
-    assert offline.read_info(disk, {"virtual-size": 1}).bitmaps == ()
-
-
-class Monitor:
-    """Stands for a running guest's monitor, without a QEMU."""
-
-    guest, host, name = UUID, "alpha", "web1"
-
-    def run_state(self) -> str:
-        return "running"
-
-    def ask(self, command: str) -> dict[str, int]:
-        assert command == "query-memory-size-summary"
-        return {"base-memory": 1 << 20}
-
-
-def captured(
-    monkeypatch: pytest.MonkeyPatch, way: MemoryMethod, *failing: str, closed: bool = False
-) -> Memory:
-    """A capture, where some of the ways cannot capture the guest. `closed`: QEMU could not open
-    an image again."""
-
-    def check(_: object) -> None:
-        if closed:
-            raise CannotCapture("its QEMU may not open a.raw again")
-
-    def fails(*_: object, **__: object) -> Captured:
-        raise CannotCapture("no userfaultfd")
-
-    def works(*_: object, **__: object) -> Captured:
-        image: FrozenImage = Image()  # type: ignore[assignment]
-        return Captured(image=image, pause=Seconds(0.1), took=Seconds(0.2))
-
-    monkeypatch.setattr(background_snapshot, "capture", fails if "background" in failing else works)
-    monkeypatch.setattr(libvirt_save, "capture", fails if "libvirt" in failing else works)
-    monkeypatch.setattr(memory_files, "drop", lambda _: None)
-    monkeypatch.setattr(bitmaps, "require_reopen", check)
-    wanted = CaptureRequest(way=way, folder=Path("/none"), number=5)
-    monitor: Any = Monitor()
-    with ExitStack() as stack:
-        return memory_methods.capture(
-            monitor, wanted, Hooks(note=lambda _: None), threading.Event(), stack
-        )
-
-
-def test_libvirt_comes_in_where_the_background_does_not_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plain = captured(monkeypatch, MemoryMethod.AUTO)
-    assert (plain.way, plain.warnings, plain.copy) == (MemoryMethod.BACKGROUND, (), None)
-    other = captured(monkeypatch, MemoryMethod.AUTO, "background")
-    assert other.way is MemoryMethod.LIBVIRT
-    assert other.warnings == ("not captured by way of background: no userfaultfd",)
-    for way, failing in (
-        (MemoryMethod.BACKGROUND, ["background"]), (MemoryMethod.LIBVIRT, ["libvirt"]),
-        (MemoryMethod.AUTO, ["background", "libvirt"]),
-    ):  # fmt: skip
-        with pytest.raises(CannotCapture, match="no userfaultfd"):
-            captured(monkeypatch, way, *failing)
-    with pytest.raises(CannotCapture, match=r"nothing was captured; see vmckpt prepare"):
-        captured(monkeypatch, MemoryMethod.SHARED)
-
-
-def test_what_lets_go_of_no_image_needs_to_open_none_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert captured(monkeypatch, MemoryMethod.AUTO, closed=True).way is MemoryMethod.BACKGROUND
-    with pytest.raises(CannotCapture, match="may not open"):
-        captured(monkeypatch, MemoryMethod.AUTO, "background", closed=True)
-    with pytest.raises(CannotCapture, match="may not open"):
-        captured(monkeypatch, MemoryMethod.LIBVIRT, closed=True)
