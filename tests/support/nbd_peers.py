@@ -37,7 +37,7 @@ def qemu_nbd(path: Path, *more: str, kind: str = "qcow2") -> Iterator[Unix]:
     server = subprocess.Popen([*words, str(path)], stderr=subprocess.PIPE, text=True)
     give_up = time.monotonic() + 10.0
     try:
-        while not _listens(place):
+        while not listens(place):
             assert server.poll() is None, server.communicate()
             assert time.monotonic() < give_up
             time.sleep(0.01)
@@ -47,7 +47,7 @@ def qemu_nbd(path: Path, *more: str, kind: str = "qcow2") -> Iterator[Unix]:
         server.communicate()
 
 
-def _listens(place: Path) -> bool:
+def listens(place: Path) -> bool:
     """A socket has a name before anybody listens at it."""
     with socket.socket(socket.AF_UNIX) as trial:
         try:

@@ -1,10 +1,12 @@
 """Recorded streams, and a sink that collects what is in one."""
 
+import struct
+
 import numpy as np
 import zstandard
 
 from tests.support.paths import FIXTURES
-from vmckpt.capture.qemu_stream.header import PAGE, Head
+from vmckpt.capture.qemu_stream.header import PAGE, Head, RamBlock, parse_head
 from vmckpt.capture.qemu_stream.stream import Addresses, Pages, StreamParser
 
 FOLDER = FIXTURES / "streams"
@@ -65,3 +67,30 @@ def parsed(data: bytes, step: int = 1 << 20) -> Collected:
         parser.feed(data[at : at + step])
     parser.finish()
     return sink
+
+
+SHORT_STREAM = recorded(SHORT)
+
+
+# Where the first section with pages begins.
+BODY = parse_head(SHORT_STREAM)[1]
+
+
+HEAD = Head(
+    machine="pc", section=3, instance=0, version=4, footers=True,
+    blocks=(RamBlock("pc.ram", 16 * PAGE), RamBlock("rom", 2 * PAGE)),
+)  # fmt: skip
+
+
+TAIL = b"\x04devices\x00"
+
+
+def made(body: bytes, *, head: Head = HEAD) -> bytes:
+    return head.written() + body + TAIL
+
+
+def record(address: int, flags: int, rest: bytes = b"") -> bytes:
+    return struct.pack(">Q", address | flags) + rest
+
+
+NAMED = record(0, 0x08, b"\x06pc.ram" + bytes(PAGE))

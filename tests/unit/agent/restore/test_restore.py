@@ -13,10 +13,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tests.support.guest_xml import XML
 from tests.support.restore_orders import ID
 from tests.support.restore_orders import order as an_order
 from tests.support.snapshots import FACTS, PUBLIC
-from tests.unit.snapshot.restore.test_domain_xml import XML
 from tests.unit.snapshot.test_guard_rules import RESTORED
 from vmckpt.agent import client
 from vmckpt.agent.orders import RestoreOrder

@@ -1,9 +1,6 @@
-"""The frozen image, libvirt's save image, and the FIFO that feeds a restore."""
+"""The frozen image of a guest's memory and device state."""
 
-import errno
-import io
 import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +10,6 @@ from tests.support.images import write_stream
 from tests.support.streams import NAMES, parsed, recorded
 from vmckpt.capture.memory import image as images
 from vmckpt.capture.memory.image import FrozenImage, ImageWriter
-from vmckpt.capture.qemu_stream import save_image
 from vmckpt.capture.qemu_stream.header import PAGE, Head, RamBlock
 from vmckpt.capture.qemu_stream.stream import StreamParser
 from vmckpt.errors import CaptureFailed, StreamDamaged
@@ -123,41 +119,6 @@ def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "file").read_bytes() == bytes(7) + bytes(range(250)) * 20
 
 
-def test_a_save_image_begins_as_libvirt_wants_it() -> None:
-    made = save_image.header("<domain/>", running=True, cookie="<cookie/>")
-
-    assert made[:16] == b"LibvirtQemudSave"
-    assert len(made) == 92 + 10 + 10
-    got = save_image.read_header(io.BytesIO(made + b"QEVM"))
-    assert (got.xml, got.cookie, got.running) == ("<domain/>", "<cookie/>", True)
-    plain = save_image.read_header(io.BytesIO(save_image.header("<d/>", running=False)))
-    assert (plain.xml, plain.cookie, plain.running) == ("<d/>", "", False)
-
-
-HEADER = save_image.header("<domain/>", running=True)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "it ends too early"),
-        (HEADER[:95], "it ends too early"),
-        (HEADER.replace(b"Save", b"Part"), "it was never completed"),
-        (b"QEVM" + bytes(200), "no save image that is known here"),
-        (HEADER[:16] + b"\x09" + HEADER[17:], "version 9"),
-        (HEADER[:28] + b"\x02" + HEADER[29:], "compressed by method 2"),
-        (HEADER[:20] + b"\xff\xff\xff\xff" + HEADER[24:], "4294967295 bytes of XML"),
-        (HEADER[:32] + b"\x0a" + HEADER[33:], "bytes of XML"),
-        (HEADER[:92] + b"\xff" * 10, "its XML is no text"),
-    ],
-)
-def test_what_is_no_save_image_is_told(data: bytes, message: str) -> None:
-    with pytest.raises(StreamDamaged) as caught:
-        save_image.read_header(io.BytesIO(data))
-
-    assert message in caught.value.message
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_becomes_a_stream_again(tmp_path: Path, name: str) -> None:
     made, first, out = frozen(tmp_path / "image", name), parsed(recorded(name)), bytearray()
@@ -169,57 +130,3 @@ def test_an_image_becomes_a_stream_again(tmp_path: Path, name: str) -> None:
     # Firmware's zero pages are told; those of main memory are there already.
     assert len(again.seen["pc.bios"]) == 64
     assert len(again.seen["pc.ram"]) == first.present("pc.ram").sum()
-
-
-def fill(data: bytes) -> "tuple[list[int], save_image.Fill]":
-    calls: list[int] = []
-
-    def write(file: int) -> None:
-        calls.append(file)
-        images.write_all(file, memoryview(data), None)
-
-    return calls, write
-
-
-def test_a_fifo_gives_all_of_it(tmp_path: Path) -> None:
-    data = bytes(range(256)) * 20000
-    calls, write = fill(data)
-    with save_image.Fifo(tmp_path, write) as path:
-        assert path.read_bytes() == data
-
-    assert (len(calls), list(tmp_path.iterdir())) == (1, [])
-
-
-def test_a_reader_that_only_looked_may_come_again(tmp_path: Path) -> None:
-    data = bytes(range(256)) * 20000
-    calls, write = fill(data)
-    fifo = save_image.Fifo(tmp_path, write)
-    with fifo as path:
-        with path.open("rb", buffering=0) as looking:
-            assert looking.read(92) == data[:92]
-        assert path.read_bytes() == data
-
-    assert (len(calls), fifo.filled) == (2, True)
-
-
-def test_a_fifo_that_nobody_reads_ends_with_the_block(tmp_path: Path) -> None:
-    calls, write = fill(b"data")
-    before = threading.active_count()
-    with (
-        pytest.raises(RuntimeError, match="libvirt said no"),
-        save_image.Fifo(tmp_path, write),
-    ):
-        raise RuntimeError("libvirt said no")
-
-    assert (calls, list(tmp_path.iterdir()), threading.active_count()) == ([], [], before)
-
-
-def test_what_goes_wrong_in_filling_is_raised(tmp_path: Path) -> None:
-    def write(_file: int) -> None:
-        raise OSError(errno.EIO, "the store is gone")
-
-    with (
-        pytest.raises(OSError, match="the store is gone"),
-        save_image.Fifo(tmp_path, write) as path,
-    ):
-        assert path.read_bytes() == b""

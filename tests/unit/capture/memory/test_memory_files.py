@@ -1,12 +1,20 @@
 """Copies of a guest's memory: where they are kept, and when they go."""
 
+import os
 import subprocess
 import time
+from collections.abc import Iterator
+from mmap import mmap
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
 
 import pytest
 
 from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.errors import CannotCapture
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.util import host_directories
 
 UUID = "3e6f1c52-0000-4000-8000-000000000001"
@@ -43,3 +51,74 @@ def test_what_nobody_watches_is_swept_unless_it_is_still_stored(root: Path) -> N
         assert folder.exists()
     memory_files.sweep()
     assert [one.name for one in root.iterdir()] == ["not ours"]
+
+
+class Monitor:
+    """A guest's monitor that tells of one memory backend."""
+
+    host, name = "alpha", "web1"
+
+    def __init__(self, kind: str, path: str = "", *, share: bool = True, size: int = 4096) -> None:
+        self.told = {"type": kind, "mem-path": path}
+        self.backends = [{"id": "ram", "share": share, "size": size}] if kind else []
+
+    def ask(self, command: str, **arguments: object) -> Any:
+        if command == "query-memdev":
+            return self.backends
+        assert (command, arguments["path"]) == ("qom-get", "/objects/ram")
+        return self.told[str(arguments["property"])]
+
+
+@pytest.mark.parametrize(
+    ("monitor", "why"),
+    [
+        (Monitor(""), "is private to QEMU"),
+        (Monitor("memory-backend-ram"), "is private to QEMU"),
+        (Monitor("memory-backend-memfd"), "is a memfd"),
+        (Monitor("memory-backend-epc"), "is a memory-backend-epc"),
+        (Monitor("memory-backend-file", share=False), "but not shared"),
+        (Monitor("memory-backend-file", "/no/such/file"), "is not mapped by QEMU"),
+    ],
+)
+def test_memory_that_is_no_file_of_all_is_refused_with_the_reason(monitor: Any, why: str) -> None:
+    with HeldProcess(os.getpid()) as process, pytest.raises(CannotCapture, match=why):
+        memory_files.files(monitor, process)
+
+
+@pytest.fixture
+def mapped() -> Iterator[Path]:
+    """A file on tmpfs that this process has mapped, of five pages."""
+    with NamedTemporaryFile(dir="/dev/shm", prefix="vmckpt-test-") as file:
+        file.truncate(5 * 4096)
+        with mmap(file.fileno(), 5 * 4096) as memory:
+            memory[:4] = b"here"
+            yield Path(file.name)
+
+
+def test_a_file_that_qemu_has_mapped_is_found_and_opened(mapped: Path) -> None:
+    monitor: Any = Monitor("memory-backend-file", str(mapped), size=5 * 4096)
+    with HeldProcess(os.getpid()) as process:
+        (found,) = memory_files.files(monitor, process)
+        opened = found.open(os.O_RDONLY)
+    assert found.names == ("ram", "/objects/ram")
+    assert os.pread(opened, 4, 0) == b"here"
+    os.close(opened)
+
+
+def test_a_file_of_a_qemu_that_has_ended_is_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "ram").touch()
+    with subprocess.Popen(["sleep", "60"]) as qemu, HeldProcess(qemu.pid) as process:
+        file = MemoryFile(("ram",), 0, tmp_path / "ram", process)
+        os.close(file.open(os.O_RDONLY))
+        process.end(5.0)
+        with pytest.raises(ProcessLookupError, match="has ended"):
+            file.open(os.O_RDONLY)
+
+
+def test_a_file_system_is_known_by_its_device() -> None:
+    mounts = (
+        "22 1 0:20 / /proc rw - proc proc rw\n"
+        "30 22 0:25 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw\n"
+    )
+    assert memory_files.file_system(mounts, os.makedev(0, 25)) == "tmpfs"
+    assert memory_files.file_system(mounts, os.makedev(0, 26)) == "an unknown file system"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.capture.test_migration_settings import Qemu
+from tests.support.migrating import Qemu
 from vmckpt.agent.protocol import error_as_json, error_from_json
 from vmckpt.agent.snapshot import spool
 from vmckpt.capture import migration_settings

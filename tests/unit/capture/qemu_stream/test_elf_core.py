@@ -1,4 +1,4 @@
-"""Core files: where the guest sees its memory, the processors' registers, and the file itself."""
+"""Core files: where the guest sees its memory, and the file itself."""
 
 import os
 import struct
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.images import write_core
-from tests.support.streams import NAMES, parsed, recorded
+from tests.support.streams import parsed, recorded
 from tests.unit.capture.memory.test_image import frozen
 from vmckpt.capture.qemu_stream import devices, elf_core
 from vmckpt.capture.qemu_stream.elf_core import Stretch
@@ -35,26 +35,6 @@ def test_the_usual_layout_has_a_hole_below_4_gib(
     got = elf_core.usual_layout(blocks, machine)
 
     assert [(one.offset, one.start, one.size) for one in got] == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_registers_come_out_of_the_device_state(name: str) -> None:
-    (processor,) = devices.processors(parsed(recorded(name)).tail_bytes)
-
-    assert processor.registers["rflags"] & 0x2
-    assert processor.registers["cr0"] & 0x10
-    assert processor.segments["cs"].limit in (0xFFFF, 0xFFFFFFFF)
-
-
-@pytest.mark.parametrize("tail", [b"", b"\0", b"\0\x06\0\0\0\x02{}", b"\0\x06\0\0\0\x01x"])
-def test_a_tail_without_description_has_no_devices(tail: bytes) -> None:
-    assert (devices.sections(tail), devices.processors(tail)) == ([], [])
-
-
-def test_a_tail_that_lies_about_its_devices_has_none() -> None:
-    tail = parsed(recorded("plain-7.2")).tail_bytes
-
-    assert devices.sections(tail[100:]) == []
 
 
 def test_a_core_has_memory_where_the_guest_sees_it(tmp_path: Path) -> None:

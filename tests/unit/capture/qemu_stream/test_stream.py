@@ -8,15 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.images import addresses
-from tests.support.streams import NAMES, SHORT, Collected, parsed, recorded
+from tests.support.streams import (
+    BODY,
+    HEAD,
+    NAMED,
+    NAMES,
+    SHORT_STREAM,
+    Collected,
+    made,
+    parsed,
+    record,
+    recorded,
+)
 from vmckpt.capture.qemu_stream import devices
-from vmckpt.capture.qemu_stream.header import PAGE, SWITCHOVER_START, Head, RamBlock, parse_head
+from vmckpt.capture.qemu_stream.header import PAGE, SWITCHOVER_START, parse_head
 from vmckpt.capture.qemu_stream.stream import StreamParser, StreamWriter, starts_as_zeros
 from vmckpt.errors import StreamDamaged
-
-SHORT_STREAM = recorded(SHORT)
-# Where the first section with pages begins.
-BODY = parse_head(SHORT_STREAM)[1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,24 +51,6 @@ def test_the_command_of_a_machine_of_qemu_10_is_passed_over() -> None:
     assert data.index(SWITCHOVER_START, body)
 
     assert SWITCHOVER_START not in parsed(data).tail_bytes
-
-
-def test_without_shared_memory_a_stream_tells_addresses() -> None:
-    head, _ = parse_head(SHORT_STREAM)
-
-    assert head.capabilities == ("x-ignore-shared",)
-    assert {b.name: b.address for b in head.blocks}["pc.ram"] == 0
-    assert head.written(without_shared=True) == SHORT_STREAM[:BODY]
-    ordinary, _ = parse_head(head.written() + b"\0")
-    assert (ordinary.capabilities, ordinary.blocks[0].address) == ((), None)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("shared")])
-def test_a_head_is_written_as_it_came(name: str) -> None:
-    data = recorded(name)
-    head, length = parse_head(data)
-
-    assert head.written() == data[:length]
 
 
 def test_a_run_of_pages_is_handled_as_one() -> None:
@@ -123,26 +112,10 @@ def test_a_stream_that_ends_too_early_is_told(end: int) -> None:
         parser.finish()
 
 
-HEAD = Head(
-    machine="pc", section=3, instance=0, version=4, footers=True,
-    blocks=(RamBlock("pc.ram", 16 * PAGE), RamBlock("rom", 2 * PAGE)),
-)  # fmt: skip
-TAIL = b"\x04devices\x00"
-
-
-def made(body: bytes, *, head: Head = HEAD) -> bytes:
-    return head.written() + body + TAIL
-
-
 def section(*records: bytes) -> bytes:
     return struct.pack(">BI", 2, 3) + b"".join(records) + HEAD.section_end()
 
 
-def record(address: int, flags: int, rest: bytes = b"") -> bytes:
-    return struct.pack(">Q", address | flags) + rest
-
-
-NAMED = record(0, 0x08, b"\x06pc.ram" + bytes(PAGE))
 WRONG = {
     "no magic": (b"LibvirtQemudSave" * 4, "offset 0: b'Libv' where QEMU's"),
     "version": (b"QEVM\0\0\0\x02" + made(b"")[8:], "offset 4: version 2"),
@@ -172,49 +145,6 @@ def test_what_is_wrong_is_told_with_its_place(case: str) -> None:
     assert message in caught.value.message
     assert "migration stream, offset " in caught.value.message
     assert caught.value.hint is not None
-
-
-def block_list(*sizes: int, total: int | None = None) -> bytes:
-    start = HEAD.written().index(struct.pack(">Q", 18 * PAGE | 4))
-    listed = b"".join(struct.pack(">B2sQ", 2, b"b%d" % (n % 10), s) for n, s in enumerate(sizes))
-    told = sum(sizes) if total is None else total
-    end = HEAD.section_end()
-    return HEAD.written()[:start] + struct.pack(">Q", told | 4) + listed + end + TAIL
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (block_list(PAGE + 1, PAGE - 1), "block 'b0' of 4097 bytes"),
-        (block_list(0, PAGE), "block 'b0' of 0 bytes"),
-        (block_list(2 * PAGE, total=PAGE), "block 'b0' of 8192 bytes, with 4096 left"),
-        (block_list(*[PAGE] * 11), "block 'b0' for the second time"),
-        (block_list(), "memory without any block"),
-        (block_list(1 << 60), "bytes"),
-    ],
-)
-def test_a_list_of_blocks_must_make_sense(data: bytes, message: str) -> None:
-    with pytest.raises(StreamDamaged) as caught:
-        parsed(data)
-
-    assert message in caught.value.message
-
-
-def test_a_head_without_end_is_refused() -> None:
-    uuid = b"\x05\x12configuration/uuid\0\0\0\x01" + bytes(16)
-    begin = b"QEVM\0\0\0\x03\x07\0\0\0\x02pc"
-    with pytest.raises(StreamDamaged, match="no memory within 1048576 bytes"):
-        parsed(begin + uuid * 40000)
-
-
-def test_old_machines_have_neither_configuration_nor_footers() -> None:
-    old = Head(machine=None, section=2, instance=0, version=4, footers=False, blocks=HEAD.blocks)
-    body = struct.pack(">BI", 2, 2) + NAMED + old.section_end()
-    got = parsed(made(body, head=old))
-
-    assert got.head == old
-    assert got.seen["pc.ram"] == {0}
-    assert got.tail_bytes == TAIL
 
 
 @settings(max_examples=150)

@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.unit.snapshot.restore.test_domain_xml import XML
+from tests.support.guest_xml import XML
 from vmckpt.errors import BadInput, GuestLocked, HostUnreachable, VmckptError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.storage import User
