@@ -1,7 +1,7 @@
 import libvirt
 import pytest
 
-from vmckpt.hypervisor import connection, domain_xml
+from vmckpt.hypervisor import domain_xml
 from vmckpt.model.guest import Disk, GuestState, Nic
 from vmckpt.model.migration import JobPhase
 from vmckpt.units import Seconds
@@ -128,20 +128,6 @@ def test_only_an_outgoing_migration_is_one() -> None:
 
 def test_versions_are_unpacked() -> None:
     assert domain_xml.version(7_002_022) == "7.2.22"
-
-
-@pytest.mark.parametrize(
-    ("uri", "expected"),
-    [
-        ("qemu+ssh://root@a/system", "qemu+ssh://root@a/system?no_tty=1"),
-        ("qemu+ssh://a/system?keyfile=/k", "qemu+ssh://a/system?keyfile=/k&no_tty=1"),
-        ("qemu+ssh://a/system?no_tty=1", "qemu+ssh://a/system?no_tty=1"),
-        ("qemu+tls://a/system", "qemu+tls://a/system"),
-        ("qemu:///system", "qemu:///system"),
-    ],
-)
-def test_ssh_may_not_ask_questions(uri: str, expected: str) -> None:
-    assert connection.without_questions(uri) == expected
 
 
 def test_a_card_on_a_network_is_the_networks_whatever_that_has_made_of_it() -> None:

@@ -13,7 +13,6 @@ from vmckpt.capture.disks import offline
 from vmckpt.capture.disks.offline import OffDisks
 from vmckpt.capture.disks.plan import Parent
 from vmckpt.capture.disks.reader import UNIT, State
-from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.hypervisor.backup import Backups
 from vmckpt.model.disk import DiskFacts
@@ -66,7 +65,7 @@ def freeze(disks: OffDisks, folder: Path) -> None:
     """Its programs' sockets have names before anybody listens at them."""
     disks.freeze_point()
     for path in folder.glob("*.nbd"):
-        until(partial(listens, Unix(str(path))))
+        until(partial(listens, path))
 
 
 def test_each_disk_is_read_and_nothing_stays(tmp_path: Path) -> None:

@@ -8,25 +8,20 @@ import libvirt
 import pytest
 import pytest_asyncio
 
+from tests.support import libvirt_host
+from tests.support.libvirt_host import UUID
 from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.model.host import Host
 from vmckpt.snapshot.request import RestoreRequest
 from vmckpt.snapshot.restore import restore
 
-UUID = "11111111-1111-4111-8111-111111111111"
-NODE = f"""<node><cpu><mhz>1000</mhz><model>m</model><active>2</active><nodes>1</nodes>
-<sockets>1</sockets><cores>2</cores><threads>1</threads></cpu><memory>8000000</memory>
-<domain type='test'><name>web1</name><uuid>{UUID}</uuid><memory>65536</memory>
-<os><type>hvm</type></os></domain></node>"""
 PLAN = restore._Plan(guest="web1", uuid=UUID, xml="<domain/>", images={})
 BACK = RestoreRequest(snapshot="s-1")
 
 
 @pytest_asyncio.fixture
 async def alpha(tmp_path: Path) -> AsyncIterator[Hypervisor]:
-    (tmp_path / "node.xml").write_text(NODE)
-    async with Hypervisor(Host(name="alpha", uri=f"test://{tmp_path}/node.xml")) as found:
+    async with Hypervisor(libvirt_host.host(tmp_path)) as found:
         yield found
 
 

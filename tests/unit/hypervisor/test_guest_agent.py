@@ -1,0 +1,110 @@
+"""The guest agent: it is asked in its own words, and what it does not answer is told."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import libvirt
+import libvirt_qemu
+import pytest
+
+from vmckpt.errors import HypervisorError
+from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
+from vmckpt.units import Seconds
+
+T = TypeVar("T")
+
+
+class FakeSeat:
+    """Answers for the agent as libvirt would hand it on."""
+
+    host = "alpha"
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers, self.asked = answers, list[tuple[str, int]]()
+
+    def on_domain(
+        self, what: str, call: Callable[[libvirt.virDomain], T], *, changes: bool = False
+    ) -> T:
+        assert not changes
+        return call(self)  # type: ignore[arg-type]
+
+    def command(self, text: str, limit: int) -> str:
+        name = json.loads(text)["execute"]
+        self.asked.append((name, limit))
+        answer = self.answers[name]
+        if isinstance(answer, HypervisorError):
+            raise answer
+        return answer if isinstance(answer, str) else json.dumps({"return": answer})
+
+
+@pytest.fixture
+def asks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[GuestAgent, FakeSeat]]:
+    monkeypatch.setattr(
+        libvirt_qemu, "qemuAgentCommand", lambda seat, text, limit, _: seat.command(text, limit)
+    )
+
+    def made(**answers: Any) -> tuple[GuestAgent, FakeSeat]:
+        seat = FakeSeat({name.replace("_", "-"): value for name, value in answers.items()})
+        return GuestAgent(seat), seat
+
+    return made
+
+
+Asks = Callable[..., tuple[GuestAgent, FakeSeat]]
+
+
+def test_the_agent_is_asked_in_its_own_words(asks: Asks) -> None:
+    agent, seat = asks(
+        guest_ping={}, guest_fsfreeze_freeze=2, guest_fsfreeze_status={"x": 1},
+        guest_fsfreeze_thaw=2,
+    )  # fmt: skip
+
+    assert agent.there()
+    assert agent.freeze(limit=Seconds(0.3)) == 2
+    assert agent.thaw() == 2
+    assert seat.asked[1:] == [("guest-fsfreeze-freeze", 1), ("guest-fsfreeze-thaw", 5)]
+    with pytest.raises(HypervisorError, match="makes no sense"):
+        agent.frozen()
+
+
+def refused(code: int) -> HypervisorError:
+    return HypervisorError("no", host="alpha", code=code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED, libvirt.VIR_ERR_AGENT_UNRESPONSIVE,
+        libvirt.VIR_ERR_OPERATION_INVALID,
+    ],
+)  # fmt: skip
+def test_no_agent_is_an_answer(asks: Asks, code: int) -> None:
+    agent, _ = asks(guest_ping=refused(code))
+
+    assert not agent.there()
+
+
+def test_a_broken_call_is_no_answer(asks: Asks) -> None:
+    agent, _ = asks(guest_ping=refused(libvirt.VIR_ERR_RPC))
+
+    with pytest.raises(HypervisorError):
+        agent.there()
+
+
+def test_an_answer_that_is_none_is_one_clear_line(asks: Asks) -> None:
+    agent, _ = asks(guest_fsfreeze_status="\x00{")
+
+    with pytest.raises(HypervisorError, match=r"alpha: guest-fsfreeze-status: .* no sense"):
+        agent.frozen()
+
+
+def test_recovery_lets_go_only_what_is_held(asks: Asks) -> None:
+    held, seat = asks(guest_ping={}, guest_fsfreeze_status='{"return": "frozen"}',
+                      guest_fsfreeze_thaw=1)  # fmt: skip
+    free, other = asks(guest_ping={}, guest_fsfreeze_status='{"return": "thawed"}')
+    none, _ = asks(guest_ping=refused(libvirt.VIR_ERR_AGENT_UNRESPONSIVE))
+
+    assert (thaw_left(held), thaw_left(free), thaw_left(none)) == (True, False, False)
+    assert seat.asked[-1][0] == "guest-fsfreeze-thaw"
+    assert len(other.asked) == 2
