@@ -4,13 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vmckpt.journal.evacuation_progress import MOVE as BY_STEP
 from vmckpt.journal.jobs import JobDetail, JobView, News
 from vmckpt.journal.records import (
     ControllerIdentity,
     Operation,
+    StepState,
     StoredEvent,
     StoredForecast,
     StoredSample,
+    StoredStep,
 )
 from vmckpt.model.events import Begun, Said
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState, HostNow, SnapshotNow
@@ -245,3 +248,10 @@ class Still:
     def _fail(self) -> None:
         if self.trouble is not None:
             raise self.trouble
+
+
+def step(state: StepState, target: str, at: float) -> StoredStep:
+    """A move of web2 that is no job of its own."""
+    intent = {"guest": "web2", "uuid": "u-2", "from": "alpha", "to": target}
+    return StoredStep(seq=round(at), name=BY_STEP, intent=intent, state=state, result=None,
+                      began_at=NOW + at, ended_at=None)  # fmt: skip

@@ -1,16 +1,14 @@
 """What is shown of what is known."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from tests.tui import still
-from tests.tui.still import DRAIN, ENDED, FLEET, MOVE, NOW, PART, SNAPSHOTS, entry, snapshot
-from vmckpt.journal.evacuation_progress import MOVE as BY_STEP
+from tests.tui.still import DRAIN, ENDED, FLEET, MOVE, NOW, PART, SNAPSHOTS, entry, snapshot, step
 from vmckpt.journal.evacuation_progress import summary, turns
 from vmckpt.journal.jobs import JobDetail, News
-from vmckpt.journal.records import Request, StepState, StoredStep
+from vmckpt.journal.records import Request, StepState
 from vmckpt.model.guest import FleetNow
 from vmckpt_tui import tables, wording
 from vmckpt_tui.actions import Model, Scene, Where
@@ -137,24 +135,6 @@ def test_the_queue_of_moves_has_those_that_wait_behind_those_that_began() -> Non
     assert "0 arrived, 1 on their way, 1 wait" in facts[0]
 
 
-def test_who_is_ready_waits_and_who_was_dismissed_has_not_failed() -> None:
-    ready = replace(PART, operation=replace(PART.operation, state="waiting"))
-    found = turns(DRAIN.operation, (ready,), ())
-    assert [one.state for one in found] == ["waiting", "waits"]
-    told = summary(found)
-    assert (told.moving, told.waiting, told.failed) == (0, 2, 0)
-    ended = replace(PART.operation, state="ended", outcome="cancelled", ended_at=NOW)
-    for report, failed in (({"dismissed": True}, 0), ({"error": "stopped"}, 1)):
-        part = replace(PART, operation=replace(ended, report=report))
-        assert summary(turns(DRAIN.operation, (part,), ())).failed == failed
-
-
-def step(state: StepState, target: str, at: float) -> StoredStep:
-    intent = {"guest": "web2", "uuid": "u-2", "from": "alpha", "to": target}
-    return StoredStep(seq=round(at), name=BY_STEP, intent=intent, state=state, result=None,
-                      began_at=NOW + at, ended_at=None)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("states", "shown", "counts"),
     [
@@ -175,12 +155,6 @@ def test_a_move_that_is_no_migration_is_shown_as_its_last_step_has_it(
     assert cells(evacuation_view.turn_columns(), moved)[2] == shown
     told = summary(found)
     assert (told.arrived, told.moving, told.waiting, told.failed) == counts
-
-
-def test_a_step_whose_job_has_ended_was_broken_off() -> None:
-    over = replace(DRAIN.operation, state="ended", outcome="failed", ended_at=NOW)
-    (_, moved) = turns(over, (PART,), [step(StepState.INTENDED, "beta", 1)])
-    assert (moved.state, moved.active) == ("broken off", False)
 
 
 def test_hosts_of_an_evacuation_are_bars() -> None:

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, text
 
 from tests.support.paths import ROOT
 from vmckpt.errors import JournalError
-from vmckpt.journal import controller_identity, location, schema
-from vmckpt.journal.records import ControllerIdentity, NewOperation, Record
+from vmckpt.journal import controller_identity, schema
+from vmckpt.journal.records import NewOperation, Record
 from vmckpt.journal.store import Journal
 from vmckpt.units import Seconds
 
@@ -47,37 +47,6 @@ def test_the_journal_is_its_owners_alone(journal: Journal, path: Path) -> None:
     assert path in files
     assert {stat.S_IMODE(one.stat().st_mode) for one in files} == {0o600}
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o711
-
-
-def test_the_journal_is_where_the_environment_says() -> None:
-    assert location.state_folder({"VMCKPT_STATE": "/x"}, root=True) == Path("/x")
-    assert location.state_folder({}, root=True) == Path("/var/lib/vmckpt")
-    assert location.state_folder({"XDG_STATE_HOME": "/s"}, root=False) == Path("/s/vmckpt")
-    assert location.state_folder({"XDG_STATE_HOME": "s"}, root=False) == (
-        Path.home() / ".local/state/vmckpt"
-    )
-
-
-@pytest.mark.parametrize(
-    ("named", "meant"),
-    [
-        ("/j/x.db", Path("/j/x.db")),
-        ("none", "none"),
-        ("postgresql://anna@db/jobs", "postgresql://anna@db/jobs"),
-        ("", Path("/x/journal.db")),
-    ],
-)
-def test_a_journal_that_is_named_wins(named: str, meant: Path | str) -> None:
-    environ = {"VMCKPT_STATE": "/x", "VMCKPT_JOURNAL": named}
-
-    assert location.chosen(environ, root=True) == meant
-
-
-def test_where_no_journal_is_wanted_none_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VMCKPT_JOURNAL", "none")
-
-    with pytest.raises(JournalError, match="no journal is kept"):
-        Journal()
 
 
 def test_a_newer_schema_is_refused_in_one_line_and_left_alone(path: Path) -> None:
@@ -244,23 +213,6 @@ def test_a_writer_killed_in_the_middle_leaves_whole_batches_and_shows_as_dead(
     with sqlite3.connect(path) as raw:
         assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     raw.close()
-
-
-def test_a_controller_is_known_by_its_start_and_its_boot() -> None:
-    me = controller_identity.this_process()
-
-    def other(**changes: object) -> ControllerIdentity:
-        fields = {"host": me.host, "boot": me.boot, "pid": me.pid, "started": me.started}
-        return ControllerIdentity(**{**fields, **changes})  # type: ignore[arg-type]
-
-    assert controller_identity.is_alive(me) is True
-    assert controller_identity.is_alive(other(started=me.started + 1)) is False
-    assert controller_identity.is_alive(other(boot="another")) is False
-    assert controller_identity.is_alive(other(pid=2**22 + 1)) is False
-    # This machine, called otherwise since; another one; this one before it was booted.
-    assert controller_identity.is_alive(other(host="elsewhere.invalid")) is True
-    assert controller_identity.is_alive(other(host="elsewhere.invalid", pid=2**22 + 1)) is False
-    assert controller_identity.is_alive(other(host="elsewhere.invalid", boot="another")) is None
 
 
 def test_a_second_journal_in_one_process_does_not_cut_the_first_off(tmp_path: Path) -> None:

@@ -1,17 +1,16 @@
 """Who may change a guest, and what is written before it is changed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests.support.journals import WEB1, Clock
 from vmckpt.errors import GuestLocked, JournalError, LeaseLost
 from vmckpt.journal import controller_identity
 from vmckpt.journal.records import (
     Batch,
     ControllerIdentity,
-    NewOperation,
     Operation,
     Record,
     StepState,
@@ -21,32 +20,10 @@ from vmckpt.lease import controller_lease
 from vmckpt.lease.controller_lease import Fence
 from vmckpt.units import Seconds
 
-WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
 GUEST = "guest/u-1"
 FAR = ControllerIdentity(host="far", boot="another", pid=7, started=9)
 DEAD = replace(controller_identity.this_process(), started=1)
 NOTED = Record(kind="noted", at=Seconds(1.0), values={})
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def journal(place: Path | str, clock: Clock) -> Iterator[Journal]:
-    with Journal(place, clock=clock) as made:
-        yield made
 
 
 def held(journal: Journal, controller: ControllerIdentity | None = None) -> tuple[str, Fence]:

@@ -1,48 +1,17 @@
 """What is written to the journal, and how it is found again."""
 
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.journals import WEB1, Clock, sampled
 from vmckpt.errors import BadInput, JournalError
 from vmckpt.journal import controller_identity, store
-from vmckpt.journal.records import Batch, NewOperation, Record, State
-from vmckpt.journal.sample_thinning import Retention, Step
+from vmckpt.journal.records import Batch, Record, State
 from vmckpt.journal.store import Journal
 from vmckpt.lease import controller_lease
 from vmckpt.units import Seconds
-
-WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
-DAY = 86400.0
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def journal(place: Path | str, clock: Clock) -> Iterator[Journal]:
-    with Journal(place, clock=clock) as made:
-        yield made
-
-
-def sampled(*times: float) -> list[Record]:
-    return [Record(kind="sampled", at=Seconds(at), values={"done": 0.5}) for at in times]
 
 
 def test_an_operation_is_read_as_it_was_written(journal: Journal, clock: Clock) -> None:
@@ -137,37 +106,6 @@ def test_active_and_past_operations_are_told_apart(journal: Journal, clock: Cloc
     assert [one.id for one in journal.recent("u-1", since=clock.now)] == [second]
 
 
-def test_past_moves_tell_what_a_forecast_needs(journal: Journal) -> None:
-    id_ = journal.begin(WEB1)
-    rows = [
-        {"bandwidth": 100, "lasted_ms": 3000, "dirty_rate": None},
-        {"bandwidth": 200, "lasted_ms": 1000, "dirty_rate": 7},
-        {"bandwidth": 0, "lasted_ms": 500, "dirty_rate": 5},
-    ]
-    report = {"total_ms": 5000, "setup_ms": 20, "downtime_ms": 80, "passes": rows}
-    journal.finish(id_, "completed", {**report, "mode": "precopy"})
-    journal.begin(WEB1)  # has not ended
-    [move] = journal.recent_moves("alpha", "beta", 5)
-
-    assert (move.guest, move.outcome, move.mode) == ("web1", "completed", "precopy")
-    assert (move.total, move.setup, move.downtime) == (5.0, 0.02, 0.08)
-    assert (move.bandwidth, move.dirty_rates) == (125, (7, 5))
-    assert journal.recent_moves("beta", "alpha") == []
-    assert journal.recent_moves("alpha", "beta", guest_uuid="another") == []
-
-
-def test_what_a_past_move_was_held_to_is_known(journal: Journal) -> None:
-    """It says nothing of what the link carries."""
-    by_wish = replace(WEB1, detail={"wishes": {"bandwidth": 7}})
-    for new, report, limit in (
-        (WEB1, {}, None), (WEB1, {"bandwidth_limit": 5}, 5), (by_wish, {}, 7),
-    ):  # fmt: skip
-        id_ = journal.begin(new)
-        journal.finish(id_, "completed", {"total_ms": 5000, **report})
-        [move] = journal.recent_moves("alpha", "beta", 1)
-        assert (move.id, move.limit) == (id_, limit)
-
-
 def test_ids_are_unique_and_grow_when_short_ones_run_out(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,60 +196,3 @@ def test_an_end_answers_open_requests_and_new_ones_are_refused(journal: Journal)
     assert journal.request(number).answer == f"{id_} has ended: completed"
     with pytest.raises(BadInput, match="has ended: completed"):
         journal.ask(id_, "cancel", {}, "e")
-
-
-STEPS = Retention(
-    steps=(
-        Step(until=Seconds(3600.0), spacing=Seconds(0.0)),
-        Step(until=Seconds(7 * DAY), spacing=Seconds(1.0)),
-        Step(until=Seconds(90 * DAY), spacing=Seconds(10.0)),
-    )
-)
-
-
-def test_old_samples_are_thinned_then_gone_and_at_last_the_operation(
-    journal: Journal, clock: Clock
-) -> None:
-    id_ = journal.begin(WEB1)
-    journal.add_samples(id_, sampled(*(n / 5 for n in range(151))))
-    journal.add_event(id_, Record(kind="checked", at=Seconds(0.0), values={}))
-    active = journal.begin(WEB1)
-    journal.add_samples(active, sampled(0.0, 0.2))
-    journal.finish(id_, "completed", {"total_ms": 1})
-    ended, counts = clock.now, []
-    for age in (0.5 * 3600, 2 * 3600, 8 * DAY, 91 * DAY, 366 * DAY):
-        clock.now = ended + age
-        journal.prune(retention=STEPS)
-        counts.append((len(journal.samples(id_)), len(journal.events(id_))))
-
-    assert counts == [(151, 1), (31, 1), (4, 1), (0, 0), (0, 0)]
-    assert [one.id for one in journal.operations()] == [active]
-    assert len(journal.samples(active)) == 2
-
-
-def test_pruning_is_done_once_an_hour_and_goes_on_where_its_time_ran_out(
-    journal: Journal, clock: Clock
-) -> None:
-    for _ in range(3):
-        journal.finish(journal.begin(WEB1), "completed", None)
-    clock.now += 2 * 3600
-    first = journal.prune(budget=Seconds(-1.0))
-    second = journal.prune()
-    third = journal.prune()
-
-    assert first is not None
-    assert (first.thinned, first.complete) == (0, False)
-    assert second is not None
-    assert (second.thinned, second.complete) == (3, True)
-    assert third is None
-
-
-def test_several_may_prune_at_once(journal: Journal, clock: Clock, place: Path | str) -> None:
-    for _ in range(6):
-        journal.finish(journal.begin(WEB1), "completed", None)
-    clock.now += 400 * DAY
-    with Journal(place, clock=clock) as other, ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda one: one.prune(budget=Seconds(30.0)), (journal, other)))
-
-    assert any(one is not None for one in done)
-    assert journal.operations() == []
