@@ -357,7 +357,7 @@ _CONNECTION = (
         file="vmckpt/replication/protocol/framing.py",
         old="(token == self._token if isinstance(self._token, int) else self._token(token))",
         new="(token == self._token if isinstance(self._token, int) else token)",
-        suite=unit("replication/protocol/connection", "replication/protocol/messages"),
+        suite=unit("replication/protocol/connection", "replication/protocol/framing"),
         breaks="An agent that has been replaced is still listened to.",
     ),
     Mutation(
@@ -365,7 +365,7 @@ _CONNECTION = (
         file="vmckpt/replication/protocol/framing.py",
         old="            if digest(header, told) != frame[_HEADER.size : _HEAD]:",
         new="            if len(frame) < _HEAD:",
-        suite=unit("replication/protocol/messages"),
+        suite=unit("replication/protocol/framing"),
         breaks="A flipped bit reaches the guest's memory.",
     ),
     Mutation(

@@ -2,6 +2,7 @@
 
 import random
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vmckpt.capture.nbd.protocol import Unix
+from vmckpt.errors import HypervisorError
 from vmckpt.replication.backup.standby import NbdWriter
 from vmckpt.replication.disks import nbdkit_server, write_log
 from vmckpt.replication.disks.epoch_log import LogPlace, WriteLog
@@ -71,3 +73,32 @@ def alive(process: int) -> bool:
 def room(place: LogPlace) -> int:
     """Bytes that the log takes."""
     return place.log.stat().st_blocks * 512
+
+
+class Pushing:
+    """A guest that writes until something holds it."""
+
+    def __init__(self, served: Served, much: int) -> None:
+        self.error: HypervisorError | None = None
+        self._served, self._much = served, much
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        with suppress(HypervisorError), self._served.guest() as guest:
+            try:
+                for offset in range(0, self._much, 65536):
+                    guest.write(offset, CONTENT[:65536])
+                guest.wait()
+            except HypervisorError as exc:
+                self.error = exc
+
+    def held(self, log: WriteLog) -> int:
+        """Wait until it is held; how much of the log is not consumed then."""
+        before = log.waited()
+        until(lambda: log.waited() > before + 0.02)
+        return log.size() - log.consumed
+
+    def end(self) -> None:
+        self.thread.join(10.0)
+        assert not self.thread.is_alive()

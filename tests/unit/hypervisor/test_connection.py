@@ -131,7 +131,8 @@ async def test_what_changes_nothing_is_tried_once_more(
     story = Breaking(monkeypatch, times)
     async with Hypervisor(HOST) as alpha:
         if times == 1:
-            assert await alpha.query("looking", lambda it: it.lookupByName("web1")) == "web1"
+            found: object = await alpha.query("looking", lambda it: it.lookupByName("web1"))
+            assert found == "web1"
         else:
             with pytest.raises(HostUnreachable, match="run vmckpt doctor alpha"):
                 await alpha.query("looking", lambda it: it.lookupByName("web1"))

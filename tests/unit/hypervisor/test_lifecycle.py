@@ -16,6 +16,8 @@ from vmckpt.model.guest import GuestState
 from vmckpt.model.host import Host
 from vmckpt.units import Seconds
 
+SAVED, SUSPENDED = 4, 3
+"""Of a guest that stopped, and another event: as libvirt numbers them."""
 SHARED = "test:///default"
 """The host of libvirt's test driver that all connections of this process share."""
 
@@ -121,11 +123,11 @@ def test_of_a_libvirt_that_was_away_it_is_heard_again(guest: libvirt.virDomain) 
         (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED, Ending.DIED),
         (
             libvirt.VIR_DOMAIN_EVENT_STOPPED,
-            libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED,
+            SAVED,
             Ending.WISHED,
         ),
         (libvirt.VIR_DOMAIN_EVENT_CRASHED, 0, Ending.WISHED),
-        (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, 0, Ending.DIED),
+        (SUSPENDED, 0, Ending.DIED),
     ],
 )
 def test_a_guest_that_died_was_not_ended(event: int, detail: int, ending: Ending) -> None:

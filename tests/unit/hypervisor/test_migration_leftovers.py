@@ -19,7 +19,7 @@ from vmckpt.model.guest import GuestState
 ARRIVES = [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP]
 LEAVES = [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER]
 MIGRATES = [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_MIGRATION]
-RUNS = [libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_BOOTED]
+RUNS = [libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_MIGRATION_CANCELED]
 CALLS = (
     migration_leftovers.end_arriving,
     migration_leftovers.end_leaving,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,7 @@ def guarded(id_: str, **more: object) -> Callable[[Connection], None]:
 def test_an_operation_is_found_locked_or_not(journal: Journal, database: Database) -> None:
     id_ = journal.begin(WEB1)
     for lock in (False, True):
-        found = database.write(
-            lambda it, lock=lock: transactions.stored_operation(it, id_, lock=lock)
-        )
+        found = database.write(partial(transactions.stored_operation, id_=id_, lock=lock))
         assert found == journal.operation(id_)
     assert database.read(lambda it: transactions.stored_operation(it, "m-none")) is None
 
@@ -71,9 +70,7 @@ def test_rows_are_numbered_without_gaps_for_each_operation(
     event = {"at": 1.0, "kind": "noted", "data": {}}
     table = schema.events
     for id_, count in ((first, 2), (second, 1), (first, 3)):
-        database.write(
-            lambda it, id_=id_, count=count: transactions.append(it, table, id_, [event] * count)
-        )
+        database.write(partial(transactions.append, table=table, id_=id_, made=[event] * count))
     last = database.write(lambda it: transactions.append_one(it, table, first, event))
     chosen = select(table.c.seq).where(table.c.operation == first).order_by(table.c.seq)
     assert database.read(lambda it: list(it.execute(chosen).scalars())) == [1, 2, 3, 4, 5, 6]
