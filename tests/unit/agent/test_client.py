@@ -19,7 +19,7 @@ import pytest
 from tests.support.bundles import BARE, drafts, ended, installed, small, started, versions
 from tests.unit.remote.test_ssh import KEY, Sshd, sshd
 from vmckpt import __version__
-from vmckpt.agent import bundle, client, main
+from vmckpt.agent import bundle, client
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import agent_install
@@ -125,13 +125,6 @@ async def test_an_agent_that_was_found_is_not_looked_for_before_each_order(
     monkeypatch.setattr(client, "_FRESH", Seconds(0.0))
     await client.cached_command(other)
     assert looked == ["alpha", "beta", "beta"]
-
-
-@pytest.mark.parametrize("kind", main.ORDERS)
-def test_each_order_can_be_read_and_carried_out(kind: str) -> None:
-    reads, does = (main.named(one) for one in main.ORDERS[kind])
-    assert callable(reads.from_json)
-    assert callable(does)
 
 
 async def test_an_agent_is_brought_to_a_host_once_and_that_is_told(

@@ -1,4 +1,4 @@
-"""Backups and checkpoints in libvirt's XML, and disks in QEMU's words."""
+"""Backups and checkpoints in libvirt's XML."""
 
 from xml.etree import ElementTree as ET
 

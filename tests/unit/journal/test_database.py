@@ -1,4 +1,4 @@
-"""The journal's file: its place, its schema, several writers, and writers that die."""
+"""The journal's file: its schema, several writers, and writers that die."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""When a protected guest's clock is put right, and how, with an agent that answers."""
+"""When a protected guest's clock is put right."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A restore that was interrupted: what has become of it, and that nothing in doubt is deleted."""
+"""What has become of a restore that was interrupted, by what is left of it."""
 
 import pytest
 

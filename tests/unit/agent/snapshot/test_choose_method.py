@@ -1,4 +1,4 @@
-"""Which way a guest is captured, what the next snapshot goes on from, and where copies are kept."""
+"""Which way a guest is captured, and what the next snapshot goes on from."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A guest never runs twice, no image is taken from another, and a fork writes into nothing."""
+"""A guest never runs twice, and a fork writes into nothing of the original's."""
 
 from xml.etree import ElementTree as ET
 
