@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fakes import FakeDesk, FakeHosts
-from tests.engine.running import ENDS_A_PART, HYBRID, after_the_switch, phases, run, terms, told
+from tests.support.engine_runs import (
+    ENDS_A_PART,
+    HYBRID,
+    after_the_switch,
+    phases,
+    run,
+    terms,
+    told,
+)
+from tests.support.fake_drivers import FakeDesk, FakeHosts
 from tests.support.simulated import Machine, Writer
 from vmckpt.errors import HypervisorError, OutcomeUnknown
 from vmckpt.journal.records import RequestKind

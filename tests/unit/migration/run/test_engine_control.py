@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fakes import FakeDesk, FakeHosts, refusal
-from tests.engine.running import HYBRID, ORDER, phases, run, terms, told
+from tests.support.engine_runs import HYBRID, ORDER, phases, run, terms, told
+from tests.support.fake_drivers import FakeDesk, FakeHosts, refusal
 from tests.support.simulated import Machine, Writer
 from vmckpt.errors import OutcomeUnknown
 from vmckpt.journal.records import RequestKind

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from typing import Any
 
-from tests.engine.fakes import FakeDesk, Told
+from tests.support.fake_drivers import FakeDesk, Told
 from tests.support.policies import policy
 from vmckpt.migration.run.decide import RunTerms, time_limit
 from vmckpt.migration.run.engine import Ending, Migration

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.engine.fakes import FakeDesk
 from tests.support.builders import FACTS, GUEST
+from tests.support.fake_drivers import FakeDesk
 from tests.support.moves import ALPHA, BETA, COST, SESSION, UUID, Hosts
 from tests.support.policies import policy
 from vmckpt.errors import BadInput, LeaseLost, RemoteError, VmckptError

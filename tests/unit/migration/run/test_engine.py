@@ -1,11 +1,13 @@
+"""A migration from its order to its end, against a driver that does as it is told."""
+
 import asyncio
 import dataclasses
 
 import pytest
 
-from tests.engine.fakes import GONE, MOVING, PAUSED, RUNS, SILENT, FakeMover, refusal
-from tests.engine.running import ORDER, phases, run, terms
 from tests.support.builders import sample
+from tests.support.engine_runs import ORDER, phases, run, terms
+from tests.support.fake_drivers import GONE, MOVING, PAUSED, RUNS, SILENT, FakeMover, refusal
 from vmckpt.errors import OutcomeUnknown, PeerLoginFailed
 from vmckpt.migration.run.engine import PATIENCE, Migration
 from vmckpt.migration.run.progress import INTERVAL

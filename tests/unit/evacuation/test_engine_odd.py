@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.fakes import FakeDesk
-from tests.engine.test_evacuate import GOOD, ORDER, USUAL, Hosts, failing, hosts, run
+from tests.support.evacuation_runs import GOOD, ORDER, USUAL, Hosts, failing, hosts, run
+from tests.support.fake_drivers import FakeDesk
 from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.errors import Blocked, Cancelled
 from vmckpt.evacuation.engine import Run

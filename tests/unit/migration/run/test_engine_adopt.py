@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.fakes import GONE, MOVING, ON_PART, RUNS, FakeDesk, FakeHosts, FakeMover
-from tests.engine.running import ENDS_A_PART, HYBRID, ORDER, after_the_switch, run, terms, told
+from tests.support.engine_runs import ENDS_A_PART, HYBRID, ORDER, after_the_switch, run, terms, told
+from tests.support.fake_drivers import GONE, MOVING, ON_PART, RUNS, FakeDesk, FakeHosts, FakeMover
 from tests.support.simulated import Machine, Writer
 from vmckpt.errors import HypervisorError, JournalError, LeaseLost
 from vmckpt.journal.records import Request, RequestKind
