@@ -1,14 +1,11 @@
 """Who puts a migration in order: whoever drove it."""
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from vmckpt.errors import BadInput
 from vmckpt.journal.recorder import OrphanedJob
-from vmckpt.journal.records import RequestKind, StepState, StoredStep
-from vmckpt.migration.recovery import direct_control
+from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migration.recovery import recover as moves
 from vmckpt.model.recovery import Settled
 from vmckpt.protection.migration import recovery
@@ -50,19 +47,3 @@ async def test_a_move_is_settled_by_whoever_drove_it(
     monkeypatch.setattr(moves, "settle", told("libvirt"))
     monkeypatch.setattr(recovery, "settle", told("agents"))
     assert (await ROOMS["migrate"](case(*steps), ())).truth == who
-
-
-async def test_without_its_controller_agents_cannot_be_told_anything_but_by_recovery() -> None:
-    operation = SimpleNamespace(
-        id="m-1", guest="web1", guest_uuid="u-1", mode="checkpoint", source="alpha", target="beta"
-    )
-    told = await direct_control.act(
-        cast("Any", None), cast("Any", operation), RequestKind.CANCEL, {}, cast("Any", None)
-    )
-    assert not told.ok
-    assert "vmckpt recover" in told.text
-    operation.guest_uuid = None
-    with pytest.raises(BadInput):
-        await direct_control.act(
-            cast("Any", None), cast("Any", operation), RequestKind.CANCEL, {}, cast("Any", None)
-        )

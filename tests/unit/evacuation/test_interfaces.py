@@ -8,7 +8,6 @@ from tests.support.fleets import guest
 from vmckpt.errors import Cancelled
 from vmckpt.evacuation.bandwidth import Move
 from vmckpt.evacuation.interfaces import Prefetcher, Turn
-from vmckpt.migration.cancellable import stop_requested
 
 
 def move(name: str, target: str = "beta") -> Move:
@@ -84,15 +83,3 @@ async def test_who_goes_elsewhere_by_now_is_made_ready_anew(how: str) -> None:
     work = world.ahead.begin(move("w0", "gamma"))
     await world.ready("w0", "gamma")
     assert (await old, await work) == ("refused", "moved")
-
-
-async def test_one_of_several_stops_alone_and_all_stop_together() -> None:
-    every = asyncio.Event()
-    async with stop_requested(every) as mine, stop_requested(every) as other:
-        mine.set()
-        await asyncio.sleep(0)
-        assert (every.is_set(), other.is_set()) == (False, False)
-        every.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert other.is_set()

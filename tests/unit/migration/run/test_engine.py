@@ -1,15 +1,12 @@
 """A migration from its order to its end, against a driver that does as it is told."""
 
-import asyncio
-import dataclasses
-
 import pytest
 
 from tests.support.builders import sample
-from tests.support.engine_runs import ORDER, phases, run, terms
+from tests.support.engine_runs import phases, run
 from tests.support.fake_drivers import GONE, MOVING, PAUSED, RUNS, SILENT, FakeMover, refusal
 from vmckpt.errors import OutcomeUnknown, PeerLoginFailed
-from vmckpt.migration.run.engine import PATIENCE, Migration
+from vmckpt.migration.run.engine import PATIENCE
 from vmckpt.migration.run.progress import INTERVAL
 from vmckpt.model.events import Decided, Event, Sampled
 from vmckpt.model.migration import Driver, JobPhase, Outcome
@@ -18,7 +15,6 @@ from vmckpt.units import MIB
 # A run that does not end is an error, not a test that hangs.
 pytestmark = pytest.mark.looptime(end=3000)
 
-AUTOSTART = dataclasses.replace(ORDER, autostart=True)
 LOST = OutcomeUnknown("alpha: the connection broke", host="alpha")
 
 
@@ -143,33 +139,6 @@ async def test_passes_of_an_earlier_cancelled_job_are_not_counted() -> None:
     ending = await run(migrations)
 
     assert [s.iteration for s in ending.samples] == [1, 2, 2]
-
-
-async def test_autostart_is_set_once_the_guest_has_arrived() -> None:
-    migrations = FakeMover()
-    await run(migrations, order=AUTOSTART)
-    left = FakeMover(errors=[refusal("no")])
-    await run(left, order=AUTOSTART)
-
-    assert migrations.calls[-2:] == ["autostart", "forget source"]
-    assert "autostart" not in left.calls
-
-
-async def test_autostart_that_cannot_be_set_is_said() -> None:
-    migrations = FakeMover(refuses={"autostart": [refusal("no")]})
-    ending = await run(migrations, order=AUTOSTART)
-
-    assert ending.outcome is Outcome.COMPLETED
-    assert "virsh autostart" in ending.warnings[0]
-
-
-async def test_a_listener_that_fails_does_not_end_the_migration() -> None:
-    def broken(_event: Event) -> None:
-        raise OSError("the terminal is gone")
-
-    ending = await Migration(FakeMover(), terms(), broken, asyncio.Event()).run(ORDER)
-
-    assert ending.outcome is Outcome.COMPLETED
 
 
 async def test_a_guest_that_ends_on_the_way_is_said_to_run_nowhere() -> None:
