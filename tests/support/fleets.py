@@ -3,7 +3,10 @@
 import random
 from dataclasses import replace
 
-from vmckpt.evacuation.plan.fleet import Fleet, Needs, Place, Tenant
+from vmckpt.evacuation.plan.fleet import Fleet, Needs, Place, Rules, Tenant
+from vmckpt.evacuation.state import (
+    EvacuationTerms,
+)
 from vmckpt.units import Bytes, BytesPerSecond
 
 GIB = 1 << 30
@@ -70,3 +73,9 @@ def random_fleet(
     made = Fleet(tuple(places), tuple(tenants))
     gone = {one.name for one in places[:empty]}
     return made, [one for one in tenants if one.host in gone]
+
+
+TERMS = EvacuationTerms(rules=Rules(keep_free=0.0))
+
+
+OFF = host("a", closed="it is emptied")

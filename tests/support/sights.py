@@ -3,11 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.support.builders import GUEST, HOST, host_facts
 from vmckpt.evacuation.plan import inventory as sights
-from vmckpt.evacuation.plan.inventory import Answers, FleetView, Look
+from vmckpt.evacuation.plan import plan as plans
+from vmckpt.evacuation.plan.inventory import (
+    Answers,
+    FleetView,
+    Look,
+)
+from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.model.guest import Disk, Guest
 from vmckpt.policy import parse
 from vmckpt.policy.model import Policy
@@ -64,3 +71,22 @@ def seen(
         for one in told.looks for guest in one.guests
     }  # fmt: skip
     return sights.fleet_view(told, policies, usual.evacuation, emptied)
+
+
+EMPTY = Task(kind=Kind.EVACUATE, host="alpha")
+
+
+def placed(
+    told: Answers,
+    task: Task = EMPTY,
+    policy: Policy | None = None,
+    own: Mapping[str, Policy] = MappingProxyType({}),
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Where each guest goes, and why the others stay."""
+    found = seen(told, policy, own, task.host if task.kind is Kind.EVACUATE else None)
+    run = (policy or by()).evacuation
+    made = plans.placed(task.fleet(found), task.asked(found), terms(run, task.kind))
+    return (
+        {one.tenant.name: one.target for one in made.going},
+        {one.tenant.name: one.why for one in made.left},
+    )

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.builders import HOST
 from tests.support.sights import answers, at, by, seen, vm
-from vmckpt import inventory
 from vmckpt.app import rolling_maintenance
 from vmckpt.app.controller import Controller
 from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
@@ -22,7 +21,6 @@ from vmckpt.evacuation.interfaces import MoveEnd, Turn
 from vmckpt.evacuation.plan import planner
 from vmckpt.evacuation.plan.inventory import FleetView, Known, TravelMethod
 from vmckpt.evacuation.plan.plan import Checked
-from vmckpt.evacuation.plan.planner import Scope
 from vmckpt.evacuation.report import Report
 from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task, terms
@@ -36,13 +34,10 @@ from vmckpt.migration.request import MigrateRequest
 from vmckpt.model.events import Caller
 from vmckpt.model.guest import GuestState
 from vmckpt.model.migration import Outcome
-from vmckpt.policy import loader, parse
 from vmckpt.protection import active, agent_client
 from vmckpt.protection import stop as protection_stop
 from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.units import Seconds
-
-EMPTY = Task(kind=Kind.EVACUATE, host="alpha")
 
 
 class Journal:
@@ -268,31 +263,3 @@ async def test_the_command_on_a_host_is_not_run_after_it_was_stopped(
             abort=asyncio.Event(),
         )
     assert not ran
-
-
-@pytest.mark.parametrize("others", [(), (vm("a", state=GuestState.SHUT_OFF),)])
-async def test_what_a_guest_moves_by_is_not_chosen_by_another_hosts_copy_of_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, others: tuple[Any, ...]
-) -> None:
-    monkeypatch.setenv(locations.VARIABLE, str(tmp_path / "journal.db"))
-    text = "hosts:\n" + "".join(
-        f"  {name}: {{uri: 'test:///default', labels: {{rack: {rack}}}}}\n"
-        for name, rack in (("alpha", "r1"), ("beta", "r2"))
-    )
-    inv = inventory.parse(text, Path("hosts.yaml"))
-    keys = "select: {host_labels: {rack: r1}}\nevacuate: {strategy: leave}\n"
-    own = parse.parse(f"version: vmckpt/v1\nname: r1-stays\n{keys}", Path("r1.yaml"))
-    scope = Scope(inventory=inv, policies=(*loader.load_all(None), own))
-    told = answers(
-        *(replace(at(name, *found), host=inv.host(name))
-          for name, found in (("alpha", (vm("a"),)), ("beta", others)))
-    )  # fmt: skip
-
-    class Hosts:
-        async def look(self, *_: object) -> Any:
-            return told
-
-    hosts: Any = Hosts()
-    found = await planner.gather_fleet(hosts, scope, EMPTY)
-    (tenant,) = [one for one in found.fleet.tenants if one.host == "alpha"]
-    assert tenant.stays == "its policy r1-stays leaves it where it is"

@@ -1,49 +1,25 @@
 """The made-up fleet and the replayed trace that a dashboard can show instead of real hosts."""
 
-import json
 import time
 from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from tests.support.paths import TRACES
+from tests.support.clocks import Clock
 from vmckpt.errors import BadInput
 from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import StoredEvent, StoredSample
-from vmckpt.journal.serialization import as_sampled
 from vmckpt.model.guest import FleetNow, GuestNow, GuestState
-from vmckpt.model.migration import JobPhase, Outcome
 from vmckpt.protection import status
 from vmckpt.simulation import fleet as fleets
-from vmckpt.simulation import migrations as moves
-from vmckpt.simulation.fleet import Manner
-from vmckpt.simulation.migrations import Made, Move
-from vmckpt.simulation.replay import Replayed
 from vmckpt.simulation.source import Showing
 
 WIDTH = 80
 
 
-class Clock:
-    """A test's to turn."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def showing(hosts: int = 24, guests: int = 300, jobs: int = 3) -> tuple[Showing, Clock]:
     clock = Clock()
     return Showing(hosts, guests, jobs, 1, clock), clock
-
-
-def made(manner: Manner = fleets.QUIET, began: float = 1000.0) -> Made:
-    guest = next(one for one in fleets.made(3, 20, 1).guests if one.memory == 8 << 30)
-    return moves.simulate(Move("m-1", guest, "r01-n03", manner, began))
 
 
 def host_of(fleet: FleetNow, guest: str) -> list[str]:
@@ -98,52 +74,6 @@ def test_hosts_have_room_for_their_guests(hosts: int, guests: int) -> None:
     many = hosts >= 6
     assert [bool(one.error) for one in fleet.hosts].count(True) == many
     assert [bool(one.closed) for one in fleet.hosts].count(True) == many
-
-
-MANNERS = (fleets.QUIET, fleets.EVACUATED, fleets.BUSY, fleets.STUBBORN, fleets.FAR)
-
-
-@pytest.mark.parametrize("manner", MANNERS, ids=lambda one: str(one.policy))
-def test_samples_go_on_and_what_is_left_is_sent(manner: Manner) -> None:
-    one = made(manner)
-    samples = one.samples(one.ends)
-    sampled = [as_sampled(sample) for sample in samples]
-
-    assert [sample.seq for sample in samples] == [*range(1, len(samples) + 1)]
-    assert all(round(b.at - a.at, 3) == 0.2 for a, b in pairwise(samples))
-    assert all(a.done <= b.done <= 1 for a, b in pairwise(sampled))
-    for before, after in pairwise(sampled):
-        a, b = before.sample, after.sample
-        assert 0 <= b.remaining <= b.total
-        assert a.transferred <= b.transferred
-        assert a.iteration <= b.iteration
-        if a.iteration == b.iteration and a.phase == b.phase:
-            assert a.remaining - b.remaining == pytest.approx(b.transferred - a.transferred, abs=2)
-    assert one.course.outcome is Outcome.COMPLETED
-
-
-def test_one_that_does_not_converge_goes_on_by_post_copy_and_says_why() -> None:
-    one = made(fleets.BUSY)
-    decided = [event.values for event in one.events(one.ends) if event.kind == "decided"]
-
-    assert [values["action"] for values in decided] == ["switch to post-copy"]
-    assert decided[0]["reason"].startswith("nothing got better for")
-    assert decided[0]["numbers"]["dirty_over_bandwidth"] > 0.9
-    sampled = [as_sampled(sample) for sample in one.samples(one.ends)]
-    assert any(one.estimate.converging is False for one in sampled)
-    assert sampled[-1].sample.phase is JobPhase.POST_COPY
-
-
-def test_its_forecast_and_its_report_are_as_real_ones() -> None:
-    detail = made().detail(2000.0)
-    report = detail.view.operation.report or {}
-
-    assert made().detail(1000.2).forecast is None
-    assert detail.forecast is not None
-    assert detail.forecast.values.keys() == {"facts", "mode", "expected"}
-    assert "samples" not in report
-    assert report["forecast"]["score"]["total"]["measured"] > 0
-    assert json.loads(json.dumps(detail.as_json()))["report"] == report
 
 
 async def test_the_same_seed_and_clock_show_the_same_however_often_somebody_looks() -> None:
@@ -351,48 +281,3 @@ async def test_a_thousand_hosts_are_looked_at_in_no_time() -> None:
     assert min(took) < 0.05
     fleet = await shown.fleet()
     assert await shown.fleet() is fleet
-
-
-async def played(path: Path) -> tuple[Replayed, list[JobView]]:
-    clock = Clock()
-    replay = Replayed(path, clock)
-    seen: list[JobView] = []
-    while not seen or seen[-1].operation.active:
-        seen += await replay.jobs(1)
-        clock.now += 1.0
-    return replay, seen
-
-
-@pytest.mark.parametrize(
-    ("name", "outcome", "host"),
-    [("maintenance", "completed", "target"), ("dead-network", "failed", "source")],
-)
-async def test_a_trace_is_played_to_its_outcome(name: str, outcome: str, host: str) -> None:
-    replay, seen = await played(TRACES / f"{name}.jsonl")
-    detail = await replay.job(seen[-1].operation.id)
-
-    assert detail.view.operation.outcome == outcome
-    assert [one.host for one in (await replay.fleet()).guests] == [host]
-    assert not await replay.jobs(0)
-    done = [one.sample.done for one in seen if one.sample is not None]
-    assert done == sorted(done)
-    assert (await replay.ask(["plan"], WIDTH)).code == 2
-    assert replay.start(["cancel", "m-trace"], WIDTH).said().text == "not in a replay\n"
-
-
-async def test_a_traces_decisions_are_told_when_they_were_made(tmp_path: Path) -> None:
-    lines = (TRACES / "maintenance.jsonl").read_text().splitlines()
-    decision = {
-        "at_ms": 2100.0, "action": "switch to post-copy", "rule": "stalled", "acted": True,
-        "reason": "nothing got better", "numbers": {"max_downtime_ms": 500.0},
-    }  # fmt: skip
-    path = tmp_path / "one.jsonl"
-    path.write_text("\n".join([*lines[:6], json.dumps({"decision": decision}), *lines[6:-1]]))
-    replay, _ = await played(path)
-    detail = await replay.job("m-trace")
-
-    assert detail.view.operation.outcome == "unknown"  # it breaks off
-    (told,) = [one for one in detail.events if one.kind == "decided"]
-    assert (told.at, told.values["rule"]) == (2.1, "stalled")
-    assert [one.at for one in detail.events] == sorted(one.at for one in detail.events)
-    assert list((await replay.news("m-trace", told.seq, 3)).samples) == list(detail.samples[3:])

@@ -1,59 +1,25 @@
 """What hosts say, made into a fleet: who may go where, and why not."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from tests.support.sights import answers, at, by, seen, vm
+from tests.support.sights import EMPTY, answers, at, by, placed, seen, vm
 from vmckpt.evacuation.plan import plan as plans
-from vmckpt.evacuation.plan.inventory import ON_ITS_WAY, Answers, Look, Protected, TravelMethod
+from vmckpt.evacuation.plan.inventory import ON_ITS_WAY, Look, Protected, TravelMethod
 from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import OUTGOING, Guest, GuestState, Nic
-from vmckpt.policy.model import CopyKind, Policy
+from vmckpt.policy.model import CopyKind
 from vmckpt.units import GIB, MIB, Bytes
-
-EMPTY = Task(kind=Kind.EVACUATE, host="alpha")
-
-
-def placed(
-    told: Answers,
-    task: Task = EMPTY,
-    policy: Policy | None = None,
-    own: Mapping[str, Policy] = MappingProxyType({}),
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Where each guest goes, and why the others stay."""
-    found = seen(told, policy, own, task.host if task.kind is Kind.EVACUATE else None)
-    run = (policy or by()).evacuation
-    made = plans.placed(task.fleet(found), task.asked(found), terms(run, task.kind))
-    return (
-        {one.tenant.name: one.target for one in made.going},
-        {one.tenant.name: one.why for one in made.left},
-    )
 
 
 def test_guests_go_to_the_emptier_host() -> None:
     told = answers(at("alpha", vm("a")), at("beta", vm("b"), vm("c")), at("gamma"))
     assert placed(told) == ({"a": "gamma"}, {})
-
-
-def test_who_is_to_come_back_and_cannot_as_he_is_is_named() -> None:
-    crashed, off = vm("a", state=GuestState.CRASHED), vm("b", state=GuestState.SHUT_OFF)
-    there = vm("c", state=GuestState.CRASHED)
-    told = answers(at("alpha", off, there), at("beta", crashed, off, vm("d")))
-    goes = frozenset((one.uuid, "alpha") for one in (crashed, off, there, vm("d")))
-    back = Task(kind=Kind.REPOPULATE, host="alpha", goes=goes)
-    left = {one.tenant.name: one.why for one in back.unseen(seen(told))}
-    assert left == {
-        "a on beta": "it has crashed, and its host keeps what is left of it",
-        "b on beta": "it is off, and defined on another host, too",
-    }
-    assert placed(told, back) == ({"d": "alpha"}, {})
 
 
 def test_what_a_host_has_free_is_no_more_than_libvirt_says() -> None:
@@ -199,11 +165,6 @@ def test_labels_keep_guests_apart_and_on_hosts_that_have_them() -> None:
     assert "rack=r7" in left["a"]
 
 
-def test_only_to_hosts_that_were_named() -> None:
-    told = answers(at("alpha", vm("a")), at("beta", vm("b")), at("gamma"))
-    assert placed(told, replace(EMPTY, to=frozenset({"beta"})))[0] == {"a": "beta"}
-
-
 def test_a_host_in_maintenance_and_one_that_is_silent_get_nobody() -> None:
     told = answers(
         at("alpha", vm("a")), at("beta"), Look(host=replace(at("gamma").host), error="no route"),
@@ -214,24 +175,6 @@ def test_a_host_in_maintenance_and_one_that_is_silent_get_nobody() -> None:
     assert "maintenance" in left["a"]
     assert "no route" in left["a"]
     assert seen(told).silent == {"gamma": "no route"}
-
-
-def test_a_policy_leaves_a_guest_or_shuts_it_down() -> None:
-    told = answers(at("alpha", vm("a"), vm("b"), vm("c")), at("beta"))
-    own = {
-        "a": by("strategy: leave", name="fixed"),
-        "b": by("strategy: shutdown-and-return", name="lab"),
-    }
-    going, left = placed(told, own=own)
-    assert going == {"c": "beta"}
-    assert left == {"a": "its policy fixed leaves it where it is"}
-    assert EMPTY.to_stop(seen(told, own=own)) == {"b"}
-
-
-def test_who_is_to_be_shut_down_and_has_a_job_is_left_and_named() -> None:
-    told = answers(at("alpha", vm("a", job="backup")), at("beta"))
-    own = {"a": by("strategy: shutdown-and-return", name="lab")}
-    assert placed(told, own=own) == ({}, {"a": "a job holds it: backup"})
 
 
 def test_who_is_to_be_suspended_stays_if_it_cannot_be_saved() -> None:
@@ -255,25 +198,6 @@ def test_one_that_arrives_is_counted_on_both_hosts_and_is_nobodys_twice() -> Non
         ("a", "alpha", ON_ITS_WAY), ("a on beta", "beta", ON_ITS_WAY),
     }  # fmt: skip
     assert set(found.known) == {"a"}
-
-
-def test_guests_come_back_to_where_they_were_and_to_no_other_host() -> None:
-    told = answers(at("alpha"), at("beta", vm("a"), vm("b")), at("gamma"))
-    back = Task(kind=Kind.REPOPULATE, host="alpha", goes=frozenset({("u-a", "alpha")}))
-    assert placed(told, back) == ({"a": "alpha"}, {})
-    here = answers(at("alpha", vm("a")), at("beta"))
-    assert placed(here, back) == ({}, {})
-
-
-def test_an_order_is_the_same_after_the_journal() -> None:
-    order = Task(
-        kind=Kind.REPOPULATE, host="alpha", to=frozenset({"beta"}),
-        goes=frozenset({("u-a", "alpha")}), start=frozenset({"u-b"}), policy="mine",
-    )  # fmt: skip
-    assert Task.from_json(order.as_json()) == order
-    assert Task.from_json(EMPTY.as_json()) == EMPTY
-    with pytest.raises(KeyError):
-        Task.from_json({"kind": "evacuate"})
 
 
 def test_a_plan_expects_what_was_forecast() -> None:
@@ -376,23 +300,3 @@ def test_who_is_off_goes_only_where_its_nvram_is_seen() -> None:
     for sees, goes in ((True, {"a": "beta"}), (False, {})):
         same = {("alpha", "beta"): {"/srv/a.raw": True, "/nv/a.fd": sees}}
         assert placed(answers(at("alpha", off), at("beta"), same=same))[0] == goes
-
-
-def test_who_is_off_as_his_policy_would_have_him_is_not_moved() -> None:
-    told = answers(at("alpha", vm("a", state=GuestState.SHUT_OFF, saved=True)), at("beta"))
-    for strategy in ("suspend-to-snapshot", "shutdown-and-return"):
-        own = {"a": by(f"strategy: {strategy}", name="kept")}
-        assert placed(told, own=own) == ({}, {})
-        assert EMPTY.to_stop(seen(told, own=own)) == frozenset()
-
-
-def test_a_protected_guest_goes_to_its_standby_only_to_empty_its_host() -> None:
-    a = vm("a", memory=Bytes(6 * GIB))
-    standby = replace(a, state=GuestState.STANDBY)
-    who = {"u-a": Protected(primary="alpha", backup="beta", job="p-1")}
-    told = answers(at("alpha", a, vm("b")), at("beta", standby), at("gamma"), protected=who)
-    for task in (Task(kind=Kind.BALANCE), Task(kind=Kind.EVACUATE, host="gamma")):
-        (seated,) = (one for one in task.fleet(seen(told)).tenants if one.name == "a")
-        assert "would have no standby" in str(seated.stays)
-    only = replace(EMPTY, to=frozenset({"gamma"}))
-    assert placed(told, only)[1]["a"].count("pinned") == 0

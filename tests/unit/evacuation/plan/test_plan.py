@@ -1,42 +1,24 @@
 """Room for images on targets: of all guests that go there together."""
 
-import asyncio
 import random
 from collections import Counter
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
 from tests.support.fleets import fleet, guest, host
-from tests.support.sights import by, vm
+from tests.support.rooms import goes, room
 from vmckpt.evacuation.plan import plan as plans
-from vmckpt.evacuation.plan import planner
-from vmckpt.evacuation.plan.inventory import Known, TravelMethod
-from vmckpt.evacuation.plan.placement import Assignment
 from vmckpt.evacuation.plan.plan import Checked, Checks
 from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.model.disk import Room
-from vmckpt.model.events import Caller
-from vmckpt.protection import relocate_standby
-from vmckpt.protection.request import Protected
-from vmckpt.units import GIB, Bytes, Seconds
+from vmckpt.units import GIB
 
 _TERMS = EvacuationTerms()
 
 
-def room(needed: float, free: float, device: str = "8:1") -> Room:
-    """In GiB."""
-    return Room(device=device, folder="/images", free=Bytes(int(free * GIB)),
-                needed=Bytes(int(needed * GIB)), grown=Bytes(int(needed * GIB)))  # fmt: skip
-
-
 def checked(*rooms: Room) -> Checked:
     return Checked(policy="maintenance", mode="pre-copy", rooms=rooms)
-
-
-def goes(name: str, target: str) -> Assignment:
-    return Assignment(tenant=guest(name, "alpha"), target=target, why="")
 
 
 def test_who_comes_after_the_room_is_gone_is_refused_and_it_is_said_why() -> None:
@@ -98,27 +80,3 @@ def test_no_file_system_is_overfilled_by_what_is_let_through(seed: int) -> None:
             for taken in checks[one.tenant.name, one.target].rooms:
                 used[one.target, taken.device] += taken.needed
     assert all(used[at] <= free[at] * GIB for at in used)
-
-
-async def test_a_standby_that_is_made_anew_takes_room_beside_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Three of them had room there, each alone: the last one was refused when its turn came."""
-    found = Protected(
-        guest="a", primary="gamma", backup="beta", session="", job=None, automatic=True,
-        findings=(), took=Seconds(0.0), status=None, room=room(3, 8),
-    )  # fmt: skip
-
-    async def check(*_: object) -> Protected:
-        return found
-
-    monkeypatch.setattr(relocate_standby, "require_relocatable", check)
-    monkeypatch.setattr(planner, "another", lambda *_: None)
-    scope: Any = None
-    caller = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
-    checks = {}
-    for name in ("a", "b", "c"):
-        known = Known(name=name, guest=vm(name), host="alpha", policy=by(), way=TravelMethod.ANEW)
-        checks[name, "beta"] = await planner._standing(scope, known, "beta", caller)
-    refused = plans.crowded([goes(name, "beta") for name in ("a", "b", "c")], checks)
-    assert set(refused) == {("c", "beta")}
