@@ -1,5 +1,6 @@
 """Small whole policies as text, to be changed by the tests that use them."""
 
+from importlib import resources
 from pathlib import Path
 
 from vmckpt.policy import parse
@@ -53,3 +54,26 @@ def named(name: str, select: str = "", *, shipped: bool = False) -> Policy:
     """A policy of that name with that `select`, read from a file called like it."""
     text = f"version: vmckpt/v1\nname: {name}\n" + (f"select: {select}\n" if select else "")
     return policy(text, file=f"{name}.yaml", shipped=shipped)
+
+
+SHIPPED = Path(str(resources.files("vmckpt_policies")))
+"""The folder of those that come with the program."""
+
+
+SCHEDULES = """\
+snapshots:
+  - name: often
+    every: 15m
+    memory: no
+  - name: nightly
+    at: Daily  03:00
+    store: near
+    keep: {last: 3, daily: 7}
+    copies:
+      - {to: far, keep: {monthly: 12}}
+      - {to: farther}
+    verify: {every: 7d, depth: deep}
+  - name: paying
+    every: auto
+    one_failure_in: 10d
+"""

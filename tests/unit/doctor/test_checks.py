@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tests.support.builders import HOST, PROBE, host_facts
-from vmckpt.doctor import checks, gather
+from vmckpt.doctor import checks
 from vmckpt.doctor.checks import DeviceSeen, Examined, FenceSeen
 from vmckpt.model.fencing import Ran
 from vmckpt.model.finding import Severity
-from vmckpt.model.host import Host, HostFacts, NoTrace
+from vmckpt.model.host import NoTrace
 from vmckpt.units import Bytes, Seconds
 from vmckpt_lab import certificates
 
@@ -50,22 +50,6 @@ def wrong(examined: Examined, now: datetime = NOW) -> dict[str, Severity]:
     found = checks.check_host(examined, now)
     assert all(f.hint for f in found if f.severity in (Severity.WARNING, Severity.BLOCKER))
     return {f.code: f.severity for f in found if f.severity in (Severity.WARNING, Severity.BLOCKER)}
-
-
-async def test_one_host_alone_is_held_against_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`doctor alpha` said nothing of a host UUID that beta has, too: libvirt refuses every move."""
-    uuids = {"alpha": "u", "beta": "u", "gamma": "other"}
-    all_hosts = [replace(HOST, name=name, ssh=None) for name in (*uuids, "silent")]
-
-    async def asked(host: Host) -> tuple[HostFacts | None, str | None]:
-        uuid = uuids.get(host.name)
-        return (None, "no answer") if uuid is None else (host_facts(uuid), None)
-
-    monkeypatch.setattr(gather, "_facts", asked)
-    (alone,) = await gather.examine(all_hosts[:1], all_hosts)
-    assert alone.twins == ("beta",)
-    found = await gather.examine(all_hosts, all_hosts)
-    assert [one.twins for one in found] == [("beta",), ("alpha",), (), ()]
 
 
 def test_nothing_is_wrong_with_a_good_host() -> None:

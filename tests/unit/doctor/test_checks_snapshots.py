@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.builders import HOST
 from tests.support.stocking import stocked
 from vmckpt.cli import app
-from vmckpt.doctor import checks, gather
+from vmckpt.doctor import checks
 from vmckpt.doctor.checks import ControllerReady, HostReady, StoreReady
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Bytes
@@ -67,20 +66,6 @@ def test_the_controller(examined: ControllerReady, told: list[str]) -> None:
 def test_a_store_is_told_to_hold_locks_only_if_that_was_tried(tried: bool, told: str) -> None:
     own = replace(OWN, stores={"near": StoreReady(tried=tried)})
     assert next(checks.of_controller(own)).text == f"store near: can be opened{told}"
-
-
-@pytest.mark.parametrize(
-    ("text", "room", "near"),
-    [
-        ("room 5000\n", 5000, None),
-        ("", None, None),
-        ("room 1e9\nabsent /near\n", None, "there is no store at /near"),
-        ("hello\nroom 1\nclosed /near\nclosed /other\n", 1, "/near is not writable"),
-    ],
-)
-def test_what_a_host_answers(text: str, room: int | None, near: str | None) -> None:
-    found = gather.parse_answer(HOST, {"near": "/near"}, text, None)
-    assert (found.room, dict(found.stores)) == (room, {"near": near})
 
 
 def test_the_command_tells_of_stores_and_keys(

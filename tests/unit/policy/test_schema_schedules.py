@@ -5,34 +5,15 @@ from datetime import time
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.policies import LEAST, policy
+from tests.support.policies import LEAST, SCHEDULES, policy
 from vmckpt.errors import PolicyError
-from vmckpt.policy import explain
 from vmckpt.policy.calendar import Interval, Weekly
-from vmckpt.policy.model import Auto, Check, CopyTo, Keep, Proof, Schedule, period
+from vmckpt.policy.model import Auto, Check, CopyTo, Keep, Proof, Schedule
 from vmckpt.units import Seconds
-
-FULL = """\
-snapshots:
-  - name: often
-    every: 15m
-    memory: no
-  - name: nightly
-    at: Daily  03:00
-    store: near
-    keep: {last: 3, daily: 7}
-    copies:
-      - {to: far, keep: {monthly: 12}}
-      - {to: farther}
-    verify: {every: 7d, depth: deep}
-  - name: paying
-    every: auto
-    one_failure_in: 10d
-"""
 
 
 def test_schedules_are_read_whole() -> None:
-    often, nightly, paying = policy(LEAST + FULL).snapshots
+    often, nightly, paying = policy(LEAST + SCHEDULES).snapshots
 
     assert often == Schedule(
         name="often", when=Interval(Seconds(900.0)), text="every 15min", memory=False
@@ -86,34 +67,6 @@ def test_what_is_wrong_is_named_with_its_line(lines: str, line: int, told: str) 
 
     assert str(caught.value).startswith(f"mine.yaml:{line}: ")
     assert told in str(caught.value)
-
-
-def test_explain_says_when_where_and_what_stays() -> None:
-    rows = {one.key: one for one in explain.values(policy(LEAST + FULL))}
-
-    assert rows["snapshots.0"].value == "every 15min, disks alone, into the first store"
-    assert rows["snapshots.1"].value == (
-        "daily 03:00, memory and disks, into near (keeps 3 last, 7 daily);"
-        " copied to far (keeps 12 monthly); copied to farther; verified every 7d (deep)"
-    )
-    assert rows["snapshots.1"].where == "mine.yaml:7"
-    assert "one failure in 10d assumed" in rows["snapshots.2"].value
-    assert {one.key: one.value for one in explain.values(policy())}["snapshots"] == "none"
-
-
-def test_as_json_a_schedule_says_its_time_as_it_was_written() -> None:
-    made = explain.as_json(policy(LEAST + FULL))["snapshots"]
-
-    assert [one["when"] for one in made] == ["every 15min", "daily 03:00", "every auto"]
-    assert made[1]["copies"][0] == {
-        "store": "far",
-        "keep": {"last": 0, "hourly": 0, "daily": 0, "weekly": 0, "monthly": 12},
-    }
-
-
-@pytest.mark.parametrize(("time", "text"), [(5, "5s"), (900, "15min"), (86400, "1d"), (90, "90s")])
-def test_periods_are_shown_as_they_are_written(time: float, text: str) -> None:
-    assert period(Seconds(time)) == text
 
 
 def test_the_documentation_s_example_is_right() -> None:

@@ -1,24 +1,10 @@
-from collections.abc import Sequence
-
 import pytest
 
 from tests.support.policies import named
+from tests.support.policy_ladder import BALANCED, BY_NAME, LADDER, WEB1, chosen
 from vmckpt.errors import PolicyError
 from vmckpt.policy import explain
-from vmckpt.policy.model import Policy
-from vmckpt.policy.select import Chosen, Subject, choose
-from vmckpt.units import Bytes
-
-BALANCED = named("balanced", '{guests: ["*"]}', shipped=True)
-BY_NAME = named("wan", shipped=True)
-WEB1 = Subject(
-    guest="web1", guest_labels={"tier": "web", "env": "prod"}, host_labels={"rack": "a1"},
-    memory=Bytes(8 << 30),
-)  # fmt: skip
-
-
-def chosen(*policies: Policy, forced: str | None = None, subject: Subject = WEB1) -> Chosen:
-    return choose([BALANCED, *policies, BY_NAME], subject, forced)
+from vmckpt.policy.select import Chosen, choose
 
 
 def why_not(found: Chosen) -> dict[str, str]:
@@ -31,22 +17,6 @@ def test_without_any_other_policy_the_default_is_taken() -> None:
     assert found.policy is BALANCED
     assert found.why == ("the guest's name web1 is like *",)
     assert why_not(found) == {"wan": "it is only for those who ask for it by name"}
-
-
-# Each is more specific than all after it; all are for web1.
-LADDER: Sequence[Policy] = (
-    named("exact", "{guests: [web1]}"),
-    named("two-labels", "{guest_labels: {tier: web, env: prod}}"),
-    named("label-and-host", "{guest_labels: {tier: web}, host_labels: {rack: a1}}"),
-    named("label-and-glob", "{guest_labels: {tier: web}, guests: [web*]}"),
-    named("label", "{guest_labels: {tier: web}}"),
-    named("host", "{host_labels: {rack: a1}}"),
-    named("both-bounds", "{memory: {at_least: 1GiB, below: 1TiB}}"),
-    named("one-bound", "{memory: {at_least: 8GiB}}"),
-    named("long-glob", "{guests: ['we?1']}"),
-    named("short-glob", "{guests: [w*]}"),
-    named("own-default", '{guests: ["*"]}'),
-)
 
 
 @pytest.mark.parametrize("place", range(len(LADDER)), ids=[one.name for one in LADDER])
@@ -148,11 +118,3 @@ def test_where_no_policy_is_for_a_guest_the_default_is_taken_and_says_so() -> No
 
     assert found.policy is narrowed
     assert found.why == ("no policy is for web1, and balanced is the default",)
-
-
-def test_the_choice_is_told_in_one_line_for_each_policy() -> None:
-    assert explain.choice(chosen(LADDER[5])) == (
-        "host, because the host's label rack is a1",
-        "not balanced: host has more host labels that hold",
-        "not wan: it is only for those who ask for it by name",
-    )

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import GUEST
 from tests.support.replicas import LEASE, session
+from tests.support.twice import TWICE, WEB
 from tests.tui.still import FLEET, NOW, PROTECT, entry, guest
 from tests.unit.monitor.test_health import key, scraped
 from vmckpt import recovery as recovering
@@ -24,7 +24,7 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.model.guest import MEND, Copies, Guest, GuestState, confirmed, merged, two_copies
+from vmckpt.model.guest import MEND, Guest, merged, two_copies
 from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.model.recovery import Settled
@@ -38,10 +38,8 @@ from vmckpt.protection.copies import of_protections, second_copy
 from vmckpt.recovery import Recovered
 from vmckpt.units import Seconds
 
-WEB = replace(GUEST, name="web1", uuid="u-1", state=GuestState.RUNNING)
 HOSTS = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}
 INVENTORY = Inventory(path=Path("hosts.yaml"), hosts=HOSTS, observer=None)
-TWICE = Copies(guest="web1", uuid="u-1", hosts=("alpha", "beta"))
 OVER = {"role": "backup", "outcome": "failed-over", "why": "silent for 2 s", "runs": True}
 BOTH = entry()
 BOTH["says"]["alpha"]["runs"] = True
@@ -49,23 +47,6 @@ BOTH["says"]["beta"] = OVER
 
 
 # What decides
-
-
-@pytest.mark.parametrize(
-    ("there", "twice"),
-    [
-        (WEB, True),
-        (replace(WEB, state=GuestState.BLOCKED), True),
-        (replace(WEB, state=GuestState.PAUSED), False),
-        (replace(WEB, state=GuestState.STANDBY), False),
-        (replace(WEB, state=GuestState.TEST), False),
-        (replace(WEB, state=GuestState.SHUT_OFF), False),
-        (replace(WEB, uuid="u-2"), False),
-    ],
-)
-def test_only_cpus_that_run_count(there: Guest, twice: bool) -> None:
-    found = two_copies([("alpha", WEB), ("gamma", replace(WEB, uuid="u-3")), ("beta", there)])
-    assert found == ((TWICE,) if twice else ())
 
 
 WORKS = {"role": "primary", "runs": True}
@@ -99,13 +80,6 @@ def test_a_guest_that_both_libvirt_and_agents_show_is_one() -> None:
     assert (one.guest, one.hosts) == ("safe", ("gamma", "alpha", "beta"))
     assert one.text.startswith("safe runs on gamma and alpha and beta: its standby has taken over")
     assert of_protections([entry()]) == ()
-
-
-def test_a_guest_that_moved_between_two_looks_has_no_two_copies() -> None:
-    assert confirmed([TWICE], {}, {"alpha": 9.0, "beta": 9.0}) == ()
-    assert confirmed([TWICE], {"u-1": 5.0}, {"alpha": 6.0, "beta": 4.0}) == ()
-    assert confirmed([TWICE], {"u-1": 5.0}, {"alpha": 6.0}) == ()
-    assert confirmed([TWICE], {"u-1": 5.0}, {"alpha": 6.0, "beta": 7.0}) == (TWICE,)
 
 
 # Where it comes from

@@ -25,9 +25,6 @@ from vmckpt.model.events import Caller
 from vmckpt.model.guest import Guest, GuestState
 from vmckpt.model.host import Host
 from vmckpt.policy import loader
-from vmckpt.policy.calendar import Interval
-from vmckpt.policy.model import Auto
-from vmckpt.scheduler import schedules
 from vmckpt.scheduler.leases import ScheduleLeases
 from vmckpt.scheduler.schedules import ScheduleSelection
 from vmckpt.scheduler.service import Told
@@ -316,23 +313,6 @@ async def test_a_guest_of_a_silent_host_is_not_taken_for_gone(world: World) -> N
     world.guests = [replace(GUEST, state=GuestState.SHUT_OFF)]
     assert await world.run() == 0
     assert world.asked == []
-
-
-def test_auto_is_reckoned_from_the_journal(world: World) -> None:
-    del world
-    report = {"pause_ms": 10.0, "took_ms": 2000.0}
-    with Journal() as journal:
-        for kind in ("snapshot", "snapshot", "restore"):
-            id_ = journal.begin(NewOperation(kind=kind, guest="web1", guest_uuid="u"))
-            journal.finish(id_, "completed", report)
-        past = journal.recent("u", 0.0)
-        found = schedules.optimal_interval(Auto(Seconds(86400.0)), past, journal.now())
-
-    # C = 0.01 + 0.3 * 2 = 0.61 s; M = 1 day / 2; sqrt(2 * 0.61 * 43200) = 229.6 s
-    assert found.when == Interval(Seconds(300.0))
-    assert "C = 10 ms + 30% of 2.0 s = 610 ms, of the last 2" in found.text
-    assert "(1 failure + 1)" in found.text
-    assert "3 min 50 s (Young); at least 5 min 00 s" in found.text
 
 
 def test_it_is_bad_input_to_act_where_only_looking_is_allowed(

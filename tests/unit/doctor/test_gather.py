@@ -1,0 +1,39 @@
+"""What hosts are asked for doctor, and what their answers mean."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.builders import HOST, host_facts
+from vmckpt.doctor import gather
+from vmckpt.model.host import Host, HostFacts
+
+
+async def test_one_host_alone_is_held_against_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`doctor alpha` said nothing of a host UUID that beta has, too: libvirt refuses every move."""
+    uuids = {"alpha": "u", "beta": "u", "gamma": "other"}
+    all_hosts = [replace(HOST, name=name, ssh=None) for name in (*uuids, "silent")]
+
+    async def asked(host: Host) -> tuple[HostFacts | None, str | None]:
+        uuid = uuids.get(host.name)
+        return (None, "no answer") if uuid is None else (host_facts(uuid), None)
+
+    monkeypatch.setattr(gather, "_facts", asked)
+    (alone,) = await gather.examine(all_hosts[:1], all_hosts)
+    assert alone.twins == ("beta",)
+    found = await gather.examine(all_hosts, all_hosts)
+    assert [one.twins for one in found] == [("beta",), ("alpha",), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("text", "room", "near"),
+    [
+        ("room 5000\n", 5000, None),
+        ("", None, None),
+        ("room 1e9\nabsent /near\n", None, "there is no store at /near"),
+        ("hello\nroom 1\nclosed /near\nclosed /other\n", 1, "/near is not writable"),
+    ],
+)
+def test_what_a_host_answers(text: str, room: int | None, near: str | None) -> None:
+    found = gather.parse_answer(HOST, {"near": "/near"}, text, None)
+    assert (found.room, dict(found.stores)) == (room, {"near": near})

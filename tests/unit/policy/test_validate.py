@@ -1,0 +1,66 @@
+"""What a policy's keys say that makes no sense together."""
+
+import pytest
+
+from tests.support.policies import GOOD, LEAST, PATH, policy
+from vmckpt.policy import parse
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("mode: hybrid", "mode: precopy",
+         "26: start_postcopy in mode precopy; write mode: hybrid, or take the rule out"),
+        ("mode: hybrid", "mode: precopy", "13: limits.postcopy_bandwidth has no effect"),
+        ("mode: hybrid", "mode: precopy", "18: on_postcopy_broken has no effect"),
+        ("mode: hybrid", "mode: stop-and-copy", "24: the guest stands still already"),
+        ("mode: hybrid", "mode: checkpoint", "24: rules are about QEMU's migrations"),
+        ("mode: hybrid", "mode: checkpoint", "30: transport.compression has no effect in mode"),
+        ("do: start_postcopy", "do: pause", "9: mode hybrid without a rule that does start_post"),
+        ("  time: 30m\n  time_per_gib: 150s\n", "",
+         "23: time_used is a share of the time limit, and there is none;"),
+        ("time: 30m", "time: 5m", "27: time_used comes no sooner than limits.time"),
+        ("time: 30m", "time: 200ms", "11: max_downtime is no less than limits.time"),
+        ("to: 500ms", "to: 300ms", "24: raise_downtime to 300 ms raises nothing"),
+        ("expected_downtime_below: 2s", "expected_downtime_below: 1s",
+         "27: expected_downtime is never above the one and below the other"),
+        ("remaining_above: 1MiB", "remaining_above: 2GiB", "25: remaining is never above the one"),
+        ("  - name: long\n", "  - do: abort\n  - name: long\n",
+         "23: 'long' never acts: 'rule 1' above it aborts first"),
+        ("  - name: long\n", "  - {when: {iteration: 2}, do: abort}\n  - name: long\n",
+         "23: 'long' never acts"),
+        ("  - do: abort", "  - name: long\n    do: abort", "29: two rules are called 'long'"),
+        ("on_failure: retry", "on_failure: stop", "17: retries have no effect without"),
+        ("retries: {times: 2, ", "retries: {", "16: on_failure: retry without attempts"),
+        ("longest_wait: 5m", "longest_wait: 1s", "17: longest_wait 1.0 s is less than"),
+        ("compression: xbzrle", "compression_level: 3", "30: compression_level without compress"),
+        ("xbzrle", "xbzrle, compression_level: 3", "30: xbzrle has no levels"),
+        ("connections: 1, zero_copy: false, compression: xbzrle",
+         "connections: 2, compression: zlib, compression_level: 12", "30: zlib has levels up to 9"),
+        ("connections: 1", "connections: 4", "30: xbzrle works only over one connection"),
+        ("compression: xbzrle", "compression: zstd", "30: zstd works only over parallel"),
+        ("compression: xbzrle", "compression: mt", "30: mt works only without post-copy"),
+        ("zero_copy: false", "zero_copy: true", "30: zero_copy works only over parallel"),
+        ("do: abort", "do: {compress: {}}", "29: compress: transport.compression is xbzrle from"),
+        ("copy: thin", "copy: shared", "31: storage.disks has no effect without copy: full or"),
+        ("copy: thin", "copy: shared", "31: storage.pool has no effect without copy: full or"),
+        ("copy: thin", "copy: shared", "31: storage.left_behind has no effect without copy: full"),
+        ("mode: hybrid", "mode: checkpoint", "31: storage.left_behind: remove is not done in mode"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_together_is_named_with_its_line(old: str, new: str, told: str) -> None:
+    assert old in GOOD
+    found, problems = parse.examine(GOOD.replace(old, new, 1), PATH)
+
+    assert found is None
+    assert any(told in one.at(PATH) for one in problems), [one.at(PATH) for one in problems]
+
+
+def test_a_rule_after_a_conditional_abort_is_fine_if_it_can_come_first() -> None:
+    text = LEAST + (
+        "converge:\n  rules:\n"
+        "  - {when: {stalled_for: 60s}, do: abort}\n"
+        "  - {when: {stalled_for: 10s}, do: {auto_converge: {}}}\n"
+    )
+
+    assert len(policy(text).rules) == 2
