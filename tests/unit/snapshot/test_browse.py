@@ -1,13 +1,11 @@
 """Looking into a snapshot: partitions, single files, disks over NBD, memory as a core."""
 
 import json
-import os
 import signal
 import stat
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +16,9 @@ import pytest
 
 from tests.support.snapshots import PUBLIC, bare, ram
 from tests.support.stocking import Stock, page, stocked
-from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput
-from vmckpt.snapshot import files as snapshot_files
-from vmckpt.snapshot import partitions
 from vmckpt.snapshot.browse import layout
-from vmckpt.snapshot.partitions import Part
 from vmckpt.store.format.metadata import Contents
-
-MIB = 1 << 20
 
 
 @pytest.fixture
@@ -34,113 +26,6 @@ def stock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Stock:
     return stocked(tmp_path, monkeypatch, capsys)
-
-
-def found(data: bytes) -> tuple[Part, ...]:
-    return partitions.parts(lambda at, length: data[at : at + length], len(data))
-
-
-def table(rows: Sequence[tuple[int, int, int]]) -> bytes:
-    """A sector with a table of partitions: kind, first sector, sectors."""
-    raw = b"".join(struct.pack("<B3xB3xII", 0, *row) for row in rows)
-    return bytes(446) + raw.ljust(64, b"\0") + b"\x55\xaa"
-
-
-def with_ext(disk: bytearray, start: int) -> None:
-    disk[start + 1080 : start + 1082] = b"\x53\xef"
-
-
-def test_partitions_of_an_old_table_and_of_its_chain() -> None:
-    disk = bytearray(8 * MIB)
-    disk[:512] = table([(0x83, 2048, 2048), (0x05, 4096, 8192)])
-    disk[4096 * 512 : 4097 * 512] = table([(0x83, 64, 1024), (0x05, 4096, 4096)])
-    disk[8192 * 512 : 8193 * 512] = table([(0x83, 64, 1024)])
-    with_ext(disk, 2048 * 512)
-    disk[(4096 + 64) * 512 : (4096 + 64) * 512 + 4] = b"XFSB"
-
-    assert found(bytes(disk)) == (
-        Part(1, MIB, MIB, "ext4"),
-        Part(5, (4096 + 64) * 512, MIB // 2, "xfs"),
-        Part(6, (8192 + 64) * 512, MIB // 2, ""),
-    )
-
-
-def test_partitions_of_a_new_table() -> None:
-    disk = bytearray(4 * MIB)
-    disk[:512] = table([(0xEE, 1, 8191)])
-    disk[512:520] = b"EFI PART"
-    struct.pack_into("<QII", disk, 512 + 72, 2, 128, 128)
-    entry = b"T" * 16 + b"U" * 16 + struct.pack("<QQ", 2048, 4095)
-    disk[1024 + 128 : 1024 + 128 + len(entry)] = entry
-    with_ext(disk, MIB)
-
-    assert found(bytes(disk)) == (Part(2, MIB, MIB, "ext4"),)
-
-
-@pytest.mark.parametrize(
-    "disk",
-    [
-        b"", bytes(100), bytes(MIB), b"\xff" * MIB,
-        # Chains that bite their tails, and rows that lie outside the disk.
-        table([(0x05, 0, 100)]) + bytes(MIB), table([(0x83, 1, 1 << 31)]) + bytes(MIB),
-        table([(0xEE, 1, 1)]) + b"EFI PART" + b"\xff" * 4096,
-    ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_one_disk_with_nothing_known(disk: bytes) -> None:
-    assert found(disk) == (Part(0, 0, len(disk), ""),)
-
-
-def test_a_part_is_chosen_or_all_are_named() -> None:
-    one, two, xfs = Part(1, 0, MIB, "ext4"), Part(2, MIB, MIB, "ext4"), Part(3, 0, MIB, "xfs")
-    assert snapshot_files.chosen("vda", [xfs, one], None) == one
-    assert snapshot_files.chosen("vda", [one, two], 2) == two
-    for parts, number, why in (
-        ([one, two], None, "several file systems: partition 1 .*--disk vda:1"),
-        ([one], 7, "no partition 7; it has partition 1"),
-        ([one, xfs], 3, "of ext2, ext3 and ext4"),
-        ([Part(0, 0, MIB, "")], None, "nothing known"),
-    ):
-        with pytest.raises(BadInput, match=why):
-            snapshot_files.chosen("vda", parts, number)
-
-
-@pytest.fixture
-def filled(tmp_path: Path) -> Export:
-    """A disk whose second partition has some files."""
-    tree, disk = tmp_path / "tree", tmp_path / "disk.raw"
-    (tree / "etc/deep").mkdir(parents=True)
-    (tree / "etc/fstab").write_text("UUID=1 / ext4\n")
-    (tree / "etc/deep/a b").write_bytes(page(1, 300_000))
-    (tree / "etc/link").symlink_to("/etc/passwd")
-    with disk.open("wb") as file:
-        file.truncate(16 * MIB)
-        file.write(table([(0x83, 2048, 2048), (0x83, 4096, 24576)]))
-    make = ["mkfs.ext4", "-q", "-F", "-d", str(tree), "-E", f"offset={2 * MIB}", str(disk), "12m"]
-    subprocess.run(make, check=True, env={**os.environ, "PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
-    data = disk.read_bytes()
-    return Export(size=len(data), read=lambda at, length: data[at : at + length])
-
-
-def test_single_files_come_out_of_a_disk(filled: Export, tmp_path: Path) -> None:
-    with snapshot_files.opened(filled, "vda", None) as files:
-        names = {one.name: one for one in files.list("/etc")}
-        assert set(names) == {"deep", "fstab", "link"}
-        assert (names["fstab"].size, names["deep"].folder) == (14, True)
-        assert [one.name for one in files.list("/etc/fstab")] == ["fstab"]
-        assert files.read("/etc/fstab") == b"UUID=1 / ext4\n"
-        place, left_out = files.get("/etc", tmp_path / "copy")
-        for path, why in (
-            ("/none", "File not found"), ("/etc/link", "symlink to /etc/passwd"),
-            ('/a"b', "cannot be told such a name"), ("/etc/deep", "is a folder"),
-        ):  # fmt: skip
-            with pytest.raises(BadInput, match=why):
-                files.read(path)
-        with pytest.raises(BadInput, match="is there already"):
-            files.get("/etc/fstab", place / "fstab")
-    assert left_out == 1
-    assert (place / "deep/a b").read_bytes() == page(1, 300_000)
-    assert {path.name for path in place.iterdir()} == {"deep", "fstab"}
-    assert "vmckpt-" not in Path("/proc/self/mounts").read_text()
 
 
 @contextmanager

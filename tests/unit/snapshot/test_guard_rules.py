@@ -10,18 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.snapshots import PUBLIC
 from tests.support.stocking import stocked
-from vmckpt.agent.restore.leftovers import LeftoverDecision
 from vmckpt.cli import app
 from vmckpt.cli.guard import ended, stop_of
 from vmckpt.errors import BadInput, Cancelled, GuardRolledBack, HookFailed
 from vmckpt.model.guest import GuestState
-from vmckpt.model.migration import Outcome
 from vmckpt.snapshot import guard_rules
 from vmckpt.snapshot.guard import Outside, in_words
 from vmckpt.snapshot.guard_rules import Ending, GuardResult
-from vmckpt.snapshot.recovery import came_back, came_in, guard_verdict
 from vmckpt.snapshot.request import Restored, Taken
 from vmckpt.snapshot.restore import hook as restore_hook
 from vmckpt.units import Bytes, Seconds
@@ -128,55 +124,11 @@ async def test_a_signal_reaches_the_program_and_one_that_is_slow_is_ended(tmp_pa
     assert not runs(slow)
 
 
-async def test_a_hook_is_told_where_and_when_and_stops_with_us(tmp_path: Path) -> None:
-    uuid = PUBLIC.guest_uuid
-    told = restore_hook.hook_env(PUBLIC, "near", guest="fork", uuid="other", host="beta")
-    assert (told["VMCKPT_ORIGIN"], told["VMCKPT_GUEST"]) == (PUBLIC.guest, "fork")
-    assert (told["VMCKPT_FORK"], told["VMCKPT_HOST"]) == ("1", "beta")
-    assert told["VMCKPT_MADE_AT"].endswith("+00:00")
-    itself = restore_hook.hook_env(PUBLIC, "near", guest=PUBLIC.guest, uuid=uuid, host="beta")
-    assert itself["VMCKPT_FORK"] == "0"
-    stop, file = asyncio.Event(), tmp_path / "told"
-    assert await restore_hook.run_hook(f'echo "$VMCKPT_HOST" > {file}; exit 4', told, stop) == 4
-    assert file.read_text() == "beta\n"
-    running = asyncio.create_task(restore_hook.run_hook("sleep 60", told, stop))
-    await asyncio.sleep(0.1)
-    stop.set()
-    assert await running == -signal.SIGTERM
-
-
 def test_how_a_program_ended_is_said() -> None:
     assert [in_words(one) for one in (2, -15, -77)] == [
         "it ended with 2", "it was ended by SIGTERM", "it was ended by signal 77",
     ]  # fmt: skip
     assert "its links stay down" in restore_hook.hook_complaint("x", 1, links_down=True)
-
-
-def test_a_guard_without_a_controller_says_the_way_back() -> None:
-    told = guard_verdict(("s-x", "near"))
-    assert (told.outcome, "restore s-x --store near --replace" in told.did[0]) == (
-        Outcome.FAILED, True,
-    )  # fmt: skip
-    assert guard_verdict(None).did == ()
-
-
-@pytest.mark.parametrize(
-    ("hook", "ran", "truth"),
-    [
-        (None, False, "the guest is back"),
-        ("x", False, "the guest is back; its on_restore hook was not run: x"),
-        ("x", True, "the guest is back; its on_restore hook may not have come to its end: x"),
-    ],
-)
-def test_recovery_says_what_became_of_the_hook(hook: str | None, ran: bool, truth: str) -> None:
-    assert came_back(LeftoverDecision.ARRIVED, hook=hook, ran=ran).truth == truth
-
-
-def test_a_lazy_restore_is_watched_until_its_disks_are_whole() -> None:
-    told = came_back(LeftoverDecision.ARRIVED)
-    assert came_in(told, waits=False, whole=True) == told
-    assert came_in(told, waits=True, whole=False).goes_on
-    assert came_in(told, waits=True, whole=True).outcome is Outcome.COMPLETED
 
 
 async def test_the_first_signal_is_passed_on_and_the_second_kills(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from vmckpt.agent.restore.leftovers import (
     decide,
     spot,
 )
-from vmckpt.model.migration import Outcome
-from vmckpt.snapshot.recovery import came_back
 
 OFF, REVIVED = GuestFacts(runs=False, revived=False), GuestFacts(runs=True, revived=True)
+
+
 BOOTED = GuestFacts(runs=True, revived=False)
 
 
@@ -22,7 +22,11 @@ def seen(at: Spot, *, aside: bool = False, empty: bool = False) -> ImageFacts:
 
 
 IN_PLACE, UNTOUCHED = seen(Spot.NEW, aside=True), seen(Spot.OTHER)
+
+
 MOVED, FRESH = seen(Spot.NOTHING, aside=True), seen(Spot.NEW, empty=True)
+
+
 KEPT, USED = seen(Spot.NEW), seen(Spot.WRITTEN, aside=True)
 
 
@@ -81,11 +85,3 @@ def test_an_image_is_known_by_its_inode_and_when_it_was_written(
     there: str | None, found: Spot
 ) -> None:
     assert spot(there, "7:1") is found
-
-
-def test_recovery_closes_only_what_is_known() -> None:
-    unclear = came_back(LeftoverDecision.UNCLEAR, why="x", left=["/s/vda.old"])
-    assert (unclear.outcome, "/s/vda.old" in unclear.settle) == (None, True)
-    assert came_back(LeftoverDecision.BACK, did=["y"]).did == ("y",)
-    assert came_back(LeftoverDecision.BACK).outcome is Outcome.FAILED
-    assert came_back(LeftoverDecision.ARRIVED, memory=False).truth == "the guest's disks are back"

@@ -11,9 +11,7 @@ import pytest
 from vmckpt.agent.snapshot import transfer_parent_state
 from vmckpt.agent.snapshot.transfer_parent_state import LineOrder
 from vmckpt.errors import BadInput
-from vmckpt.journal.records import ControllerIdentity, Operation
 from vmckpt.model.disk import line_folder
-from vmckpt.snapshot.create import left_behind
 from vmckpt.store import parent_state
 from vmckpt.store.format.chunk_map import Kind
 
@@ -119,28 +117,3 @@ def test_nonsense_is_refused(tmp_path: Path, piece: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="line state"):
         taken(tmp_path, [piece])
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def past(source: str | None, store: str, outcome: str = "completed", id_: str = "s-1") -> Operation:
-    return Operation(
-        id="job", kind="snapshot", guest="web1", guest_uuid="u-1", source=source, target=None,
-        mode=None, policy=None, state="ended", phase=None, outcome=outcome, asked_by="me@here",
-        asked_from=None, controller=ControllerIdentity(host="here", boot="b", pid=1, started=1),
-        began_at=0.0, ended_at=1.0, detail={"store": store}, report={"id": id_},
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("known", "where"),
-    [
-        ([], None),
-        ([("alpha", "near")], ("alpha", "s-1")),
-        ([("beta", "near")], None),
-        ([("beta", "near"), ("alpha", "near")], None),
-        ([("alpha", "far"), ("beta", "near")], None),
-        ([("alpha", "near", "failed"), ("gamma", "near")], ("gamma", "s-1")),
-        ([(None, "near")], None),
-    ],
-)
-def test_where_the_line_ends(known: list[Any], where: tuple[str, str] | None) -> None:
-    assert left_behind([past(*one) for one in known], "near", "beta") == where

@@ -16,11 +16,9 @@ from vmckpt.capture.memory import background_snapshot, memory_files
 from vmckpt.capture.memory.undo_process import left_behind
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import (
-    BadInput,
     Cancelled,
     CaptureFailed,
     HypervisorError,
-    LeaseLost,
     RemoteError,
     StoreError,
     VmckptError,
@@ -29,9 +27,6 @@ from vmckpt.journal import recorder as journal
 from vmckpt.journal.recorder import recorded
 from vmckpt.journal.records import NewOperation
 from vmckpt.model.disk import StorePlace
-from vmckpt.snapshot import create
-from vmckpt.snapshot.create import SnapshotSession
-from vmckpt.snapshot.request import TakeRequest
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.repository import Store
 from vmckpt.units import Seconds
@@ -135,21 +130,6 @@ def test_a_job_is_closed_only_if_all_was_undone(
     assert told == outcome
 
 
-@pytest.mark.parametrize("error", [HypervisorError("the journal", host=""), LeaseLost("lost")])
-def test_a_journal_that_is_slow_is_a_no(error: VmckptError) -> None:
-    """Else the agent would lose its controller in the middle of its work."""
-
-    class Desk:
-        def check(self) -> None:
-            raise error
-
-    work = SnapshotSession.__new__(SnapshotSession)
-    vars(work)["_step_log"] = Desk()
-    told = asyncio.run(work._answer("intend", {"step": "capture", "facts": ""}))
-    assert told["refused"] == error.message
-    assert type(error_from_json(told["error"], "")) is type(error)
-
-
 def test_what_fails_after_the_publication_is_a_warning() -> None:
     work = SnapshotCreator.__new__(SnapshotCreator)
     work._warnings = []
@@ -171,25 +151,6 @@ def test_what_fails_after_the_publication_is_a_warning() -> None:
     ] * 2
     with pytest.raises(CaptureFailed):
         work._afterwards(held)
-
-
-@pytest.mark.parametrize(
-    ("name", "tags", "good"),
-    [
-        ("before upgrade", {"a": "b"}, True), ("ä" * 255, {}, True), (None, {}, True),
-        ("x" * 256, {}, False), ("a\tb", {}, False), ("\udcff", {}, False),
-        ("a", {"a": "x" * 256}, False), ("a", {f"{n}": "" for n in range(65)}, False),
-    ],
-)  # fmt: skip
-def test_words_are_refused_before_anything_is_done(
-    name: str | None, tags: dict[str, str], good: bool
-) -> None:
-    request = TakeRequest(guest="web1", name=name, tags=tags)
-    if good:
-        create.check_words(request)
-        return
-    with pytest.raises(BadInput, match=r"printable letters each: .*; choose"):
-        create.check_words(request)
 
 
 def test_memory_that_a_dead_agent_left_is_removed(tmp_path: Path) -> None:

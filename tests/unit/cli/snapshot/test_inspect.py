@@ -2,20 +2,15 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import PASSPHRASE, secret
-from tests.support.snapshots import bare, ram
 from tests.support.stocking import Stock, flip, id_of, stocked
 from vmckpt.snapshot.catalog import match_ids
-from vmckpt.snapshot.verify.verify import misfits
 from vmckpt.store.format import manifest
-from vmckpt.store.format.metadata import Part
 from vmckpt.store.keys import wrapped_keys
 from vmckpt.store.keys.keyring import OwnKey
 
@@ -334,20 +329,3 @@ def test_wraps_that_do_not_open_their_snapshot_are_found(stock: Stock, how: str)
     code, told, _ = stock("keys", "rotate", "--identity", key, "--yes")
     assert (code, f"left as it is: {id_}" in told) == (41, True)
     assert store.wraps(id_) == before
-
-
-def test_maps_that_do_not_fit_their_chunks_are_found() -> None:
-    kept = bare([ram([0, 1, -1, 64])], [b"a" * 32, b"b" * 32])
-    lengths = np.array([8192, 4096], dtype=np.uint32)
-    assert list(misfits(kept, lengths)) == []
-    assert list(misfits(kept, lengths // 2)) == [
-        "2 units of pc.ram are not in the chunks that its map names"
-    ]
-    assert list(misfits(kept, np.array([8192, 5000], dtype=np.uint32))) == [
-        "1 units of pc.ram are not in the chunks that its map names"
-    ]
-    assert list(misfits(kept, np.array([8192, 0], dtype=np.uint32))) == []
-    part = replace(kept.facts, stream=(Part(name="tail", size=4095, chunks=(1,)),))
-    assert list(misfits(replace(kept, facts=part), lengths)) == [
-        "part tail of its stream is not as long as its chunks"
-    ]

@@ -12,7 +12,6 @@ from tests.unit.agent.restore.test_restore import ABOUT, ALPHA, OPENED, PLAN, Si
 from tests.unit.agent.restore.test_restore import side as side  # noqa: PLC0414
 from tests.unit.snapshot.group.test_rules import stock as stock  # noqa: PLC0414
 from tests.unit.snapshot.test_guard_rules import RESTORED
-from vmckpt.agent.restore.leftovers import LeftoverDecision
 from vmckpt.errors import (
     BadInput,
     Cancelled,
@@ -25,7 +24,6 @@ from vmckpt.hypervisor import domains
 from vmckpt.model.events import Caller
 from vmckpt.snapshot.group import restore as group_restore
 from vmckpt.snapshot.group import rules
-from vmckpt.snapshot.recovery import came_back
 from vmckpt.snapshot.request import Restored, RestoreRequest
 from vmckpt.snapshot.restore import restore as restore_restore
 from vmckpt.snapshot.restore.exclusivity import HostAnswer
@@ -223,9 +221,3 @@ def test_an_incomplete_group_is_refused(stock: Stock) -> None:
     assert (code, "is incomplete: 2 of 3" in err) == (45, True)
     code, _, err = stock("restore", new_id(b"0123456789", "g"))
     assert (code, "no store has a whole group" in err) == (45, True)
-
-
-def test_whoever_recovers_one_of_a_group_is_told_that_it_may_stand() -> None:
-    told = came_back(LeftoverDecision.ARRIVED, stands=True)
-    assert "may stand still: virsh resume it once all of its group are back" in told.truth
-    assert "stand still" not in came_back(LeftoverDecision.ARRIVED).truth

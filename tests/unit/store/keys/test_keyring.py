@@ -1,4 +1,3 @@
-import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -6,27 +5,14 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tests.support.keyrings import admin, ring
 from vmckpt.errors import KeyRefused
 from vmckpt.store.format.sealing import Encrypted, Plain
-from vmckpt.store.keys import identity, key_files
-from vmckpt.store.keys.identity import public_of
 from vmckpt.store.keys.key_files import KeyKind, key_text, parse_key
 from vmckpt.store.keys.keyring import Keyring
 
-CHEAP = 10
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> Keyring:
-    return Keyring(tmp_path / "state" / "keys")
-
-
-def admin() -> str:
-    return key_text(KeyKind.ADMIN, public_of(X25519PrivateKey.generate()))
+__all__ = ["ring"]
 
 
 def modes(folder: Path) -> set[int]:
@@ -161,119 +147,3 @@ def test_processes_that_begin_at_once_end_with_the_same_keys(ring: Keyring) -> N
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(begin, range(8)))) == 1
     assert not list(ring.folder.rglob("*.tmp"))
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
-def test_a_secret_that_others_can_read_is_refused(ring: Keyring, mode: int) -> None:
-    ring.add_admin("alice", admin())
-    (ring.folder / "salt").chmod(mode)
-
-    with pytest.raises(KeyRefused, match=r"others can read this key \(mode 6.*; chmod 600 "):
-        ring.sealing()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(lambda text: text[:-3], id="cut off"),
-        pytest.param(lambda text: "", id="empty"),
-        pytest.param(lambda text: text[:20] + chr(ord(text[20]) ^ 1) + text[21:], id="slip"),
-        pytest.param(lambda text: text + text, id="twice"),
-        pytest.param(lambda text: "\x00" * 50, id="zeros"),
-    ],
-)  # fmt: skip
-def test_a_damaged_secret_is_refused_and_never_made_anew(ring: Keyring, damage: object) -> None:
-    assert callable(damage)
-    ring.add_admin("alice", admin())
-    path = ring.folder / "salt"
-    text = path.read_text()
-    path.write_text(damage(text))
-
-    with pytest.raises(KeyRefused) as refused:
-        ring.sealing()
-    assert str(path) in str(refused.value)
-    assert text.partition(":")[2][:20].strip() not in str(refused.value)  # it is a secret
-    assert path.read_text() == damage(text)
-
-
-@given(st.binary(min_size=32, max_size=32), st.sampled_from([*KeyKind]), st.data())
-def test_every_slip_in_a_key_is_seen(key: bytes, kind: KeyKind, data: st.DataObject) -> None:
-    text = key_text(kind, key)
-    assert parse_key(f" {text}\n", kind) == key
-    at = data.draw(st.integers(0, len(text) - 1))
-    letter = data.draw(st.characters().filter(lambda one: one != text[at]))
-    wrong = text[:at] + letter + text[at + 1 :]
-
-    if wrong.strip() != text:
-        with pytest.raises(KeyRefused):
-            parse_key(wrong, kind)
-
-
-def test_a_key_of_another_kind_is_named(ring: Keyring) -> None:
-    with pytest.raises(KeyRefused, match="this is a writer's public key, not an administrator's"):
-        ring.add_admin("alice", ring.writer().text)
-
-
-def test_an_identity_is_made_once_and_opened_again(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "alice"
-    public = identity.create(path)
-
-    assert public_of(identity.load(path)) == public
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert key_text(KeyKind.ADMIN, public) in path.read_text()
-    with pytest.raises(KeyRefused, match="may be the only key to some snapshots"):
-        identity.create(path)
-
-
-def test_an_identity_with_a_passphrase_opens_with_it_alone(tmp_path: Path) -> None:
-    path = tmp_path / "alice"
-    public = identity.create(path, "secret words é", cost=CHEAP)
-
-    assert public_of(identity.load(path, lambda: "secret words é")) == public
-    with pytest.raises(KeyRefused, match="wrong passphrase"):
-        identity.load(path, lambda: "secret words e")
-    with pytest.raises(KeyRefused, match="has a passphrase"):
-        identity.load(path)
-    with pytest.raises(KeyRefused, match="an empty passphrase protects nothing"):
-        identity.create(tmp_path / "bob", "", cost=CHEAP)
-    assert not (tmp_path / "bob").exists()
-
-
-@pytest.mark.parametrize("cost", [9, 19, 63])
-def test_a_passphrase_that_would_take_all_memory_is_not_tried(cost: int) -> None:
-    text = key_text(KeyKind.LOCKED, bytes([cost]) + bytes(64))
-
-    with pytest.raises(KeyRefused, match=rf"would cost 2\^{cost} rounds"):
-        identity.parse(text, lambda: pytest.fail("asked"), where="file")
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "a\nb\n", "vmckpt-admin:\n", "\x00"])
-def test_what_is_no_identity_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "alice"
-    path.write_text(text)
-    path.chmod(0o600)
-
-    with pytest.raises(KeyRefused, match=str(path)):
-        identity.load(path)
-
-
-def test_files_that_cannot_be_keys_are_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    (tmp_path / "raw").write_bytes(b"\xff\xfe" * 3000)
-    (tmp_path / "raw").chmod(0o600)
-    (tmp_path / "folder").mkdir(mode=0o700)
-
-    for name in ("pipe", "raw", "folder", "missing"):
-        with pytest.raises(KeyRefused, match=name):
-            identity.load(tmp_path / name)
-
-
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(KeyRefused, match="cannot be written: No space left on device"):
-        key_files.write(tmp_path / "key", "text")
-
-    assert list(tmp_path.iterdir()) == []

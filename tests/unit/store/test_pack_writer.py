@@ -1,0 +1,89 @@
+"""Chunks are written once, into packs, and an error reaches whoever writes."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.storing import (
+    SEALING,
+    assert_no_garbage,
+    assert_whole,
+    chunk,
+    chunks,
+    gc,
+    new_store,
+    read,
+    write,
+)
+from vmckpt.store.format.sealing import Encrypted, Plain
+from vmckpt.units import Bytes
+
+
+def test_a_chunk_is_stored_once(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s")
+    first = write(store, "one", chunks(1, 2, 1, 1, 3))
+    second = write(store, "two", chunks(3, 2, 4))
+
+    assert (first.chunks_new, first.chunks_known) == (3, 2)
+    assert (second.chunks_new, second.chunks_known) == (1, 2)
+    assert 4096 < second.bytes_new < 4200
+    assert read(store, "two") == chunks(3, 2, 4)
+
+
+def test_a_chunk_in_a_condemned_pack_is_stored_anew(tmp_path: Path) -> None:
+    """A collection goes by it that this writer knows: it does not wait for the writer."""
+    store = new_store(tmp_path / "s")
+    write(store, "one", chunks(*range(8)))
+    store.delete("one")
+    assert gc(store).condemned > 0
+    again = write(store, "two", chunks(*range(8)))
+
+    assert (again.chunks_new, again.chunks_known) == (8, 0)
+    assert gc(store).removed > 0
+    assert_whole(store)
+
+
+def test_another_domain_shares_nothing(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s")
+    write(store, "one", chunks(1, 2))
+
+    for sealing in (Encrypted(b"x" * 32), Plain()):
+        with store.writer(sealing) as writer:
+            coming = [writer.add(one) for one in chunks(1, 2)]
+            assert writer.finish().chunks_new == 2
+            assert [writer.has(one.result()) for one in coming] == [True, True]
+
+
+def test_chunks_of_any_size_and_many_packs(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s")
+    plain = [chunk(n, size) for n, size in enumerate([1, 2, 4095, 65536, 1 << 20, 4 << 20, 7] * 3)]
+    with store.writer(SEALING, parallel=2) as writer:
+        coming = [writer.add(memoryview(one)) for one in plain]
+        writer.finish()
+        digests = [one.result() for one in coming]
+
+    with store.reader(SEALING, cache=Bytes(1 << 20)) as reader:
+        assert list(reader.read_many(digests)) == plain
+        assert [reader.read(one) for one in reversed(digests)] == plain[::-1]
+
+
+def test_a_writer_that_fails_leaves_nothing_that_is_published(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s")
+    with pytest.raises(ValueError, match="more than a chunk"), store.writer(SEALING) as writer:
+        writer.add(bytes(5 << 20)).result()
+
+    assert store.manifests() == []
+    assert list(store.backend.keys("locks/")) == []
+    assert_no_garbage(store)
+
+
+def test_an_error_in_a_thread_reaches_who_adds_and_who_finishes(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s")
+    with store.writer(SEALING) as writer:
+        failed = writer.add(bytes(5 << 20))
+        with pytest.raises(ValueError, match="more than a chunk"):
+            failed.result()
+        with pytest.raises(ValueError, match="more than a chunk"):
+            writer.add(chunk(1))
+        with pytest.raises(ValueError, match="more than a chunk"):
+            writer.finish()
