@@ -12,8 +12,8 @@ import pytest
 from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import BOB, secret
+from tests.support.mounts import mounted
 from tests.support.stocking import Stock, flip, id_of, stocked
-from tests.unit.store.test_repository import mounted
 from vmckpt.app import controller, snapshot_store
 from vmckpt.errors import StoreError
 from vmckpt.inventory import Inventory

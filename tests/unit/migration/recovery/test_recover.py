@@ -9,30 +9,19 @@ import pytest
 from tests.support.builders import HOST
 from tests.support.engine_runs import ORDER
 from tests.support.policies import named
+from tests.support.stored_operations import OPERATION, step
 from vmckpt.errors import BadInput, InventoryError
 from vmckpt.inventory import Inventory
-from vmckpt.journal.records import ControllerIdentity, Operation, StepState, StoredStep
+from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migration.recovery import decide, recover
 from vmckpt.migration.recovery.decide import RecoveryAction
 from vmckpt.migration.recovery.recover import OpenSteps, Recovery
 from vmckpt.migration.recovery.steps import Step
 from vmckpt.model.migration import Driver, Mode, Outcome
 
-OPERATION = Operation(
-    id="m-1", kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta",
-    policy="mine", mode="hybrid", state="running", phase=None, outcome=None, asked_by="root@here",
-    asked_from=None, controller=ControllerIdentity(host="here", boot="b", pid=1, started=1),
-    began_at=0.0, ended_at=None, detail={}, report=None,
-)  # fmt: skip
 HOSTS = {name: replace(HOST, name=name) for name in ("alpha", "beta", "gamma")}
 INVENTORY = Inventory(path=Path("hosts.yaml"), hosts=HOSTS, observer=None)
 POLICIES = (named("balanced"), named("mine"))
-
-
-def step(name: str, state: StepState = StepState.INTENDED, **intent: Any) -> StoredStep:
-    return StoredStep(
-        seq=1, name=name, intent=intent, state=state, result=None, began_at=0.0, ended_at=None
-    )
 
 
 def left(*steps: StoredStep, **changes: Any) -> OpenSteps:

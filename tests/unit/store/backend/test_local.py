@@ -2,14 +2,12 @@
 
 import os
 import resource
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.mounts import mounted
 from tests.support.storing import (
     assert_no_garbage,
     assert_whole,
@@ -35,20 +33,6 @@ def test_a_read_only_store_can_be_read_and_says_what_it_is(tmp_path: Path) -> No
             write(store, "two", chunks(3))
         with pytest.raises(StoreError, match="it is read-only"):
             store.delete("one")
-
-
-@contextmanager
-def mounted(at: Path, kind: str, options: str, source: Path | None) -> Iterator[None]:
-    at.mkdir()
-    if source is None:
-        subprocess.run(["mount", "-t", kind, "-o", options, kind, at], check=True)
-    else:
-        subprocess.run(["mount", "--bind", source, at], check=True)
-        subprocess.run(["mount", "-o", "remount,bind,ro", at], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", at], check=True)
 
 
 def test_a_full_disk_is_told_and_leaves_the_store_whole(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""The snapshots of a group: who hears of their progress, and what is refused before all else."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.builders import GUEST, HOST
+from vmckpt.errors import BadInput
+from vmckpt.model.disk import StorePlace
+from vmckpt.model.events import Caller, Copied, Event, PhaseChanged
+from vmckpt.model.migration import JobPhase
+from vmckpt.snapshot.group import create
+from vmckpt.snapshot.request import TakeRequest
+from vmckpt.units import Bytes
+
+NEAR = StorePlace(name="near", url="/nowhere")
+
+
+def caller(told: list[Event]) -> Caller:
+    return Caller(emit=told.append, warn=lambda _: None, stop=asyncio.Event())
+
+
+def copied(done: int, total: int) -> Copied:
+    return Copied(phase="capture", done=Bytes(done), total=Bytes(total), new=Bytes(0))
+
+
+def test_of_all_members_together_one_progress_is_told() -> None:
+    told: list[Event] = []
+    of = create.listening(caller(told))
+    one, other = of("web1 on alpha"), of("db1 on beta")
+    one.emit(copied(50, 100))
+    other.emit(copied(10, 100))
+    one.emit(copied(100, 100))
+    other.emit(PhaseChanged(phase=JobPhase.DONE))
+
+    assert told == [copied(50, 100), copied(60, 200), copied(110, 200)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (TakeRequest(guest="", memory=False), "a group is captured with its memory"),
+        (TakeRequest(guest="", name="a\tb"), "printable letters"),
+    ],
+)
+async def test_what_no_group_can_have_is_refused_before_any_host_is_asked(
+    request_: TakeRequest, told: str
+) -> None:
+    nobody: Any = None
+    with pytest.raises(BadInput, match=told):
+        await create.take(
+            [(HOST, GUEST)], NEAR, nobody, request_, caller([]), hosts={"alpha": HOST}
+        )
