@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.sights import EMPTY, answers, at, by, placed, seen, vm
+from vmckpt.errors import BadInput
 from vmckpt.evacuation.plan.inventory import Protected
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.model.guest import GuestState
@@ -85,3 +86,8 @@ def test_a_protected_guest_goes_to_its_standby_only_to_empty_its_host() -> None:
         assert "would have no standby" in str(seated.stays)
     only = replace(EMPTY, to=frozenset({"gamma"}))
     assert placed(told, only)[1]["a"].count("pinned") == 0
+
+
+def test_a_host_does_not_take_its_own_guests() -> None:
+    with pytest.raises(BadInput, match="alpha is to be emptied"):
+        Task(kind=Kind.EVACUATE, host="alpha", to=frozenset({"alpha", "beta"}))

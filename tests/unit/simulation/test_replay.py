@@ -54,3 +54,15 @@ async def test_a_traces_decisions_are_told_when_they_were_made(tmp_path: Path) -
     assert (told.at, told.values["rule"]) == (2.1, "stalled")
     assert [one.at for one in detail.events] == sorted(one.at for one in detail.events)
     assert list((await replay.news("m-trace", told.seq, 3)).samples) == list(detail.samples[3:])
+
+
+async def test_what_was_decided_after_the_last_sample_is_told_at_the_end(tmp_path: Path) -> None:
+    lines = (TRACES / "maintenance.jsonl").read_text().splitlines()
+    decision = {"at_ms": 9e6, "action": "abort", "rule": "mine", "reason": "x", "acted": True}
+    path = tmp_path / "one.jsonl"
+    path.write_text("\n".join([*lines, json.dumps({"decision": {**decision, "numbers": {}}})]))
+    replay, seen = await played(path)
+    detail = await replay.job("m-trace")
+
+    assert not seen[-1].operation.active
+    assert [one.values["rule"] for one in detail.events if one.kind == "decided"] == ["mine"]

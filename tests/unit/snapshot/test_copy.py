@@ -56,12 +56,14 @@ def test_what_is_there_already_is_told_and_nothing_is_written(stock: Stock) -> N
     assert again.as_json()["already_there"] is True
 
 
-def test_a_copy_brings_back_what_the_target_has_lost(stock: Stock) -> None:
+@pytest.mark.parametrize("lost", ["packs", "manifest", "both"])
+def test_a_copy_brings_back_what_the_target_has_lost(stock: Stock, lost: str) -> None:
     one = stock.put("one", [1, 2])
     copied(stock, one)
-    for pack in stock.packs("far"):
+    for pack in stock.packs("far") if lost != "manifest" else []:
         pack.unlink()
-    (stock.folder / "far/snapshots" / one).write_bytes(b"damaged")
+    if lost != "packs":
+        (stock.folder / "far/snapshots" / one).write_bytes(b"damaged")
     assert flaws(stock) != []
     copied(stock, one)
 

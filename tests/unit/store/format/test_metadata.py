@@ -48,6 +48,8 @@ def test_a_form_is_read_as_it_was_written_and_nothing_else_in_one_line() -> None
         b"{}",
         b'{"name":"a","size":-1,"chunks":[]}',
         b'{"name":1,"size":1,"chunks":[]}',
+        b'{"name":"a","size":"1","chunks":[]}',
+        b'{"name":"a","size":1,"chunks":[],"more":1}',
     ):
         with pytest.raises(ValueError, match=r"^[^\n]+$"):
             loaded(form, text)
