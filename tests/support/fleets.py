@@ -76,6 +76,4 @@ def random_fleet(
 
 
 TERMS = EvacuationTerms(rules=Rules(keep_free=0.0))
-
-
 OFF = host("a", closed="it is emptied")

@@ -3,6 +3,4 @@
 from vmckpt.model.recovery import Phase
 
 MEMBERS = frozenset({"a", "b"})
-
-
 PHASES = list(Phase)

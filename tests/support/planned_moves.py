@@ -6,8 +6,6 @@ from vmckpt.evacuation.plan.fleet import Rules
 from vmckpt.units import BytesPerSecond
 
 RULES = Rules(keep_free=0.0)
-
-
 GBIT = BytesPerSecond(125_000_000)
 
 

@@ -8,11 +8,7 @@ from vmckpt.policy.select import Chosen, Subject, choose
 from vmckpt.units import Bytes
 
 BALANCED = named("balanced", '{guests: ["*"]}', shipped=True)
-
-
 BY_NAME = named("wan", shipped=True)
-
-
 WEB1 = Subject(
     guest="web1", guest_labels={"tier": "web", "env": "prod"}, host_labels={"rack": "a1"},
     memory=Bytes(8 << 30),

@@ -4,18 +4,13 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.stored_operations import step
 from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migration.recovery import recover as moves
 from vmckpt.model.recovery import Settled
 from vmckpt.protection.migration import recovery
 from vmckpt.recovery import ROOMS
-
-
-def step(name: str, state: StepState = StepState.INTENDED) -> StoredStep:
-    return StoredStep(
-        seq=1, name=name, intent={}, state=state, result=None, began_at=0.0, ended_at=None
-    )
 
 
 def case(*steps: StoredStep) -> OrphanedJob:

@@ -6,21 +6,13 @@ from typing import Any
 import pytest
 
 from tests.support.engine_runs import ORDER
+from tests.support.libvirt_nodes import UUID, node
 from vmckpt.errors import LeaseLost
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.migration import attempt
 from vmckpt.model.host import Host
 from vmckpt.model.migration import AutoConverge
 from vmckpt.units import MIB, Bytes, Seconds
-
-UUID = "11111111-1111-4111-8111-111111111111"
-
-
-NODE = f"""<node><cpu><mhz>1000</mhz><model>m</model><active>2</active><nodes>1</nodes>
-<sockets>1</sockets><cores>2</cores><threads>1</threads></cpu><memory>8000000</memory>
-<domain type='test'><name>web1</name><uuid>{UUID}</uuid><memory>65536</memory>
-<os><type>hvm</type></os></domain></node>"""
-
 
 CHANGES: dict[str, dict[str, Any]] = {
     "migrate": {"order": ORDER},
@@ -40,8 +32,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("call", CHANGES)
 async def test_whoever_lost_the_lease_changes_nothing(call: str, tmp_path: Path) -> None:
-    (tmp_path / "node.xml").write_text(NODE)
-    uri = f"test://{tmp_path}/node.xml"
+    uri = node(tmp_path / "node.xml")
 
     def check() -> None:
         raise LeaseLost("another controller has taken over")

@@ -7,8 +7,6 @@ from vmckpt.model.migration import JobPhase
 from vmckpt.units import MIB, Bytes, Seconds
 
 COPYING = {"phase": "copying", "sent": 10 * MIB, "pages_left": 512}
-
-
 FOLLOWS = {
     "phase": "protecting", "sent": 30 * MIB, "epoch": 4, "interval_s": 0.5, "wished": False,
     "last": {"pages": 256, "bytes": 70_000},

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.builders import HOST
 from tests.support.engine_runs import HYBRID
+from tests.support.libvirt_nodes import UUID, node
 from tests.support.policies import named
 from tests.support.stored_operations import OPERATION, step
 from vmckpt.errors import BadInput
@@ -16,20 +17,13 @@ from vmckpt.migration.recovery import recover
 from vmckpt.migration.recovery.steps import Step
 from vmckpt.migration.request import Setting
 
-UUID = "11111111-1111-4111-8111-111111111111"
-DOMAIN = f"""<domain type='test'><name>web1</name><uuid>{UUID}</uuid><memory>65536</memory>
-<os><type>hvm</type></os></domain>"""
-NODE = """<node><cpu><mhz>1000</mhz><model>m</model><active>2</active><nodes>1</nodes>
-<sockets>1</sockets><cores>2</cores><threads>1</threads></cpu><memory>8000000</memory>{}</node>"""
-
 
 async def resumed(folder: Path, *steps: StoredStep) -> Any:
     """The guest runs on alpha, and beta does not know it."""
-    hosts = []
-    for name, inside in (("alpha", DOMAIN), ("beta", "")):
-        path = folder / f"{name}.xml"
-        path.write_text(NODE.format(inside))
-        hosts.append(replace(HOST, name=name, uri=f"test://{path}", ssh=None))
+    hosts = [
+        replace(HOST, name=name, uri=node(folder / f"{name}.xml", guest=guest), ssh=None)
+        for name, guest in (("alpha", True), ("beta", False))
+    ]
     setting = Setting(source=hosts[0], target=hosts[1], policies=(named("balanced"),), outside=None)
     nobody: Any = None
     left = recover.open_steps(replace(OPERATION, guest_uuid=UUID), steps)

@@ -12,11 +12,7 @@ FIRST = Pulse(
     at=Seconds(0.0), state=GuestState.RUNNING, panicked=False, io_error=False, processors=2,
     worked=Seconds(100.0), read=Bytes(1000), written=Bytes(1000), dirtied=False,
 )  # fmt: skip
-
-
 IDLE = replace(FIRST, at=Seconds(10.0), worked=Seconds(100.2))
-
-
 BUSY = replace(IDLE, worked=Seconds(120.0))
 
 

@@ -9,8 +9,6 @@ from vmckpt.errors import BadInput, StoreDamaged
 from vmckpt.store.format import pack as format_pack
 
 PACK = format_pack.encode([(bytes([n]) * 32, bytes([n]) * n, 9) for n in range(1, 9)], b"n" * 16, 3)
-
-
 ID = blake3(PACK).hexdigest()
 
 
