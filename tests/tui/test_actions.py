@@ -1,222 +1,18 @@
-"""Every action of the table, from its key to the command that runs."""
+"""What an action is about, and the command that it is."""
+
+import shlex
 
 import pytest
-from textual.pilot import Pilot
-from textual.widgets import Button, Input, Select
 
-from tests.tui.still import Still
+from tests.support.dashboards import MODEL, at_row, dashboard
+from tests.tui import still
+from tests.tui.still import FLEET, MOVE, NOW, Still
 from vmckpt.errors import ReadOnly
-from vmckpt.model.events import Said
-from vmckpt.model.guest import GuestNow
-from vmckpt.policy import loader
-from vmckpt_tui.action_lists.all import TABLE
-from vmckpt_tui.app import Dashboard, Setting
-from vmckpt_tui.screens import confirm
+from vmckpt.model.guest import FleetNow
+from vmckpt_tui import actions
+from vmckpt_tui.action_lists.all import BY_NAME
+from vmckpt_tui.actions import Model, Scene, Where, line
 from vmckpt_tui.screens.confirm import Order
-from vmckpt_tui.widgets.data_grid import Grid
-
-U = "00000000-0000-4000-8000-00000000000"
-POLICIES = loader.survey(loader.folder(None, None)).policies
-PARTS = {
-    "fleet": "1", "jobs": "2", "guard": "3", "snapshots": "4", "policies": "5", "doctor": "6",
-}  # fmt: skip
-# Name: the part, the row, what is filled in, what it looks up, and what it runs.
-ACTS: dict[str, tuple[str, str, dict[str, str], str | None, str | None]] = {
-    "migrate": ("fleet", "web1", {}, "plan web1 --to gamma", "migrate web1 --to gamma"),
-    "protect": ("fleet", "web1", {"to": "beta"}, "protect web1 --to beta --dry-run",
-                "protect web1 --to beta"),
-    "snapshot": ("fleet", "web1", {"name": "mine"}, None, "snapshot create web1 --name mine"),
-    "evacuate": ("fleet", "web1", {"why": "dust"}, "evacuate alpha --dry-run",
-                 "evacuate alpha --why dust --yes"),
-    "explain": ("fleet", "web1", {}, "policy explain web1", None),
-    "repopulate": ("fleet", "host delta", {}, "repopulate delta --dry-run",
-                   "repopulate delta --yes"),
-    "balance": ("fleet", "web1", {}, "balance --dry-run", "balance --yes"),
-    "close": ("fleet", "host beta", {}, None, "maintenance enter beta"),
-    "reopen": ("fleet", "host delta", {}, None, "maintenance leave delta"),
-    "label": ("fleet", "web1", {"label": "a=b"}, None, "label web1 a=b"),
-    "prepare": ("fleet", "web1", {}, "prepare web1 --dry-run", "prepare web1 --yes"),
-    "examine": ("fleet", "host beta", {}, "doctor beta", None),
-    "bandwidth": ("jobs", "m-7k3f", {"bandwidth": "9MiB/s"}, None,
-                  "set m-7k3f --bandwidth 9MiB/s"),
-    "downtime": ("jobs", "m-7k3f", {"downtime": "1s"}, None, "set m-7k3f --max-downtime 1s"),
-    "postcopy": ("jobs", "m-7k3f", {}, None, "postcopy m-7k3f"),
-    "cancel": ("jobs", "e-4b7x", {}, None, "cancel e-4b7x"),
-    "pause": ("jobs", "e-4b7x", {}, None, "pause e-4b7x"),
-    "resume": ("jobs", "m-brok", {}, None, "resume m-brok"),
-    "details": ("jobs", "m-7k3f", {}, "job m-7k3f", None),
-    "recover": ("jobs", "m-7k3f", {}, "recover --dry-run", "recover"),
-    "failover": ("guard", "p-9abc", {}, None, f"failover {U}6"),
-    "switch": ("guard", "p-9abc", {}, None, f"failover {U}6 --planned"),
-    "test": ("guard", "p-9abc", {}, None, f"failover {U}6 --test"),
-    "end-test": ("guard", "p-9abc", {}, None, f"failover {U}6 --end-test"),
-    "unprotect": ("guard", "p-9abc", {}, None, f"unprotect {U}6"),
-    "create": ("snapshots", "main s-aaa", {}, None, f"snapshot create {U}1 --store main"),
-    "restore": ("snapshots", "main s-bbb", {}, "snapshot show s-bbb --store main",
-                "snapshot restore s-bbb --replace --store main"),
-    "fork": ("snapshots", "main s-bbb", {"name": "twin"}, None,
-             "snapshot restore s-bbb --as twin --store main"),
-    "diff": ("snapshots", "main s-bbb", {}, "snapshot diff s-aaa s-bbb --store main", None),
-    "verify": ("snapshots", "main s-bbb", {}, None,
-               "snapshot verify s-bbb --deep --store main"),
-    "boot": ("snapshots", "main s-bbb", {}, None, "snapshot verify s-bbb --boot --store main"),
-    "show": ("snapshots", "main s-bbb", {}, "snapshot show s-bbb --store main", None),
-    "prune": ("snapshots", "main s-bbb", {"last": "3"},
-              "snapshot prune --keep-last 3 --schedule nightly --store main --dry-run",
-              "snapshot prune --keep-last 3 --schedule nightly --store main --yes"),
-    "schedule": ("snapshots", "main s-bbb", {}, "run --dry-run --once", None),
-    "pin": ("snapshots", "main s-bbb", {}, None, "snapshot pin s-bbb --store main"),
-    "unpin": ("snapshots", "main s-ccc", {}, None, "snapshot unpin s-ccc --store main"),
-    "delete": ("snapshots", "main s-bbb", {}, None, "snapshot delete s-bbb --yes --store main"),
-    "gc": ("snapshots", "main s-bbb", {}, "snapshot gc --dry-run --store main",
-           "snapshot gc --store main"),
-    "show-policy": ("policies", "balanced", {}, "policy show balanced", None),
-    "explain-guest": ("policies", "balanced", {"guest": "db1"}, "policy explain db1", None),
-    "check-file": ("policies", "balanced", {"file": "a.yaml"}, "policy check a.yaml", None),
-    "replay": ("policies", "balanced", {"trace": "t.jsonl"},
-               "policy replay t.jsonl --policy balanced", None),
-}  # fmt: skip
-HARMFUL = {
-    "balance", "evacuate", "gc", "postcopy", "cancel", "failover", "switch", "unprotect", "restore",
-    "prune", "delete",
-}  # fmt: skip
-
-
-def dashboard(still: Still, *, read_only: bool = False) -> Dashboard:
-    return Dashboard(
-        Setting(source=still, commands=still, policies=POLICIES,
-                read_only=read_only)
-    )  # fmt: skip
-
-
-async def at_row(app: Dashboard, pilot: Pilot[None], part: str, row: str) -> None:
-    """Go there as keys would, and put the cursor on that row."""
-    await pilot.press(PARTS[part])
-    await pilot.pause()
-    grid = app.pane.main()
-    assert isinstance(grid, Grid)
-    if row.startswith("host "):
-        await pilot.press("tab")
-        grid, row = app.query_one("#hosts", Grid), row.removeprefix("host ")
-    named = {one.name: f"{one.uuid} {one.host}" for one in still_guests(app)}
-    grid.point_at(named.get(row, row))
-    await pilot.pause()
-
-
-def still_guests(app: Dashboard) -> tuple[GuestNow, ...]:
-    return app.model.fleet.guests
-
-
-def test_every_action_is_tried() -> None:
-    assert set(ACTS) == {one.name for one in TABLE if not one.local}
-
-
-@pytest.fixture(autouse=True)
-def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody types: what would come of it is looked up at once."""
-    monkeypatch.setattr(confirm, "_REST", 0.0)
-
-
-@pytest.mark.parametrize("name", ACTS)
-async def test_from_the_key_to_the_command(name: str) -> None:
-    part, row, answers, look, runs = ACTS[name]
-    action = next(one for one in TABLE if one.name == name)
-    still = Still()
-    if name == "end-test":
-        still.entries["p-9abc"]["says"]["beta"]["test"] = {"runs": True}
-    app = dashboard(still)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        await at_row(app, pilot, part, row)
-        await pilot.press(action.key)
-        await pilot.pause()
-        assert isinstance(app.screen, Order), app.model.trouble
-        for field, value in answers.items():
-            asked = app.screen.query_one(f"#field-{field}")
-            assert isinstance(asked, Input | Select)
-            asked.value = value
-        await pilot.pause(0.05)
-        if look is not None:
-            assert " ".join(still.asked[-1]) == look
-        if name in HARMFUL:
-            assert app.screen.query_one("#cost").display
-        if runs is None:
-            await pilot.press("escape")
-            assert not still.begun
-            return
-        if not action.fields(app.screen._scene):
-            focused = app.screen.focused
-            assert focused is not None
-            assert focused.id == ("no" if name in HARMFUL else "yes")
-        yes = app.screen.query_one("#yes", Button)
-        for _ in range(100):
-            if not yes.disabled:
-                break
-            await pilot.pause(0.05)
-        yes.press()
-        await pilot.pause()
-    assert [" ".join(one.words) for one in still.begun] == [runs]
-
-
-@pytest.mark.parametrize("name", sorted(name for name in HARMFUL if not ACTS[name][2]))
-async def test_what_destroys_is_not_done_by_enter_alone(name: str) -> None:
-    part, row, _, _, _ = ACTS[name]
-    action = next(one for one in TABLE if one.name == name)
-    still = Still()
-    app = dashboard(still)
-    async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-        await at_row(app, pilot, part, row)
-        await pilot.press(action.key)
-        await pilot.pause()
-        assert isinstance(app.screen, Order)
-        await pilot.press("enter")
-        await pilot.pause()
-        assert not isinstance(app.screen, Order) or action.fields(app.screen._scene)
-    assert not still.begun
-
-
-async def test_marked_guests_move_one_after_the_other_and_a_failure_ends_it() -> None:
-    still = Still()
-    app = dashboard(still)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        await at_row(app, pilot, "fleet", "web1")
-        await pilot.press("space", "space", "m")
-        await pilot.pause()
-        await pilot.press("ctrl+y")
-        await pilot.pause(0.8)
-        assert [one.words[1] for one in still.begun] == ["web1", "web2"]
-        still.ends = Said(text="error: no room", code=21)
-        app._begin((("migrate", "a"), ("migrate", "b")))
-        await pilot.pause(0.8)
-        assert still.begun[-1].words == ("migrate", "a")
-        assert app.runs.all[-1].code == 21
-
-
-async def test_several_marked_guests_are_one_cut() -> None:
-    still = Still()
-    app = dashboard(still)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        await at_row(app, pilot, "fleet", "web1")
-        await pilot.press("space", "space", "s")
-        await pilot.pause()
-        await pilot.press("ctrl+y")
-        await pilot.pause()
-    assert still.begun[0].words == ("snapshot", "create", "--group", "web1,web2")
-
-
-async def test_a_busy_guest_is_not_moved_and_only_what_works_is_offered() -> None:
-    app = dashboard(Still())
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        await at_row(app, pilot, "fleet", "busy")
-        await pilot.press("m")
-        await pilot.pause()
-        assert not isinstance(app.screen, Order)
-        assert not app.check_action("do", ("migrate",))
-        assert app.check_action("do", ("snapshot",))
 
 
 async def test_who_may_only_look_is_offered_no_deeds() -> None:
@@ -232,3 +28,58 @@ async def test_who_may_only_look_is_offered_no_deeds() -> None:
         assert isinstance(app.screen, Order)
     assert not still.begun
     assert ReadOnly.exit_code
+
+
+def test_a_guest_is_called_by_its_uuid_if_its_name_is_none_for_a_command() -> None:
+    scene = Scene(where=Where.FLEET, model=MODEL)
+    assert scene.called(still.guest(1, "web1", "alpha")) == "web1"
+    assert scene.called(still.guest(7, "--force", "alpha")) == still.uuid(7)
+    assert scene.called(still.guest(8, "مرحبا", "alpha")) == still.uuid(8)
+    twins = Model(fleet=FleetNow(at=NOW, guests=(
+        still.guest(1, "twin", "alpha"), still.guest(2, "twin", "beta")
+    )))  # fmt: skip
+    assert Scene(where=Where.FLEET, model=twins).called(twins.fleet.guests[0]) == still.uuid(1)
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (("label", "web1", "a=b"), "vmckpt label web1 a=b"),
+        (("snapshot", "create", "web1", "--name", "two words"),
+         "vmckpt snapshot create web1 --name 'two words'"),
+        (("label", "it's", ""), r"vmckpt label 'it'\''s' ''"),
+        (("label", "$(reboot)"), "vmckpt label '$(reboot)'"),
+    ],
+)  # fmt: skip
+def test_a_command_is_shown_as_a_shell_takes_it(words: tuple[str, ...], typed: str) -> None:
+    assert line(words) == typed
+    assert shlex.split(typed) == ["vmckpt", *words]
+
+
+def test_a_target_is_the_freest_open_host_without_the_guest() -> None:
+    scene = Scene(where=Where.FLEET, model=MODEL, guests=FLEET.guests[4:5])
+    field = actions.target(scene)
+    assert field.value == "gamma"
+    assert [value for _, value in field.choices or ()] == ["gamma", "alpha"]
+    alone = actions.target(Scene(where=Where.FLEET, model=Model()))
+    assert (alone.value, alone.choices) == ("", ())
+
+
+def test_only_fields_that_are_needed_are_missing() -> None:
+    scene = Scene(where=Where.FLEET, model=MODEL, guests=FLEET.guests[:1])
+    assert actions.missing(BY_NAME["label"], scene, {}) == "label?"
+    assert actions.missing(BY_NAME["label"], scene, {"label": "a=b"}) is None
+    assert actions.missing(BY_NAME["snapshot"], scene, {"memory": "yes"}) is None
+
+
+def test_what_it_is_about_is_told_in_a_few_words() -> None:
+    two = Scene(where=Where.FLEET, model=MODEL, guests=FLEET.guests[:2], host=FLEET.hosts[0])
+    assert actions.about(BY_NAME["migrate"], two) == "web1 and 1 more"
+    assert actions.about(BY_NAME["evacuate"], two) == "alpha"
+    one = Scene(where=Where.JOBS, model=MODEL, job=MOVE)
+    assert actions.about(BY_NAME["cancel"], one) == "m-7k3f busy"
+
+
+def test_an_action_of_another_part_is_not_done_here() -> None:
+    scene = Scene(where=Where.JOBS, model=MODEL, guests=FLEET.guests[:1])
+    assert actions.why_not(BY_NAME["label"], scene) == "not here"

@@ -13,8 +13,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from tests.support.dashboards import dashboard
 from tests.tui.still import NOW, Still
-from tests.tui.test_actions import dashboard
 from vmckpt_tui.app import Dashboard
 from vmckpt_tui.screens.detail import GuardScreen
 

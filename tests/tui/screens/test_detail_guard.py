@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from tests.support.dashboards import until
 from tests.tui import still
 from tests.tui.still import Still
-from tests.tui.test_screens import until
 from vmckpt.errors import JournalError
 from vmckpt_tui.app import Dashboard, Pace, Setting
 

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.tui.test_serving import served
+from tests.support.served_dashboards import served
 
 __all__ = ["served"]
 _FLAGS = (
