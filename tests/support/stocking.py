@@ -160,3 +160,18 @@ def stocked(
     for name in ("near", "far"):
         Store.create(LocalFolder(folder / name))
     return Stock(folder, capsys)
+
+
+@pytest.fixture
+def stock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Stock:
+    return stocked(tmp_path, monkeypatch, capsys)
+
+
+def scheduled(stock: Stock) -> list[str]:
+    """Four of one schedule, the first one pinned, and one by hand."""
+    made = [stock.put(f"n{number}", [number], tags={"schedule": "nightly"}) for number in range(4)]
+    stock.store().pin(made[0])
+    stock.put("by hand", [9])
+    return made

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,15 +13,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from vmckpt.cli import app, output
+from tests.support.steering import EVIL, OWN, STEERING
+from vmckpt.cli import output
 from vmckpt.cli.progress import panel
-from vmckpt.errors import VmckptError
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.units import Seconds
-
-EVIL = "db\x1b]0;title\x07\x1b[2J\x9b1m\u202e\r\x00\x7f:x:[link=http://a]b[/link]\udcff[/]"
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-OWN = re.compile("\x1b\\[[0-9;]*m")
 
 
 def printed(call: Callable[[], object], console: Console, *, terminal: bool) -> str:
@@ -106,28 +101,3 @@ def test_what_is_logged_is_told_by_that() -> None:
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     assert "ms libvirt: " in done.stderr
     assert STEERING.search(done.stderr.replace("\n", "")) is None
-
-
-def test_an_error_with_a_hostile_name_is_one_harmless_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise VmckptError(f"no guest {EVIL}\nerror: all is well")
-
-    monkeypatch.setattr(app, "app", fail)
-
-    assert app.run([]) == 1
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert STEERING.search(OWN.sub("", told)) is None
-
-
-@pytest.mark.parametrize("word", [EVIL, "-" + EVIL, "--" + EVIL, "a\nb", "\udcff"])
-def test_a_hostile_argument_is_one_harmless_line(
-    word: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app.run(["migrate", word]) == 2
-    assert app.run(["plan", "web1", "--to", "beta", "--probe", word.replace("\udcff", "")]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 2
-    assert STEERING.search(OWN.sub("", told)) is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.journal.test_jobs import journal, ran
+from tests.support.recorded_jobs import journal, ran
 from vmckpt.errors import OrphanedJobs
 from vmckpt.journal import controller_identity
 from vmckpt.journal.records import NewOperation

@@ -1,20 +1,15 @@
 """The recorder as a controller's word that it lives, and what it does when another takes over."""
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.journal.test_recorder import sampled, until
-from vmckpt.app import controller as app_controller
-from vmckpt.app import migration
-from vmckpt.errors import BadInput, GuestLocked, JournalError, LeaseLost, OrphanedJobs
-from vmckpt.inventory import Inventory
+from vmckpt.errors import GuestLocked, JournalError, LeaseLost, OrphanedJobs
 from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer
 from vmckpt.journal.recorder import Recorder
@@ -27,15 +22,13 @@ from vmckpt.journal.records import (
 )
 from vmckpt.journal.store import Journal
 from vmckpt.lease import controller_lease
-from vmckpt.model.events import Caller, PhaseChanged
+from vmckpt.model.events import PhaseChanged
 from vmckpt.model.migration import JobPhase
 from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="migrate", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
 GUEST = "guest/u-1"
 FAR = ControllerIdentity(host="far", boot="another", pid=7, started=9)
-NO_HOSTS = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
-NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
 DEAD = replace(controller_identity.this_process(), started=1)
 
 
@@ -289,23 +282,3 @@ def test_what_agents_go_on_with_stays_theirs_whatever_fails_meanwhile(
     ):
         raise JournalError("alpha cannot be asked")
     assert [one.id for one in journal.delegated_to_agents()] == [id_]
-
-
-@pytest.mark.parametrize(
-    ("kind", "entrusted", "says"),
-    [
-        ("protect", True, "is a protect job, which agents on its hosts go on with"),
-        ("snapshot", False, "is a snapshot job: only a migration is resumed"),
-    ],
-)
-async def test_only_a_migration_is_resumed(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch, kind: str, entrusted: bool, says: str
-) -> None:
-    monkeypatch.setattr(jobs, "open_journal", lambda: nullcontext(journal))
-    id_ = journal.begin(replace(WEB1, kind=kind))
-    if entrusted:
-        journal.entrust(id_, "alpha")
-    before = journal.operation(id_)
-    with pytest.raises(BadInput, match=says):
-        await migration.resume(app_controller.Controller(inventory=NO_HOSTS, caller=NOBODY), id_)
-    assert journal.operation(id_).controller == before.controller

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from tests.support.builders import GUEST
 from vmckpt import inventory
 from vmckpt.app import fleet, protection
 from vmckpt.app.controller import Controller
-from vmckpt.cli.app import app
 from vmckpt.errors import BadInput, GuestLocked, VmckptError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.store import Journal
@@ -151,9 +149,3 @@ async def test_a_standby_runs_by_a_persons_word_though_the_journal_is_lost(world
     assert (known.backup.name, known.lease) == ("beta", None)
     (operation,) = active.active()
     assert operation.detail["judge"] == Judge.PERSON
-
-
-def test_it_goes_with_a_persons_word_alone() -> None:
-    words = ["failover", "web1", "--lost-journal", "--inventory", "/nowhere"]
-    result = CliRunner().invoke(app, words)
-    assert "--lost-journal goes with --host-is-off" in str(result.exception)

@@ -3,53 +3,29 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.replicas import LEASE, session
-from tests.support.twice import TWICE, WEB
-from tests.tui.still import FLEET, NOW, PROTECT, entry, guest
+from tests.support.twice import TWICE
+from tests.support.two_copies import BOTH, OVER, TWICE, WORKS
+from tests.tui.still import FLEET, NOW, entry, guest
 from tests.unit.monitor.test_health import key, scraped
 from vmckpt import recovery as recovering
 from vmckpt.agent.replication import orders, teardown
-from vmckpt.app import fleet, migration, policies, protection
-from vmckpt.cli import app
-from vmckpt.cli import hosts as hosts_command
-from vmckpt.cli import jobs as jobs_command
 from vmckpt.errors import TwoCopies
 from vmckpt.hypervisor.qemu_process import identity
-from vmckpt.inventory import Inventory
-from vmckpt.journal import jobs
 from vmckpt.lease.connection import LeaseUnreachable
-from vmckpt.model.guest import MEND, Guest, merged, two_copies
-from vmckpt.model.host import Host
-from vmckpt.model.migration import Outcome
-from vmckpt.model.recovery import Settled
+from vmckpt.model.guest import MEND, merged, two_copies
 from vmckpt.monitor import alerts
 from vmckpt.monitor.alerts import State
 from vmckpt.monitor.health import Standing, troubles
 from vmckpt.monitor.prometheus import Exporter
-from vmckpt.protection import agent_client
-from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
+from vmckpt.protection.agent_status import parse_answer
 from vmckpt.protection.copies import of_protections, second_copy
-from vmckpt.recovery import Recovered
 from vmckpt.units import Seconds
-
-HOSTS = {name: Host(name=name, uri=f"qemu+tcp://{name}/system") for name in ("alpha", "beta")}
-INVENTORY = Inventory(path=Path("hosts.yaml"), hosts=HOSTS, observer=None)
-OVER = {"role": "backup", "outcome": "failed-over", "why": "silent for 2 s", "runs": True}
-BOTH = entry()
-BOTH["says"]["alpha"]["runs"] = True
-BOTH["says"]["beta"] = OVER
-
-
-# What decides
-
-
-WORKS = {"role": "primary", "runs": True}
 
 
 @pytest.mark.parametrize(
@@ -82,58 +58,6 @@ def test_a_guest_that_both_libvirt_and_agents_show_is_one() -> None:
     assert of_protections([entry()]) == ()
 
 
-# Where it comes from
-
-
-Found = list[tuple[Host, Guest]]
-
-
-def asked(monkeypatch: pytest.MonkeyPatch, *looks: Found) -> list[Seconds | None]:
-    """The hosts answer like that, one look after the other; the limits of the looks."""
-    limits: list[Seconds | None] = []
-    answers = iter(looks)
-
-    async def guests(_: object, within: Seconds | None = None) -> object:
-        limits.append(within)
-        return next(answers), {}
-
-    monkeypatch.setattr(fleet, "guests", guests)
-    monkeypatch.setattr("vmckpt.app.controller.load_inventory", lambda _: INVENTORY)
-    return limits
-
-
-ONE: Found = [(HOSTS["beta"], WEB)]
-TWO: Found = [(host, WEB) for host in HOSTS.values()]
-
-
-async def test_hosts_are_asked_again_before_a_guest_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    limits = asked(monkeypatch, TWO, TWO, TWO, ONE, ONE)
-    assert await fleet.copies(INVENTORY, within=Seconds(3.0)) == (TWICE,)
-    assert limits == [3.0, 3.0]
-    assert await fleet.copies(INVENTORY) == ()  # it had moved
-    assert await fleet.copies(INVENTORY) == ()
-    assert len(limits) == 5
-
-
-async def test_a_primary_is_asked_after_a_backup_that_has_taken_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its guest ended before the standby took over, and after it had answered."""
-    rounds: list[list[str]] = []
-
-    async def both(hosts: Mapping[str, Host], *_: object) -> dict[str, ProtectionStatus]:
-        rounds.append(list(hosts))
-        ours = {**WORKS, "runs": len(rounds) == 1}
-        return {name: parse_answer(ours if name == "alpha" else OVER) for name in hosts}
-
-    monkeypatch.setattr(agent_client, "both", both)
-    told = await protection.job_status(INVENTORY, PROTECT.operation)
-    assert rounds == [["alpha", "beta"], ["alpha"]]
-    assert of_protections([told]) == ()
-
-
 @pytest.mark.parametrize(
     ("holder", "expected"),
     [("beta", {"lease_holder": "beta", "runs": True}), ("alpha", {}), (None, {}), ("silent", {})],
@@ -155,73 +79,6 @@ def test_a_guest_without_an_agent_says_who_holds_its_lease(
     assert orders._another_holds(session(lease=LEASE)) == expected
     assert orders._another_holds(session(lease=LEASE, role="backup")) == {}
     assert orders._another_holds(session()) == {}
-
-
-# Who shows it
-
-
-@pytest.mark.parametrize("json", [False, True])
-def test_the_list_of_guests_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
-) -> None:
-    asked(monkeypatch, TWO, TWO)
-    with pytest.raises(TwoCopies, match=r"web1 runs on alpha and beta; run vmckpt recover"):
-        hosts_command.guests(json=json)
-    assert "web1" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("json", [False, True])
-def test_the_list_of_jobs_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
-) -> None:
-    monkeypatch.setattr(jobs, "open_journal", _nothing)
-    monkeypatch.setattr(jobs, "jobs", lambda *_, **__: [PROTECT])
-    monkeypatch.setattr(jobs_command, "protections", lambda *_: {"p-9abc": BOTH})
-    args = ["jobs", "--json"] if json else ["jobs"]
-    assert app.run(args) == 27
-    told = capsys.readouterr()
-    assert "safe runs on alpha and beta: its standby has taken over" in told.err
-    assert ('"two_copies"' if json else "two copies") in told.out
-    monkeypatch.setattr(jobs_command, "protections", lambda *_: {"p-9abc": entry()})
-    assert app.run(args) == 0
-    assert "copies" not in capsys.readouterr().out
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield None
-
-
-def recovered(settled: Settled) -> Recovered:
-    return Recovered(operation=PROTECT.operation, settled=settled)
-
-
-REFUSED = Settled(truth="safe runs on two hosts", outcome=None, settle="end one", two_copies=True)
-
-
-@pytest.mark.parametrize(
-    ("found", "looks", "code", "words"),
-    [
-        ([], [ONE], 0, "nothing to recover"),
-        ([], [TWO, TWO], 27, "web1 runs on alpha and beta"),
-        ([recovered(REFUSED)], [ONE], 27, "safe runs on two hosts"),
-        ([recovered(replace(REFUSED, outcome=Outcome.COMPLETED))], [ONE], 0, ""),
-        ([recovered(replace(REFUSED, two_copies=False))], [ONE], 13, "p-9abc: not settled"),
-    ],
-)
-def test_recovery_looks_for_it_and_ends_with_an_exit_code_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    found: list[Recovered], looks: list[Found], code: int, words: str,
-) -> None:  # fmt: skip
-    asked(monkeypatch, *looks)
-
-    async def recover(*_: object, **__: object) -> list[Recovered]:
-        return found
-
-    monkeypatch.setattr(migration, "recover", recover)
-    monkeypatch.setattr(policies, "survey_policies", lambda *_: SimpleNamespace(policies=()))
-    assert app.run(["recover"]) == code
-    assert words in capsys.readouterr().err
 
 
 def test_what_recovery_was_refused_for_two_copies_stays_known_as_that() -> None:

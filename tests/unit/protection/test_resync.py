@@ -1,18 +1,14 @@
 """Which images a protection in the other direction takes, by what is known and what is there."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from vmckpt.app import protection
-from vmckpt.app.protection import Request
-from vmckpt.errors import BadInput, GuestLocked
+from tests.support.earlier_protections import FAILED_OVER, KNOWN, past
 from vmckpt.inventory import Inventory
-from vmckpt.journal import jobs
 from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.records import Operation, StoredStep
 from vmckpt.model.events import Caller
@@ -21,37 +17,28 @@ from vmckpt.model.host import Host
 from vmckpt.model.migration import Outcome
 from vmckpt.protection import agent_client, recovery, stop
 from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
-from vmckpt.protection.resync import Before, Earlier, ImageAdoption, decide, earlier, wanted
+from vmckpt.protection.resync import Before, ImageAdoption, decide, earlier, wanted
 from vmckpt.replication.backup.standby_setup import Image
 from vmckpt.units import MIB, Bytes
 
-IMAGES = {"alpha": {"vda": "/srv/a.qcow2", "vdb": "/srv/b.raw"}, "beta": {"vda": "/new/a.qcow2"}}
-KNOWN = Earlier(host="alpha", session="5e55", images=IMAGES["alpha"])
 DISKS: list[dict[str, Any]] = [
     {"name": "vda", "source": "/new/a.qcow2", "format": "qcow2", "size": MIB},
     {"name": "vdb", "source": "/new/b.raw", "format": "raw", "size": 2 * MIB},
 ]
+
+
 A = Image(path="/srv/a.qcow2", size=Bytes(MIB))
+
+
 B = Image(path="/srv/b.raw", size=Bytes(2 * MIB))
+
+
 BOTH = Before(runs=False, images={"vda": A, "vdb": B})
 
 
-def past(
-    report: Mapping[str, Any] | None, *, source: str = "alpha", target: str = "beta",
-    images: Mapping[str, Any] | None = IMAGES, session: str = "5e55", name: str = "protect",
-) -> tuple[Operation, Sequence[StoredStep]]:  # fmt: skip
-    """A protection that has ended."""
-    intent: dict[str, Any] = {"session": session, "primary": source, "backup": target}
-    if images is not None:
-        intent["images"] = images
-    operation = SimpleNamespace(source=source, target=target, report=report)
-    return cast("Operation", operation), [
-        cast("StoredStep", SimpleNamespace(name=name, intent=intent))
-    ]
-
-
-FAILED_OVER = past({"failed_over": "beta", "why": "silent"})
 UNPROTECTED = past({"unprotected": True, "runs_on": "alpha"}, session="other")
+
+
 CANCELLED = past(None, session="other")
 
 
@@ -155,72 +142,6 @@ def test_where_nothing_is_known_that_is_said_and_all_is_copied() -> None:
     assert codes(told.findings) == [("image-not-taken", Severity.WARNING)]
     assert "all of its disks are copied" in told.findings[0].text
     assert ImageAdoption().findings == ()
-
-
-def request(to: str | None, *, reverse: bool = True) -> Request:
-    return Request(
-        guest="web1", to=to, policy=None, wishes={}, storage=None, dry_run=False, reverse=reverse
-    )
-
-
-@pytest.mark.parametrize(
-    ("asked", "known", "host"),
-    [
-        (request(None), KNOWN, "alpha"),
-        (request("alpha"), KNOWN, "alpha"),
-        (request("gamma"), None, "gamma"),
-        (request("gamma", reverse=False), None, "gamma"),
-    ],
-)
-def test_the_host_is_the_one_before_or_the_one_that_is_named(
-    asked: Request, known: Earlier | None, host: str
-) -> None:
-    assert protection._to(asked, known, "beta") == host
-
-
-@pytest.mark.parametrize(
-    ("asked", "known", "text"),
-    [
-        (request("gamma"), KNOWN, "was on alpha before, and not on gamma"),
-        (request(None), None, "nothing is known of a protection that brought web1 to beta"),
-        (request(None, reverse=False), None, "no host for the standby of web1"),
-    ],
-)
-def test_a_host_that_nobody_can_mean_is_refused(
-    asked: Request, known: Earlier | None, text: str
-) -> None:
-    with pytest.raises(BadInput, match=text):
-        protection._to(asked, known, "beta")
-
-
-def journal(monkeypatch: pytest.MonkeyPatch, *found: Operation) -> None:
-    """What the journal has of the guest."""
-
-    @contextmanager
-    def opened() -> Iterator[Any]:
-        yield SimpleNamespace(recent=lambda *_: list(found), steps=lambda _: past(None)[1])
-
-    monkeypatch.setattr(jobs, "open_journal", opened)
-
-
-def operation(name: str, *, kind: str = "protect", active: bool = False) -> Operation:
-    told = SimpleNamespace(
-        id=name, kind=kind, active=active, guest="web1", source="alpha", target="beta",
-        report=FAILED_OVER[0].report,
-    )  # fmt: skip
-    return cast("Operation", told)
-
-
-def test_a_protection_that_has_not_ended_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    journal(monkeypatch, operation("P2", active=True), operation("P1"))
-    with pytest.raises(GuestLocked, match=r"protected \(P2\)") as raised:
-        protection._earlier("u-1", "beta")
-    assert "vmckpt recover" in str(raised.value.hint)
-
-
-def test_only_protections_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    journal(monkeypatch, operation("M3", kind="migrate", active=True), operation("P1"))
-    assert protection._earlier("u-1", "beta") == KNOWN
 
 
 async def test_a_failover_that_recovery_finds_is_written_down_as_one(

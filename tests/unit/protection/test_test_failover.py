@@ -5,11 +5,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from typer.testing import CliRunner
 
-from vmckpt.app import protection
-from vmckpt.cli import protect
-from vmckpt.errors import BadInput, Cancelled, GuestLocked, OutcomeUnknown, VmckptError
+from vmckpt.errors import Cancelled, GuestLocked, OutcomeUnknown, VmckptError
 from vmckpt.journal.records import Operation
 from vmckpt.model.events import Caller
 from vmckpt.model.host import Host
@@ -141,15 +138,3 @@ async def test_what_does_not_end_is_unknown(agent: Agent, monkeypatch: pytest.Mo
 async def test_one_that_failed_is_forgotten(agent: Agent) -> None:
     agent.says = [FAILED]
     assert (await test_failover.end(KNOWN, agent.caller)).name == "web1-test"
-
-
-@pytest.mark.parametrize("other", ["--planned", "--host-is-off", "--end-test"])
-def test_a_test_is_nothing_else_as_well(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object, **__: object) -> None:
-        pytest.fail("it was asked for")
-
-    for name in ("test", "end_test", "failover"):
-        monkeypatch.setattr(protection, name, never)
-    result = CliRunner().invoke(protect.failover_app, ["web1", "--test", other])
-    assert isinstance(result.exception, BadInput)
-    assert "say one of them" in str(result.exception)

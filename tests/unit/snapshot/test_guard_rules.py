@@ -5,38 +5,18 @@ import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.stocking import stocked
-from vmckpt.cli import app
-from vmckpt.cli.guard import ended, stop_of
-from vmckpt.errors import BadInput, Cancelled, GuardRolledBack, HookFailed
+from vmckpt.errors import BadInput
 from vmckpt.model.guest import GuestState
 from vmckpt.snapshot import guard_rules
 from vmckpt.snapshot.guard import Outside, in_words
-from vmckpt.snapshot.guard_rules import Ending, GuardResult
-from vmckpt.snapshot.request import Restored, Taken
 from vmckpt.snapshot.restore import hook as restore_hook
-from vmckpt.units import Bytes, Seconds
+from vmckpt.units import Seconds
 
 RUNNING, PAUSED, OFF = GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OFF
-NOTHING = Bytes(0)
-TAKEN = Taken(
-    id="s-aaaaaaaaaaaaaaaa", name="x", guest="web1", host="alpha", store="near",
-    pause=Seconds(0.0), way="background", why="", phases={}, took=Seconds(1.0), read=NOTHING,
-    same=NOTHING, zero=NOTHING, written=NOTHING, encrypted=False, warnings=(), job=None,
-)  # fmt: skip
-RESTORED = Restored(
-    snapshot=TAKEN.id, guest="web1", host="alpha", disks=Seconds(0.0), memory=Seconds(0.0),
-    took=Seconds(1.0), images={}, warnings=(), job=None,
-)  # fmt: skip
-BACK = GuardResult(
-    ending=Ending.BACK, why="the command failed", stopped=False, command=1, checks=0, taken=TAKEN,
-    restored=RESTORED, job=None,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -77,21 +57,6 @@ def test_a_checkpoint_is_tagged_with_the_program_and_not_its_secrets() -> None:
     assert guard_rules.tags(["a\nb"]) == {"guard": "ab"}
 
 
-@pytest.mark.parametrize(
-    ("done", "kind"),
-    [
-        (BACK, GuardRolledBack),
-        (replace(BACK, stopped=True), Cancelled),
-        (replace(BACK, restored=replace(RESTORED, hook=5)), HookFailed),
-        (replace(BACK, ending=Ending.KEPT, restored=None), None),
-    ],
-)
-def test_the_exit_code_tells_how_it_ended(done: GuardResult, kind: type[Exception] | None) -> None:
-    failed = ended(done)
-    assert (None if failed is None else type(failed)) is kind
-    assert failed is None or f"web1 is as it was at {TAKEN.id}" in str(failed)
-
-
 async def test_a_program_is_run_with_what_it_is_told(tmp_path: Path) -> None:
     outside, file = Outside(quiet=True), tmp_path / "told"
     assert await outside.run(["sh", "-c", f'echo "$WHO" > {file}; exit 7'], {"WHO": "web1"}) == 7
@@ -129,36 +94,3 @@ def test_how_a_program_ended_is_said() -> None:
         "it ended with 2", "it was ended by SIGTERM", "it was ended by signal 77",
     ]  # fmt: skip
     assert "its links stay down" in restore_hook.hook_complaint("x", 1, links_down=True)
-
-
-async def test_the_first_signal_is_passed_on_and_the_second_kills(tmp_path: Path) -> None:
-    outside, file = Outside(quiet=True), tmp_path / "began"
-    stop = stop_of(outside)
-    deaf = f"trap 'echo heard >> {file}' TERM; echo began > {file}; while :; do sleep 0.05; done"
-    running = asyncio.create_task(outside.shell(deaf, {}, None))
-    for said in ("began\n", "began\nheard\n"):
-        while not (file.exists() and file.read_text() == said):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        assert not running.done()
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert await running == -signal.SIGKILL
-    assert stop.is_set()
-
-
-def test_without_a_way_back_nothing_is_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stock = stocked(tmp_path, monkeypatch, capsys)
-    stock.encrypt()
-    stranger = tmp_path / "other.key"
-    assert stock("keys", "new", str(stranger), "--no-passphrase")[0] == 0
-    run = ["--", "touch", "ran"]
-    for more, why in (
-        ([], "no way back without a key; nothing was done"),
-        (["--identity", str(stranger)], "not encrypted for this identity; nothing was done"),
-    ):
-        assert app.run(["guard", "test", *more, *run]) == 43
-        told = capsys.readouterr().err
-        assert (why in told, len(told.splitlines())) == (True, 1), told
-    assert not (tmp_path / "ran").exists()
-    assert app.run(["guard", "test"]) == 2

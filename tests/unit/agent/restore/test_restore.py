@@ -17,14 +17,15 @@ from tests.support.guest_xml import XML
 from tests.support.restore_orders import ID
 from tests.support.restore_orders import order as an_order
 from tests.support.snapshots import FACTS, PUBLIC
-from tests.unit.snapshot.test_guard_rules import RESTORED
+from tests.unit.agent.restore.test_lazy import ID
+from tests.unit.agent.restore.test_lazy import order as an_order
+from tests.unit.snapshot.restore.test_domain_xml import XML
 from vmckpt.agent import client
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.restore import replace_file, restore
 from vmckpt.agent.restore.files import Images
 from vmckpt.agent.snapshot import parent_state as snapshot_parent_state
-from vmckpt.cli.snapshot import restore as cli_snapshot_restore
 from vmckpt.errors import BadInput, GuestLocked, HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
@@ -192,8 +193,14 @@ class Notes:
 
 
 PLAN = _Plan(guest="web1", uuid=PUBLIC.guest_uuid, xml=XML, images={"vda": "/s/web1.qcow2"})
+
+
 ALPHA = Host(name="alpha", uri="qemu:///system")
+
+
 ABOUT = {"made": {"vda": "1:1"}, "empty": []}
+
+
 OPENED = Opened(
     store=StorePlace(name="near", url="/x"), public=PUBLIC,
     private=Private(facts=FACTS, chunks=[], regions=(), files={}), data_key=None,
@@ -282,10 +289,3 @@ async def test_a_failure_after_the_guest_was_ended_says_so(
         await work.run(PLAN, (), {}, {})
     assert ("web1 was ended for it and is off" in str(caught.value)) == ends
     assert ("virsh start web1 on alpha" in str(caught.value)) == ends
-
-
-def test_a_guest_that_is_paused_is_not_told_to_run(capsys: pytest.CaptureFixture[str]) -> None:
-    cli_snapshot_restore._show(RESTORED, paused=True)
-    cli_snapshot_restore._show(RESTORED, paused=False)
-    first, second = capsys.readouterr().out.splitlines()[:2]
-    assert ("is back, paused," in first, "web1 runs on alpha" in second) == (True, True)

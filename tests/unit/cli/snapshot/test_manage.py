@@ -3,22 +3,15 @@
 import json
 import subprocess
 import sys
-import zoneinfo
-from datetime import UTC, datetime
-from pathlib import Path
-from zoneinfo import ZoneInfo
 
 import pytest
 from blake3 import blake3
 
 from tests.fixtures.make_store_v1 import BOB, secret
 from tests.support.mounts import mounted
-from tests.support.stocking import Stock, flip, id_of, stocked
-from vmckpt.app import controller, snapshot_store
+from tests.support.stocking import Stock, flip, id_of, scheduled, stock
+from tests.unit.store.test_repository import mounted
 from vmckpt.errors import StoreError
-from vmckpt.inventory import Inventory
-from vmckpt.policy.model import Keep
-from vmckpt.snapshot.prune import Survey, plan
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import pack
 from vmckpt.store.keys import wrapped_keys
@@ -28,13 +21,6 @@ from vmckpt.store.receive import Receiver
 from vmckpt.store.repository import Store
 
 STRANGER = OwnKey(secret("a stranger"))
-
-
-@pytest.fixture
-def stock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Stock:
-    return stocked(tmp_path, monkeypatch, capsys)
 
 
 def ids(stock: Stock, name: str = "near") -> set[str]:
@@ -92,13 +78,6 @@ def test_who_may_only_look_changes_nothing(
     assert stock("verify")[0] == 0
 
 
-def scheduled(stock: Stock) -> list[str]:
-    made = [stock.put(f"n{number}", [number], tags={"schedule": "nightly"}) for number in range(4)]
-    stock.store().pin(made[0])
-    stock.put("by hand", [9])
-    return made
-
-
 def test_pruning_deletes_what_no_rule_keeps_and_says_why(stock: Stock) -> None:
     made = scheduled(stock)
 
@@ -146,44 +125,6 @@ def test_pruning_needs_a_rule_and_one_schedule(stock: Stock) -> None:
     )
     assert stock("prune", "--schedule", "nightly", "--keep-daily", "1", "--yes")[0] == 0
     assert id_of("weekly") in ids(stock)
-
-
-def test_pinned_meanwhile_stays(stock: Stock) -> None:
-    made = scheduled(stock)
-    found = snapshot_store.prune(
-        keeping_inventory(stock), None, Keep(last=1), "nightly", dry_run=False
-    )
-    stock.store().pin(made[1])
-    stock.store().delete(made[2])
-
-    told = {one.id: one for one in found.carry_out()}
-    assert told[made[1]].reasons == ("pinned meanwhile",)
-    assert (told[made[1]].stays, told[made[1]].deleted) == (True, False)
-    assert told[made[2]].reasons == ("somebody else has deleted it",)
-
-
-def keeping_inventory(stock: Stock) -> Inventory:
-    return controller.load_inventory(stock.folder / "hosts.yaml")
-
-
-def test_days_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    summer = datetime(2025, 7, 1, tzinfo=UTC)
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    zone = snapshot_store.local_zone()
-    assert isinstance(zone, ZoneInfo)
-    assert summer.astimezone(zone).hour == 2
-    file = Path(zoneinfo.TZPATH[0], "Asia/Kolkata")
-    monkeypatch.setenv("TZ", f":{file}" if file.exists() else "Asia/Kolkata")
-    assert summer.astimezone(snapshot_store.local_zone()).strftime("%z") == "+0530"
-    monkeypatch.setattr(snapshot_store, "_LOCAL_TIME", Path("/nowhere"))
-    for odd in ("/etc/passwd", "/nowhere/at/all"):
-        monkeypatch.setenv("TZ", odd)
-        assert snapshot_store.local_zone() is UTC
-    for odd in ("Nowhere/Never", "../../etc/passwd", "", ":UTC"):
-        monkeypatch.setenv("TZ", odd)
-        summer.astimezone(snapshot_store.local_zone())
-    empty = Survey(known={}, left={}, pins=frozenset())
-    assert plan(empty, Keep(last=1), schedule="a", now=0.0, zone=zone) == ()
 
 
 def test_a_collection_removes_what_was_deleted_in_two_steps(stock: Stock) -> None:
@@ -313,3 +254,6 @@ def test_wraps_of_somebody_else_do_not_come_along(stock: Stock) -> None:
         code, _, wrong = stock(*args)
         assert (code, f"wraps/{id_}: its checksum is wrong" in wrong) == (41, True)
     assert ids(stock, "far") == set()
+
+
+__all__ = ["stock"]
