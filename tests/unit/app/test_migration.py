@@ -1,6 +1,7 @@
-"""Migrations by the facade: where a guest is, and what is resumed or forgotten."""
+"""Migrations by the facade: from where a guest is moved, and what is resumed."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -8,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.happenings import WEB1, journal
+from tests.support.two_copies import HOSTS, INVENTORY, ONE, TWO, WEB, Found, asked
 from vmckpt.app import controller as app_controller
-from vmckpt.app import migration
-from vmckpt.errors import BadInput
+from vmckpt.app import fleet, migration
+from vmckpt.errors import BadInput, HostUnreachable, OutcomeUnknown
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
+from vmckpt.model.guest import OUTGOING, GuestState
 
 __all__ = ["journal"]
-
-
 NO_HOSTS = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
 NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
 
@@ -41,3 +42,46 @@ async def test_only_a_migration_is_resumed(
     with pytest.raises(BadInput, match=says):
         await migration.resume(app_controller.Controller(inventory=NO_HOSTS, caller=NOBODY), id_)
     assert journal.operation(id_).controller == before.controller
+
+
+OFF = replace(WEB, state=GuestState.SHUT_OFF)
+LEAVES = replace(WEB, job=OUTGOING)
+
+
+@pytest.mark.parametrize(
+    ("found", "host"),
+    [
+        (ONE, "beta"),
+        ([(HOSTS["alpha"], OFF), (HOSTS["beta"], WEB)], "beta"),
+        ([(HOSTS["alpha"], OFF)], "alpha"),
+        # Preflight says what it is busy with.
+        ([(HOSTS["alpha"], LEAVES), (HOSTS["beta"], WEB)], "alpha"),
+    ],
+)
+async def test_a_guest_is_moved_away_from_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch, found: Found, host: str
+) -> None:
+    asked(monkeypatch, found, found)
+    for name in (WEB.name, WEB.uuid):
+        assert await migration._find(INVENTORY, name, "gamma") == HOSTS[host]
+
+
+@pytest.mark.parametrize(
+    ("found", "silent", "kind", "why"),
+    [
+        (TWO, {}, OutcomeUnknown, "web1 runs on alpha and beta"),
+        ([], {}, BadInput, "no guest 'web1' on alpha, beta"),
+        ([], {"beta": "no answer"}, HostUnreachable, "not asked: beta: no answer"),
+        ([(HOSTS["alpha"], OFF)], {"beta": "no answer"}, HostUnreachable, "name the source"),
+    ],
+)
+async def test_where_it_is_not_known_nothing_is_guessed(
+    monkeypatch: pytest.MonkeyPatch, found: Found, silent: Mapping[str, str],
+    kind: type[Exception], why: str,
+) -> None:  # fmt: skip
+    async def guests(_: Inventory) -> object:
+        return found, silent
+
+    monkeypatch.setattr(fleet, "guests", guests)
+    with pytest.raises(kind, match=why):
+        await migration._find(INVENTORY, "web1", "gamma")

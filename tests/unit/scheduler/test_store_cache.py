@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 
 from tests.support.bucket import CREDENTIALS, Server
+from tests.support.services import World
 from tests.support.stocking import Stock, flip, stocked
-from tests.unit.scheduler.test_service import World
 from vmckpt.errors import StoreError
 from vmckpt.scheduler.store_cache import Shelves
 from vmckpt.store.backend.factory import backend_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from tests.fixtures.make_store_v1 import PASSPHRASE, secret
+from tests.fixtures.make_store_v1 import secret
 from tests.support.stocking import Stock, flip, id_of, stocked
 from vmckpt.snapshot.catalog import match_ids
 from vmckpt.store.format import manifest
@@ -98,30 +98,6 @@ def test_a_wrong_identity_still_sees_for_whom_it_is(stock: Stock) -> None:
         assert (code, len(wrong.splitlines())) == (43, 1)
     code, _, wrong = stock("diff", "before", "before")
     assert (code, "is encrypted; name an identity with --identity" in wrong) == (43, True)
-
-
-def test_a_passphrase_comes_from_a_file_that_only_its_owner_reads(
-    stock: Stock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stock.encrypt()
-    bob = str(stock.identity("bob"))
-    told = (stock.folder / "bob.key").read_text()
-    assert "vmckpt-admin-locked" in told
-    stock.put("before", [1])
-    monkeypatch.setenv("VMCKPT_IDENTITY", bob)
-
-    code, _, wrong = stock("diff", "before", "before")
-    assert (code, "nobody can be asked here; name a file" in wrong) == (43, True)
-    file = stock.folder / "pass"
-    file.write_text("wrong\n")
-    monkeypatch.setenv("VMCKPT_PASSPHRASE_FILE", str(file))
-    code, _, wrong = stock("diff", "before", "before")
-    assert (code, "chmod 600" in wrong) == (43, True)
-    file.chmod(0o600)
-    assert "wrong passphrase" in stock("diff", "before", "before")[2]
-    file.write_text(f"{PASSPHRASE}\n")
-    code, _, wrong = stock("diff", "before", "before")
-    assert (code, "is not for this identity" in wrong) == (43, True)
 
 
 def test_diff_says_what_changed_of_each_region(stock: Stock) -> None:

@@ -1,8 +1,6 @@
 """vmckpt snapshot keys: who can read snapshots, and whose are believed."""
 
-import getpass
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,21 +72,6 @@ def test_a_new_identity_opens_what_is_made_for_it(
     assert stock("verify", "--deep")[0] == 0
     code, _, wrong = stock("keys", "new", "key", "--no-passphrase")
     assert (code, "may be the only key to some snapshots" in wrong) == (43, True)
-
-
-def test_a_passphrase_is_asked_for_twice(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter(["one", "two", "same", "same", "same"])
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr(getpass, "getpass", lambda _: next(answers))
-    monkeypatch.setattr("vmckpt.store.keys.identity.create.__kwdefaults__", {"cost": 10})
-
-    code, _, wrong = stock("keys", "new", "key")
-    assert (code, "are not the same; nothing was made" in wrong) == (43, True)
-    code, told, _ = stock("keys", "new", "key")
-    assert (code, "vmckpt-admin-locked" in (stock.folder / "key").read_text()) == (0, True)
-    assert stock("keys", "add", "me", told.strip())[0] == 0
-    stock.put("one", [1])
-    assert stock("verify", "--deep", "--identity", "key")[0] == 0
 
 
 def test_a_rotation_makes_all_snapshots_open_for_the_keys_there_are(stock: Stock) -> None:

@@ -1,9 +1,14 @@
-"""vmckpt snapshot restore: what is said of a guest that is back."""
+"""vmckpt snapshot restore: what is said of a guest that is back, and what is refused."""
+
+from dataclasses import replace
 
 import pytest
 
 from tests.support.restored import RESTORED
+from tests.support.stocking import Stock, stock
 from vmckpt.cli.snapshot import restore as cli_snapshot_restore
+
+__all__ = ["stock"]
 
 
 def test_a_guest_that_is_paused_is_not_told_to_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -11,3 +16,23 @@ def test_a_guest_that_is_paused_is_not_told_to_run(capsys: pytest.CaptureFixture
     cli_snapshot_restore._show(RESTORED, paused=False)
     first, second = capsys.readouterr().out.splitlines()[:2]
     assert ("is back, paused," in first, "web1 runs on alpha" in second) == (True, True)
+
+
+def test_one_without_memory_is_off_and_one_whose_disks_come_in_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cli_snapshot_restore._show(replace(RESTORED, runs=False), paused=False)
+    told = capsys.readouterr()
+    assert "web1 is defined on alpha and off, for the snapshot has no memory" in told.out
+    lazy = replace(RESTORED, whole=False, warnings=("its cards are other ones",))
+    cli_snapshot_restore._show(lazy, paused=False)
+    told = capsys.readouterr()
+    assert told.err.splitlines()[0] == "warning: its cards are other ones"
+    assert "its disks still come in" in told.err
+
+
+def test_what_is_for_one_guest_is_refused_for_a_group(stock: Stock) -> None:
+    code, _, wrong = stock("restore", "g-uq6nkk3ydjr4zqhe", "--as", "twin")
+    assert (code, "--as is for one guest, and g-uq6nkk3ydjr4zqhe is a group" in wrong) == (2, True)
+    code, _, wrong = stock("restore", "g-uq6nkk3ydjr4zqhe")
+    assert (code, "no store has a whole group g-uq6nkk3ydjr4zqhe" in wrong) == (45, True)
