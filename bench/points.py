@@ -56,9 +56,9 @@ POINTS: Mapping[str, Point] = {
     "standby invalid": Point(
         "vmckpt.replication.primary.lease_holder", "LeaseHolder.invalidate", after=True
     ),
-    "switching": Point("vmckpt.agent.replication.handover", "give"),
+    "switching": Point("vmckpt.agent.replication.handover", "hand_over"),
     "handed over": Point(
-        "vmckpt.replication.primary.lease_holder", "LeaseHolder.hand_over", after=True
+        "vmckpt.replication.primary.lease_holder", "LeaseHolder.transfer", after=True
     ),
     "ending": Point("vmckpt.agent.replication.teardown", "unprotect"),
     "output let out": Point("vmckpt.replication.primary.network_buffer", "remove", after=True),
@@ -69,7 +69,7 @@ POINTS: Mapping[str, Point] = {
     "loaded": Point("vmckpt.replication.backup.standby_setup", "note_run"),
     "runs": Point("vmckpt.replication.backup.standby", "announce"),
     "standby ending": Point("vmckpt.replication.backup.standby_setup", "remove"),
-    "capturing": Point("vmckpt.capture.disks.live", "DiskCapture.begin", after=True),
+    "capturing": Point("vmckpt.capture.disks.live", "DiskCapture.freeze_point", after=True),
 }
 
 

@@ -61,3 +61,13 @@ def test_the_core_runs_without_the_dashboard_and_its_library() -> None:
     )
 
     assert seen.stdout == "False False\n"
+
+
+def test_a_module_has_a_test_of_its_name() -> None:
+    found = runpy.run_path(str(ROOT / "scripts/structure"))
+    lacking = set(found["without_test"](found["modules"]()))
+    assert lacking == set(found["ELSEWHERE"]), "name its test like it, or say where it is"
+    for place in found["ELSEWHERE"].values():
+        for name in place.split():
+            if name.startswith(("unit/", "lab/")):
+                assert (ROOT / "tests" / name).exists(), name

@@ -316,7 +316,7 @@ def on_fakes() -> Iterator[None]:
         (orders, "identity", identity), (orders, "GuardPage", page),
         (orders, "Session", SimpleNamespace(read=lambda _: _SESSION)),
         (orders, "folder_of", lambda _: fakes.FOLDER), (orders, "mirrors", nothing),
-        (orders, "Monitor", lambda *_, **__: fakes.Monitor()),
+        (orders, "QmpMonitor", lambda *_, **__: fakes.Monitor()),
         (orders, "_start", lambda _: do("start agent")),
         (process, "hold", lambda _: fakes.Process("agent")),
     ]  # fmt: skip

@@ -470,5 +470,5 @@ def message_of(told: tuple[Any, ...]) -> Message:
 
 @contextmanager
 def lease(_: Session) -> Iterator[Client]:
-    """In place of afterlife.lease: an order's own client."""
+    """In place of teardown.lease: an order's own client."""
     yield Client(ALPHA, "o")

@@ -206,7 +206,7 @@ ALL = (
     ),
     Reverted(
         name="the guest speaks alone before its standby is invalidated",
-        patches=lambda: [(Primary, "_go_alone", _speaks_alone_first)],
+        patches=lambda: [(Primary, "_run_unprotected", _speaks_alone_first)],
         budget=QUIET._replace(cuts=1),
     ),
     Reverted(

@@ -364,6 +364,14 @@ _LEASE_TIMER = (
         breaks="The kernel kills a guest whose standby is worth nothing.",
     ),
     Mutation(
+        name="timer-outlives-its-agent", area=Area.LEASE_TIMER,
+        file="vmckpt/agent/replication/orders.py",
+        old="        if session.lease is not None:\n            # Nobody else",
+        new="        if session.lease is None:\n            # Nobody else",
+        suite=unit("agent/replication/teardown_primary"),
+        breaks="The kernel kills the only copy if what ends its protection hangs.",
+    ),
+    Mutation(
         name="timer-forgotten-at-end", area=Area.LEASE_TIMER,
         file="vmckpt/agent/replication/orders.py",
         old="        teardown.renewed(session, sent)\n        _stop_agent(folder)",

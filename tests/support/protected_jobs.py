@@ -11,6 +11,7 @@ from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.units import Seconds
 
 WEB1 = NewOperation(kind="protect", guest="web1", guest_uuid="u-1", source="alpha", target="beta")
@@ -50,8 +51,8 @@ def agents(monkeypatch: pytest.MonkeyPatch, say: Callable[[int], tuple[Any, Any]
     """What they say, by how often they were asked before."""
     asked = iter(range(10**6))
 
-    async def both(hosts: Mapping[str, Host], *_: object) -> dict[str, dict[str, Any]]:
+    async def both(hosts: Mapping[str, Host], *_: object) -> dict[str, ProtectionStatus]:
         told = dict(zip(("alpha", "beta"), say(next(asked)), strict=True))
-        return {name: told[name] for name in hosts}
+        return {name: parse_answer(told[name]) for name in hosts}
 
     monkeypatch.setattr(agent_client, "both", both)

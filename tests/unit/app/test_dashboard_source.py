@@ -28,7 +28,7 @@ class Answers:
         self.guest = name
         """The UUID of the guest that runs there."""
 
-    async def look(self) -> tuple[HostNow, tuple[GuestNow, ...]]:
+    async def poll(self) -> tuple[HostNow, tuple[GuestNow, ...]]:
         self.asked += 1
         await asyncio.sleep(self.late)
         if self.dead:

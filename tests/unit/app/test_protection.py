@@ -17,6 +17,7 @@ from vmckpt.journal import jobs
 from vmckpt.journal.records import Operation
 from vmckpt.model.host import Host
 from vmckpt.protection import agent_client
+from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.protection.copies import of_protections
 from vmckpt.protection.resync import Earlier
 
@@ -27,10 +28,10 @@ async def test_a_primary_is_asked_after_a_backup_that_has_taken_over(
     """Its guest ended before the standby took over, and after it had answered."""
     rounds: list[list[str]] = []
 
-    async def both(hosts: Mapping[str, Host], *_: object) -> dict[str, dict[str, Any]]:
+    async def both(hosts: Mapping[str, Host], *_: object) -> dict[str, ProtectionStatus]:
         rounds.append(list(hosts))
         ours = {**WORKS, "runs": len(rounds) == 1}
-        return {name: ours if name == "alpha" else dict(OVER) for name in hosts}
+        return {name: parse_answer(ours if name == "alpha" else OVER) for name in hosts}
 
     monkeypatch.setattr(agent_client, "both", both)
     told = await protection.job_status(INVENTORY, PROTECT.operation)

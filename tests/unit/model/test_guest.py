@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.builders import GUEST
-from tests.support.twice import TWICE, WEB
+from tests.support.two_copies import TWICE, WEB
 from vmckpt.model.guest import (
     LOCKING,
     MEND,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.replicas import LEASE, session
-from tests.support.twice import TWICE
 from tests.support.two_copies import BOTH, OVER, TWICE, WORKS
 from tests.tui.still import FLEET, NOW, entry, guest
 from tests.unit.monitor.test_health import key, scraped

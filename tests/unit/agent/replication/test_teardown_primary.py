@@ -35,6 +35,7 @@ class World:
         monkeypatch.setattr(teardown, "unprotect", lambda *_: note("output let out"))
         monkeypatch.setattr(teardown, "forget", lambda *_: note("forgotten"))
         monkeypatch.setattr(teardown, "renewed", self._renewed)
+        monkeypatch.setattr(teardown, "disarm", lambda _: note("disarmed"))
         monkeypatch.setattr(teardown, "lease", self._lease)
         monkeypatch.setattr(teardown, "token", lambda _: 3)
         monkeypatch.setattr(mirrors, "end_all", lambda *_: None)

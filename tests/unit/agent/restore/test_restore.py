@@ -17,9 +17,6 @@ from tests.support.guest_xml import XML
 from tests.support.restore_orders import ID
 from tests.support.restore_orders import order as an_order
 from tests.support.snapshots import FACTS, PUBLIC
-from tests.unit.agent.restore.test_lazy import ID
-from tests.unit.agent.restore.test_lazy import order as an_order
-from tests.unit.snapshot.restore.test_domain_xml import XML
 from vmckpt.agent import client
 from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.protocol import ControllerChannel

@@ -1,13 +1,15 @@
 """Disks of a guest that is off: what is read of their images."""
 
+import socket
 import subprocess
-from functools import partial
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from tests.support.nbd_peers import image, listens, run, write
+from tests.support.nbd_peers import image, run, write
 from tests.support.replicas import until
 from vmckpt.capture.disks import offline
 from vmckpt.capture.disks.offline import OffDisks
@@ -61,19 +63,12 @@ def on(path: Path, name: str = "vda") -> DiskFacts:
     return DiskFacts(name=name, kind="file", device="disk", format="qcow2", source=str(path))
 
 
-def freeze(disks: OffDisks, folder: Path) -> None:
-    """Its programs' sockets have names before anybody listens at them."""
-    disks.freeze_point()
-    for path in folder.glob("*.nbd"):
-        until(partial(listens, path))
-
-
 def test_each_disk_is_read_and_nothing_stays(tmp_path: Path) -> None:
     path = image(tmp_path / "a.qcow2", "1M", "write -P 7 64k 64k")
     empty = DiskFacts(name="sda", kind="file", device="cdrom", format="raw", source=None)
     with off(tmp_path, on(path), empty) as disks:
         undo = disks.prepare(None)
-        freeze(disks, tmp_path)
+        disks.freeze_point()
         assert [one.name for one in disks.disks] == [one.name for one in disks.facts] == ["vda"]
         with disks.reader(disks.disks[0]) as reader:
             assert (reader.size, reader.incremental) == (1 << 20, False)
@@ -93,7 +88,7 @@ def test_after_a_snapshot_only_what_its_bitmap_tells_is_read(tmp_path: Path) -> 
     past = Parent(id="s-0", made_at=5, sizes={"vda": Bytes(1 << 20)})
     with off(tmp_path, on(path)) as disks:
         disks.prepare(past)
-        freeze(disks, tmp_path)
+        disks.freeze_point()
         with disks.reader(disks.disks[0]) as reader:
             assert reader.incremental
             assert [(one.start, one.count) for one in reader.runs() if one.state is State.DATA] == [
@@ -117,3 +112,32 @@ def test_a_disk_that_is_no_file_is_refused(tmp_path: Path) -> None:
     network = DiskFacts(name="vdb", kind="network", device="disk", format="raw", source="pool/x")
     with off(tmp_path, network) as disks, pytest.raises(BadInput, match="disk vdb is of the kind"):
         disks.prepare(None)
+
+
+_LATE = """
+import socket, sys, time
+served = socket.socket(socket.AF_UNIX)
+served.bind(sys.argv[1])
+time.sleep(0.5)
+served.listen()
+time.sleep(60)
+"""
+
+
+def test_a_disk_is_there_when_it_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """qemu-nbd gives its socket a name before it listens, on a busy host long before."""
+    image = tmp_path / "a.raw"
+    image.write_bytes(b"x" * 65536)
+    disk = DiskFacts(name="vda", kind="file", device="disk", format="raw", source=str(image))
+    backups = cast("Backups", SimpleNamespace(facts=lambda: (disk,)))
+    with OffDisks(backups, guest="u-1", host="alpha", snapshot="s-1", folder=tmp_path) as disks:
+        place = str(disks._socket("vda"))
+        monkeypatch.setattr(
+            disks, "_serve", lambda *_: subprocess.Popen([sys.executable, "-c", _LATE, place])
+        )
+        disks.prepare(None)
+        disks.freeze_point()
+        with socket.socket(socket.AF_UNIX) as reader:
+            reader.connect(place)

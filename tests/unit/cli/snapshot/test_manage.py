@@ -10,7 +10,6 @@ from blake3 import blake3
 from tests.fixtures.make_store_v1 import BOB, secret
 from tests.support.mounts import mounted
 from tests.support.stocking import Stock, flip, id_of, scheduled, stock
-from tests.unit.store.test_repository import mounted
 from vmckpt.errors import StoreError
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import pack

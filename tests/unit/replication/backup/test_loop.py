@@ -149,7 +149,7 @@ def test_what_only_a_backup_says_is_refused(one: Following) -> None:
     one.begin()
     line, _ = one.hello()
     line.send(HelloAck(session=SESSION, committed=5))
-    assert "the primary sends Welcome" in refusal(line)
+    assert "the primary sends HelloAck" in refusal(line)
 
 
 @pytest.mark.parametrize("asked", [PageRequest(file=7, first=0, count=1),

@@ -10,9 +10,8 @@ from tests.support.restored import RESTORED
 from tests.support.snapshots import PUBLIC
 from tests.support.stocking import Stock
 from tests.unit.agent.restore.test_restore import ABOUT, ALPHA, OPENED, PLAN, Side
-from tests.unit.agent.restore.test_restore import side as side
-from tests.unit.snapshot.group.test_rules import stock as stock
-from tests.unit.snapshot.test_guard_rules import RESTORED
+from tests.unit.agent.restore.test_restore import side as side  # noqa: PLC0414
+from tests.unit.snapshot.group.test_rules import stock as stock  # noqa: PLC0414
 from vmckpt.errors import BadInput, Cancelled, HypervisorError, RemoteError, TimedOut, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.model.events import Caller
