@@ -171,9 +171,12 @@ class Scene:
         return dict(zip(keys, told.split("|"), strict=False)) if told else {}
 
     def logs(self) -> dict[str, str]:
-        """The last that agents and guards have written."""
+        """The last that agents, guards and QEMU have written."""
         found = {}
         for name in HOSTS:
+            for one in (self.plan.host(name).root / "log/qemu").glob("*.log"):
+                text = one.read_text(errors="replace")
+                found[f"{name}: QEMU of {one.stem}"] = "\n".join(text.splitlines()[-12:])
             with suppress(OSError, LabError):
                 for one in sorted(self.inside(name, FILES).glob("*/*")):
                     if one.suffix == ".log" or one.name in ("killed", "outcome.json", "token"):

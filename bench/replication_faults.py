@@ -44,6 +44,7 @@ from vmckpt_lab.invariants import Lookout
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.shell import run
 
+_ROOT = Path(__file__).parents[1]
 _REACHED: dict[Way, float] = {
     Way.BEGINNING: 25.0, Way.EPOCH: 8.0, Way.ALONE: 15.0, Way.TAKEOVER: 15.0, Way.SWITCH: 15.0,
     Way.ENDING: 15.0, Way.SNAPSHOT: 20.0,
@@ -415,9 +416,8 @@ def _one(campaign: Campaign, round_: Round, rows: list[dict[str, Any]]) -> None:
 
 def _keep(path: Path | None, rows: list[dict[str, Any]], ttl: float) -> None:
     if path is not None:
-        path.write_text(
-            json.dumps({"summary": summary(rows, ttl), "rounds": rows}, indent=1) + "\n"
-        )
+        told = json.dumps({"summary": summary(rows, ttl), "rounds": rows}, indent=1) + "\n"
+        path.write_text(told.replace(f"{_ROOT}/", ""))  # tracebacks name files
 
 
 if __name__ == "__main__":
