@@ -305,9 +305,19 @@ class PausedCapture:
             if now - looked < _LOOK:
                 continue  # each question takes a tenth of the time that is left
             looked = now
-            status = self._monitor.ask("query-migrate")
-            if status["status"] == "failed":
-                raise self._failed(str(status.get("error-desc", "QEMU says 'failed'")))
+            self._look_for_failure()
+        # A migration of a guest that stood still ends in that run state even if it failed: what
+        # came then is a part of the device state, from which no standby could go on.
+        if self._look_for_failure() != "completed":
+            raise self._failed("QEMU does not say that its device state is complete")
+
+    def _look_for_failure(self) -> str:
+        """QEMU's word for the migration. Raises CaptureFailed if it has failed."""
+        told = self._monitor.ask("query-migrate")
+        status = str(told.get("status"))
+        if status in ("failed", "cancelled"):
+            raise self._failed(str(told.get("error-desc", f"QEMU says {status!r}")))
+        return status
 
     def _must_stand(self) -> None:
         """It has stood still all the time: any other run state than that of a migration that has

@@ -24,6 +24,7 @@ class Qemu:
     after: Mapping[str, str] = field(
         default_factory=lambda: {"stop": "paused", "migrate": "postmigrate", "cont": "running"}
     )
+    migration: Mapping[str, str] = field(default_factory=lambda: {"status": "completed"})
     name: str = "web1"
     host: str = "alpha"
 
@@ -34,7 +35,7 @@ class Qemu:
             self.state = "running"
 
     def ask(self, what: str, **_: object) -> Any:
-        return {"status": "completed"} if what == "query-migrate" else {}
+        return self.migration if what == "query-migrate" else {}
 
     def run_state(self) -> str:
         return self.state
@@ -90,6 +91,15 @@ def test_a_stream_that_fails_is_another_matter() -> None:
     qemu = Qemu(after={"stop": "paused", "migrate": "shutdown"})
     with pytest.raises(CaptureFailed, match="broke off: it is shutdown"):
         take(qemu)
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "active", "none"])
+def test_a_device_state_that_is_not_complete_is_none(status: str) -> None:
+    """Of a guest that stood still before, QEMU's run state is the same as after a good one."""
+    qemu = Qemu(migration={"status": status, "error-desc": "what went wrong"})
+    with pytest.raises(CaptureFailed, match=r"what went wrong|is complete"):
+        take(qemu)
+    assert "cont" not in qemu.told
 
 
 def test_one_that_is_still_ending_its_migration_is_waited_for() -> None:
