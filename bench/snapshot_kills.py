@@ -1,12 +1,12 @@
-"""A campaign of kill -9: of whoever is at work in a store, at any point and at any moment.
+"""A campaign of kill -9: of commands at work in a store, at any point and at any moment.
 
     .venv/bin/python -m bench.snapshot_kills [--kills 200] [--seed 1] [--json FILE]
         [--lab NAME --lab-kills 20]
 
 Half of the kills are at a fault point (vmckpt/store/fault_injection.py), half at a random moment;
-sometimes somebody else is at work in the store at the same time. After each: every snapshot that
-was published can be proved deep and gives back the very bytes, none is gone that nobody deleted,
-and collections (of a copy of the store) leave nothing that is not needed. The works are in
+sometimes a second command is at work in the store at the same time. After each: every published
+snapshot passes a deep verification and restores the same bytes, none is missing that was not
+deleted, and collections (of a copy of the store) leave nothing that is not needed. The works are in
 bench/kill_works.py, on guests made of chance; with --lab so many more kills are in that lab, with a
 real guest (bench/lab_kills.py).
 """
@@ -170,7 +170,7 @@ class Campaign:
         if work == "repair" and (killed or status):
             self._first.start("repair", self._folder, *args)
             _, said = self._first.end()
-            # Who was killed holds the lock for a quarter of an hour, which nobody waits for here.
+            # The killed command's lock lasts for a quarter of an hour; this does not wait for that.
             if "is collecting already" in said:
                 (self._folder / args[0] / "locks" / "gc").unlink()
                 self._first.start("repair", self._folder, *args)
@@ -215,7 +215,7 @@ class Campaign:
         return [name, rng.choice(sorted(self._there[name]))]
 
     def _beside(self, work: str) -> str:
-        """Sometimes somebody else is at work."""
+        """Sometimes a second command is at work."""
         if work == "repair" or self._rng.random() > 0.35:
             return ""
         other = self._rng.choice(["create", "collect", "copy", "delete"])
@@ -301,7 +301,7 @@ def _kill(child: int) -> None:
 
 
 def _refused(said: str) -> bool:
-    """Whether a work was refused for what somebody else did, in one clear line."""
+    """Whether a command was refused for what another one did, in one clear line."""
     words = ("NotInStore", "is collecting", "has no snapshot", "was taken for dead")
     return any(word in said for word in words)
 

@@ -1,8 +1,8 @@
 """What must be true of a guest whatever was done to it: one copy, whole, nothing left.
 
-`judge`, `truthful` and `Together` decide and are pure; `Checker` and `Lookout` observe. That a copy
-runs is told by the CPU time of its CPU threads, which does not grow while a guest is paused; so it
-is seen with libvirtd dead, too.
+`violations`, `truthful` and `Together` decide and are pure; `Checker` and `Lookout` observe. A copy
+runs if the CPU time of its vCPU threads grows, which it does not while a guest is paused; this can
+be seen with libvirtd dead, too.
 """
 
 import asyncio

@@ -47,7 +47,7 @@ class Model:
     protections: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """By job; see app.protection.stands."""
+    """By job; see app.protection.job_status."""
     snapshots: Sequence[SnapshotNow] = ()
     policies: Sequence[str] = ()
     """Their names."""

@@ -6,6 +6,7 @@
      |    +-- PolicyError          4   a policy is wrong, cannot be found, or two are for a guest
      |    +-- ReadOnly             5   only looking is allowed
      +-- HypervisorError          10   libvirt or QEMU said no
+     |    +-- QemuUnclear         10   not sure which process is a guest's QEMU; none was touched
      |    +-- HostUnreachable     11   no connection to the host's libvirt
      |    +-- OutcomeUnknown      13   a call that changes something may or may not have happened
      |    +-- PeerLoginFailed     15   the source's libvirtd cannot log in at the target's
@@ -22,6 +23,7 @@
      +-- HookFailed               24   the guest is back, but what was to follow outside failed
      +-- FencingFailed            25   a host may be on; its guest was not started elsewhere
      +-- GuestsRemaining          26   not all guests of a host could be moved
+     +-- TwoCopies                27   two hosts run the guest, or one while another has its lease
      +-- LabError                 30   the lab could not do what was asked
      +-- StoreError               40   a snapshot store cannot be opened, read or written
      |    +-- StoreDamaged        41   something in it is not what was written
@@ -34,6 +36,7 @@
      |    +-- StreamDamaged       52   what QEMU wrote is no whole migration stream
      +-- TimedOut                  1   another guest of its group could not come as far
      +-- Cancelled               130   the operator stopped it (Ctrl-C or SIGTERM)
+          +-- Superseded         130   what was prepared is not wanted any more; nothing was changed
 
 An error is one line: what, where, and what to do. `hint` is the last part.
 """

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
 
 
-class Room(Protocol):
-    """How a room finishes and undoes its operations."""
+class Handler(Protocol):
+    """Finishes or undoes the operations of one kind."""
 
     async def __call__(self, case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
         """Look at the hosts, decide, and do it, as far as the case says."""
@@ -63,7 +63,7 @@ async def _settle_evacuation(case: OrphanedJob, policies: Sequence[Policy]) -> S
     return await evacuations.settle(case, policies, resolve)
 
 
-ROOMS: Mapping[str, Room] = {
+HANDLERS: Mapping[str, Handler] = {
     "migrate": _settle_move,
     "resume": moves.settle,
     "snapshot": _settle_snapshot,
@@ -220,8 +220,8 @@ class _One:
             return _unsettled(exc)
 
     async def _ask(self, operation: Operation, kept: Recorder | None, *, adopt: bool) -> Settled:
-        room = ROOMS.get(operation.kind)
-        if room is None:
+        handler = HANDLERS.get(operation.kind)
+        if handler is None:
             return Settled(
                 truth=f"this vmckpt knows no operation {operation.kind!r}",
                 outcome=None,
@@ -232,7 +232,7 @@ class _One:
             inventory=self._inventory, operation=operation, steps=steps, recorder=kept,
             caller=self._caller, adopt=adopt,
         )  # fmt: skip
-        return await room(case, self._policies)
+        return await handler(case, self._policies)
 
 
 def _unsettled(error: VmckptError) -> Settled:

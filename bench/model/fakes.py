@@ -342,7 +342,7 @@ class Monitor:
             return "running"
         return "paused" if do("read", "woken") else "postmigrate"
 
-    def paused_by_somebody(self) -> bool:
+    def paused_by_user(self) -> bool:
         return False
 
 
@@ -424,7 +424,7 @@ class Line:
         pass
 
     def send(self, message: Message) -> None:
-        """Raises Cut."""
+        """Raises ConnectionLost."""
         match message:
             case Hello():
                 do("send", self._end, ("hello", self._token(), message.captured))
@@ -438,15 +438,15 @@ class Line:
                 pass  # refusals and heartbeats decide nothing
 
     def seal(self, number: int, base: int, final: bool, captured: tuple[int, bool]) -> None:
-        """Raises Cut."""
+        """Raises ConnectionLost."""
         do("send", self._end, ("seal", self._token(), number, base, final, *captured))
 
     def receive(self, _: object) -> Message | None:
-        """Raises Cut."""
+        """Raises ConnectionLost."""
         return message_of(do("receive"))
 
     def expect(self, kind: type, _: object) -> Any:
-        """Raises Cut, also for a message of another kind."""
+        """Raises ConnectionLost, also for a message of another kind."""
         found = self.receive(0)
         if not isinstance(found, kind):
             raise ConnectionLost("the other end says something else")

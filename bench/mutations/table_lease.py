@@ -366,8 +366,8 @@ _LEASE_TIMER = (
     Mutation(
         name="timer-outlives-its-agent", area=Area.LEASE_TIMER,
         file="vmckpt/agent/replication/orders.py",
-        old="        if session.lease is not None:\n            # Nobody else",
-        new="        if session.lease is None:\n            # Nobody else",
+        old="        if session.lease is not None:\n            # No other host",
+        new="        if session.lease is None:\n            # No other host",
         suite=unit("agent/replication/teardown_primary"),
         breaks="The kernel kills the only copy if what ends its protection hangs.",
     ),

@@ -1,6 +1,6 @@
 """Record what clients see of a lab guest, and check it: `Recorder` around whatever is done to it.
 
-`judge` decides and is pure but for the time it is given.
+`check_runs` decides and is pure but for the time it is given.
 """
 
 import subprocess

@@ -8,7 +8,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -23,7 +23,7 @@ from vmckpt.capture.qemu_stream.stream import Addresses, Pages, StreamParser
 from vmckpt.errors import HypervisorError, StoreError, VmckptError
 from vmckpt.snapshot import archive as snapshot_archive
 from vmckpt.store import locks, pending_deletion
-from vmckpt.store.backend.base import Stored
+from vmckpt.store.backend.base import Backend, Stored
 from vmckpt.store.format import manifest, private_part
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.format.chunk_map import unpack
@@ -116,7 +116,7 @@ def read_small(data: bytes) -> None:
             else:
                 assert locks.parse_lock(Stored(key, len(raw), Seconds(1.0)), raw, "here").key == key
         with _refused(StoreError):
-            pending_deletion.load(_One(key, raw))  # type: ignore[arg-type]
+            pending_deletion.load(cast("Backend", _One(key, raw)))
     with _refused(StoreError):
         manifest.parsed("format", data, "here")
 

@@ -1,6 +1,7 @@
 """Dashboards over a source that stands still: how to go about them, and what they show."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from textual.app import App
 from textual.pilot import Pilot
@@ -10,6 +11,7 @@ from vmckpt.model.guest import GuestNow
 from vmckpt.policy import loader
 from vmckpt_tui.actions import Model
 from vmckpt_tui.app import Dashboard, Setting
+from vmckpt_tui.tables import Column
 from vmckpt_tui.widgets.data_grid import Grid
 
 POLICIES = loader.survey(loader.folder(None, None)).policies
@@ -61,5 +63,5 @@ def seen(app: App[None]) -> str:
     return "\n".join("".join(part.text for part in strip) for strip in strips)
 
 
-def cells(columns: Sequence[object], row: object) -> list[str]:
-    return [one.cell(row)[0] for one in columns]  # type: ignore[attr-defined]
+def cells(columns: Sequence[Column[Any]], row: object) -> list[str]:
+    return [one.cell(row)[0] for one in columns]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tests.support.fake_drivers import FakeDesk
 from tests.support.sights import answers, at, by, seen
@@ -119,9 +120,9 @@ async def run(
     return await going.through(None)
 
 
-def failing(*bad: tuple[str, str, int], **how: object) -> Callable[[str, str, int], Moved]:
+def failing(*bad: tuple[str, str, int], **how: Any) -> Callable[[str, str, int], Moved]:
     """Bad are (guest, target, try), "*" is any and -1 every try."""
-    came = replace(Moved(good=False, why="the connection was reset"), **how)  # type: ignore[arg-type]
+    came = replace(Moved(good=False, why="the connection was reset"), **how)
 
     def fate(guest: str, target: str, tries: int) -> Moved:
         for name, host, number in bad:

@@ -44,7 +44,7 @@ class Qmp:
     def run_state(self) -> str:
         return str(self.ask("query-status")["status"])
 
-    def paused_by_somebody(self) -> bool:
+    def paused_by_user(self) -> bool:
         return False
 
     def described(self) -> str:

@@ -50,5 +50,5 @@ class Qemu:
     def run_state(self) -> str:
         return self.state
 
-    def paused_by_somebody(self) -> bool:
+    def paused_by_user(self) -> bool:
         return self.by_somebody

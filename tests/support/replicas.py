@@ -227,7 +227,7 @@ class Qemu:
             raise HypervisorError("the guest has no QEMU", host=self.host)
         return self.state
 
-    def paused_by_somebody(self) -> bool:
+    def paused_by_user(self) -> bool:
         return False
 
 

@@ -63,7 +63,7 @@ def samples(folder: Path) -> dict[str, Any]:
         [str(one) for one in kind]
         for kind in (migration_steps.Step, protection_steps.Step, request.Step)
     ]
-    made["kinds of operations"] = sorted(recovery.ROOMS)
+    made["kinds of operations"] = sorted(recovery.HANDLERS)
     told: dict[str, Any] = json.loads(json.dumps(made, default=str))
     return told
 

@@ -37,6 +37,10 @@ def test_a_kind_is_below_the_one_that_it_is_documented_under() -> None:
     assert len(TREE) > 30
 
 
+def test_every_kind_is_documented() -> None:
+    assert {kind.__name__ for kind in KINDS} == {name for _, name, _ in TREE}
+
+
 def test_only_kinds_of_one_kind_share_an_exit_code() -> None:
     for kind in KINDS:
         for other in KINDS:

@@ -10,7 +10,7 @@ from vmckpt.journal.records import StepState, StoredStep
 from vmckpt.migration.recovery import recover as moves
 from vmckpt.model.recovery import Settled
 from vmckpt.protection.migration import recovery
-from vmckpt.recovery import ROOMS
+from vmckpt.recovery import HANDLERS
 
 
 def case(*steps: StoredStep) -> OrphanedJob:
@@ -41,4 +41,4 @@ async def test_a_move_is_settled_by_whoever_drove_it(
 
     monkeypatch.setattr(moves, "settle", told("libvirt"))
     monkeypatch.setattr(recovery, "settle", told("agents"))
-    assert (await ROOMS["migrate"](case(*steps), ())).truth == who
+    assert (await HANDLERS["migrate"](case(*steps), ())).truth == who

@@ -9,7 +9,7 @@ from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.tables import Cell, Column, guarded
 
 Entry = Mapping[str, Any]
-"""See app.protection.stands."""
+"""See app.protection.job_status."""
 _PARTS = "░▒▓█▚▞▙▟"
 """A pattern for each part of a pause, so that they can be told apart without colour."""
 

@@ -1,7 +1,7 @@
-"""The facade: what the front ends may do, and the wiring behind it.
+"""What every application service takes: the inventory, the policies and the caller.
 
-Commands take an inventory, report by a stream of events (`model.events`) and return frozen data.
-One module for each capability: a front end loads what it uses. Here is only what all begin with.
+The services, one module for each capability, take a `Controller`, report by a stream of events
+(`model.events`) and return frozen data. A front end loads only the services that it uses.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ __all__ = ["Caller", "Controller", "Inventory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
-    """What a command acts with: the hosts and stores it knows, its policies, and who listens."""
+    """What a command acts with: the hosts and stores it knows, its policies, and its listener."""
 
     inventory: Inventory
     policies: "Sequence[Policy]" = ()
-    """None, for what no policy decides."""
+    """Empty where no policy decides anything."""
     caller: Caller
 
 

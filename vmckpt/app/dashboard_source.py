@@ -64,7 +64,7 @@ class Source(Protocol):
         """The migrations of a job of a whole host, the first one first."""
 
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
-        """How they stand, by job; as app.protection.stands tells it."""
+        """How they stand, by job; as app.protection.job_status tells it."""
 
     async def snapshots(self) -> Sequence[SnapshotNow]:
         """Of all stores, the oldest first."""

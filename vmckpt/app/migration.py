@@ -155,7 +155,7 @@ def of_whole_host(job: str) -> bool:
 
 
 def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
-    """Let a job of a whole host go on that was paused. Raises BadInput, ReadOnly, Unattended."""
+    """Let a job of a whole host go on that was paused. Raises BadInput, ReadOnly, OrphanedJobs."""
     _may_act(inventory)
     with jobs.open_journal() as journal:
         return jobs.control(journal, job, RequestKind.GO_ON, {})

@@ -51,7 +51,7 @@ class FsFreezeUndo:
 
 
 class FsFreeze:
-    """File systems held still while it is open. Use as `with Quiet(...) as quiet`.
+    """File systems held still while it is open. Use as `with FsFreeze(...) as quiet`.
 
     A guest without an agent, or with one that fails, is captured all the same, as after a power
     cut; `finding` says so. `release` lets it go on before the end.

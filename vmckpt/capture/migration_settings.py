@@ -52,7 +52,7 @@ class Commands(Protocol):
         self, command: str, arguments: dict[str, object], *, files: tuple[int, ...] = ()
     ) -> Any: ...
     def run_state(self) -> str: ...
-    def paused_by_somebody(self) -> bool: ...
+    def paused_by_user(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ def restore(monitor: Commands, undo: Undo) -> None:
     set_capabilities(monitor, undo.capabilities)
     set_bandwidth(monitor, undo.bandwidth)
     drop_pipe(monitor)
-    if undo.runs and monitor.run_state() in STOPPED and not monitor.paused_by_somebody():
+    if undo.runs and monitor.run_state() in STOPPED and not monitor.paused_by_user():
         monitor.tell("cont", {})
 
 
@@ -273,6 +273,19 @@ def wait_for_end(monitor: Commands) -> None:
                 hint="look at query-migrate there",
             )
         time.sleep(0.01)
+
+
+def why_failed(status: Mapping[str, Any]) -> str:
+    """Why a migration has failed, from QEMU's answer to `query-migrate`."""
+    return status.get("error-desc") or f"QEMU says {status.get('status')!r}"
+
+
+def capture_failed(monitor: Commands, why: str) -> CaptureFailed:
+    """The error for a capture that broke off."""
+    return CaptureFailed(
+        f"the capture of {monitor.name} on {monitor.host} broke off: {why}",
+        hint="look at QEMU's log there, then try again",
+    )
 
 
 def drop_pipe(monitor: Commands) -> None:

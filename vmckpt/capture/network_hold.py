@@ -155,7 +155,7 @@ def _uses_vhost(guest: str) -> bool:
 
 
 class OutputHold:
-    """Output that can be held and let out once. Use as `with Hold(...) as hold`.
+    """Output that can be held and let out once. Use as `with OutputHold(...) as hold`.
 
     Leaving it lets all out, whatever happened.
     """
@@ -168,7 +168,7 @@ class OutputHold:
         limit: Seconds = LIMIT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`undo`: from `look`, and noted since."""
+        """`undo`: from `hold_facts`, and noted since."""
         self._monitor, self._undo, self._limit, self._clock = monitor, undo, limit, clock
         self._keeper: UndoProcess | None = None
         self._since: float | None = None
@@ -277,5 +277,5 @@ def put_back(monitor: migration_settings.Commands, undo: HoldUndo, *, resume: bo
     if not resume or not undo.runs or monitor.run_state() != "paused":
         return
     status = monitor.ask("query-migrate").get("status", "none")
-    if status not in migration_settings.ACTIVE and not monitor.paused_by_somebody():
+    if status not in migration_settings.ACTIVE and not monitor.paused_by_user():
         monitor.tell("cont", {})

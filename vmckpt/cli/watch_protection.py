@@ -15,7 +15,7 @@ from vmckpt.units import Seconds, show_seconds
 _ASK_EVERY = Seconds(1.0)
 
 Ask = Callable[[Operation], Mapping[str, Any]]
-"""How it stands by what its agents say; see app.protection.stands."""
+"""How it stands by what its agents say; see app.protection.job_status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,10 @@ def line(look: Look) -> str:
 
 
 def word(entry: Mapping[str, Any]) -> str:
-    """In a word or three, for a list of jobs: what `app.protection.glances` tells of one."""
+    """One protection's status in at most three words, for a list of jobs.
+
+    `entry` is what `app.protection.protection_summaries` returns for one.
+    """
     seen = status.parse_status(entry)
     if seen.end is not None:
         return "ended"

@@ -141,7 +141,7 @@ def in_force(operation: Operation, policies: Sequence[Policy]) -> tuple[Policy, 
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy], resolve: Resolve) -> Settled:
-    """See recovery.Room. Guests on their way have jobs of their own, and are left to those."""
+    """See recovery.Handler. Guests on their way have jobs of their own, and are left to those."""
     operation = case.operation
     try:
         task = Task.from_json(operation.detail["task"])

@@ -33,7 +33,7 @@ class QmpRefused(HypervisorError):
 
 
 class QmpMonitor:
-    """The monitor of one guest. Use as `with Monitor(uuid, host="alpha") as monitor`.
+    """The monitor of one guest. Use as `with QmpMonitor(uuid, host="alpha") as monitor`.
 
     libvirt may be restarted meanwhile: a connection that broke is opened again for the next call.
     """
@@ -106,8 +106,8 @@ class QmpMonitor:
         told = self.ask("query-version")["qemu"]
         return f"{told['major']}.{told['minor']}.{told['micro']}"
 
-    def paused_by_somebody(self) -> bool:
-        """Whether a person or program paused the guest by libvirt's own call."""
+    def paused_by_user(self) -> bool:
+        """Whether it was paused by virDomainSuspend, by which libvirt gives the reason "user"."""
         state = self.on_domain("asking for the guest's state", libvirt.virDomain.state)
         return tuple(state) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
 

@@ -280,8 +280,8 @@ def control(
     """Ask something of a running job and wait for the answer.
 
     If its controller is dead, `direct` does it. Raises BadInput if there is no such job or it has
-    ended, Unattended if nobody could be asked (then nothing was done), and OutcomeUnknown if it was
-    taken but not answered.
+    ended, OrphanedJobs if no controller could be asked (then nothing was done), and OutcomeUnknown
+    if it was taken but not answered.
     """
     operation = journal.operation(job)
     if not operation.active:

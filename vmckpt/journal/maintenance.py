@@ -108,7 +108,7 @@ def leave(host: str) -> Held:
 
 
 async def settle(case: "OrphanedJob", policies: object) -> Settled:
-    """See recovery.Room: it is ended by a person, not by recovery."""
+    """See recovery.Handler: it is ended by a person, not by recovery."""
     del policies
     if case.recorder is not None:
         case.recorder.entrust("the journal")

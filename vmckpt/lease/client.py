@@ -279,7 +279,7 @@ class LeaseClient:
         return self._token("acquire_again(%s, %s, %s)", self._holder, claim, token)
 
     def renew(self, token: int) -> Seconds | None:
-        """When it was sent, by CLOCK_BOOTTIME: the guest may run for `Terms.lasts` from then.
+        """When it was sent, by CLOCK_BOOTTIME: the guest may run for `LeaseTerms.lasts` from then.
 
         None: the lease is lost for good; the guest must be killed. After anything raised it runs on
         until its guard's time. Raises LeaseForgotten: `acquire_again` is the way on.

@@ -51,7 +51,7 @@ async def cancellable(work: Coroutine[object, object, T], stop: asyncio.Event) -
 async def with_requests_answered(
     work: Coroutine[object, object, T], stop: asyncio.Event, step_log: StepLog
 ) -> T:
-    """As `stoppable`, for work beside the migration itself: other terminals can cancel it."""
+    """As `cancellable`, for work beside the migration itself: other terminals can cancel it."""
 
     async def serve() -> None:
         while True:

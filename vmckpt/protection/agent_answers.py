@@ -32,7 +32,7 @@ Kind = Callable[[str, object], None]
 def require_answers(order: str, told: object) -> None:
     """Raises ValueError if an order's answer lacks something, or has something of another kind.
 
-    `order`: "ask", "look", … (agent/replicas.py).
+    `order`: "ask", "look", … (agent/replication/orders.py).
     """
     if order == "ask":
         _check_status(_mapping("the answer", told))

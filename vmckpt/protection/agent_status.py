@@ -7,29 +7,29 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtectionStatus:
-    """One host's answer. None, or False where it can be no other: it says nothing of that."""
+    """One host's answer. A field that the host did not fill is None, or False if it is a flag."""
 
     error: str | None = None
     """Why it could not be asked; then nothing else is known."""
     silent: bool = False
-    """It does not even take a call."""
+    """Nothing at all answered at the host's address."""
     role: str | None = None
-    """ "primary" or "backup"; None: it knows of no protection."""
+    """Either "primary" or "backup"; None: the host knows of no protection."""
     session: str | None = None
     peer: str | None = None
-    """The other host of it."""
+    """The protection's other host."""
     runs: bool | None = None
-    """Whether a QEMU of the guest is there."""
+    """Whether the host has a QEMU process of the guest."""
     agent: bool | None = None
-    """Whether an agent answers for it."""
+    """Whether the protection's agent answers."""
     phase: str | None = None
-    """The primary's; see replication.status.Phase."""
+    """The primary's phase; see replication.status.Phase."""
     outcome: str | None = None
-    """What became of it, once it has ended; see replication.session.ProtectionOutcome."""
+    """How the protection ended, once it has; see replication.session.ProtectionOutcome."""
     why: str | None = None
-    """Why it has ended."""
+    """Why the protection ended."""
     says: str | None = None
-    """What is in the way."""
+    """What stops the protection from working."""
     alone: bool = False
     """The primary went on without its standby."""
     wants_leave: str | None = None

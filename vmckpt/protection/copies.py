@@ -12,7 +12,7 @@ LEASE_HOLDER = "lease_holder"
 
 
 def of_protections(entries: Iterable[Mapping[str, Any]]) -> tuple[Copies, ...]:
-    """Of entries as `app.protection.stands` makes them."""
+    """Of entries as `app.protection.job_status` makes them."""
     found = (_of_protection(one) for one in entries)
     return tuple(one for one in found if one is not None)
 

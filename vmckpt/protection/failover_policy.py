@@ -22,7 +22,7 @@ class FailoverAction(StrEnum):
     STANDBY_RESTORED = "stands"
     """Its standby is whole again: it is written down that a failover may be."""
     FAIL_OVER = "fail over"
-    """As `ending.failover` does it: the host is powered off first, unless the guest is gone."""
+    """As `stop.failover` does it: the host is powered off first, unless the guest is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ class Case:
     primary: str
     backup: str
     ours: ProtectionStatus
-    """The primary's answer; see asking.status."""
+    """The primary's answer; see agent_client.status."""
     theirs: ProtectionStatus
     """The backup's, asked for after it."""
     has_lease: bool

@@ -17,7 +17,7 @@ from vmckpt.replication.session import ProtectionOutcome
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Room."""
+    """See recovery.Handler."""
     del policies
     begun = case.step(Step.PROTECT)
     if begun is None:

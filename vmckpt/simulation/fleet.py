@@ -293,7 +293,7 @@ _CYCLE, _COPYING = Seconds(180.0), Seconds(45.0)
 
 
 def job_status(one: SimulatedProtection, now: float) -> dict[str, Any]:
-    """How it stands, as app.protection.stands tells it."""
+    """How it stands, as app.protection.job_status tells it."""
     since = now - one.began
     copying = one.far and since % _CYCLE < _COPYING
     ours = _copying(one, since % _CYCLE) if copying else _protecting(one, since)

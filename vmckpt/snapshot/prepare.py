@@ -112,7 +112,7 @@ def _told(
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Room. libvirt stores a definition whole, or keeps the one before."""
+    """See recovery.Handler. libvirt stores a definition whole, or keeps the one before."""
     del policies
     found = await readiness(case.host, case.operation.guest_uuid or case.operation.guest)
     told = (

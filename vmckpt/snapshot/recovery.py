@@ -23,7 +23,7 @@ _NEVER = Settled(truth="it had not begun", outcome=Outcome.FAILED)
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Room."""
+    """See recovery.Handler."""
     del policies
     begun = case.step(Step.TAKE)
     told = _NEVER
@@ -35,7 +35,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
 
 
 async def settle_restore(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Room."""
+    """See recovery.Handler."""
     del policies
     begun = case.step(Step.RESTORE)
     told = _NEVER
@@ -166,7 +166,7 @@ def _order(case: OrphanedJob, begun: StoredStep) -> PutBackOrder:
 
 
 async def settle_guard(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Room. Nothing is taken back: nobody here knows whether all went well."""
+    """See recovery.Handler. Nothing is taken back: nobody here knows whether all went well."""
     del policies
     begun = case.step(Step.GUARD)
     told = guard_verdict(
@@ -187,7 +187,7 @@ def guard_verdict(checkpoint: tuple[str, str] | None) -> Settled:
 
 
 async def settle_proof(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Room. A guest that was only to be looked at is taken away."""
+    """See recovery.Handler. A guest that was only to be looked at is taken away."""
     del policies
     begun = case.step(Step.PROOF)
     if begun is not None and not case.dry:
@@ -207,7 +207,7 @@ async def settle_proof(case: OrphanedJob, policies: Sequence[Policy]) -> Settled
 
 
 async def settle_service(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Room. The snapshots it was at are operations of their own."""
+    """See recovery.Handler. The snapshots it was at are operations of their own."""
     del policies
     told = Settled(
         truth="the service has ended", outcome=Outcome.FAILED, did=("give its schedules back",)

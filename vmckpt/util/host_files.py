@@ -261,7 +261,7 @@ def _step(at: int, left: list[str], path: Path, *, make: bool) -> int:
 
 
 def _target(at: int, name: str, path: Path) -> Path:
-    """Where a symbolic link leads. Raises Refused if another user made it, NotADirectoryError."""
+    """Where a symbolic link leads. Raises NotADirectoryError; FileRefused if it is another's."""
     link = os.open(name, _THING, dir_fd=at)
     try:
         seen = os.fstat(link)

@@ -1,6 +1,7 @@
 """What can be done with what is under way, and what it costs."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from vmckpt_tui.action_lists.all import BY_NAME
 from vmckpt_tui.actions import Scene, Where
 
 
-def of(job: JobView | None, **more: float) -> Scene:
-    return Scene(where=Where.JOBS, model=MODEL, job=job, **more)  # type: ignore[arg-type]
+def of(job: JobView | None, **more: Any) -> Scene:
+    return Scene(where=Where.JOBS, model=MODEL, job=job, **more)
 
 
 def in_phase(phase: str) -> JobView:

@@ -3,7 +3,7 @@
 import io
 import json
 import threading
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 
@@ -17,15 +17,15 @@ from vmckpt.units import Seconds
 def test_a_controller_that_is_silent_is_not_waited_for() -> None:
     never = threading.Event()
 
-    class Silent(io.StringIO):
-        def readline(self, _: int | None = -1, /) -> str:  # type: ignore[override]
+    class Silent:
+        def readline(self) -> str:
             return "{}\n"
 
         def __iter__(self) -> Any:
             never.wait(30)
             return iter(())
 
-    channel = ControllerChannel(Silent(), io.StringIO())
+    channel = ControllerChannel(cast("IO[str]", Silent()), io.StringIO())
     channel.order()
     with pytest.raises(Cancelled, match=r"said nothing for 0\.05 s"):
         channel.request("cut", phase=Phase.STOPPED, limit=Seconds(0.05))

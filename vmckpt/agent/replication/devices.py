@@ -34,8 +34,8 @@ class Devices:
         self, monitor: Commands, folder: Path, new_cards: NewCards, endings: Endings, *,
         known: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """`known`: what `seen` returned when the standby's definition was made; None: what the
-        first agent sees, which stays in `folder`, the protection's own, for later ones."""
+        """`known`: what `device_facts` returned when the standby's definition was made; None: what
+        the first agent sees, which stays in the protection's `folder` for later ones."""
         self._monitor, self._file, self._new_cards = monitor, folder / _FILE, new_cards
         self._endings, self._known = endings, known
         self._names: frozenset[str] | None = None

@@ -76,7 +76,7 @@ def resend(session: Session, folder: Path) -> None:
 
 
 def _said(line: PeerConnection, give_up: float) -> bool:
-    """Say that the guest is the target's; whether it runs there. Raises Cut, WireError."""
+    """Give the guest to the target; whether it runs there. Raises ConnectionLost, WireError."""
     line.send(End(why="switched"))
     while time.monotonic() < give_up:
         if isinstance(line.receive(_TURN), End):

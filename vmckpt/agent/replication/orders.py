@@ -301,8 +301,8 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
     if runs_here and order.standby_gone:
         _must_hold_lease(session, folder)
         if session.lease is not None:
-            # Nobody else can have the guest any more. If we die before all is ended, it need not
-            # end with its lease; an agent that renews that until then is ended below.
+            # No other host can run the guest any more, so it need not end with its lease if we
+            # die before all is ended. The agent that renews the lease is ended below.
             teardown.disarm(session)
     if runs_here and not order.standby_gone:
         _stop_safely(session, folder)

@@ -116,7 +116,10 @@ PATIENCE = {Phase.READY: Seconds(90.0), Phase.STOPPED: Seconds(6.0), Phase.CAPTU
 
 
 class GroupMember:
-    """One guest of it. Use as `with Cut(monitor, talk) as cut`; leaving it lets the output go."""
+    """One guest of a group. Use as `with GroupMember(monitor, channel) as cut`.
+
+    Leaving it lets the output go.
+    """
 
     def __init__(self, monitor: QmpMonitor, channel: ControllerChannel) -> None:
         """Notes the facts. Raises CannotCapture if its output cannot be held, and VmckptError."""

@@ -75,7 +75,7 @@ def remove_left(files: Collection[str]) -> None:
 class DiskCapture:
     """The disks of one snapshot. Use as `with DiskCapture(...) as disks`.
 
-    Leaving it ends the backup; the new checkpoint goes too, unless `keep` was called.
+    Leaving it ends the backup; the new checkpoint goes too, unless `keep_bitmap` was called.
     """
 
     def __init__(

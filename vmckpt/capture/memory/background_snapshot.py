@@ -122,7 +122,7 @@ def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> Non
     """After a capture that was broken off, by whoever finds it: the guest is as before it.
 
     A whole background snapshot into nothing takes QEMU's marks off the guest's memory (see
-    settings.give_up). `held`: see Hooks. Raises HypervisorError, CaptureFailed.
+    migration_settings.give_up). `held`: see Hooks. Raises HypervisorError, CaptureFailed.
     """
     migration_settings.break_off(monitor, undo)
     broken = monitor.ask("query-migrate").get("status") in ("failed", "cancelled")
@@ -251,8 +251,6 @@ class _Run:
         return exc
 
     def _failed(self, status: dict[str, Any]) -> CaptureFailed:
-        reason = status.get("error-desc") or f"QEMU says {status['status']!r}"
-        return CaptureFailed(
-            f"the capture of {self._monitor.name} on {self._monitor.host} broke off: {reason}",
-            hint="look at QEMU's log there, then try again",
+        return migration_settings.capture_failed(
+            self._monitor, migration_settings.why_failed(status)
         )

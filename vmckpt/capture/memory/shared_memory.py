@@ -45,7 +45,7 @@ _MOST_PRIVATE = 256 << 20
 
 
 class MemoryReplica:
-    """Open it with `with LastCopy(...)`; one process at a time."""
+    """Open it with `with MemoryReplica(...)`; one process at a time."""
 
     def __init__(self, folder: Path, files: Sequence[MemoryFile], identity: str) -> None:
         """`identity` is that of the QEMU process; the copy of another one is removed."""
@@ -305,18 +305,18 @@ class PausedCapture:
             if now - looked < _LOOK:
                 continue  # each question takes a tenth of the time that is left
             looked = now
-            self._look_for_failure()
+            self._migration_status()
         # A migration of a guest that stood still ends in that run state even if it failed: what
         # came then is a part of the device state, from which no standby could go on.
-        if self._look_for_failure() != "completed":
+        if self._migration_status() != "completed":
             raise self._failed("QEMU does not say that its device state is complete")
 
-    def _look_for_failure(self) -> str:
-        """QEMU's word for the migration. Raises CaptureFailed if it has failed."""
+    def _migration_status(self) -> str:
+        """The status by `query-migrate`. Raises CaptureFailed if the migration has failed."""
         told = self._monitor.ask("query-migrate")
         status = str(told.get("status"))
         if status in ("failed", "cancelled"):
-            raise self._failed(str(told.get("error-desc", f"QEMU says {status!r}")))
+            raise self._failed(migration_settings.why_failed(told))
         return status
 
     def _must_stand(self) -> None:
@@ -331,10 +331,7 @@ class PausedCapture:
         )
 
     def _failed(self, why: str) -> CaptureFailed:
-        return CaptureFailed(
-            f"the capture of {self._monitor.name} on {self._monitor.host} broke off: {why}",
-            hint="look at QEMU's log there, then try again",
-        )
+        return migration_settings.capture_failed(self._monitor, why)
 
 
 # One processor is for QEMU and libvirt, which are at work on the same pause.

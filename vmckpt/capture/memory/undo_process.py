@@ -39,7 +39,7 @@ def left_behind(error: BaseException | None) -> CaptureFailed:
 
 
 class UndoProcess:
-    """The sleeping process. Use as `with Keeper(...) as keeper`, and tell it when all is well;
+    """The sleeping process. Use as `with UndoProcess(...) as keeper`, and tell it when all is well;
     leaving the block without that has it undo everything, over a connection of its own."""
 
     def __init__(

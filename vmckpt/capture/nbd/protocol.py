@@ -173,7 +173,7 @@ class Agreed:
 
 
 def agree(line: NbdSocket, export: str, contexts: Sequence[str]) -> Agreed:
-    """Choose an export. Raises OSError, Gone, Nonsense and Refused."""
+    """Choose an export. Raises OSError, Gone, Nonsense and NbdRefused."""
     found = Agreed()
     _greet(line)
     found.structured = _option(line, OPT_STRUCTURED_REPLY, b"", _nothing) is None

@@ -1,9 +1,9 @@
 """Moves that make hosts' loads more equal and pay for themselves. Pure.
 
 Load is the share of a host's memory that is promised to guests. What unequal loads cost is counted
-as the sum of their squares, as `Seating.costs` does: it is least where all are equal. A move is
-proposed only if it takes away enough of that (so that nobody is moved back and forth for nothing),
-and if what it saves over the next hour is more than what it costs while it lasts.
+as the sum of their squares, as `CapacityModel.costs` does: it is least where all are equal. A move
+is proposed only if it reduces that sum enough (so that no guest is moved to and fro for nothing)
+and if it saves more over the next hour than it costs while it lasts.
 """
 
 from dataclasses import dataclass

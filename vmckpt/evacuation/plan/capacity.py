@@ -19,7 +19,7 @@ NO_STORAGE = "no storage"
 
 
 class CapacityModel:
-    """Changed by `sit` and `rise`; a plan works on a copy of its own."""
+    """Changed by `place` and `remove`; a plan works on a copy of its own."""
 
     def __init__(self, places: Sequence[Place], tenants: Iterable[Tenant], rules: Rules) -> None:
         self.places, self._rules = tuple(places), rules

@@ -1,6 +1,6 @@
 """Disks that both hosts do not share: which are copied, to where, and what is against it.
 
-`wanted` and `plan` decide and are pure; `look` fetches what they need; the rest does.
+`wanted` and `plan` decide and are pure; `plan_copies` fetches what they need; the rest does.
 
 libvirt copies into images that are there already, over NBD, before the memory. It makes none itself
 outside of its pools, and would write over whatever has the name. QEMU 7.2 keeps holes as holes: a

@@ -23,7 +23,7 @@ def begun(steps: Sequence[StoredStep]) -> StoredStep | None:
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Room; for an operation with a step that is `begun`."""
+    """See recovery.Handler; for an operation with a step that is `begun`."""
     del policies
     step = begun(case.steps)
     if step is None:

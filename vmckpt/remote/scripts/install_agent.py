@@ -41,7 +41,7 @@ class InstallRefused(Exception):
 
 
 def install(folder: Path, name: str, digest: str, size: int, program: str) -> None:
-    """Have FOLDER/NAME there, whole. Raises Refused and OSError: then nothing of it stays."""
+    """Install FOLDER/NAME whole. Raises InstallRefused and OSError: then nothing of it stays."""
     make(folder)
     room = os.statvfs(folder)
     if room.f_bavail * room.f_frsize < size:
@@ -61,7 +61,7 @@ def install(folder: Path, name: str, digest: str, size: int, program: str) -> No
 
 
 def make(folder: Path) -> None:
-    """The folder of all versions; only we may write where it is. Raises Refused and OSError."""
+    """Create the folder of all versions, only ours to write. Raises InstallRefused and OSError."""
     there = folder
     while not os.path.lexists(there):
         there = there.parent
@@ -73,7 +73,7 @@ def make(folder: Path) -> None:
 
 
 def verify(there: Path, folder: Path) -> None:
-    """Raises Refused if others may change what leads to `there`, or `folder` itself."""
+    """Raises InstallRefused if others may change what leads to `there`, or `folder` itself."""
     for one in [there, *there.parents, *there.resolve().parents]:
         seen = one.lstat()
         if seen.st_uid not in (0, os.geteuid()) or others_write(seen, parent=one != folder):
@@ -158,7 +158,7 @@ def furnish(new: Path) -> None:
 
 
 def trial(at: Path, program: str) -> None:
-    """See that it starts; what Python compiles for that stays. Raises Refused."""
+    """See that it starts; what Python compiles for that stays. Raises InstallRefused."""
     environ = {name: value for name, value in os.environ.items() if name not in _OURS}
     try:
         done = subprocess.run(

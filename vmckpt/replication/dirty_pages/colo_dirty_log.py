@@ -95,7 +95,7 @@ def leave(monitor: Commands, before: Before) -> None:
         # QEMU lets the guest run at COLO's end, whoever paused it.
         if state == "running":
             monitor.tell("stop", {})
-    elif state in (*migration_settings.STOPPED, "colo") and not monitor.paused_by_somebody():
+    elif state in (*migration_settings.STOPPED, "colo") and not monitor.paused_by_user():
         monitor.tell("cont", {})
 
 

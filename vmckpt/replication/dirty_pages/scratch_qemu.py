@@ -155,6 +155,6 @@ class Scratch:
         """QEMU's word for how the guest is."""
         return str(self.ask("query-status")["status"])
 
-    def paused_by_somebody(self) -> bool:
-        """Nobody else knows it."""
+    def paused_by_user(self) -> bool:
+        """It is in no libvirt, which could pause it."""
         return False

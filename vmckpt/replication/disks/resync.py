@@ -86,7 +86,8 @@ def bring(line: PeerConnection, sender: Sender, disks: Sequence[Readable]) -> It
     """Make the backup's disks what these are, but for what is in their logs meanwhile.
 
     All that the guest writes must come to the logs before this begins. Those are to be emptied
-    between two steps of it, and at no other time. Raises Cut, WireError, and what the disks raise.
+    between two steps of it, and at no other time. Raises ConnectionLost, WireError, and what the
+    disks raise.
     """
     whole = sum(disk.size for disk in disks)
     compared = sent = 0
@@ -173,7 +174,7 @@ def opened(
 ) -> Iterator[list[Client]]:
     """Read these nodes, in that order; QEMU runs as `owner`.
 
-    Raises Cut if somebody else reads the guest's disks so just now, and HypervisorError.
+    Raises ConnectionLost if somebody else reads the guest's disks so just now, and HypervisorError.
     """
     end(monitor, place)
     qemu_user.make_folder(place, owner)

@@ -35,7 +35,7 @@ class FirstCopy:
 
     def run(self, line: PeerConnection, sender: Sender, left: int) -> None:
         """`left`: pages that the backup lacks. The mirrors must be at work. Ends early if the
-        protection is to end. Raises Cut, WireError, HypervisorError."""
+        protection is to end. Raises ConnectionLost, WireError, HypervisorError."""
         self.status.copied(left, ready=False)
         # Disks take longer, as a rule, and memory that was sent before them would be old by then.
         self._disks(line, sender)

@@ -131,8 +131,10 @@ def await_ack(
     line: PeerConnection, number: int, status: PrimaryStatus, *, patience: Seconds,
     meanwhile: Callable[[], None],
 ) -> None:  # fmt: skip
-    """As long as the backup takes what was sent, however slowly. Raises Cut, WireError, and what
-    `meanwhile` raises, which is called every now and then."""
+    """Wait for the acknowledgement as long as the backup takes what was sent, however slowly.
+
+    `meanwhile` is called every now and then. Raises ConnectionLost, WireError, and what it raises.
+    """
     taken, since = -1, time.monotonic()
     while True:
         meanwhile()
@@ -154,7 +156,7 @@ def await_ack(
 
 
 def note(beat: Heartbeat) -> Mapping[str, Any]:
-    """What the backup tells of itself. Raises Cut if it makes no sense."""
+    """What the backup tells of itself. Raises ConnectionLost if it makes no sense."""
     try:
         told = json.loads(beat.note or b"{}")
     except (ValueError, RecursionError) as exc:
@@ -324,7 +326,7 @@ class Primary:
         self._held = False
 
     def _serve(self, line: PeerConnection) -> None:
-        """Bring the backup up, then one epoch after the other. Raises Cut, WireError."""
+        """Bring the backup up, then one epoch after the other. Raises ConnectionLost, WireError."""
         parts, sender = self._parts, self._brought_up(line)
         while not parts.requests.has(Request.END):
             ready, final = self._wait(line), parts.requests.has(Request.PLANNED)
@@ -351,7 +353,7 @@ class Primary:
         self.standby_ended = True
 
     def _brought_up(self, line: PeerConnection) -> Sender:
-        """From now on output waits for the backup. Raises Cut, WireError."""
+        """From now on output waits for the backup. Raises ConnectionLost, WireError."""
         parts = self._parts
         captured = max(1, self._number) if self._whole else 0
         line.send(Hello(session=self._session.session, captured=captured))
@@ -408,7 +410,10 @@ class Primary:
                 raise mirror_job.MirrorEnded(f"a disk's log failed: {why}", host=self._session.host)
 
     def _cycle(self, line: PeerConnection, sender: Sender, *, final: bool) -> None:
-        """One epoch, from its capture to the release of its output. Raises Cut, WireError."""
+        """One epoch, from its capture to the release of its output.
+
+        Raises ConnectionLost, WireError.
+        """
         parts = self._parts
         began = time.monotonic()
         with parts.lease_holder.busy():
@@ -474,7 +479,7 @@ class Primary:
 
     def _wait(self, line: PeerConnection) -> bool:
         """Until the next epoch is due, or too much waits, and the guest may be stopped for it;
-        False: something is wished for. Raises Cut, WireError."""
+        False: something is wished for. Raises ConnectionLost, WireError."""
         parts = self._parts
         while not parts.requests.any:
             left = self._due - time.monotonic()

@@ -49,7 +49,10 @@ class Memory:
         return found
 
     def compare(self, line: PeerConnection) -> int:
-        """Ask the backup what it has: all else is stale; how many pages. Raises Cut, WireError."""
+        """Ask the backup which pages it has; all others are stale. Returns how many those are.
+
+        Raises ConnectionLost, WireError.
+        """
         for file, (last, stale) in enumerate(zip(self.last, self.stale, strict=True)):
             for first in range(0, len(stale), _ASKED):
                 count = min(_ASKED, len(stale) - first)

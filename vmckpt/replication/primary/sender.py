@@ -38,7 +38,7 @@ class Sender:
         self._tally = Tally()
 
     def memory(self, number: int, changed: Sequence[Changed]) -> None:
-        """Send changed pages; the last copy becomes this epoch's on the way. Raises Cut."""
+        """Send changed pages and bring the last copy up to this epoch. Raises ConnectionLost."""
         together = zip(self._last, changed, self._stale, strict=True)
         for file, (last, one, stale) in enumerate(together):
             for numbers, new, old in _pieces(last, one, stale):

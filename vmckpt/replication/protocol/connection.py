@@ -106,7 +106,7 @@ def _context(folder: Path, purpose: int) -> ssl.SSLContext:
 
 
 def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SSLSocket:
-    """Raises Cut if the other end does not answer, or is another one."""
+    """Raises ConnectionLost if the other end does not answer, or is another one."""
     try:
         with socket.create_connection(address, timeout=limit) as plain:
             made = _context(folder, ssl.PROTOCOL_TLS_CLIENT).wrap_socket(plain)
@@ -239,7 +239,7 @@ def _why(exc: OSError) -> str:
 
 
 class PeerConnection:
-    """Messages both ways. Use as `with Line(connected, token) as line`.
+    """Messages both ways. Use as `with PeerConnection(connected, token) as line`.
 
     Any thread may send; one receives. Big messages of one thread do not keep another's small ones
     waiting for longer than one message.
@@ -285,7 +285,7 @@ class PeerConnection:
         self._connected.close()
 
     def send(self, message: Message) -> None:
-        """Raises Cut."""
+        """Raises ConnectionLost."""
         head, body = framing.parts(message, token=self._token())
         with self._sending:
             for part in (head, body):
@@ -307,7 +307,7 @@ class PeerConnection:
                 raise ConnectionLost(f"the line broke: {exc}") from exc
 
     def receive(self, limit: Seconds) -> Message | None:
-        """The next message; None if none came in that time. Raises Cut, WireError."""
+        """The next message; None if none came in that time. Raises ConnectionLost, WireError."""
         try:
             found = (
                 self._received.get(timeout=max(0.0, limit))
@@ -324,7 +324,8 @@ class PeerConnection:
     def expect(self, kind: type[T], limit: Seconds) -> T:
         """The next message of that kind; heartbeats before it are passed over.
 
-        Raises Cut, also if the other end refuses to go on or says something else, and WireError.
+        Raises WireError, and ConnectionLost, also if the other end refuses to go on or says
+        something else.
         """
         give_up = time.monotonic() + limit
         while (left := give_up - time.monotonic()) > 0:

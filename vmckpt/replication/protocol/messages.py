@@ -75,7 +75,7 @@ class HelloAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """Pages of one memory file, by `delta.encode`."""
+    """Pages of one memory file, by `page_codec.encode`."""
 
     kind: ClassVar[int] = 3
     epoch: int
@@ -97,7 +97,7 @@ class Writes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """Device state, by `delta.encode_state`."""
+    """Device state, by `page_codec.encode_state`."""
 
     kind: ClassVar[int] = 5
     epoch: int
@@ -312,7 +312,7 @@ class Tally:
         self._running.update(digest_of(part))
 
     def digest(self) -> bytes:
-        """For `Seal`: 16 bytes over the parts' digests, in their order."""
+        """For `EpochEnd`: 16 bytes over the parts' digests, in their order."""
         return self._running.digest(DIGEST)
 
 

@@ -41,7 +41,7 @@ class Fleece:
 
 
 def prepare(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
-    """Serve the disks: until `begin` as they are when they are read. Raises HypervisorError."""
+    """Serve the disks as they are when read, until `start_copies`. Raises HypervisorError."""
     for one in fleeces:
         file = {"driver": "file", "filename": one.image}
         node: dict[str, object] = {"driver": "qcow2", "node-name": one.name, "file": file}

@@ -230,7 +230,7 @@ class SpareSeen:
     looked: float
     """When the one that acts last looked."""
     woke: float
-    """As in `Seen`."""
+    """As in `WatchdogFacts`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,8 +86,8 @@ async def take(
 ) -> GroupTaken:
     """Take a snapshot of several guests, each found on a host, as one cut, and put it into a store.
 
-    Raises as `taking.take`; then all guests go on, and nothing of it is in the store, or it is said
-    what is.
+    Raises as `snapshot.create.take`; then all guests go on, and nothing of it is in the store, or
+    the error says what is.
     """
     if not request.memory:
         raise BadInput("a group is captured with its memory", hint="leave --no-memory out")

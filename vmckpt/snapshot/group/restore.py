@@ -35,7 +35,7 @@ async def restore(
     id_: str, members: Sequence[Member], request: RestoreRequest, caller: Caller,
     *, hosts: Mapping[str, Host],
 ) -> GroupRestored:  # fmt: skip
-    """Bring the snapshots of a group back, each on its host, as `restoring.restore` does.
+    """Bring the snapshots of a group back, each on its host, as `restore.restore` does.
 
     Raises as that. If it fails before all are ready, no guest was touched; after that the error
     says how it stands with each, and none of them runs.

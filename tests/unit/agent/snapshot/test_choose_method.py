@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -173,7 +173,7 @@ class Image:
 
 
 def test_pages_that_did_not_change_are_named_and_not_read() -> None:
-    image: FrozenImage = Image()  # type: ignore[assignment]
+    image = cast("FrozenImage", Image())
     changed = np.array([0, 1, 1, 0, 0, 0], dtype=np.bool_)
     assert list(RamRegion(image, 0, changed).extents()) == [
         Extent(0, 1, What.SAME), Extent(1, 1, What.DATA), Extent(2, 1, What.ZEROS),

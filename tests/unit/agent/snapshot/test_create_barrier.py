@@ -3,7 +3,7 @@
 import json
 import queue
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 
@@ -13,6 +13,7 @@ from vmckpt.agent.snapshot.create import GroupMember
 from vmckpt.capture.memory.background_snapshot import Hooks
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import CaptureFailed, VmckptError
+from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.model.recovery import Phase
 
 FACTS = Undo(guest="u", capabilities={}, bandwidth=1, runs=True, folder="")
@@ -45,9 +46,14 @@ class Controller:
 
 
 def opened(controller: Controller) -> ControllerChannel:
-    channel = ControllerChannel(controller, controller)  # type: ignore[arg-type]
+    both_ends = cast("IO[str]", controller)
+    channel = ControllerChannel(both_ends, both_ends)
     channel.order()
     return channel
+
+
+def member(qemu: Qemu, controller: Controller) -> GroupMember:
+    return GroupMember(cast("QmpMonitor", qemu), opened(controller))
 
 
 def run(cut: GroupMember, done: list[str]) -> None:
@@ -72,7 +78,7 @@ def run(cut: GroupMember, done: list[str]) -> None:
 def test_output_is_held_while_the_others_are_waited_for() -> None:
     qemu, done = Qemu(card()), list[str]()
     controller = Controller(qemu)
-    with GroupMember(qemu, opened(controller)) as cut:  # type: ignore[arg-type]
+    with member(qemu, controller) as cut:
         run(cut, done)
         assert qemu.filters == {}
         assert cut.held >= 0
@@ -92,7 +98,7 @@ def test_output_is_held_while_the_others_are_waited_for() -> None:
 )
 def test_a_no_lets_everything_go_at_once(phase: Phase, done: list[str]) -> None:
     qemu, came = Qemu(card()), list[str]()
-    with GroupMember(qemu, opened(Controller(qemu, phase))) as cut:  # type: ignore[arg-type]
+    with member(qemu, Controller(qemu, phase)) as cut:
         with pytest.raises(VmckptError, match="b was late"):
             run(cut, came)
         assert qemu.filters == {}
@@ -102,7 +108,7 @@ def test_a_no_lets_everything_go_at_once(phase: Phase, done: list[str]) -> None:
 def test_another_way_may_be_tried_only_before_the_guest_stood_still() -> None:
     qemu = Qemu(card())
     controller = Controller(qemu)
-    with GroupMember(qemu, opened(controller)) as cut:  # type: ignore[arg-type]
+    with member(qemu, controller) as cut:
         hooks = cut.hooks(Hooks(note=lambda _: None))
         hooks.note(FACTS)
         hooks.note(FACTS)  # the first way did not work

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.support.fleets import GIB, OFF, fleet, guest, host, needs, random_fleet
 from vmckpt.evacuation.plan.capacity import CapacityModel, lacks
-from vmckpt.evacuation.plan.fleet import Fleet, Rules, Weights
+from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant, Weights
 
 RULES = Rules(keep_free=0.0)
 
@@ -39,11 +39,11 @@ def test_who_may_not_go_somewhere_is_told_why_and_nobody_else_is(seed: int, host
         (guest("x", "a"), None),
     ],
 )
-def test_the_reason_is_said_in_words(tenant: object, why: str | None) -> None:
+def test_the_reason_is_said_in_words(tenant: Tenant, why: str | None) -> None:
     there = guest("y", "b", 2, apart=frozenset({"db"}))
     seating = model(fleet([OFF, host("b", 10)], there))
 
-    assert seating.reasons_against(tenant, 1) == why  # type: ignore[arg-type]
+    assert seating.reasons_against(tenant, 1) == why
 
 
 def test_a_closed_host_takes_nobody() -> None:

@@ -256,7 +256,7 @@ class Monitor:
     def run_state(self) -> str:
         return self._state
 
-    def paused_by_somebody(self) -> bool:
+    def paused_by_user(self) -> bool:
         return False
 
 
