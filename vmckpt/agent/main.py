@@ -20,7 +20,7 @@ from typing import Any
 
 from vmckpt.agent.protocol import ControllerChannel, error_as_json
 from vmckpt.errors import BadInput, VmckptError
-from vmckpt.util import host_directories
+from vmckpt.util import host_directories, stop_signals
 from vmckpt.util.host_files import FileRefused
 
 log = logging.getLogger("vmckpt.agent")
@@ -33,8 +33,7 @@ def main() -> None:
     # The terminal's Ctrl-C is the controller's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ControllerChannel(sys.stdin, sys.stdout)
-    signal.signal(signal.SIGTERM, lambda *_: channel.stop.set())
-    signal.signal(signal.SIGHUP, lambda *_: channel.stop.set())
+    stop_signals.set_on((signal.SIGTERM, signal.SIGHUP), channel.stop)
     try:
         done = _carry_out(channel)
     except VmckptError as exc:

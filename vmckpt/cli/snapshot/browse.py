@@ -17,6 +17,7 @@ from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORE, Ticker, identity_of
 from vmckpt.errors import BadInput
 from vmckpt.units import Bytes, show_bytes
+from vmckpt.util import stop_signals
 
 if TYPE_CHECKING:
     from vmckpt.capture.nbd.protocol import Tcp
@@ -157,7 +158,8 @@ def _serve(browse: "Browse", disk: str | None, path: Path | None, *, json: bool)
             for one, uri in uris.items():
                 output.out.print(f"{one}: {uri}", soft_wrap=True)
         _say_served()
-        ended.wait()
+        while not ended.wait(_LOOK):
+            pass
     output.say("served no more")
 
 
@@ -192,7 +194,8 @@ def _until_stopped() -> Iterator[threading.Event]:
     """Set by Ctrl-C, SIGTERM and a terminal that is closed; afterwards these are as before."""
     ended = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, lambda *_: ended.set()) for number in numbers]
+    before = [signal.getsignal(number) for number in numbers]
+    stop_signals.set_on(numbers, ended)
     try:
         yield ended
     finally:
