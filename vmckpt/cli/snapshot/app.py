@@ -71,6 +71,14 @@ def list_(
     output.out.print(table)
 
 
+_NAMES = (
+    "id", "name", "guest", "guest_uuid", "contents", "made_at", "by", "host", "parent",
+    "memory_bytes", "disks_bytes", "new_bytes", "encrypted", "pinned", "trusted", "tags",
+    "verified", "group", "wrong",
+)  # fmt: skip
+"""What --json tells of a snapshot."""
+
+
 def _row(one: "SnapshotRow") -> tuple[str, ...]:
     told = one.public
     if told is None:
@@ -93,8 +101,8 @@ def _row(one: "SnapshotRow") -> tuple[str, ...]:
 
 def _as_json(one: "SnapshotRow") -> dict[str, Any]:
     told = one.public
-    if told is None:
-        return {"id": one.id, "wrong": one.wrong}
+    if told is None:  # the same names, so that what reads them needs no second form
+        return dict.fromkeys(_NAMES) | {"id": one.id, "wrong": one.wrong}
     return {
         "id": one.id,
         "name": told.name,

@@ -59,3 +59,7 @@ def test_one_that_cannot_be_read_is_last_with_what_is_wrong(stock: Stock) -> Non
     _, first, last = told.splitlines()
     assert (first.split()[0], last.split()[0]) == (whole, broken)
     assert "its checksum is wrong" in last
+    first, last = json.loads(stock("list", "--json")[1])
+    assert (first["id"], first["wrong"]) == (whole, None)
+    assert (last["id"], last["guest"], set(last)) == (broken, None, set(first))
+    assert "its checksum is wrong" in last["wrong"]
