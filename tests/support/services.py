@@ -84,10 +84,15 @@ class World:
 
     async def run(self, *, once: bool = True, limit: float = 20.0, **wanted: Any) -> int:
         policies = loader.load_all(self.stock.folder / "policies")
+
+        def warn(line: str) -> None:
+            self.told.append(Told(event="warning", text=line))
+
+        caller = Caller(emit=lambda _: None, warn=warn, stop=self.stop)
+        acting = Controller(inventory=self.inventory, policies=policies, caller=caller)
         running = scheduler.run(
-            self.inventory, policies, ScheduleSelection(**wanted), identity=None, once=once,
-            stop=self.stop, tell=self.told.append,
-        )  # fmt: skip
+            acting, ScheduleSelection(**wanted), identity=None, once=once, tell=self.told.append
+        )
         return await asyncio.wait_for(running, limit)
 
     async def verdicts(self) -> dict[str, bool | None]:

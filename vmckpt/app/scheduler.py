@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from vmckpt import recovery as recovering
 from vmckpt.app import fleet, snapshot_store, snapshots
@@ -15,9 +16,8 @@ from vmckpt.errors import JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
 from vmckpt.journal.records import Operation
-from vmckpt.model.events import Caller
 from vmckpt.model.webhook import NOBODY, WebhookOptions
-from vmckpt.policy.model import Auto, Policy
+from vmckpt.policy.model import Auto
 from vmckpt.scheduler import schedules
 from vmckpt.scheduler.agenda import Agenda, Scene
 from vmckpt.scheduler.executor import Executor
@@ -40,27 +40,23 @@ _FRESH = 300.0
 
 
 async def run(
-    inventory: Inventory,
-    policies: Sequence[Policy],
+    controller: Controller,
     wanted: ScheduleSelection,
     *,
     identity: Identity | None,
     once: bool,
-    stop: asyncio.Event,
     tell: Callable[[Told], None],
     wishes: WebhookOptions = NOBODY,
 ) -> int:
-    """Do what schedules ask for until `stop` is set; how much went wrong. Raises ReadOnly,
+    """Do what schedules ask for until the caller stops it; how much went wrong. Raises ReadOnly,
     JournalError, LeaseLost, BadInput, OSError if the address for metrics cannot be had."""
+    inventory, stop = controller.inventory, controller.caller.stop
     inventory.may_act()
-
-    def warn(line: str) -> None:
-        tell(Told(event="warning", text=line))
-
-    caller = Caller(emit=lambda _: None, warn=warn, stop=asyncio.Event())
+    warn = controller.caller.warn
+    caller = replace(controller.caller, stop=asyncio.Event())
 
     async def recover() -> None:
-        await recovering.recover_before(inventory, policies, caller)
+        await recovering.recover_before(inventory, controller.policies, caller)
 
     await recover()
     watches = keeps_watch(inventory) and not once
@@ -80,9 +76,7 @@ async def run(
         if watches:
             vigil = Vigil(inventory, lambda: _is_ours(VIGIL, claims), tell)
             await around.enter_async_context(_vigil(vigil, stop))
-        setting = _setting(
-            inventory, policies, wanted, identity=identity, tell=tell, recover=recover
-        )
+        setting = _setting(controller, wanted, identity=identity, tell=tell, recover=recover)
         service = Service(setting, claims, stop)
         tell(Told(event="started", text=f"started as {claims.job or 'no job'}"))
         await service.run(once=once)
@@ -121,13 +115,10 @@ async def _vigil(vigil: Vigil, stop: asyncio.Event) -> AsyncIterator[None]:
 
 
 async def due_now(
-    inventory: Inventory,
-    policies: Sequence[Policy],
-    wanted: ScheduleSelection,
-    tell: Callable[[Told], None],
+    controller: Controller, wanted: ScheduleSelection, tell: Callable[[Told], None]
 ) -> tuple[Agenda, Scene]:
     """What is due when, and why; nothing is done."""
-    setting = _setting(inventory, policies, wanted, identity=None, tell=tell, recover=_nothing)
+    setting = _setting(controller, wanted, identity=None, tell=tell, recover=_nothing)
     return await Service(setting, None, asyncio.Event()).look()
 
 
@@ -136,23 +127,19 @@ async def _nothing() -> None:
 
 
 def _setting(
-    inventory: Inventory,
-    policies: Sequence[Policy],
+    controller: Controller,
     wanted: ScheduleSelection,
     *,
     identity: Identity | None,
     tell: Callable[[Told], None],
     recover: Callable[[], Awaitable[None]],
 ) -> Setting:
+    inventory, policies = controller.inventory, controller.policies
     ring = snapshots.keyring()
     shelves = Shelves(lambda name: snapshot_store.open_store(inventory, name), ring.trusted)
 
     def acting(stop: asyncio.Event) -> Controller:
-        def warn(line: str) -> None:
-            tell(Told(event="warning", text=line))
-
-        caller = Caller(emit=lambda _: None, warn=warn, stop=stop)
-        return Controller(inventory=inventory, policies=policies, caller=caller)
+        return replace(controller, caller=replace(controller.caller, stop=stop))
 
     async def take(work: CreateSnapshot, stop: asyncio.Event) -> Taken:
         request = TakeRequest(guest=work.guest, memory=work.memory, tags={SCHEDULE: work.schedule})

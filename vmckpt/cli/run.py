@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +86,8 @@ def run(
     wanted = ScheduleSelection(guests=tuple(guests or ()), policy=forced)
     say = _Teller(json=json)
     if dry_run:
-        told, scene = asyncio.run(scheduler.due_now(known, everything, wanted, say.aside))
+        looking = _controller(known, everything, say.aside, asyncio.Event())
+        told, scene = asyncio.run(scheduler.due_now(looking, wanted, say.aside))
         if json:
             output.print_json(_agenda_json(told))
         else:
@@ -119,9 +120,25 @@ async def _run(
 
     stop = stop_on_signals("stopping: what is being taken is given up")
     return await scheduler.run(
-        inventory, policies, wanted, identity=identity_of(identity), once=once, stop=stop,
-        tell=say.take, wishes=wishes,
+        _controller(inventory, policies, say.take, stop), wanted,
+        identity=identity_of(identity), once=once, tell=say.take, wishes=wishes,
     )  # fmt: skip
+
+
+def _controller(
+    inventory: "controller.Inventory",
+    policies: Sequence[Policy],
+    tell: Callable[["Told"], None],
+    stop: asyncio.Event,
+) -> "controller.Controller":
+    from vmckpt.app.controller import Caller, Controller
+    from vmckpt.scheduler.service import Told
+
+    def warn(line: str) -> None:
+        tell(Told(event="warning", text=line))
+
+    caller = Caller(emit=lambda _: None, warn=warn, stop=stop)
+    return Controller(inventory=inventory, policies=policies, caller=caller)
 
 
 def _something(policies: Sequence[Policy], wanted: "ScheduleSelection") -> None:
