@@ -5,6 +5,8 @@ import builtins
 import re
 import runpy
 import subprocess
+from functools import cache
+from pathlib import Path
 
 from tests.support.paths import ROOT
 
@@ -13,6 +15,14 @@ MODULES = sorted(
     for place in ("vmckpt", "tui", "lab", "tests", "bench")
     for path in (ROOT / place).rglob("*.py")
 )
+
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@cache
+def nodes() -> list[tuple[Path, ast.AST]]:
+    return [(path, one) for path in MODULES for one in ast.walk(ast.parse(path.read_text()))]
 
 
 def test_a_module_has_at_most_600_lines() -> None:
@@ -24,8 +34,7 @@ def test_a_module_has_at_most_600_lines() -> None:
 def test_a_function_has_at_most_40_statements() -> None:
     sizes = {
         (path, node.name): sum(isinstance(one, ast.stmt) for one in ast.walk(node)) - 1
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, node in nodes()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
 
@@ -34,16 +43,14 @@ def test_a_function_has_at_most_40_statements() -> None:
 
 def test_an_error_that_a_docstring_says_is_raised_exists() -> None:
     """A renamed class leaves its old name in prose, where no type checker looks."""
-    nodes = [(path, one) for path in MODULES for one in ast.walk(ast.parse(path.read_text()))]
-    known = {one.name for _, one in nodes if isinstance(one, ast.ClassDef)} | {*dir(builtins)}
-    for _, one in nodes:
+    known = {one.name for _, one in nodes() if isinstance(one, ast.ClassDef)} | {*dir(builtins)}
+    for _, one in nodes():
         if isinstance(one, ast.Import | ast.ImportFrom):
             known |= {name.name.split(".")[-1] for name in one.names}
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     lacking = {
         (path, word)
-        for path, one in nodes
-        if isinstance(one, documented)
+        for path, one in nodes()
+        if isinstance(one, DOCUMENTED)
         for raised in re.findall(r"\bRaises ([^.;:]*)", ast.get_docstring(one) or "")
         for word in re.findall(r"\b[A-Z]\w*[a-z]\w*", raised)
         if word not in known

@@ -187,7 +187,7 @@ ALL = (
     Reverted(
         name="the timer is disarmed before the standby is invalidated",
         patches=lambda: [(LeaseHolder, "_change", _disarmed_first)], budget=_KILLS._replace(cuts=1),
-        first=("fault: the link breaks",),
+        first=("fault: the link breaks", "main: finds the link cut", "main: waits no more"),
     ),
     Reverted(
         name="ending a protection lets a second copy speak",
@@ -224,7 +224,8 @@ ALL = (
         name="a renewal from before the lease store's failover confirms the standby",
         patches=lambda: [(store, "confirms", lambda *_: True)],
         budget=QUIET._replace(promotions=1, cuts=1, silences=1),
-        first=("a tick", "keep: lock", "store: renew_on has no answer", "fault: the link breaks"),
+        first=("a tick", "keep: lock", "store: renew_on has no answer", "fault: the link breaks",
+               "main: finds the link cut", "main: waits no more", "main: lock main"),
     ),
     Reverted(
         name="an epoch during which the guest ran is committed",
