@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.error import HTTPError, URLError
@@ -207,12 +208,17 @@ def _made(client: Any, bucket: str) -> None:
             raise
 
 
-def _client(endpoint: str) -> Any:
+@cache  # each of its own would read the description of S3 again, for 0.15 s
+def _session() -> boto3.session.Session:
     return boto3.session.Session(
         CREDENTIALS["AWS_ACCESS_KEY_ID"],
         CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
         region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
-    ).client(
+    )
+
+
+def _client(endpoint: str) -> Any:
+    return _session().client(
         "s3",
         endpoint_url=endpoint,
         config=Config(connect_timeout=2, read_timeout=10, retries={"total_max_attempts": 1}),
