@@ -3,6 +3,7 @@
 import os
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -146,6 +147,10 @@ class GuestDisk:
         self.place.log.touch()
         self.control = stack.enter_context(Control(self.place.control))
         self.log = stack.enter_context(WriteLog(self.place))
+        # As its nbdkit, until its input ends.
+        words = ["sh", "-c", "read end", f"log={self.place.log}"]
+        serves = stack.enter_context(subprocess.Popen(words, stdin=subprocess.PIPE))
+        self.control.process = serves.pid
         self.content = bytearray(size)
 
     def write(self, offset: int, data: bytes) -> None:

@@ -277,7 +277,12 @@ def wait_for_end(monitor: Commands) -> None:
 
 def why_failed(status: Mapping[str, Any]) -> str:
     """Why a migration has failed, from QEMU's answer to `query-migrate`."""
-    return status.get("error-desc") or f"QEMU says {status.get('status')!r}"
+    if why := status.get("error-desc"):
+        return str(why)
+    if status.get("status") == "failed":
+        # Of what ends a migration late, QEMU 7.2 leaves this out (migration_completion).
+        return "QEMU gives no reason; a disk, or what one is mirrored to, could not be flushed"
+    return f"QEMU says {status.get('status')!r}"
 
 
 def capture_failed(monitor: Commands, why: str) -> CaptureFailed:

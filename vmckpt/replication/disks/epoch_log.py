@@ -8,7 +8,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -53,7 +53,7 @@ class WriteLog:
 
     def __init__(self, place: LogPlace) -> None:
         """Raises DiskLogError if there is no such log."""
-        self._what = f"the write log {place.log}"
+        self._what, self._log = f"the write log {place.log}", place.log
         with ExitStack() as undo:
             try:
                 self._control = undo.enter_context(Control(place.control))
@@ -86,8 +86,11 @@ class WriteLog:
         return self._control.consumed
 
     def failed(self) -> str | None:
-        """Why a write was refused, so that the log is not the whole truth any more; None: none."""
-        return os.strerror(self._control.failed) if self._control.failed else None
+        """Why the log is not the whole truth any more: a write was refused, or nbdkit has ended,
+        which QEMU notices only at the next write. None: it is whole."""
+        if self._control.failed:
+            return os.strerror(self._control.failed)
+        return None if server(self._log, self._control) else "its nbdkit has ended"
 
     def waited(self) -> Seconds:
         """For how long the guest's writes have waited for room in the log, in all."""
@@ -140,6 +143,16 @@ class WriteLog:
             punch(self._file, begin, end - begin)
         except OSError as exc:
             raise DiskLogError(f"{self._what} cannot be emptied: {exc.strerror}") from exc
+
+
+def server(log: Path, control: Control) -> int | None:
+    """The nbdkit process of a log; None if it does not run."""
+    with suppress(OSError):
+        # The number may be another process's by now.
+        words = Path(f"/proc/{control.process}/cmdline").read_bytes().split(b"\0")
+        if os.fsencode(f"log={log}") in words:
+            return control.process
+    return None
 
 
 def punch(file: int, begin: int, length: int) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmckpt.errors import BadInput
+from vmckpt.replication.disks import epoch_log
 from vmckpt.replication.disks.epoch_log import DiskLogError, LogPlace
 from vmckpt.replication.disks.log_control import Control
 from vmckpt.units import MIB, Bytes, Seconds
@@ -130,13 +131,8 @@ def _begun(place: LogPlace) -> int:
 
 def running(place: LogPlace) -> int | None:
     """The nbdkit of this log; None if it does not run."""
-    with suppress(OSError, ValueError):
-        with Control(place.control) as control:
-            process = control.process
-        # The number may be another process's by now.
-        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        if os.fsencode(f"log={place.log}") in words:
-            return process
+    with suppress(OSError, ValueError), Control(place.control) as control:
+        return epoch_log.server(place.log, control)
     return None
 
 

@@ -417,6 +417,7 @@ class Primary:
         parts = self._parts
         began = time.monotonic()
         with parts.lease_holder.busy():
+            self._check_disks()  # else QEMU could not flush them, and would fail in the pause
             epoch = parts.capturer.take(goes_on=not final)
         captured = time.monotonic()
         self._number += 1

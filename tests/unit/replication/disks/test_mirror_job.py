@@ -17,6 +17,7 @@ import pytest
 from tests.support.disk_logs import until
 from tests.support.guest_disks import mirrors_left
 from tests.support.guestless import Qmp, qemu
+from vmckpt.capture import migration_settings
 from vmckpt.capture.nbd.protocol import Unix
 from vmckpt.errors import HypervisorError
 from vmckpt.replication.backup.standby import NbdWriter
@@ -159,6 +160,32 @@ def test_a_log_that_dies_harms_no_guest_and_is_seen_at_once(rig: Rig) -> None:
 
     assert rig.image.read_bytes()[:8192] == b"b" * 4096 + b"c" * 4096
     assert rig.nodes() == {"disk"}
+
+
+def test_a_log_that_dies_is_seen_although_nothing_is_written(rig: Rig) -> None:
+    """The job is well until the next write, but QEMU can save no device state any more."""
+    rig.begin()
+    rig.qmp.tell("block-export-del", {"id": "guest"})  # a migration takes no writer along
+    assert rig.log.failed() is None
+    assert saved(rig.qmp)["status"] == "completed"
+
+    process = nbdkit_server.running(rig.place)
+    assert process is not None
+    os.kill(process, signal.SIGKILL)
+    until(lambda: rig.log.failed() == "its nbdkit has ended")
+    mirror_job.begun(rig.qmp, JOB)
+    told = saved(rig.qmp)
+    assert told["status"] == "failed"
+    assert "could not be flushed" in migration_settings.why_failed(told)
+
+
+def saved(qmp: Qmp) -> dict[str, Any]:
+    """How it ends to save the machine's state while it stands still."""
+    qmp.tell("stop", {})
+    qmp.tell("migrate", {"uri": "exec:cat >/dev/null"})
+    until(lambda: qmp.ask("query-migrate")["status"] in ("completed", "failed"))
+    qmp.tell("cont", {})
+    return dict(qmp.ask("query-migrate"))
 
 
 def test_a_log_without_any_room_is_seen_at_once_too(

@@ -1,7 +1,7 @@
 """The primary's loop, with a guest that is files and a backup that may fail in any way."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -304,20 +304,51 @@ def test_without_the_lease_nothing_gets_out(one: World) -> None:
     assert one.events[-1].startswith("committed")
 
 
-def test_a_mirror_that_ended_keeps_its_epoch_from_being_sealed(one: World) -> None:
+def _mirror_fails(one: World) -> None:
+    one.qemu.jobs[mirror_job.name_of(0)]["io-status"] = "failed"
+
+
+def _log_has_no_room(one: World) -> None:
+    one.disk.control.failed = 28
+
+
+def _nbdkit_ends(one: World) -> None:
+    one.disk.control.process = 0
+
+
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        (_mirror_fails, "an input/output error"),
+        (_log_has_no_room, "No space left"),
+        (_nbdkit_ends, "its nbdkit has ended"),
+    ],
+)
+def test_an_epoch_of_which_a_write_is_in_no_log_is_not_sealed(
+    one: World, fails: Callable[[World], None], why: str
+) -> None:
     with one.run():
         one.epochs(1)
-        one.qemu.jobs[mirror_job.name_of(0)]["io-status"] = "failed"
+        one.capturer.before = lambda _: fails(one)
+        ended = one.ended()
+        assert isinstance(ended, mirror_job.MirrorEnded)
+        assert why in ended.message
+    assert one.events[-1] == "captured"
+
+
+def test_without_its_nbdkit_no_epoch_is_begun(one: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guest would stand still for nothing, and QEMU would fail in it."""
+    release = one.held.release
+
+    def last() -> None:
+        release()
+        _nbdkit_ends(one)
+
+    with one.run():
+        one.epochs(1)
+        monkeypatch.setattr(one.held, "release", last)
         assert isinstance(one.ended(), mirror_job.MirrorEnded)
-    assert one.events[-1] == "captured"
-
-
-def test_a_write_that_is_not_in_the_log_keeps_its_epoch_from_being_sealed(one: World) -> None:
-    with one.run():
-        one.epochs(1)
-        one.disk.control.failed = 28
-        assert "No space left" in str(one.ended())
-    assert one.events[-1] == "captured"
+    assert one.events[-1] != "captured"
 
 
 def test_a_guest_that_has_ended_ends_it(one: World) -> None:
