@@ -59,6 +59,26 @@ def test_an_error_that_a_docstring_says_is_raised_exists() -> None:
     assert lacking == set()
 
 
+def test_no_file_imports_from_a_test_file() -> None:
+    """What tests share has a module of its own, in tests/support or beside them."""
+    found = {
+        (path, name)
+        for path, one in nodes()
+        if isinstance(one, ast.Import | ast.ImportFrom)
+        for name in imported(one)
+        if name.startswith(("tests.", "bench.")) and name.rpartition(".")[2].startswith("test_")
+    }
+
+    assert found == set()
+
+
+def imported(one: ast.Import | ast.ImportFrom) -> list[str]:
+    """All that may be modules, by their whole names."""
+    if isinstance(one, ast.Import):
+        return [each.name for each in one.names]
+    return [f"{one.module}", *(f"{one.module}.{each.name}" for each in one.names)]
+
+
 def test_no_file_names_a_path_of_one_machine_or_a_registry() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],

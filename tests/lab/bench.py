@@ -17,6 +17,7 @@ from typing import Any, AnyStr, TypeVar
 from tests.support import schemas
 from vmckpt import inventory
 from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.domains import find_guest
 from vmckpt.inventory import Inventory
 from vmckpt.units import parse_rate
 from vmckpt_lab import guests, host, ledger
@@ -107,6 +108,13 @@ class Bench:
                 return await question(hypervisor)
 
         return asyncio.run(asked())
+
+
+def uuid(bench: Bench, on: str = "alpha") -> str:
+    """Of web1, as its host's libvirt says."""
+    guest = bench.ask(on, lambda hypervisor: find_guest(hypervisor, "web1"))
+    assert guest is not None
+    return guest.uuid
 
 
 # Rewrites its region faster than the link carries: pre-copy never ends.
@@ -226,6 +234,30 @@ def ended_late(process: subprocess.Popen[str], limit: float) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
+
+
+class Told:
+    """What a service says, object by object."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.all: list[dict[str, Any]] = []
+
+    def until(self, event: str, times: int = 1, limit: float = 180.0) -> None:
+        """Read on until it has said that so many times in all."""
+        end = Deadline(limit)
+        while sum(one["event"] == event for one in self.all) < times:
+            self.next(limit)
+            assert not end.passed(), f"no {event}: {self.all}"
+
+    def next(self, limit: float = 180.0) -> dict[str, Any]:
+        """Wait for the next object, and return it."""
+        assert self.process.stdout is not None
+        with ended_late(self.process, limit):
+            line = self.process.stdout.readline()
+        assert line, f"it ended and had said {self.all}; {self.process.communicate()[1]}"
+        self.all.append(json.loads(line))
+        return self.all[-1]
 
 
 def traces(prefix: str) -> list[str]:

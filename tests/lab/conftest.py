@@ -39,6 +39,17 @@ def bench(session_lab: Bench) -> Iterator[Bench]:
         guests.remove(session_lab.plan, guest.name)
 
 
+@pytest.fixture
+def kept(bench: Bench) -> Iterator[Bench]:
+    """A lab with a store."""
+    bench.good("snapshot", "init")
+    yield bench
+    folder = bench.plan.shared / "snapshots"
+    bench.inside("alpha", "rm", "-rf", str(folder))
+    for one in bench.plan.hosts:
+        bench.inside(one.name, "rm", "-rf", str(one.root / "agent"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/lab/" in item.nodeid:

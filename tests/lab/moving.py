@@ -1,16 +1,26 @@
-"""Moves one guest by a MoveOrder, without the command around it."""
+"""Moves one guest by a MoveOrder, without the command around it, and what comes before a move."""
 
 import asyncio
+import datetime
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from tests.lab.bench import Bench
+from tests.lab.bench import Bench, uuid
 from vmckpt.errors import HypervisorError
-from vmckpt.hypervisor import migration
+from vmckpt.hypervisor import migration, storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.domains import find_guest
 from vmckpt.hypervisor.migration import LibvirtMigrationDriver
+from vmckpt.migration.plan import storage_copy
+from vmckpt.migration.plan.tls_checks import TlsVerdict, names_of, tls_findings
+from vmckpt.model.disk import CopyOptions, CopyPlan, Made
 from vmckpt.model.migration import Driver, JobSample, JobTotals, MoveOrder
+from vmckpt.remote import images, probe
+from vmckpt.remote.ssh import Remote
+
+T = TypeVar("T")
 
 
 def order(**wishes: Any) -> MoveOrder:
@@ -87,3 +97,59 @@ def move(
             )  # fmt: skip
 
     return asyncio.run(run())
+
+
+def over_ssh(bench: Bench, work: Callable[[Remote, Remote], Awaitable[T]]) -> T:
+    """A question to alpha and beta, or an order."""
+
+    async def run() -> T:
+        inventory = bench.inventory
+        async with Remote(inventory.host("alpha")) as here, Remote(inventory.host("beta")) as there:
+            return await work(here, there)
+
+    return asyncio.run(run())
+
+
+def planned(bench: Bench, wish: CopyOptions) -> CopyPlan:
+    """As preflight would: drives from libvirt, the rest over ssh."""
+    known = uuid(bench)
+    drives = bench.ask("alpha", lambda hypervisor: storage.drives(hypervisor, known))
+
+    async def look(here: Remote, there: Remote) -> CopyPlan:
+        same = await probe.same_files(here, there, [drive.path or "" for drive in drives])
+        return await storage_copy.plan_copies(here, there, drives, same, wish)
+
+    return over_ssh(bench, look)
+
+
+def prepared(bench: Bench, plan: CopyPlan) -> Made:
+    """Make the images on beta, under their names."""
+
+    async def work(_: Remote, there: Remote) -> Made:
+        made = await storage_copy.prepare(there, plan, storage_copy.new_suffix())
+        await images.publish(there, made)
+        return made
+
+    return over_ssh(bench, work)
+
+
+def verdict(bench: Bench) -> TlsVerdict:
+    """From alpha to beta, as preflight would see it."""
+
+    async def look(here: Remote, there: Remote) -> TlsVerdict:
+        at_source, at_target = (
+            await probe.look_at_certificates(here),
+            await probe.look_at_certificates(there),
+        )
+        return tls_findings(
+            source="alpha", target="beta", at_source=at_source, at_target=at_target,
+            names=names_of(bench.inventory.host("beta"), at_target.hostname),
+            now=datetime.datetime.now(datetime.UTC),
+        )  # fmt: skip
+
+    return over_ssh(bench, look)
+
+
+def pki(bench: Bench, host: str) -> Path:
+    """Where a host's certificates are, as this machine sees it."""
+    return bench.plan.host(host).root / "etc/pki/qemu"

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -175,3 +176,17 @@ def signalled(bench: Bench, name: str, word: bytes, number: signal.Signals) -> N
     for one in processes(bench, name, word):
         with suppress(ProcessLookupError):
             os.kill(one, number)
+
+
+@contextmanager
+def imitation(bench: Bench, name: str, uuid: str) -> Iterator[None]:
+    """A process of an ordinary user on a host with the command line of the guest's QEMU."""
+    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3"]
+    command = [*words, "-c", "import time; time.sleep(600)", "-uuid", uuid, "-name", "guest=web1"]
+    with subprocess.Popen(host.enter(bench.plan.host(name), *command)) as running:
+        try:
+            until(lambda: uuid in bench.inside(name, "pgrep", "-fa", "time.sleep"), limit=SOON)
+            yield
+        finally:
+            running.kill()
+            bench.inside(name, "pkill", "-f", "time.sleep")

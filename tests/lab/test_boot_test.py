@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import Bench, finish, first_line
-from tests.lab.test_snapshots import SMALL, kept, left, taken
-
-__all__ = ["kept"]
+from tests.lab.snapshots import SMALL, left, taken
 
 WHOLE = {"memory": True, "disk": True, "output": True}
 

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import Bench, until
-from tests.lab.test_snapshots import SMALL, kept, proofs, taken
-
-__all__ = ["kept"]
+from tests.lab.snapshots import SMALL, proofs, taken
 
 
 def link(bench: Bench, on: str, name: str) -> str:

@@ -2,31 +2,26 @@
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import libvirt
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, until
-from tests.lab.moving import move
-from tests.lab.test_storage_copy import planned, prepared
+from tests.lab.bench import WHOLE, Bench, until, uuid
+from tests.lab.moving import move, planned, prepared
 from vmckpt.capture.disks.live import DiskCapture, DiskUndo, put_back, remove_left
 from vmckpt.capture.disks.plan import How, Parent
 from vmckpt.capture.disks.reader import UNIT, DiskReader, State
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import qmp
 from vmckpt.hypervisor.backup import Backups, BitmapLost
-from vmckpt.hypervisor.domains import find_guest
 from vmckpt.hypervisor.guest_agent import GuestAgent, thaw_left
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.model.disk import BackupOrder, CopyOptions, DiskOrder
 from vmckpt.units import MIB, Bytes, Seconds
-
-T = TypeVar("T")
 
 SMALL: dict[str, Any] = {
     "memory": "128MiB", "dirty": "4MiB@1MiB/s", "disk": "64MiB", "disk_format": "qcow2",
@@ -35,28 +30,10 @@ SMALL: dict[str, Any] = {
 SIZE = 64 * MIB
 
 
-class Sitting(QmpMonitor):
-    """A thread beside the guest."""
-
-    def __enter__(self) -> "Sitting":
-        return self
-
-    def on_domain(
-        self, what: str, call: Callable[[libvirt.virDomain], T], *, changes: bool = False
-    ) -> T:
-        return self._call(what, lambda: call(self._domain), changes=changes)
-
-
-def uuid(bench: Bench, on: str = "alpha") -> str:
-    guest = bench.ask(on, lambda hypervisor: find_guest(hypervisor, "web1"))
-    assert guest is not None
-    return guest.uuid
-
-
 @contextmanager
 def beside(bench: Bench, on: str = "alpha") -> Iterator[Backups]:
-    with Sitting(uuid(bench, on), host=on, uri=bench.inventory.host(on).uri) as sitting:
-        yield Backups(sitting)
+    with QmpMonitor(uuid(bench, on), host=on, uri=bench.inventory.host(on).uri) as monitor:
+        yield Backups(monitor)
 
 
 @contextmanager
@@ -291,8 +268,10 @@ def test_a_guest_with_raw_and_other_disks_and_without_an_agent(bench: Bench) -> 
     try:
         bench.inside("alpha", *attach, str(seed), "vdb", "--subdriver", "raw", "--mode", "readonly")
         bench.inside("alpha", *attach, str(odd), "vdc", "--subdriver", "qcow2")
-        with Sitting(uuid(bench), host="alpha", uri=bench.inventory.host("alpha").uri) as sitting:
-            agent = GuestAgent(sitting)
+        with QmpMonitor(
+            uuid(bench), host="alpha", uri=bench.inventory.host("alpha").uri
+        ) as monitor:
+            agent = GuestAgent(monitor)
             assert not agent.there()
             assert not thaw_left(agent)
             with pytest.raises(HypervisorError, match="guest agent is not configured"):

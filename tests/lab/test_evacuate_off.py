@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, finish, first_line, until
-from tests.lab.test_firmware import NVRAM, with_nvram
+from tests.lab.firmware import NVRAM, with_nvram
 from vmckpt.units import parse_rate
 from vmckpt_lab import network
 

@@ -16,7 +16,7 @@ import pytest
 from tests.lab import chatting
 from tests.lab.bench import Bench, until
 from tests.lab.chatting import GROUP, PLACES, Archive, free, held
-from tests.lab.test_snapshots import ids, left
+from tests.lab.snapshots import ids, left
 from vmckpt.errors import Cancelled, CannotCapture, RemoteError
 from vmckpt.model.recovery import Phase
 from vmckpt.snapshot.request import Taken

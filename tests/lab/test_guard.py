@@ -5,9 +5,7 @@ import signal
 import pytest
 
 from tests.lab.bench import Bench, finish, first_line
-from tests.lab.test_snapshots import SMALL, ids, kept, left, proofs
-
-__all__ = ["kept"]
+from tests.lab.snapshots import SMALL, ids, left, proofs
 
 
 @pytest.mark.long

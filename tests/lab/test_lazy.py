@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import Bench, finish, first_line, until
-from tests.lab.test_snapshots import SMALL, ids, kept, proofs, taken
-
-__all__ = ["kept"]
+from tests.lab.snapshots import SMALL, ids, proofs, taken
 
 # Enough that somebody can die while it comes in.
 LARGE = {**SMALL, "disk": "768MiB", "disk_format": "qcow2", "written": "300MiB"}

@@ -15,8 +15,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.lab.bench import Bench, finish, migrate, until
-from tests.lab.test_run import Told
+from tests.lab.bench import Bench, Told, finish, migrate, until
 from vmckpt.monitor.webhooks import SIGNATURE, signature
 from vmckpt_lab import lab
 from vmckpt_lab.machine_speed import slowness

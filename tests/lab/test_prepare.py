@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench, until
-from tests.lab.test_disk_capture import uuid
+from tests.lab.bench import WHOLE, Bench, until, uuid
 from vmckpt.capture.prepare_domain import Prepared, prepare
 from vmckpt.errors import HypervisorError
 from vmckpt.hypervisor import domains

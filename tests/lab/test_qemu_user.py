@@ -11,11 +11,10 @@ import pytest
 
 from tests.lab import protecting
 from tests.lab.bench import WHOLE, Bench, until
-from tests.lab.protecting import SOON, asked, epochs, left, processes, protect, tidied
-from tests.lab.test_replication_security import imitation
-from tests.lab.test_snapshots import left as left_of_snapshots
-from tests.lab.test_snapshots import proofs, taken
-from tests.lab.test_transport import pki, verdict
+from tests.lab.moving import pki, verdict
+from tests.lab.protecting import SOON, asked, epochs, imitation, left, processes, protect, tidied
+from tests.lab.snapshots import left as left_of_snapshots
+from tests.lab.snapshots import proofs, taken
 from vmckpt_lab import host
 
 USER = "libvirt-qemu"

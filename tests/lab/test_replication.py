@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, until
+from tests.lab.guest_agents import started
 from tests.lab.protecting import (
     GUEST,
     SOON,
@@ -26,7 +27,6 @@ from tests.lab.protecting import (
     theirs,
     tidied,
 )
-from tests.lab.test_guest_agent import started
 from vmckpt_lab import host, lab, network
 from vmckpt_lab.machine_speed import slowness
 

@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,6 +20,7 @@ from tests.lab.protecting import (
     TTL,
     asked,
     epochs,
+    imitation,
     lab_with_witness,
     left,
     ours,
@@ -83,20 +83,6 @@ def test_all_of_ours_stopped_at_once_leave_no_second_copy(pair: Bench) -> None:
     until(lambda: (pair.seen().answered_at or 0) > epoch, limit=SOON)
     assert pair.where() == ["beta"]
     assert pair.ledgers() == WHOLE
-
-
-@contextmanager
-def imitation(bench: Bench, name: str, uuid: str) -> Iterator[None]:
-    """A process of an ordinary user on a host with the command line of the guest's QEMU."""
-    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3"]
-    command = [*words, "-c", "import time; time.sleep(600)", "-uuid", uuid, "-name", "guest=web1"]
-    with subprocess.Popen(host.enter(bench.plan.host(name), *command)) as running:
-        try:
-            until(lambda: uuid in bench.inside(name, "pgrep", "-fa", "time.sleep"), limit=SOON)
-            yield
-        finally:
-            running.kill()
-            bench.inside(name, "pkill", "-f", "time.sleep")
 
 
 def test_a_process_that_imitates_qemu_is_not_taken_for_it(pair: Bench) -> None:

@@ -6,10 +6,8 @@ import time
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, finish, first_line
-from tests.lab.test_snapshots import SMALL, ids, kept, left, taken
+from tests.lab.snapshots import SMALL, ids, left, taken
 from vmckpt_lab.faults import inject
-
-__all__ = ["kept"]
 
 
 def restart(bench: Bench, seconds: float) -> None:

@@ -2,23 +2,18 @@
 
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.lab.bench import Bench, ended_late, finish, until
-from tests.lab.test_snapshots import SMALL, kept, left, proofs
+from tests.lab.bench import Bench, Told, finish, until
+from tests.lab.snapshots import SMALL, left, proofs
 from vmckpt.journal.store import Journal
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.repository import Store
-from vmckpt_lab.machine_speed import Deadline
-
-__all__ = ["kept"]
 
 POLICY = """\
 version: vmckpt/v1
@@ -30,30 +25,6 @@ snapshots:
     copies: [{to: far}]
     verify: {every: 1d}
 """
-
-
-class Told:
-    """What a service says, object by object."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.process = process
-        self.all: list[dict[str, Any]] = []
-
-    def until(self, event: str, times: int = 1, limit: float = 180.0) -> None:
-        """Read on until it has said that so many times in all."""
-        end = Deadline(limit)
-        while sum(one["event"] == event for one in self.all) < times:
-            self.next(limit)
-            assert not end.passed(), f"no {event}: {self.all}"
-
-    def next(self, limit: float = 180.0) -> dict[str, Any]:
-        """Wait for the next object, and return it."""
-        assert self.process.stdout is not None
-        with ended_late(self.process, limit):
-            line = self.process.stdout.readline()
-        assert line, f"it ended and had said {self.all}; {self.process.communicate()[1]}"
-        self.all.append(json.loads(line))
-        return self.all[-1]
 
 
 def taking(bench: Bench) -> bool:

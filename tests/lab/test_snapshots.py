@@ -1,53 +1,15 @@
 """Snapshots as an operator takes and restores them, on real hosts."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.lab.bench import Bench, Done, finish, first_line, until
+from tests.lab.bench import Bench, finish, first_line, until
+from tests.lab.snapshots import SMALL, ids, left, proofs, taken
 from vmckpt.store.backend.factory import backend_of
 from vmckpt.store.format.manifest import decode
 from vmckpt.store.repository import Store
-from vmckpt_lab import ledger
-
-SMALL = {"memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "32MiB"}
-
-
-@pytest.fixture
-def kept(bench: Bench) -> Iterator[Bench]:
-    """A lab with a store."""
-    bench.good("snapshot", "init")
-    yield bench
-    folder = bench.plan.shared / "snapshots"
-    bench.inside("alpha", "rm", "-rf", str(folder))
-    for one in bench.plan.hosts:
-        bench.inside(one.name, "rm", "-rf", str(one.root / "agent"))
-
-
-def taken(bench: Bench, *more: str) -> Done:
-    return bench.good("snapshot", "create", "web1", "--json", *more)
-
-
-def ids(bench: Bench) -> list[str]:
-    return [one["id"] for one in bench.good("snapshot", "list", "--json").json]
-
-
-def proofs(bench: Bench, name: str = "web1") -> list[str]:
-    """What of memory and disk is wrong, by the guest's own check; outside, time went back."""
-    entries = ledger.audit(bench.plan, name).entries
-    return [
-        one.text for one in entries if one.name in ("memory", "disk") and "0 wrong" not in one.text
-    ]
-
-
-def left(bench: Bench) -> list[str]:
-    """What agents have left on the hosts, but for lines and what they know of the store."""
-    roots = [one.root / "agent" for one in bench.plan.hosts]
-    files = [path for root in roots for path in root.rglob("*") if path.is_file()]
-    beside = {"lines", "cache"}
-    return [str(path) for path in files if not beside & set(path.parts)]
 
 
 def lines(bench: Bench) -> list[tuple[str, Path]]:

@@ -1,69 +1,27 @@
 """Disks that the hosts do not share, copied with the guest on real hosts."""
 
-import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from tests.lab.bench import WHOLE, Bench
-from tests.lab.moving import move
+from tests.lab.bench import WHOLE, Bench, uuid
+from tests.lab.moving import move, over_ssh, planned, prepared
 from vmckpt.errors import BadInput, RemoteError
 from vmckpt.hypervisor import storage
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.hypervisor.domains import find_guest
 from vmckpt.migration.plan import storage_cleanup, storage_copy
 from vmckpt.migration.plan.storage_cleanup import Tidied
 from vmckpt.model.disk import CopyOptions, CopyPlan, Made
 from vmckpt.model.migration import Driver
-from vmckpt.remote import images, probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, parse_rate
-
-T = TypeVar("T")
 
 PRIVATE: dict[str, Any] = {
     "memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "512MiB", "written": "20MiB",
     "private_disk": True,
 }  # fmt: skip
-
-
-def over_ssh(bench: Bench, work: Callable[[Remote, Remote], Awaitable[T]]) -> T:
-    async def run() -> T:
-        inventory = bench.inventory
-        async with Remote(inventory.host("alpha")) as here, Remote(inventory.host("beta")) as there:
-            return await work(here, there)
-
-    return asyncio.run(run())
-
-
-def uuid(bench: Bench) -> str:
-    guest = bench.ask("alpha", lambda hypervisor: find_guest(hypervisor, "web1"))
-    assert guest is not None
-    return guest.uuid
-
-
-def planned(bench: Bench, wish: CopyOptions) -> CopyPlan:
-    """As preflight would: drives from libvirt, the rest over ssh."""
-    known = uuid(bench)
-    drives = bench.ask("alpha", lambda hypervisor: storage.drives(hypervisor, known))
-
-    async def look(here: Remote, there: Remote) -> CopyPlan:
-        same = await probe.same_files(here, there, [drive.path or "" for drive in drives])
-        return await storage_copy.plan_copies(here, there, drives, same, wish)
-
-    return over_ssh(bench, look)
-
-
-def prepared(bench: Bench, plan: CopyPlan) -> Made:
-    async def work(_: Remote, there: Remote) -> Made:
-        made = await storage_copy.prepare(there, plan, storage_copy.new_suffix())
-        await images.publish(there, made)
-        return made
-
-    return over_ssh(bench, work)
 
 
 def removed(bench: Bench, made: Made) -> tuple[str, ...]:

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.lab.bench import WHOLE, Bench
-from tests.lab.test_snapshots import SMALL, ids, left, taken
-from tests.lab.test_snapshots import kept as kept  # noqa: PLC0414
+from tests.lab.snapshots import SMALL, ids, left, taken
 
 
 @contextmanager

@@ -1,19 +1,14 @@
 """Ways for the stream to travel, on real hosts: each is run with whole ledgers, or seen refused."""
 
-import asyncio
-import datetime
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.lab.bench import WHOLE, Bench, until
-from tests.lab.moving import Moved, move, other
-from vmckpt.migration.plan.tls_checks import TlsVerdict, names_of, tls_findings
+from tests.lab.moving import Moved, move, other, pki, verdict
+from vmckpt.migration.plan.tls_checks import TlsVerdict
 from vmckpt.model.migration import AutoConverge, Compression
-from vmckpt.remote import probe
-from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, parse_rate
 from vmckpt_lab.certificates import Authority, install
 from vmckpt_lab.guests import FILLING
@@ -186,29 +181,6 @@ def test_a_wrong_name_is_refused_and_named(bench: Bench) -> None:
         assert "run vmckpt doctor alpha beta" in moved.explained
     assert bench.where() == ["alpha"]
     assert bench.ledgers() == WHOLE
-
-
-def verdict(bench: Bench) -> TlsVerdict:
-    """From alpha to beta, as preflight would see it."""
-    inventory = bench.inventory
-
-    async def look() -> TlsVerdict:
-        async with Remote(inventory.host("alpha")) as here, Remote(inventory.host("beta")) as there:
-            at_source, at_target = (
-                await probe.look_at_certificates(here),
-                await probe.look_at_certificates(there),
-            )
-        return tls_findings(
-            source="alpha", target="beta", at_source=at_source, at_target=at_target,
-            names=names_of(inventory.host("beta"), at_target.hostname),
-            now=datetime.datetime.now(datetime.UTC),
-        )  # fmt: skip
-
-    return asyncio.run(look())
-
-
-def pki(bench: Bench, host: str) -> Path:
-    return bench.plan.host(host).root / "etc/pki/qemu"
 
 
 def tried(bench: Bench) -> tuple[list[tuple[str, str]], Moved]:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from tests.lab.bench import Bench, finish, first_line, until
-from tests.lab.test_snapshots import kept, left, proofs, taken
+from tests.lab.snapshots import left, proofs, taken
 from vmckpt_lab import host, ledger
-
-__all__ = ["kept"]
 
 SMALL: dict[str, Any] = {
     "memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "32MiB", "disk_format": "qcow2",

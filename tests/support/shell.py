@@ -1,4 +1,4 @@
-"""A host whose shell is this machine's."""
+"""A host whose shell is this machine's, and names that a shell would take for something else."""
 
 import asyncio
 import subprocess
@@ -27,3 +27,11 @@ class Shell(Remote):
         )  # fmt: skip
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         return Answer(status=done.returncode, out=out, err=err)
+
+
+HOSTILE = [
+    "a b", "'", '"', "''\"'\"", "$(touch pwned)", "`touch pwned`", "; touch pwned", "& touch pwned",
+    "| touch pwned", "> pwned", "a\nb", "\n", "-rf", "--help", "-", "--", "*", "?", "~", "$HOME",
+    "${IFS}", "\\", "\\n", "%s", "!x", "#", "a\tb", "ä€𝄞", "\x1b[2J\x07", "\u202e", "\r", "=",
+    "a=b", "", " ", "\udcff", "[/]", "{a,b}", "&&", "||", "<(x)", "x" * 200,
+]  # fmt: skip

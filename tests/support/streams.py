@@ -1,11 +1,13 @@
-"""Recorded streams, and a sink that collects what is in one."""
+"""Recorded streams, a sink that collects what is in one, and the image that one makes."""
 
 import struct
+from pathlib import Path
 
 import numpy as np
 import zstandard
 
 from tests.support.paths import FIXTURES
+from vmckpt.capture.memory.image import FrozenImage, ImageWriter
 from vmckpt.capture.qemu_stream.header import PAGE, Head, RamBlock, parse_head
 from vmckpt.capture.qemu_stream.stream import Addresses, Pages, StreamParser
 
@@ -94,3 +96,12 @@ def record(address: int, flags: int, rest: bytes = b"") -> bytes:
 
 
 NAMED = record(0, 0x08, b"\x06pc.ram" + bytes(PAGE))
+
+
+def frozen(folder: Path, name: str = "background-7.2") -> FrozenImage:
+    """The image that a recorded stream makes."""
+    writer = ImageWriter(folder)
+    parser = StreamParser(writer)
+    parser.feed(recorded(name))
+    parser.finish()
+    return writer.finish()

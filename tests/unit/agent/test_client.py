@@ -17,7 +17,7 @@ import paramiko
 import pytest
 
 from tests.support.bundles import BARE, drafts, ended, installed, small, started, versions
-from tests.unit.remote.test_ssh import KEY, Sshd, sshd
+from tests.support.ssh_servers import KEY, Sshd, sshd
 from vmckpt import __version__
 from vmckpt.agent import bundle, client
 from vmckpt.errors import RemoteError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.hypervisor.test_domain_xml import XML, stats
+from tests.support.guest_xml import MANY_DEVICES, stats
 from vmckpt.errors import BadInput, HostUnreachable, HypervisorError, OutcomeUnknown, VmckptError
 from vmckpt.hypervisor import connection, domain_xml, domains, host_facts, storage
 from vmckpt.hypervisor.connection import NONSENSE, ConnectionThread, Hypervisor
@@ -42,8 +42,8 @@ class Fake:
 
 def domain(**changes: Any) -> Fake:
     whole = {
-        "XMLDesc": XML, "state": [1, 1], "snapshotNum": 0, "jobStats": stats(), "name": "web1",
-        "UUIDString": "u", "autostart": 0,
+        "XMLDesc": MANY_DEVICES, "state": [1, 1], "snapshotNum": 0, "jobStats": stats(),
+        "name": "web1", "UUIDString": "u", "autostart": 0,
     }  # fmt: skip
     return Fake(**(whole | changes))
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from tests.support.shell import Shell
+from tests.support.shell import HOSTILE, Shell
 from vmckpt.errors import RemoteError
 from vmckpt.model.disk import Made
 from vmckpt.model.host import Host, SshAddress
@@ -127,14 +127,6 @@ def _assigned(tree: ast.AST, name: str) -> list[ast.expr]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
     ]
-
-
-HOSTILE = [
-    "a b", "'", '"', "''\"'\"", "$(touch pwned)", "`touch pwned`", "; touch pwned", "& touch pwned",
-    "| touch pwned", "> pwned", "a\nb", "\n", "-rf", "--help", "-", "--", "*", "?", "~", "$HOME",
-    "${IFS}", "\\", "\\n", "%s", "!x", "#", "a\tb", "ä€𝄞", "\x1b[2J\x07", "\u202e", "\r", "=",
-    "a=b", "", " ", "\udcff", "[/]", "{a,b}", "&&", "||", "<(x)", "x" * 200,
-]  # fmt: skip
 
 
 def echoed(arguments: Sequence[str], folder: Path) -> list[bytes]:

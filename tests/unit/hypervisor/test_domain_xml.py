@@ -1,43 +1,16 @@
 import libvirt
 import pytest
 
+from tests.support.guest_xml import MANY_DEVICES, stats
 from vmckpt.hypervisor import domain_xml
 from vmckpt.model.guest import Disk, GuestState, Nic
 from vmckpt.model.migration import JobPhase
 from vmckpt.units import Seconds
 
-XML = """
-<domain type='kvm' id='3'>
-  <name>db &lt;1&gt;</name>
-  <uuid>0d6f7a57-be04-4dd1-80ff-c8e5fa28580b</uuid>
-  <memory unit='KiB'>1048576</memory>
-  <vcpu placement='static'>4</vcpu>
-  <memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>
-  <os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type><loader>/fw.fd</loader>
-    <kernel>/k</kernel></os>
-  <cpu mode='host-model'/>
-  <devices>
-    <emulator>/usr/bin/qemu-system-x86_64</emulator>
-    <disk type='file' device='disk'><driver name='qemu' type='raw' cache='none'/>
-      <source file='/srv/a b.raw'/><target dev='vda'/></disk>
-    <disk type='network' device='disk'><source protocol='rbd' name='pool/x'/>
-      <target dev='vdb'/></disk>
-    <disk type='file' device='cdrom'><target dev='sda'/><readonly/></disk>
-    <interface type='network'><mac address='52:54:00:00:00:01'/>
-      <source network='lan' bridge='virbr0'/></interface>
-    <interface type='bridge'><source bridge='br0'/></interface>
-    <interface type='hostdev'><mac address='52:54:00:00:00:02'/></interface>
-    <hostdev mode='subsystem' type='pci'><source>
-      <address domain='0x0000' bus='0x03' slot='0x00' function='0x0'/></source></hostdev>
-    <filesystem type='mount'><source dir='/x'/><target dir='tag'/></filesystem>
-  </devices>
-</domain>
-"""
-
 
 def test_a_guest_is_read_from_its_xml() -> None:
     guest = domain_xml.guest(
-        XML, state=1, persistent=True, autostart=True, snapshots=2, job="backup"
+        MANY_DEVICES, state=1, persistent=True, autostart=True, snapshots=2, job="backup"
     )
 
     assert (guest.name, guest.state, guest.memory) == ("db <1>", GuestState.RUNNING, 1 << 30)
@@ -63,17 +36,6 @@ def test_a_guest_with_the_barest_xml_is_read_too() -> None:
     )
 
     assert (guest.state, guest.memory, guest.disks) == (GuestState.UNKNOWN, 0, ())
-
-
-def stats(**changes: int) -> dict[str, int | str | float | bool]:
-    whole: dict[str, int | str | float | bool] = {
-        "type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED,
-        "operation": libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT,
-        "memory_iteration": 3, "memory_page_size": 4096, "memory_dirty_rate": 5000,
-        "memory_bps": 50_000_000, "data_remaining": 1000, "data_total": 2000,
-        "data_processed": 9000, "downtime": 300,
-    }  # fmt: skip
-    return whole | changes
 
 
 def test_a_sample_has_bytes_seconds_and_bytes_per_second() -> None:
@@ -131,7 +93,7 @@ def test_versions_are_unpacked() -> None:
 
 
 def test_a_card_on_a_network_is_the_networks_whatever_that_has_made_of_it() -> None:
-    live = XML.replace(
+    live = MANY_DEVICES.replace(
         "<interface type='bridge'><source bridge='br0'/></interface>",
         "<interface type='bridge'><source network='prod' portid='ab' bridge='br0'/></interface>"
         "<interface type='direct'><source network='mv' dev='eth0' mode='bridge'/></interface>",
@@ -144,7 +106,7 @@ def test_a_card_on_a_network_is_the_networks_whatever_that_has_made_of_it() -> N
 
 
 def test_files_that_a_disk_lies_on_are_known() -> None:
-    chain = XML.replace(
+    chain = MANY_DEVICES.replace(
         "<source file='/srv/a b.raw'/>",
         "<source file='/srv/a b.raw'/><backingStore type='file'><format type='qcow2'/>"
         "<source file='/srv/middle.qcow2'/><backingStore type='file'><format type='raw'/>"

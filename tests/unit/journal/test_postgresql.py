@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from tests.support import postgres
-from tests.unit.journal.test_recorder import sampled, until
+from tests.support.recording import sampled, until
 from vmckpt.errors import JournalError
 from vmckpt.journal import recorder
 from vmckpt.journal.postgresql import PostgresDatabase

@@ -5,37 +5,22 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.builders import sample
 from tests.support.paths import ROOT
+from tests.support.recording import WEB1, sampled, until
 from vmckpt.errors import JournalError
 from vmckpt.journal import recorder
 from vmckpt.journal.recorder import Recorder
-from vmckpt.journal.records import NewOperation, Request, StepState
+from vmckpt.journal.records import Request, StepState
 from vmckpt.journal.store import Journal
-from vmckpt.model.events import Estimate, PhaseChanged, Sampled
+from vmckpt.model.events import PhaseChanged
 from vmckpt.model.migration import JobPhase
 from vmckpt.units import Seconds
 from vmckpt_lab.machine_speed import slowness
-
-WEB1 = NewOperation(kind="migrate", guest="web1", source="alpha", target="beta")
-UNKNOWN = Estimate(low=None, high=None, converging=None)
-
-
-def sampled(at: float, done: float = 0.5) -> Sampled:
-    return Sampled(sample=sample(at), estimate=UNKNOWN, done=done)
-
-
-def until(condition: Callable[[], object], limit: float = 10.0) -> None:
-    """Wait until something holds."""
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -200,7 +185,7 @@ def test_a_fault_in_the_writer_itself_is_a_warning(
 FULL_DISK = """
 import resource, sys, time
 from pathlib import Path
-from tests.unit.journal.test_recorder import WEB1, sampled
+from tests.support.recording import WEB1, sampled
 from vmckpt.journal import recorder
 from vmckpt.journal.store import Journal
 

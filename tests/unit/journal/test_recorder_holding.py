@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.journal.test_recorder import sampled, until
+from tests.support.recording import sampled, until
 from vmckpt.errors import GuestLocked, JournalError, LeaseLost, OrphanedJobs
 from vmckpt.journal import controller_identity, jobs, recorder
 from vmckpt.journal.jobs import Answer

@@ -14,9 +14,9 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.support.metrics import NOW_STANDING
 from tests.support.paths import ROOT
 from tests.tui.still import FLEET
-from tests.unit.monitor.test_health import NOW_STANDING
 from vmckpt.model.webhook import Address
 from vmckpt.monitor.prometheus import Exporter, Served
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.metrics import NOW_STANDING, REPORT, ended, happened
 from tests.support.paths import ROOT
 from tests.tui.still import FLEET
-from tests.unit.monitor.test_health import NOW_STANDING, REPORT, ended, happened
 from vmckpt.model.guest import Copies
 from vmckpt.monitor.prometheus import Exporter
 

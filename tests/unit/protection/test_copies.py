@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.metrics import key, scraped
 from tests.support.replicas import LEASE, session
 from tests.support.two_copies import BOTH, OVER, TWICE, WORKS
 from tests.tui.still import FLEET, NOW, entry, guest
-from tests.unit.monitor.test_health import key, scraped
 from vmckpt import recovery as recovering
 from vmckpt.agent.replication import orders, teardown
 from vmckpt.errors import TwoCopies

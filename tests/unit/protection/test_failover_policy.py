@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.protection.test_host_death import (
+from tests.support.host_deaths import (
     ANEW,
     CASE,
     DEAD,

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.unit.protection.test_host_death import CASE, HEARS, READY, WELL
+from tests.support.host_deaths import CASE, HEARS, READY, WELL
 from vmckpt.errors import FencingFailed, GuestLocked, JournalError
 from vmckpt.inventory import Inventory
 from vmckpt.journal.records import Operation

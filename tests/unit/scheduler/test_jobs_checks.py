@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import replace
 
-from tests.unit.scheduler.test_agenda import BEGIN, DAY, DB, World, order
+from tests.support.schedules import BEGIN, DAY, DB, World, order
 from vmckpt.policy.model import Check, Keep, Proof
 from vmckpt.scheduler.jobs import VerifySnapshots
 from vmckpt.units import Seconds

@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.unit.agent.restore.test_restore import side as side  # noqa: PLC0414
-from tests.unit.snapshot.group.test_rules import stock as stock  # noqa: PLC0414
 from vmckpt.agent.restore.leftovers import LeftoverDecision
 from vmckpt.model.migration import Outcome
 from vmckpt.snapshot.recovery import came_back, came_in, guard_verdict

@@ -7,7 +7,7 @@ from typing import IO, Any, cast
 
 import pytest
 
-from tests.unit.capture.test_network_hold import Qemu, card
+from tests.support.held_output import Qemu, card
 from vmckpt.agent.protocol import ControllerChannel
 from vmckpt.agent.snapshot.create import GroupMember
 from vmckpt.capture.memory.background_snapshot import Hooks

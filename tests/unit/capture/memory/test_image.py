@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.images import write_stream
-from tests.support.streams import NAMES, parsed, recorded
+from tests.support.streams import NAMES, frozen, parsed, recorded
 from vmckpt.capture.memory import image as images
 from vmckpt.capture.memory.image import FrozenImage, ImageWriter
 from vmckpt.capture.qemu_stream.header import PAGE, Head, RamBlock
@@ -26,14 +26,6 @@ def addresses(*numbers: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
 
 def pages(*fillings: int) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
     return np.repeat(np.array(fillings, dtype=np.uint8)[:, None], PAGE, axis=1)
-
-
-def frozen(folder: Path, name: str = "background-7.2") -> FrozenImage:
-    writer = ImageWriter(folder)
-    parser = StreamParser(writer)
-    parser.feed(recorded(name))
-    parser.finish()
-    return writer.finish()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.images import write_core
-from tests.support.streams import parsed, recorded
-from tests.unit.capture.memory.test_image import frozen
+from tests.support.streams import frozen, parsed, recorded
 from vmckpt.capture.qemu_stream import devices, elf_core
 from vmckpt.capture.qemu_stream.elf_core import Stretch
 from vmckpt.capture.qemu_stream.header import RamBlock

@@ -9,7 +9,7 @@ import pytest
 from tests.support.builders import FACTS, GUEST, host_facts
 from tests.support.moves import ALPHA, BETA
 from tests.support.policies import policy
-from tests.unit.protection.test_preflight import DISK, FINE
+from tests.support.protection_facts import DISK, FINE
 from vmckpt.errors import CannotCapture, RemoteError
 from vmckpt.journal.recorder import JournalStepLog, Recorder
 from vmckpt.migration.epochs import request

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.restored import RESTORED
+from tests.support.restoring import ABOUT, ALPHA, OPENED, PLAN, Side, side
 from tests.support.snapshots import PUBLIC
-from tests.support.stocking import Stock
-from tests.unit.agent.restore.test_restore import ABOUT, ALPHA, OPENED, PLAN, Side
-from tests.unit.agent.restore.test_restore import side as side  # noqa: PLC0414
-from tests.unit.snapshot.group.test_rules import stock as stock  # noqa: PLC0414
+from tests.support.stocking import Stock, stock
 from vmckpt.errors import BadInput, Cancelled, HypervisorError, RemoteError, TimedOut, VmckptError
 from vmckpt.hypervisor import domains
 from vmckpt.model.events import Caller
@@ -22,6 +20,8 @@ from vmckpt.snapshot.restore import restore as restore_restore
 from vmckpt.snapshot.restore.exclusivity import HostAnswer
 from vmckpt.snapshot.restore.restore import Gate, Opened, _Answers
 from vmckpt.store.format.metadata import new_id
+
+__all__ = ["side", "stock"]
 
 GROUP = new_id(b"a group of", "g")
 

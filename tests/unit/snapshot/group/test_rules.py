@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.groups import MEMBERS, PHASES
 from tests.support.snapshots import PUBLIC
-from tests.support.stocking import Stock, stocked
+from tests.support.stocking import Stock, stock
 from vmckpt.agent.snapshot import create
 from vmckpt.capture import network_hold
 from vmckpt.errors import BadInput
@@ -21,12 +20,7 @@ from vmckpt.units import Bytes
 from vmckpt_lab import guest_chat
 from vmckpt_lab.guest_chat import Chat, Peer
 
-
-@pytest.fixture
-def stock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Stock:
-    return stocked(tmp_path, monkeypatch, capsys)
+__all__ = ["stock"]
 
 
 def meeting(phase: Phase = Phase.READY, **more: Any) -> Meeting:
