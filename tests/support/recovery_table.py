@@ -1,6 +1,6 @@
 """The table of docs/recovery.md, made from what `aftermath.judge` decides.
 
-`python -m tests.unit.recovery_table` writes it into the document.
+`python -m tests.support.recovery_table` writes it into the document.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Who keeps whom away in a store: the cells of docs/locking.md, each tried by test_store_locking.
 
-`python -m tests.unit.store_locking` writes the table into the document.
+`python -m tests.support.store_locking` writes the table into the document.
 """
 
 from collections.abc import Iterator
