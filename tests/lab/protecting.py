@@ -185,7 +185,8 @@ def imitation(bench: Bench, name: str, uuid: str) -> Iterator[None]:
     command = [*words, "-c", "import time; time.sleep(600)", "-uuid", uuid, "-name", "guest=web1"]
     with subprocess.Popen(host.enter(bench.plan.host(name), *command)) as running:
         try:
-            until(lambda: uuid in bench.inside(name, "pgrep", "-fa", "time.sleep"), limit=SOON)
+            looks = ["sh", "-c", f"pgrep -fa '^/usr/bin/python3 .*{uuid}' || :"]
+            until(lambda: bench.inside(name, *looks) != "", limit=SOON)
             yield
         finally:
             running.kill()
