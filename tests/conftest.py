@@ -63,6 +63,14 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _no_error_of_libvirts_is_left() -> None:
+    """libvirt remembers the last one of a thread, and `libvirtError("refused")`, which fakes raise,
+    takes that for its message."""
+    if (libvirt := sys.modules.get("libvirt")) is not None:
+        libvirt.virResetLastError()
+
+
+@pytest.fixture(autouse=True)
 def _what_is_printed_as_json_has_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of commands that run in this process; Bench looks at those that do not."""
     write = output.print_json
