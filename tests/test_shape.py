@@ -79,6 +79,35 @@ def imported(one: ast.Import | ast.ImportFrom) -> list[str]:
     return [f"{one.module}", *(f"{one.module}.{each.name}" for each in one.names)]
 
 
+def test_what_a_docstring_refers_to_exists() -> None:
+    """`See loop.Parts`: a module and a name in it, or a class and a name in it."""
+    known: set[str] = set()
+    for path, one in nodes():
+        within = path.stem if isinstance(one, ast.Module) else getattr(one, "name", "")
+        if isinstance(one, ast.Module | ast.ClassDef):
+            known |= {f"{within}.{name}" for name in _defined(one)}
+    parts = [path.relative_to(ROOT).with_suffix("").parts for path in MODULES]
+    known |= {".".join(each[-2:]) for each in parts}
+    lacking = {
+        (path, name)
+        for path, one in nodes()
+        if isinstance(one, DOCUMENTED)
+        for name in re.findall(r"\b[Ss]ee `?((?:\w+\.)+(?!md\b)\w+)", ast.get_docstring(one) or "")
+        if ".".join(name.split(".")[-2:]) not in known
+    }
+
+    assert lacking == set()
+
+
+def _defined(whole: ast.Module | ast.ClassDef) -> set[str]:
+    """Names of its functions, classes, constants and fields."""
+    found = {str(getattr(one, "name", "")) for one in whole.body}
+    for one in whole.body:
+        targets = one.targets if isinstance(one, ast.Assign) else [getattr(one, "target", None)]
+        found |= {each.id for each in targets if isinstance(each, ast.Name)}
+    return found
+
+
 def test_no_file_names_a_path_of_one_machine_or_a_registry() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],

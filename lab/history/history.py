@@ -1,6 +1,6 @@
 """Histories: what clients outside asked a lab guest's key-value store, and its answers. Pure.
 
-`history_clients` writes a history as lines of JSON while it happens, `parse` reads it. All times
+`clients` writes a history as lines of JSON while it happens, `parse` reads it. All times
 are seconds on this machine's monotonic clock. An operation that is called and never returns is
 pending: the guest may have carried it out, or may still do so, or never will.
 """

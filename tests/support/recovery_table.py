@@ -1,4 +1,4 @@
-"""The table of docs/recovery.md, made from what `aftermath.judge` decides.
+"""The table of docs/recovery.md, made from what `recovery.decide.decide` decides.
 
 `python -m tests.support.recovery_table` writes it into the document.
 """

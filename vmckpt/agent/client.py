@@ -59,7 +59,7 @@ _known = WeakKeyDictionary()
 
 
 async def cached_command(host: Host) -> tuple[str, ...]:
-    """As `command`, which takes half a second there: not asked again for a minute."""
+    """As `ensure_agent`, which takes half a second there: not asked again for a minute."""
     found = _known.setdefault(asyncio.get_running_loop(), {})
     at, words = found.get(host.name, (-_FRESH, ()))
     if time.monotonic() - at >= _FRESH:

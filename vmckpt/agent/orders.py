@@ -46,7 +46,7 @@ class CreateOrder:
     signer: str
     """The controller's public key, as hex: it signs when it is asked."""
     way: str = "auto"
-    """How memory is captured: see choosing.Way."""
+    """How memory is captured: see choose_method.MemoryMethod."""
 
     @property
     def folder(self) -> Path:
@@ -185,7 +185,7 @@ class ReplicaOrder:
     """One of them."""
 
     what: str
-    """See `replicas`."""
+    """See `agent.replication.orders`."""
     guest: str
     uri: str
     host: str

@@ -1,4 +1,4 @@
-"""The facade's part for proving snapshots by bringing them to life."""
+"""Prove snapshots by booting them."""
 
 import asyncio
 import time

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from vmckpt.errors import HypervisorError, JournalError, VmckptError
@@ -22,16 +23,15 @@ from vmckpt.model.guest import (
     confirmed,
     two_copies,
 )
-
-if TYPE_CHECKING:
-    from vmckpt.journal.store import Journal
-from pathlib import Path
-
 from vmckpt.policy import loader
 from vmckpt.policy.model import Policy
 from vmckpt.simulation import fleet
 from vmckpt.simulation.replay import Replayed
 from vmckpt.simulation.source import Showing
+
+if TYPE_CHECKING:
+    from vmckpt.journal.store import Journal
+
 
 T = TypeVar("T")
 _AT_ONCE = 16

@@ -56,13 +56,13 @@ class Emptying:
         await self._hosts.__aexit__(None, None, None)
 
     async def plan(self) -> Plan:
-        """What would be done; see scouting.plan and scouting.balanced."""
+        """What would be done; see planner.plan and planner.balanced."""
         if self._task.kind is Kind.BALANCE:
             return await planner.balanced(self._hosts, self._scope, self._task, self._caller)
         return await planner.plan(self._hosts, self._scope, self._task, self._caller)
 
     async def carry_out(self, plan: Plan, why: str, abort: asyncio.Event) -> Report:
-        """Do what the plan's task says; see command.begin.
+        """Do what the plan's task says; see service.begin.
 
         A host to be emptied is in maintenance from before the first move on; one to be filled again
         is taken out of that.

@@ -1,4 +1,4 @@
-"""The facade's part for guards: a checkpoint, a risky command, a look, and the way back."""
+"""Run a risky command under guard: a checkpoint, the command, a look, and the way back."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The facade's part for what others are told by themselves: metrics, and pages by webhooks."""
+"""Tell others how everything stands: metrics, and alerts by webhooks."""
 
 import asyncio
 import time

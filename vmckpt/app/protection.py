@@ -1,4 +1,4 @@
-"""The facade's part for protections."""
+"""Protect guests: start, stop, fail over, and say how they stand."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

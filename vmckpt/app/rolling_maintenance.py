@@ -1,4 +1,4 @@
-"""The facade's part for hosts one after the other: empty, a command on it, health, fill again."""
+"""Maintain hosts one after the other: empty it, run a command on it, check it, fill it again."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The facade's part for what runs by itself: snapshots by schedule."""
+"""Run what runs by itself: snapshots by schedule, and the watch over protected guests."""
 
 import asyncio
 import functools
@@ -172,7 +172,7 @@ class _Past:
         self._known: dict[str, tuple[float, Sequence[Operation]]] = {}
 
     def reckon(self, guest: str, auto: Auto) -> OptimalInterval:
-        """See ordering.Reckon."""
+        """See schedules.Reckon."""
         now = time.time()
         known = self._known.get(guest)
         if known is None or not 0 <= now - known[0] < _FRESH:

@@ -1,4 +1,4 @@
-"""The facade's part for starting vmckpt's own commands, each as a process that outlives this one.
+"""Start vmckpt's own commands, each as a process that outlives this one.
 
 What the dashboard does is done by the same commands that people type. A migration begun there goes
 on when the dashboard is closed, or the terminal it was in is lost.

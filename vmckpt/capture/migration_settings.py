@@ -37,7 +37,7 @@ _RESCUE_TURN = 0.05
 
 
 class Commands(Protocol):
-    """What is used of `hypervisor.qmp.Monitor`."""
+    """What is used of `hypervisor.qmp.QmpMonitor`."""
 
     @property
     def host(self) -> str: ...

@@ -1,8 +1,9 @@
 """A guest's output held: what it sends waits in QEMU until it is let out, and nothing is lost.
 
 For each card a `filter-buffer` between it and the network. It never stays longer than a limit:
-QEMU itself lets out what is older, and a process beside us (`outputs_keeper`) takes the filters
-away when we die or hang. QEMU drops what comes after 10,000 packets: hold for as short as can be.
+QEMU itself lets out what is older, and a process beside us (`network_hold_undo_process`) takes the
+filters away when we die or hang. QEMU drops what comes after 10,000 packets: hold for as short as
+can be.
 """
 
 import json
@@ -35,7 +36,7 @@ _VHOST = "/dev/vhost-net"
 
 
 class Commands(migration_settings.Commands, Protocol):
-    """What is used of `hypervisor.qmp.Monitor`."""
+    """What is used of `hypervisor.qmp.QmpMonitor`."""
 
     def described(self) -> str: ...
 

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line and exit with the code that README documents."""
+    """Run the command line and exit with the code that docs/reference.md documents."""
     _open_what_is_closed()
     try:
         from vmckpt.cli.app import run

@@ -114,7 +114,7 @@ def options(
 
 
 def _choose_journal(journal: str, *, typed: bool) -> None:
-    """Raises BadInput if it was typed with a password in it; JournalError as `place.choose`."""
+    """Raises BadInput if it was typed with a password in it; JournalError as `location.choose`."""
     if typed and location.has_password(journal):
         raise BadInput(
             "--journal has a password in it, which every user of this machine can read (ps)",

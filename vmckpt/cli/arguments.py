@@ -7,21 +7,19 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vmckpt import units
+from vmckpt.cli import output
 from vmckpt.errors import VmckptError
-from vmckpt.units import Seconds
+from vmckpt.units import BytesPerSecond, Seconds
 
 if TYPE_CHECKING:
     from vmckpt.inventory import Inventory
-from pathlib import Path
-from typing import Annotated
 
-from vmckpt import units
-from vmckpt.cli import output
-from vmckpt.units import BytesPerSecond
 
 _SOON = Seconds(1.5)
 """A host that does not answer by then has no guests to be completed."""

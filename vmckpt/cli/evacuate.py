@@ -1,44 +1,37 @@
 """vmckpt evacuate, repopulate and balance."""
 
+import asyncio
 import math
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-from rich.console import Console, Group
-from rich.live import Live
-
-from vmckpt.cli import output, progress
-from vmckpt.cli.progress import Row
-from vmckpt.errors import at_host
-from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
-from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
-
-if TYPE_CHECKING:
-    from vmckpt.app.evacuation import Imagined
-    from vmckpt.evacuation.plan.placement import Assignment
-    from vmckpt.evacuation.plan.plan import Checked, Plan
-    from vmckpt.evacuation.report import Report
-import asyncio
-import signal
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
 
+from vmckpt.cli import output, progress
 from vmckpt.cli.arguments import HOST, INVENTORY, JSON, POLICIES
 from vmckpt.cli.output import stop_on_signals
-from vmckpt.errors import BadInput, Blocked, GuestsRemaining
+from vmckpt.cli.progress import Row
+from vmckpt.errors import BadInput, Blocked, GuestsRemaining, at_host
+from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
 from vmckpt.policy.model import Policy
+from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
-    from vmckpt.evacuation.plan.plan import Plan
+    from vmckpt.app.evacuation import Imagined
+    from vmckpt.evacuation.plan.placement import Assignment
+    from vmckpt.evacuation.plan.plan import Checked, Plan
     from vmckpt.evacuation.report import Report
     from vmckpt.evacuation.task import Task
+
 
 _NAMED = 8
 """So many guests are named that go somewhere for one reason."""

@@ -7,22 +7,17 @@ import typer
 
 from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON
+from vmckpt.cli.snapshot.options import DRY_RUN, YES, sure
 from vmckpt.errors import Blocked, HostUnreachable
 from vmckpt.model import guest as model_guest
+from vmckpt.model.events import Event
 from vmckpt.model.finding import Severity
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.units import show_bytes
 
 if TYPE_CHECKING:
-    from vmckpt.app import fleet
-from typing import TYPE_CHECKING
-
-from vmckpt.cli.snapshot.options import DRY_RUN, YES, sure
-from vmckpt.model.events import Event
-
-if TYPE_CHECKING:
-    from vmckpt.app import controller
+    from vmckpt.app import controller, fleet
     from vmckpt.snapshot.prepare import Readiness
 
 

@@ -1,32 +1,27 @@
 """vmckpt maintenance and roll."""
 
+import asyncio
+import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vmckpt.cli import output
-from vmckpt.cli.arguments import HOST, INVENTORY, JSON, help_alone
-from vmckpt.journal import wording
-
-if TYPE_CHECKING:
-    from vmckpt.app import controller
-import asyncio
-import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from vmckpt.cli import arguments
-from vmckpt.cli.arguments import POLICIES, seconds
+from vmckpt.cli import arguments, output
+from vmckpt.cli.arguments import HOST, INVENTORY, JSON, POLICIES, help_alone, seconds
 from vmckpt.cli.evacuate import Story, show_plan, show_report, with_policy
 from vmckpt.cli.output import stop_on_signals
 from vmckpt.errors import BadInput
+from vmckpt.journal import wording
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
+    from vmckpt.app import controller
     from vmckpt.app.rolling_maintenance import Rolled, RollingOptions
+
 
 app = typer.Typer(name="maintenance", invoke_without_command=True, rich_markup_mode=None)
 

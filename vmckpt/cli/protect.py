@@ -1,26 +1,19 @@
 """vmckpt protect, unprotect, failover and status."""
 
-import time
-from typing import TYPE_CHECKING, Any
-
-from vmckpt.cli import output
-from vmckpt.units import show_seconds
-
-if TYPE_CHECKING:
-    from vmckpt.protection.test_failover import TestedFailover
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vmckpt.cli import arguments
+from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import GUEST, INVENTORY, JSON, POLICIES, POLICY, seconds
 from vmckpt.cli.output import stop_on_signals
 from vmckpt.errors import BadInput, Blocked
 from vmckpt.model.finding import Severity
 from vmckpt.policy.model import Failover, Policy
-from vmckpt.units import Seconds, parse_seconds, show_bytes
+from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.app import controller

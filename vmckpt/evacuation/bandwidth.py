@@ -140,7 +140,7 @@ def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPer
     ]  # fmt: skip
     if not beside:
         return True
-    # Who shares a link with one of those has a say in what they get; whoever is farther has not.
+    # Only moves that share a link with one of those affect their rates.
     ends = {end for one in busy if one.move.name in beside for end in _ends(one.move)}
     busy = [one for one in busy if ends & _ends(one.move)]
     before = shares(busy, links)

@@ -179,7 +179,7 @@ class Run:
         self._seen = seen
         asked, ours = self._task.asked(seen), {one.name for one in self._moves.values()}
         given_up = {one.tenant.name for one in self._course.left}
-        # Who moves on somebody else's account is waited for.
+        # A guest that another job is moving is waited for.
         foreign = {
             one.name for one in seen.fleet.tenants
             if one.name in asked and one.stays == ON_ITS_WAY and one.name not in ours | given_up

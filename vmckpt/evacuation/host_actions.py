@@ -61,7 +61,7 @@ class Orders:
 
 
 class Site:
-    """The hosts as a run acts on them; see world.World."""
+    """The hosts as a run acts on them; see interfaces.World."""
 
     def __init__(self, orders: Orders, hosts: Hosts, recorder: Recorder, checks: Checks) -> None:
         self._orders, self._hosts, self._recorder = orders, hosts, recorder
@@ -72,7 +72,7 @@ class Site:
         return await planner.gather_fleet(self._hosts, self._orders.scope, self._orders.task)
 
     async def move(self, known: Known, target: str, turn: Turn) -> Moved:
-        """See world.World."""
+        """See interfaces.World."""
         try:
             if known.way is not TravelMethod.LIVE:
                 await turn.wait()
@@ -203,8 +203,8 @@ class Site:
     async def _step(
         self, known: Known, target: str, step: str = MOVE, **more: str
     ) -> AsyncIterator[None]:
-        """What is no job of its own is a step of this one: who brings guests back must know it, and
-        who looks on what came of it."""
+        """Record an action that is no job of its own as a step of this one: repopulate and
+        observers read it."""
         intent = {
             "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host, "to": target,
             "called": known.name, **more,
@@ -271,11 +271,11 @@ class Site:
         return Moved(good=True, took=ended.took)
 
     def nearing(self) -> Container[str]:
-        """See world.World."""
+        """See interfaces.World."""
         return self._nearing.names(_now())
 
     def streams(self) -> Mapping[str, BytesPerSecond]:
-        """See world.World."""
+        """See interfaces.World."""
         return self._streams.carry()
 
     async def _resolved(self, found: MigrationReport) -> MigrationReport:
@@ -286,7 +286,7 @@ class Site:
         return found if outcome is None else replace(found, outcome=outcome)
 
     async def stop(self, known: Known) -> str | None:
-        """See world.World."""
+        """See interfaces.World."""
         host, uuid = self._orders.scope.inventory.host(known.host), known.guest.uuid
         limit = known.policy.evacuation.shutdown
         try:

@@ -19,12 +19,12 @@ class Waking:
     """By UUID, with the room that they take."""
     left: tuple[Unplaced, ...] = ()
     elsewhere: tuple[str, ...] = ()
-    """Sentences about those whom somebody has brought up, or defined, on another host."""
+    """Sentences about guests that run, or are defined, on another host by now."""
 
 
 def decide(task: Task, seen: FleetView) -> Waking:
-    """By what is true now. Nobody is started who may run elsewhere, or whose memory has no room by
-    now. What else hosts are chosen by counts for those who have a choice: these would stay off."""
+    """Decide by the present state. A guest is not started if it may run elsewhere or its memory no
+    longer fits. Other limits of placement are ignored: for them the guest would stay off."""
     by_uuid = {one.guest.uuid: one for one in seen.known.values()}
     named = dict(task.called)
     seating = CapacityModel(

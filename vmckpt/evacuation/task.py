@@ -141,7 +141,7 @@ class Task:
 
 
 def _settled(seen: FleetView, asked: frozenset[str]) -> tuple[Tenant, ...]:
-    """Who is protected leaves its standby only to empty its host: it would have none then."""
+    """A protected guest leaves its standby's host only if its own is emptied: else it stays."""
     return tuple(
         replace(one, stays="it is protected, and would have no standby then")
         if one.stays is None and one.name not in asked and one.name in seen.known

@@ -3,7 +3,8 @@
 While a backup is open the guest runs on, and what it overwrites is kept aside on its host. A
 checkpoint begins with a backup and lets the next one tell what was written since.
 
-The calls are for a thread on the guest's host; `seat.at` lets a controller make them from afar.
+The calls are for a thread on the guest's host; `qmp.call_on_domain` lets a controller make them
+from afar.
 """
 
 import re
@@ -122,8 +123,9 @@ _LIMIT = Seconds(30.0)
 class BitmapLost(HypervisorError):
     """What was written to a disk since a checkpoint is not known: it must be read whole.
 
-    Nothing has happened. `disk` is None where libvirt does not say which. A seat that leaves
-    libvirt's errors to others (`seat.at`) has this one as HypervisorError with libvirt's code.
+    Nothing has happened. `disk` is None where libvirt does not say which. A `DomainCaller` that
+    leaves libvirt's errors to others (`qmp.call_on_domain`) raises this one as HypervisorError with
+    libvirt's code.
     """
 
     def __init__(self, refused: HypervisorError) -> None:

@@ -41,7 +41,7 @@ class GuestAgent:
             if exc.code in _NONE:
                 return False
             raise
-        except libvirt.libvirtError as exc:  # from a seat in a lane
+        except libvirt.libvirtError as exc:  # where the calls are made in a connection's thread
             if exc.get_error_code() in _NONE:
                 return False
             raise

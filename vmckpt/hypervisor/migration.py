@@ -176,7 +176,7 @@ class LibvirtMigrationDriver:
         return connection.lookupByUUIDString(self._uuid)
 
     async def migrate(self, order: MoveOrder) -> None:
-        """See MigrationDriver.move."""
+        """See MigrationDriver.migrate."""
         target = self._target.host
         flags, params = migration_flags(order), migration_params(order, target)
 
@@ -313,7 +313,7 @@ class LibvirtMigrationDriver:
         )
 
     async def pause_guest(self) -> None:
-        """See MigrationDriver.halt."""
+        """See MigrationDriver.pause_guest."""
         await self._source.execute("pausing the guest", lambda c: self._guest(c).suspend())
 
     async def start_post_copy(self) -> None:
@@ -323,7 +323,7 @@ class LibvirtMigrationDriver:
         )
 
     async def is_postcopy_paused(self) -> bool:
-        """See MigrationDriver.stream_given_up.
+        """See MigrationDriver.is_postcopy_paused.
 
         libvirt says "post-copy failed" also when only its own call was lost; QEMU knows.
         """
@@ -344,7 +344,7 @@ class LibvirtMigrationDriver:
             await self._free_target()
 
     async def undefine_on_source(self) -> bool:
-        """See MigrationDriver.forget_source.
+        """See MigrationDriver.undefine_on_source.
 
         libvirt leaves the definition when the source's call was lost although the stream arrived,
         and when the source went down before it heard of the arrival.
@@ -352,7 +352,7 @@ class LibvirtMigrationDriver:
         return await self._undefine(self._source, "source", kept=self._target)
 
     async def undefine_on_target(self) -> bool:
-        """See MigrationDriver.forget_target.
+        """See MigrationDriver.undefine_on_target.
 
         libvirt defines it right before it starts the CPUs: a libvirtd that dies in between ends the
         copy when it is started again, and leaves the definition.

@@ -145,7 +145,7 @@ class QmpMonitor:
     def on_domain(
         self, what: str, call: Callable[[libvirt.virDomain], T], *, changes: bool = False
     ) -> T:
-        """See seat.Seat."""
+        """See DomainCaller."""
         return self._call(what, lambda: call(self._domain), changes=changes)
 
     def abort_job(self) -> None:
@@ -269,7 +269,7 @@ async def call_on_domain(
     changes: bool,
     limit: Seconds = Seconds(40.0),
 ) -> T:
-    """Do from afar what is made for a seat, as `lambda seat: Backups(seat).opened()`.
+    """Do from afar what is made for a `DomainCaller`, as `lambda guest: Backups(guest).opened()`.
 
     Raises HypervisorError, and OutcomeUnknown if it changes something.
     """

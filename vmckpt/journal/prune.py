@@ -1,4 +1,4 @@
-"""Keeping the journal small: what `thinning` decides, done."""
+"""Keeping the journal small: what `sample_thinning` decides, done."""
 
 import time
 from dataclasses import dataclass

@@ -5,15 +5,26 @@
 the world are another matter: an intent is on disk before `intend` returns, or that raises.
 """
 
+import asyncio
 import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from vmckpt.errors import JournalError, LeaseLost
+from vmckpt.errors import (
+    Cancelled,
+    HypervisorError,
+    JournalError,
+    LeaseLost,
+    RemoteError,
+    VmckptError,
+)
+from vmckpt.inventory import Inventory
 from vmckpt.journal import controller_identity
 from vmckpt.journal import location as locations
 from vmckpt.journal.records import (
@@ -25,33 +36,21 @@ from vmckpt.journal.records import (
     Request,
     StepState,
     StoredForecast,
+    StoredStep,
 )
 from vmckpt.journal.serialization import as_record
 from vmckpt.lease import controller_lease
 from vmckpt.lease.clock import boottime
-from vmckpt.lease.controller_lease import Fence
-from vmckpt.model.events import Event, PhaseChanged, Sampled
+from vmckpt.lease.controller_lease import Fence, guest_resource
+from vmckpt.model.events import Caller, Event, PhaseChanged, Sampled
+from vmckpt.model.host import Host
+from vmckpt.model.migration import Outcome
+from vmckpt.model.recovery import Settled
 from vmckpt.units import Seconds
 
 if TYPE_CHECKING:
     from vmckpt.journal.store import Journal
-import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from vmckpt.errors import Cancelled, HypervisorError, RemoteError, VmckptError
-from vmckpt.inventory import Inventory
-from vmckpt.journal.records import StoredStep
-from vmckpt.lease.controller_lease import guest_resource
-from vmckpt.model.events import Caller
-from vmckpt.model.host import Host
-from vmckpt.model.migration import Outcome
-from vmckpt.model.recovery import Settled
-
-if TYPE_CHECKING:
-    from vmckpt.journal.store import Journal
 
 T = TypeVar("T")
 
@@ -403,7 +402,7 @@ class JournalStepLog:
         self._open[seq] = step
 
     async def refused(self, step: str) -> None:
-        """See wishes.Desk."""
+        """See operator_requests.StepLog."""
         await self._conclude(max(seq for seq, name in self._open.items() if name == step), _FAILED)
 
     async def _conclude(self, seq: int, state: StepState) -> None:
@@ -428,12 +427,12 @@ class JournalStepLog:
         return bool(self._open)
 
     def take_requests(self) -> list[Request]:
-        """See wishes.Desk. Raises LeaseLost if another controller has taken over."""
+        """See operator_requests.StepLog. Raises LeaseLost if another controller has taken over."""
         self._recorder.check()
         return self._recorder.take_requests()
 
     def answer(self, request: Request, *, ok: bool, text: str) -> None:
-        """See wishes.Desk."""
+        """See operator_requests.StepLog."""
         self._recorder.answer(request, ok=ok, text=text)
 
 

@@ -85,7 +85,7 @@ def _make_file(path: Path) -> None:
     """Make the file if there is none. SQLite's other files take their mode from it.
 
     One that is there is not opened: closing it again would drop all locks that this process holds
-    on it through SQLite, and whoever closes the journal next would take himself for the last one
+    on it through SQLite, and the next connection that closes would take itself for the last one
     and remove the log that we write to.
     """
     try:

@@ -51,7 +51,7 @@ def new_id(kind: str, length: int = 4) -> str:
 class Journal(Reader):
     """The journal at a place: a file, or a URL (postgresql://user@host/database).
 
-    `place.default()` if none is named. `clock` stands for the database's own.
+    `location.default()` if none is named. `clock` stands for the database's own.
     """
 
     def __init__(

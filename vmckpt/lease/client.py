@@ -1,7 +1,7 @@
 """The witness: a PostgreSQL database that both hosts of a protected guest reach, and is on neither.
 
 It keeps who may run the guest. The token grows with each change of hands and whenever the standby
-becomes worthless, and who shows an older one is refused. See `witness_schema` for what holds after
+becomes worthless, and who shows an older one is refused. See `schema` for what holds after
 a crash of the database, `terms` for the times. A database with replicas needs them synchronous
 (`synchronous_standby_names`): one that is promoted without the last token is noticed, and lets
 nothing take over until the holder has confirmed what it lacks.

@@ -1,4 +1,4 @@
-"""The steps of a protection in the journal; `settling` has how each is finished and undone."""
+"""The steps of a protection in the journal; `recovery` has how each is finished and undone."""
 
 from enum import StrEnum
 

@@ -2,7 +2,7 @@
 
 That user can replace any name there, at any moment, by a symbolic link, a FIFO or another file. So
 a directory is entered level by level, names are then relative to it, and programs get an open file
-as /proc/self/fd/4. What `hostfiles` is for agents, this is for hosts without one.
+as /proc/self/fd/4. What `util.host_files` is for agents, this is for hosts without one.
 """
 
 # enter FOLDER: make it the current directory. A symbolic link on the way is followed if only root,

@@ -147,7 +147,7 @@ class Session:
     cards: tuple[str, ...] = ()
     """Primary: whose output is held."""
     undo: str = ""
-    """Primary: what is changed in QEMU, as settings.Undo's JSON."""
+    """Primary: what is changed in QEMU, as migration_settings.Undo's JSON."""
     definition: str = ""
     """Primary: the stored definition, which is gone while it is protected; backup: the one that is
     stored once the guest runs there."""

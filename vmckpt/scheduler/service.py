@@ -1,4 +1,4 @@
-"""The service: looks, asks `due.agenda` what to do, and has it done, one thing of each lane at a
+"""The service: looks, asks `agenda.agenda` what to do, and has it done, one thing of each lane at a
 time. What fails waits its time and stops nothing else."""
 
 import asyncio

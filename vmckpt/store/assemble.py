@@ -18,7 +18,7 @@ _LONG = 16
 
 
 class Source(Protocol):
-    """Where chunks come from: `store.Reader`."""
+    """Where chunks come from: `chunk_reader.Reader`."""
 
     def read(self, digest: bytes) -> bytes:
         """A chunk. Raises StoreError."""

@@ -1,7 +1,7 @@
 """What packs a store has and what is in them, read once and kept on the client by pack id.
 
-The client's cache is a folder of runs (see `index`), each file with its BLAKE3 at the end; one that
-is not whole is thrown away, and what it told is read from the store again.
+The client's cache is a folder of runs (see `chunk_index`), each file with its BLAKE3 at the end;
+one that is not whole is thrown away, and what it told is read from the store again.
 """
 
 import contextlib

@@ -38,7 +38,7 @@ class PackInfo:
     size: int
     """Of the whole object."""
     foreign: bool = False
-    """See `packs`."""
+    """See `format.pack`."""
 
 
 @dataclass(frozen=True, slots=True)

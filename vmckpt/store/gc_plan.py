@@ -40,7 +40,7 @@ class PackUse:
     """Bytes of a pack with nothing but the boxes whose home it is; 0: nobody needs it."""
     condemned: bool
     foreign: bool = False
-    """See `packs`."""
+    """See `format.pack`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ _SELDOM = 64
 
 
 class Sink(Protocol):
-    """Where chunks go: `store.Writer`."""
+    """Where chunks go: `pack_writer.Writer`."""
 
     def add(self, plain: bytes | memoryview) -> "Future[bytes]":
         """Store a chunk; its digest, once it is known."""

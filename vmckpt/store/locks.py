@@ -23,10 +23,10 @@ from vmckpt.units import Seconds
 
 BEAT = Seconds(30.0)
 LIFE = Seconds(900.0)
-"""A lock that was not written anew for so long is dead."""
+"""A lock that was not refreshed for so long is dead."""
 _OWN_LIFE = Seconds(LIFE / 2)
-"""Whoever could not write for so long takes itself for dead, before anybody else does: a collection
-may have gone by a lock that it found dead, even if that is written anew later."""
+"""A writer that could not refresh its lock for so long stops, before others take the lock for dead:
+a collection may have passed over it, even if it is refreshed later."""
 GC = "locks/gc"
 
 

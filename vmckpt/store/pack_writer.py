@@ -58,7 +58,7 @@ class Packing:
         self, backend: Backend, done: Done, *, generation: int = 0, size: int = PACK_SIZE,
         foreign: bool = False,
     ) -> None:  # fmt: skip
-        """`done` is told of each pack that is in the store for good. `foreign`: see `packs`."""
+        """`done` is told of each pack that is in the store for good. `foreign`: see format.pack."""
         self._foreign = foreign
         self._backend, self._told, self._generation, self._size = backend, done, generation, size
         self._open: _Open | None = None
@@ -180,7 +180,7 @@ class Writer:
         self.lock.take()
         try:
             without = pending_deletion.known_to(self.lock, self._backend)
-            # Nobody has seen what is in foreign packs: see packs.
+            # Nobody has seen what is in foreign packs: see `format.pack`.
             self._index = self._catalog.load(without).index.only(foreign=False)
         except BaseException:
             self._close()

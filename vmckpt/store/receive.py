@@ -1,9 +1,9 @@
 """Takes in boxes that another store, or a file, has: sealed, and mostly nobody here can open them.
 
-What is not encrypted is compared with its name. What is goes into foreign packs (see `packs`): the
-snapshots it came with can be read from there, but no writer and no other copy counts on it, unless
-the other one has the very same box. So whoever gives us a wrong box under a right name does harm to
-no snapshot but those he gave us himself.
+What is not encrypted is compared with its name. What is goes into foreign packs (see
+`format.pack`): the snapshots it came with can be read from there, but no writer and no other copy
+counts on it, unless the other one has the very same box. So a wrong box under
+a right name harms no snapshots but those that came with it.
 """
 
 from contextlib import suppress

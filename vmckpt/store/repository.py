@@ -174,8 +174,8 @@ class Store:
     def pin(self, id_: str, why: str = "") -> None:
         """Keep a snapshot from being deleted. Raises NotInStore, also if it is just being deleted.
 
-        Who pins writes and then looks for a deletion; who deletes writes and then looks for a pin:
-        one of the two sees the other.
+        A pin is written and then looks for a deletion; a deletion is written and then looks for a
+        pin: one of the two sees the other.
         """
         key, manifest = f"pins/{_checked(id_)}", f"snapshots/{_checked(id_)}"
         self.backend.put(key, format_manifest.written(key, {"why": why}), replace=True)

@@ -2,7 +2,7 @@
 
 vmckpt.commands      a `cli.commands.Place`, by the command's name
 vmckpt.inventories   a function that returns a hosts.yaml if nothing else names one, or None
-vmckpt.observers     a class that is given the inventory's `observer`; see migration.OutsideView
+vmckpt.observers     a class given the inventory's `observer`; see model.migration.OutsideView
 """
 
 from collections.abc import Iterator

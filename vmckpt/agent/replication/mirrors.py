@@ -18,7 +18,7 @@ _LOG_LIMIT = Bytes(64 * MIB)
 
 
 class Mirrors:
-    """The jobs and servers that bring the guest's writes to the logs; see primary.Mirrors."""
+    """The jobs and servers that bring the guest's writes to the logs; see loop.Mirrors."""
 
     def __init__(
         self, session: Session, folder: Path, monitor: QmpMonitor, still: mirror_job.Still
@@ -53,7 +53,7 @@ class Mirrors:
             self._begin(number, node, size, place, path)
 
     def disks(self) -> AbstractContextManager[Sequence[Readable]]:
-        """The guest's disks, to be read; see diskreading.opened."""
+        """The guest's disks, to be read; see resync.opened."""
         nodes = [node for _, node, *_ in self._disks]
         return resync.opened(self._monitor, nodes, self._reading, self._owner)
 

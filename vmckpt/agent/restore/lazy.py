@@ -146,7 +146,7 @@ class LazyServerClient:
 
 
 class _Lazy:
-    """See restore.Way."""
+    """See restore.DiskMethod."""
 
     def __init__(self, sockets: Mapping[str, str]) -> None:
         self._sockets = sockets
@@ -154,14 +154,14 @@ class _Lazy:
     def images(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
     ) -> Images:
-        """See restore.Way."""
+        """See restore.DiskMethod."""
         lazy_overlay.require_overlay_support(
             {one.target: one.format for one in private.facts.disks}
         )
         return _Overlays(order, private, reader, channel, self._sockets)
 
     def started_as(self, xml: str) -> str:
-        """See restore.Way."""
+        """See restore.DiskMethod."""
         return lazy_overlay.behind(xml, self._sockets)
 
 

@@ -53,7 +53,7 @@ class GuestFacts:
 
 
 def spot(there: str | None, made: str) -> Spot:
-    """Marks (see replacement.mark) of what is there, None: nothing, and of what was made for it."""
+    """Marks (see replace_file.mark) of what is there (None: nothing) and of what was made."""
     if there is None:
         return Spot.NOTHING
     if there == made:

@@ -1,6 +1,6 @@
 """A file that takes another one's place: made beside it, and put there in one go.
 
-Its directory may be another user's; see `hostfiles`.
+Its directory may be another user's; see `util.host_files`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The disks of a guest that is off, read as those of a running one; see `disk_capture`.
+"""The disks of a guest that is off, read as those of a running one; see `live`.
 
 A program of QEMU's serves each image read-only. It holds QEMU's lock on the image: nobody can have
 it open for writing before, and a guest that is started meanwhile does not start.
@@ -71,7 +71,7 @@ class OffDisks:
         """Nobody writes, so nothing is kept aside."""
 
     def restart(self) -> None:
-        """See DiskCapture.retake."""
+        """See DiskCapture.restart."""
         self.end()
 
     def freeze_point(self) -> None:

@@ -42,7 +42,7 @@ class Run:
 
 
 class Source(Protocol):
-    """What is used of `nbd.Client`."""
+    """What is used of `capture.nbd.client.Client`."""
 
     @property
     def size(self) -> int: ...

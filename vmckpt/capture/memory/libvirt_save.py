@@ -28,7 +28,7 @@ _TURN = 0.05
 
 
 class Saver(Commands, Protocol):
-    """What more is used of `hypervisor.qmp.Monitor`."""
+    """What more is used of `hypervisor.qmp.QmpMonitor`."""
 
     def xml(self) -> str: ...
     def save_memory_live(self, xml: str) -> None: ...

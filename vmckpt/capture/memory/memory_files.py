@@ -129,7 +129,7 @@ def start_time(process: int) -> str:
 
 _NAME = re.compile(r"[0-9a-f-]{36}-(\d+)-(\d+)")
 _LOCK, _MARK = ".lock", ".watched"
-# tail looks once a second whether the process is there. Who still stores the copy holds the lock.
+# tail looks once a second whether the process is there; what still stores the copy has the lock.
 _WAIT = 'tail --pid="$0" -f /dev/null; exec flock "$1.lock" rm -rf "$1" "$1.watched" "$1.lock"'
 _MEMORY = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 

@@ -1,7 +1,7 @@
 """A process beside each capture, in a session of its own: if the capture is killed, it undoes it.
 
 Until then it sleeps. It holds the stream's reading end too, so that QEMU's pipe does not break: a
-background snapshot that breaks off leaves the guest hanging until it is freed (see `userfault`).
+background snapshot that breaks off leaves the guest hanging until it is freed (see `userfaultfd`).
 And it holds the snapshot's lock, so that nobody else puts the same guest back meanwhile.
 """
 

@@ -3,37 +3,28 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from vmckpt.cli import output
-from vmckpt.cli.arguments import seconds
+from vmckpt.cli.arguments import INVENTORY, JSON, seconds
 from vmckpt.cli.output import stop_on_signals
-from vmckpt.cli.snapshot.options import Ticker
-from vmckpt.errors import BadInput, StoreDamaged
-from vmckpt.units import Seconds, show_seconds
+from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORE, Ticker, identity_of
+from vmckpt.errors import BadInput, StoreDamaged, StoreError
+from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
-    from vmckpt.snapshot.catalog import Identity
-    from vmckpt.snapshot.verify.boot_test import Booted
-from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
-
-from vmckpt.cli.arguments import INVENTORY, JSON
-from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORE, identity_of
-from vmckpt.errors import StoreError
-from vmckpt.units import Bytes, show_bytes
-
-if TYPE_CHECKING:
     from vmckpt.app.snapshot_store import Compared, Shown
+    from vmckpt.snapshot.catalog import Identity
     from vmckpt.snapshot.verify.boot_test import Booted
     from vmckpt.snapshot.verify.repair import Repaired
     from vmckpt.snapshot.verify.verify import Proved
     from vmckpt.store.format.metadata import Public
     from vmckpt.store.format.private_part import Private
+
 
 BOOT = Annotated[
     bool,

@@ -108,7 +108,7 @@ class _Play:
         return [found]
 
     def _advance(self) -> None:
-        # Where all together are as many as may be, whoever ends makes room for anybody.
+        # At the total limit, any move that ends makes room for any other.
         full = len(self._running) >= self._windows.total
         step, after = advance(self._running, self._links)
         self._now += step

@@ -163,7 +163,7 @@ class FleetView:
     silent: Mapping[str, str]
     """Hosts that do not answer, and why."""
     stuck: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Who cannot be moved as he is, by UUID: what he is called in the fleet, on each host."""
+    """Guests that cannot be moved as they are, by UUID: their names in the fleet, one a host."""
 
 
 def cpu(guest: Guest) -> str:

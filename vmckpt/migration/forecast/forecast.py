@@ -1,8 +1,8 @@
 """What a migration will take, before it begins: ranges, and what they rest on. Pure.
 
-Every fact is a range. The migration is played through (`simulate`) at the corners of all ranges, in
-which everything is as good or as bad as it may be, and once in the middle; a forecast is the hull
-of what comes out. Ranges are meant to hold nine times out of ten.
+Every fact is a range. The migration is played through (`simulator`) at the corners of all ranges,
+in which everything is as good or as bad as it may be, and once in the middle; a forecast is the
+hull of what comes out. Ranges are meant to hold nine times out of ten.
 """
 
 import math

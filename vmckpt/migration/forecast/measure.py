@@ -65,7 +65,7 @@ class Links:
         pair = source.name, target.name
         async with self._pairs[pair], AsyncExitStack() as held:
             if pair not in self._seen:
-                for name in sorted({*pair}):  # in one order: nobody waits for who waits for him
+                for name in sorted({*pair}):  # in one order: else two could deadlock
                     await held.enter_async_context(self._hosts[name])
                 self._seen[pair] = await _try(_link(remotes, target), _LINK_LIMIT)
         return self._seen[pair]

@@ -2,7 +2,7 @@
 
 `decide` is asked at every sample. The first thing that holds wins:
 
-1. after the switch to post-copy: nothing, ever; what broke is for `postcopy`
+1. after the switch to post-copy: nothing, ever; what broke is for `postcopy_recovery`
 2. the operator's wish to stop
 3. once the guest was paused: nothing; it would have stood still for nothing
 4. the time limit: the migration ends and the guest stays

@@ -63,7 +63,7 @@ class SwitchoverDecision:
 
 
 def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
-    """Who fits switches, also when the time is up."""
+    """Switch when the expected downtime fits the limit, even after the time limit."""
     downtime = expected(seen.recent) if seen.ready else None
     allowed = show_seconds(limits.max_downtime)
     if downtime is not None and len(seen.recent) >= _ENOUGH and downtime <= limits.max_downtime:

@@ -4,7 +4,7 @@ QEMU's COLO keeps a secondary by checkpoints; we are the secondary, over a pair 
 at once that all was loaded. QEMU asks before each checkpoint and waits for our answer while the
 guest runs, so the pace is ours. **While it is on, QEMU takes a `migrate` from anybody and is spoilt
 by it**: something must keep libvirt from that, which a block job begun at the monitor does not.
-Needs KVM, and QEMU before 10; see `choosing`.
+Needs KVM, and QEMU before 10; see `select`.
 """
 
 import json
@@ -118,7 +118,7 @@ def _set(monitor: Commands, delay: int, downtime: int, bandwidth: int) -> None:
 
 
 class DirtyLog:
-    """Takes one epoch after the other, like `capture.Capturer`. `begin` first, `end` last."""
+    """Takes one epoch after the other, like `epoch_capture.Capturer`. `begin` first, `end` last."""
 
     def __init__(
         self, monitor: Commands, undo: Undo, *, files: Sequence[MemoryFile],

@@ -108,7 +108,7 @@ class Scratch:
 
     @property
     def files(self) -> tuple[MemoryFile, ...]:
-        """Its memory, as `guestmemory.files` tells it."""
+        """Its memory, as `memory_files.files` tells it."""
         return (MemoryFile(("pc.ram",), SIZE, Path(f"/proc/self/fd/{self.file}")),)
 
     def count(self) -> int:

@@ -47,7 +47,7 @@ def start(place: LogPlace, socket: Socket, *, size: Bytes, limit: Bytes) -> int:
     """Serve a new, empty log for a disk of so many bytes; the process, which is in no way a child.
 
     One that runs already goes on. One that died took what was not read of its log along, and QEMU
-    sees that at the next write only: `mirroring.end` first, and then all of the disk anew.
+    sees that at the next write only: `mirror_job.end` first, and then all of the disk anew.
     `limit`: bytes of the log that may wait for the backup before the guest's writes do.
     Raises DiskLogError, BadInput.
     """

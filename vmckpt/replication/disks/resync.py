@@ -37,7 +37,7 @@ _READ = MIB
 _BATCH = 4 * MIB
 _ANSWER = Seconds(30.0)
 _DIGEST = 8
-"""As for pages of memory: see delta.digests."""
+"""As for pages of memory: see page_codec.digests."""
 
 
 class Readable(Protocol):

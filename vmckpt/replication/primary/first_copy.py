@@ -24,7 +24,7 @@ _TURN = Seconds(0.05)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstCopy:
-    """What it works with; see primary.Parts."""
+    """What it works with; see loop.Parts."""
 
     monitor: Commands
     finder: CompareFinder

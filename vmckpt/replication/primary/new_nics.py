@@ -22,7 +22,7 @@ _FILE = "cut-cards"
 
 
 class Commands(migration_settings.Commands, Protocol):
-    """What is used of `hypervisor.qmp.Monitor`."""
+    """What is used of `hypervisor.qmp.QmpMonitor`."""
 
     def described(self) -> str: ...
 

@@ -274,7 +274,7 @@ class PeerConnection:
         self.close()
 
     def close(self) -> None:
-        """End the connection; who waits for a message is told Cut."""
+        """End the connection; who waits for a message gets ConnectionLost."""
         self._closed.set()
         with suppress(OSError, ValueError), self._tls:
             self._connected.shutdown(socket.SHUT_RDWR)

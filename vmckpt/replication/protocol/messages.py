@@ -322,9 +322,10 @@ class Order:
     def __init__(self, committed: int) -> None:
         """`committed`: the last epoch committed; 0: none."""
         self.committed = committed
-        """A Seal that was taken counts as committed: who fails to commit makes a new Order."""
+        """An EpochEnd that was taken counts as committed: a backup that fails to commit makes a new
+        Order."""
         self.open: int | None = None
-        """The epoch of which parts were taken, and no Seal yet."""
+        """The epoch of which parts were taken, and no EpochEnd yet."""
         self._tally = Tally()
 
     def take(self, message: Message) -> None:

@@ -17,7 +17,7 @@ class Resumable:
     uri: str
     """Its libvirt."""
     undo: str
-    """What an epoch changes in QEMU: `settings.Undo` as JSON."""
+    """What an epoch changes in QEMU: `migration_settings.Undo` as JSON."""
     lock: str
     """File that an agent at work has locked."""
     logs: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Facts:
     page: str
     """The page's path."""
     qemu: int
-    """The `guardpage.identity` of the guest's process."""
+    """The `shared_page.identity` of the guest's process."""
     command: tuple[str, ...]
     """Starts the agent again; in the foreground, so that its death is seen."""
     folder: str

@@ -54,7 +54,7 @@ class GuardFailed(VmckptError):
 
 
 def hold(known: int) -> HeldProcess | None:
-    """A process by its `guardpage.identity`, to be closed; None if it has ended. Raises OSError."""
+    """A process by `shared_page.identity`, to be closed; None if it has ended. Raises OSError."""
     try:
         process = HeldProcess(process_of(known))
     except (ProcessLookupError, OverflowError):

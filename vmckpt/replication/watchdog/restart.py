@@ -17,7 +17,7 @@ class GuardRestart:
     lease must be renewed meanwhile."""
 
     def __init__(self, page: GuardPage, begin: Callable[[], None]) -> None:
-        """`start` does nothing if the watchdog runs; it may raise VmckptError."""
+        """`begin` does nothing if the watchdog runs; it may raise VmckptError."""
         self._page, self._begin = page, begin
         self._thread: threading.Thread | None = None
 

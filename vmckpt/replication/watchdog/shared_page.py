@@ -119,7 +119,7 @@ class GuardPage:
 
     @property
     def beats(self) -> int:
-        """Who has once counted these up is taken for hanging if it does not go on."""
+        """The agent's heartbeats. An agent that has begun to count and stops is taken for hung."""
         return self._words[_BEATS]
 
     def beat(self) -> None:

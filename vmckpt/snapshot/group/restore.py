@@ -106,8 +106,8 @@ def summed_up(failures: Sequence[tuple[str, BaseException]]) -> BaseException:
 
 
 def _rank(error: BaseException) -> int:
-    """What nobody expected or knows comes first, then what went wrong, then who was stopped, and
-    who only waited in vain."""
+    """Unexpected errors and unknown outcomes first, then failures, then guests that were stopped,
+    last those that only waited."""
     if not isinstance(error, VmckptError):
         return 0
     if isinstance(error, RemoteError) or not error.undone:

@@ -38,7 +38,7 @@ devices/tpm/backend/active_pcr_banks devices/filesystem/target devices/filesyste
 devices/filesystem/space_hard_limit devices/filesystem/space_soft_limit devices/redirfilter
 devices/emulator devices/hostdev
 """
-"""With all that is in them, but for paths. `sane` judges programs and devices of the host."""
+"""With all that is in them, but for paths. `xml_safety` judges programs and devices of the host."""
 
 _SOME = {
     "": "type id", "resource": "", "resource/partition": "", "os": "firmware", "devices": "",
@@ -97,7 +97,7 @@ _NO_PATHS = frozenset({
     "devices/disk/serial", "devices/emulator", "devices/hostdev", "devices/interface/script",
     "devices/interface/downscript",
 })  # fmt: skip
-"""In which a text that begins with a slash is no path, or is judged by `sane`."""
+"""In which a text that begins with a slash is no path, or is judged by `xml_safety`."""
 
 
 def unknown(root: ET.Element, *, but: frozenset[str]) -> Iterator[str]:

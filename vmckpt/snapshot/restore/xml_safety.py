@@ -1,7 +1,7 @@
 """What of a snapshot's definition reaches into the host it is restored on, beyond the guest. Pure.
 
-Only what is known to be harmless passes (see `harmless`), and what the guest has on that host
-already.
+Only what is known to be harmless passes (see `harmless_elements`), and what the guest has on that
+host already.
 
 Disks and definition are what the host that took the snapshot has told: the signature says which
 snapshot it is, and not that this host was honest. Whoever had it could else write any file of

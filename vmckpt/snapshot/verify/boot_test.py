@@ -128,7 +128,7 @@ async def _watched(
     hypervisor: Hypervisor, uuid: str, watch: Seconds, stop: asyncio.Event,
     *, asks: bool, agent: bool | None,
 ) -> HeartbeatResult:  # fmt: skip
-    """`asks`: the guest agent, too; `agent`: what its silence means, see heartbeat.judge."""
+    """`asks`: the guest agent, too; `agent`: what its silence means, see heartbeat.evaluate."""
     began = time.monotonic()
     pulses = [await liveness.sample_liveness(hypervisor, uuid, Seconds(0.0))]
     try:

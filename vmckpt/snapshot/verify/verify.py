@@ -161,7 +161,7 @@ class _Walk:
 
 
 def verify_some(store: Store, ids: Sequence[str], progress: VerifyProgress) -> Verified:
-    """As `verify_store.verify`, for these snapshots. Manifests that cannot be read are left out."""
+    """As `store.verify.verify`, for these snapshots. Manifests that cannot be read are left out."""
     needed = {}
     for id_ in ids:
         try:

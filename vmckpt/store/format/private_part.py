@@ -3,7 +3,7 @@
 4   length of the JSON, little endian
     JSON
     chunk table: 32 bytes of digest for each chunk
-    maps, in the order of the regions (see chunk_map.py)
+    maps, in the order of the regions (see chunk_map)
     small files, in order
 """
 
