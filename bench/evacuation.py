@@ -125,13 +125,13 @@ class Others:
     tries: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.seating = CapacityModel(self.fleet.places, self.fleet.tenants, RULES)
+        self.capacity = CapacityModel(self.fleet.places, self.fleet.tenants, RULES)
         self.links = links_of(self.fleet)
         self.running: list[tuple[Under, Move, bool]] = []
 
     def begin(self, move: Move) -> None:
         """What it really sends, and whether it fails half-way, nobody knew before."""
-        self.seating.place(move.tenant, self.seating.index[move.target])
+        self.capacity.place(move.tenant, self.capacity.index[move.target])
         fate = self.luck.of(self.seed, move, self.tries[move.name])
         self.tries[move.name] += 1
         self.running.append((begin(fate.real(move)), move, fate.fails is not None))
@@ -148,7 +148,7 @@ class Others:
                 still.append((under, move, fails))
                 continue
             gone = move.target if fails else move.source
-            self.seating.remove(move.tenant, self.seating.index[gone])
+            self.capacity.remove(move.tenant, self.capacity.index[gone])
             (failed if fails else arrived).append(move)
         self.running = still
         self.moved += len(arrived)
@@ -156,12 +156,12 @@ class Others:
 
     def roomiest(self, tenant: Tenant) -> str | None:
         """The host with the most free memory that may take it."""
-        may = self.seating.allowed_hosts(tenant)
+        may = self.capacity.allowed_hosts(tenant)
         able = [at for at, yes in enumerate(may.tolist()) if yes]
         if not able:
             return None
         return self.fleet.places[
-            max(able, key=lambda at: self.fleet.places[at].memory - self.seating.used[at])
+            max(able, key=lambda at: self.fleet.places[at].memory - self.capacity.used[at])
         ].name
 
 
@@ -195,13 +195,13 @@ def jobsets(fleet: Fleet, leaving: Sequence[Tenant], luck: Luck, seed: int) -> t
         for tenant in list(waiting):
             if tenant.host in used:
                 continue
-            may = world.seating.allowed_hosts(tenant)
+            may = world.capacity.allowed_hosts(tenant)
             for name in used:
-                may[world.seating.index[name]] = False
+                may[world.capacity.index[name]] = False
             if not may.any():
                 continue
             costs = [
-                (world.seating.used[at] / fleet.places[at].memory, at)
+                (world.capacity.used[at] / fleet.places[at].memory, at)
                 for at, yes in enumerate(may.tolist()) if yes
             ]  # fmt: skip
             target = fleet.places[min(costs)[1]].name

@@ -30,7 +30,7 @@ class Where(StrEnum):
     """One migration."""
     DRAIN = "drain"
     """One job of a whole host."""
-    GUARD = "guard"
+    PROTECTION = "guard"
     """Protections, and one of them."""
     SNAPSHOTS = "snapshots"
     POLICIES = "policies"

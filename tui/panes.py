@@ -213,8 +213,8 @@ class GuardPane(Pane):
     """Protections."""
 
     name_of = "Replicas"
-    where = Where.GUARD
-    BINDINGS: ClassVar[list[BindingType]] = bindings(Where.GUARD)
+    where = Where.PROTECTION
+    BINDINGS: ClassVar[list[BindingType]] = bindings(Where.PROTECTION)
 
     def compose(self) -> ComposeResult:
         columns: Sequence[Column[Mapping[str, Any]]] = protection_view.guard_columns()

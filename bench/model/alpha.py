@@ -313,7 +313,7 @@ def on_fakes() -> Iterator[None]:
         (teardown, "network_buffer", SimpleNamespace(remove=lambda *_: do("let out"))),
         (primary, "Buffers", lambda *_: fakes.Buffers()),
         (primary, "network_buffer", fakes.Found),
-        (orders, "identity", identity), (orders, "GuardPage", page),
+        (orders, "identity", identity), (orders, "WatchdogPage", page),
         (orders, "Session", SimpleNamespace(read=lambda _: _SESSION)),
         (orders, "folder_of", lambda _: fakes.FOLDER), (orders, "mirrors", nothing),
         (orders, "QmpMonitor", lambda *_, **__: fakes.Monitor()),

@@ -91,7 +91,7 @@ class Capture:
             self.monitor.before = int(kill)
         if "alone" in self.words:
             for module in (background_snapshot, shared_memory, libvirt_save):
-                vars(module)["keeper_for"] = lambda *_: nullcontext(Nobody())
+                vars(module)["undo_process_for"] = lambda *_: nullcontext(Nobody())
 
     def hooks(self) -> Hooks:
         return Hooks(

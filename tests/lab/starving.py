@@ -14,7 +14,7 @@ from tests.lab.bench import Bench
 from tests.lab.protecting import LEFT, SOON, agent
 from vmckpt.lease.clock import boottime
 from vmckpt.replication.watchdog.process import LOG
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt_lab import host
 from vmckpt_lab.faults import inject
 from vmckpt_lab.machine_speed import Deadline
@@ -63,7 +63,7 @@ class Victim:
         first = host.first_process(bench.plan.host("alpha"))
         (path,) = Path(f"/proc/{first}/root{LEFT}").glob("*/page")
         self._folder = path.parent
-        self.page = GuardPage.open(path)
+        self.page = WatchdogPage.open(path)
         found = inject.qemu(bench.plan, "web1", "alpha")
         assert found is not None
         self._copy, self._census = found, Census(bench.plan)

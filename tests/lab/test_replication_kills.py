@@ -25,7 +25,7 @@ from tests.lab.protecting import (
     tidied,
 )
 from tests.support.paths import ROOT
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt_lab import host
 from vmckpt_lab.machine_speed import slowness
 
@@ -74,7 +74,7 @@ def _mortal(bench: Bench, at: str) -> None:
 
 
 def _agent_of(page: Path) -> int:
-    opened = GuardPage.open(page)
+    opened = WatchdogPage.open(page)
     try:
         return opened.agent
     finally:

@@ -17,7 +17,7 @@ from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog import shared_page
 from vmckpt.replication.watchdog.facts import Facts
 from vmckpt.replication.watchdog.rules import Rules
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt.units import Seconds
 
 RULES = Rules()
@@ -31,7 +31,7 @@ class Bench:
     ) -> None:
         """`more`: what else its facts say."""
         self.folder = folder
-        self.page = GuardPage.create(folder / "page", lasts=Seconds(lasts))
+        self.page = WatchdogPage.create(folder / "page", lasts=Seconds(lasts))
         self.qemu = subprocess.Popen(["sleep", "600"])
         self.agent = subprocess.Popen(["sleep", "600"])
         self.page.agent = shared_page.identity(self.agent.pid)

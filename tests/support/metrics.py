@@ -11,12 +11,12 @@ from vmckpt.journal.evacuation_progress import turns
 from vmckpt.journal.follow import Happening
 from vmckpt.model.guest import SnapshotNow
 from vmckpt.model.webhook import Address
-from vmckpt.monitor.health import Standing
+from vmckpt.monitor.health import HealthSnapshot
 from vmckpt.monitor.prometheus import Exporter, Served
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 SILENT = SnapshotNow(id="", name="", store="far", wrong="no route to it")
-NOW_STANDING = Standing(
+NOW_STANDING = HealthSnapshot(
     fleet=FLEET, jobs=(MOVE, DRAIN, PROTECT), protections={"p-9abc": entry()},
     turns={"e-4b7x": turns(DRAIN.operation, (PART,), ())}, snapshots=(*SNAPSHOTS, SILENT),
     looked={"hosts": NOW},

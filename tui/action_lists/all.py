@@ -2,7 +2,7 @@
 
 from vmckpt_tui.action_lists.fleet import ON_FLEET
 from vmckpt_tui.action_lists.jobs import ON_JOBS
-from vmckpt_tui.action_lists.protection import ON_GUARD
+from vmckpt_tui.action_lists.protection import ON_PROTECTION
 from vmckpt_tui.action_lists.snapshots import ON_SNAPSHOTS
 from vmckpt_tui.actions import Action, Field, Scene, Where
 
@@ -51,6 +51,6 @@ _MORE = (
         local=True, help="Examine all hosts again",
     ),
 )  # fmt: skip
-TABLE = (*ON_FLEET, *ON_JOBS, *ON_GUARD, *ON_SNAPSHOTS, *_MORE)
+TABLE = (*ON_FLEET, *ON_JOBS, *ON_PROTECTION, *ON_SNAPSHOTS, *_MORE)
 """Every action there is."""
 BY_NAME = {one.name: one for one in TABLE}

@@ -8,7 +8,7 @@ from vmckpt.protection.status import Look
 from vmckpt.units import show_seconds
 from vmckpt_tui.actions import Action, Answers, Field, Scene, Where, Words
 
-_GUARD = (Where.GUARD,)
+_GUARD = (Where.PROTECTION,)
 
 
 def _seen(scene: Scene) -> Look | None:
@@ -73,7 +73,7 @@ def _failover(scene: Scene, *how: str) -> tuple[Words, ...]:
     return (("failover", _guest(scene), *how),)
 
 
-ON_GUARD = (
+ON_PROTECTION = (
     Action(
         name="watch", key="o", label="Open", where=_GUARD, local=True, shown=False, fits=_some,
         help="Watch the protection",

@@ -270,9 +270,9 @@ def _without_agents(view: JobView) -> str:
 class GuardScreen(Detail):
     """One protection: how far the standby is behind, and what an epoch costs."""
 
-    where = Where.GUARD
+    where = Where.PROTECTION
     every = 1.0
-    BINDINGS: ClassVar[list[BindingType]] = [_BACK, *bindings(Where.GUARD)]
+    BINDINGS: ClassVar[list[BindingType]] = [_BACK, *bindings(Where.PROTECTION)]
     DEFAULT_CSS = """
     GuardScreen .strip { height: auto; padding: 0 1; }
     GuardScreen Sparkline { height: 3; margin: 0 1; }

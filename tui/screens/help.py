@@ -34,7 +34,7 @@ _NAMES = {
     Where.JOBS: "Jobs",
     Where.MOVE: "One migration",
     Where.DRAIN: "One evacuation",
-    Where.GUARD: "Replication",
+    Where.PROTECTION: "Replication",
     Where.SNAPSHOTS: "Snapshots",
     Where.POLICIES: "Policies",
     Where.DOCTOR: "Doctor",

@@ -18,7 +18,7 @@ from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.webhook import WebhookOptions
 from vmckpt.monitor import alerts
 from vmckpt.monitor.alerts import Lasting, Page
-from vmckpt.monitor.health import Standing, troubles
+from vmckpt.monitor.health import HealthSnapshot, troubles
 from vmckpt.monitor.prometheus import Exporter, Served
 from vmckpt.monitor.webhooks import MOST, Poster
 from vmckpt.scheduler.leases import LeaseOwner
@@ -188,6 +188,6 @@ class Monitor:
         self._said.discard(what)
 
 
-def _with(now: Standing, name: str, seen: Any, looked: dict[str, float]) -> Standing:
+def _with(now: HealthSnapshot, name: str, seen: Any, looked: dict[str, float]) -> HealthSnapshot:
     changed: dict[str, Any] = {name: seen, "looked": looked}
     return replace(now, **changed)

@@ -21,7 +21,7 @@ from vmckpt.policy.model import Auto
 from vmckpt.scheduler import schedules
 from vmckpt.scheduler.agenda import Agenda, Scene
 from vmckpt.scheduler.executor import Executor
-from vmckpt.scheduler.failure_detector import Vigil
+from vmckpt.scheduler.failure_detector import FailureDetector
 from vmckpt.scheduler.jobs import CreateGroup, CreateSnapshot
 from vmckpt.scheduler.leases import VIGIL, LeaseOwner, ScheduleLeases
 from vmckpt.scheduler.schedules import OptimalInterval, ScheduleSelection
@@ -74,7 +74,7 @@ async def run(
             for line in monitor.told:
                 tell(Told(event="started", text=line))
         if watches:
-            vigil = Vigil(inventory, lambda: _is_ours(VIGIL, claims), tell)
+            vigil = FailureDetector(inventory, lambda: _is_ours(VIGIL, claims), tell)
             await around.enter_async_context(_vigil(vigil, stop))
         setting = _setting(controller, wanted, identity=identity, tell=tell, recover=recover)
         service = Service(setting, claims, stop)
@@ -102,7 +102,7 @@ def keeps_watch(inventory: Inventory) -> bool:
 
 
 @asynccontextmanager
-async def _vigil(vigil: Vigil, stop: asyncio.Event) -> AsyncIterator[None]:
+async def _vigil(vigil: FailureDetector, stop: asyncio.Event) -> AsyncIterator[None]:
     """It is kept as long as the block lasts; what it was at is seen through. A service whose watch
     ends by a fault of ours ends, and is started again by whoever sees to that."""
     task = asyncio.create_task(vigil.keep(), name="vigil")

@@ -21,7 +21,7 @@ from vmckpt.snapshot.group import restore as group_restore
 from vmckpt.snapshot.group import rules
 from vmckpt.snapshot.group.create import GroupTaken
 from vmckpt.snapshot.group.restore import GroupRestored
-from vmckpt.snapshot.group.rules import Standing
+from vmckpt.snapshot.group.rules import GroupCompleteness
 from vmckpt.snapshot.request import Restored, RestoreRequest, Taken, TakeRequest
 from vmckpt.snapshot.restore import restore as restore_restore
 from vmckpt.snapshot.restore.restore import Opened
@@ -153,7 +153,7 @@ class SnapshotRow:
     trusted: bool
     """It was signed by a writer that is trusted here."""
     wrong: str | None
-    group: Standing | None = None
+    group: GroupCompleteness | None = None
     """The cut it is part of."""
     verdict: VerifySummary = UNKNOWN
     """What checks of it found."""

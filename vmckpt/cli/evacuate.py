@@ -288,7 +288,7 @@ def evacuate(
             raise BadInput("a fleet of a file can only be planned for", hint="add --dry-run")
         _imagine(order, fleet, policies, json=json)
         return
-    _ask(order, _Wishes(dry_run, yes, partly, why, json), inventory, policies)
+    _ask(order, _EvacuateOptions(dry_run, yes, partly, why, json), inventory, policies)
 
 
 @repopulate_app.command()
@@ -316,7 +316,7 @@ def repopulate(
     from vmckpt.app import evacuation
 
     order = evacuation.back_to(host, policy)
-    _ask(order, _Wishes(dry_run, yes, partly, "", json), inventory, policies)
+    _ask(order, _EvacuateOptions(dry_run, yes, partly, "", json), inventory, policies)
 
 
 @balance_app.command()
@@ -343,7 +343,7 @@ def balance(
     from vmckpt.evacuation.task import Kind, Task
 
     order = Task(kind=Kind.BALANCE, policy=policy)
-    _ask(order, _Wishes(dry_run, yes, True, "", json), inventory, policies)
+    _ask(order, _EvacuateOptions(dry_run, yes, True, "", json), inventory, policies)
 
 
 def _imagine(order: "Task", fleet: Path, policies: Path | None, *, json: bool) -> None:
@@ -359,7 +359,7 @@ def _imagine(order: "Task", fleet: Path, policies: Path | None, *, json: bool) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Wishes:
+class _EvacuateOptions:
     """How the order is to be handled."""
 
     dry_run: bool
@@ -369,7 +369,9 @@ class _Wishes:
     json: bool
 
 
-def _ask(order: "Task", options: _Wishes, inventory: Path | None, folder: Path | None) -> None:
+def _ask(
+    order: "Task", options: _EvacuateOptions, inventory: Path | None, folder: Path | None
+) -> None:
     from vmckpt.evacuation.task import Kind
 
     if not (options.dry_run or options.yes or sys.stdin.isatty()):
@@ -397,7 +399,7 @@ def _ask(order: "Task", options: _Wishes, inventory: Path | None, folder: Path |
 
 
 async def _run(
-    order: "Task", options: _Wishes, inventory: Path | None, folder: Path | None
+    order: "Task", options: _EvacuateOptions, inventory: Path | None, folder: Path | None
 ) -> "Report | None":
     from vmckpt.app import controller, evacuation
     from vmckpt.app.evacuation import Emptying

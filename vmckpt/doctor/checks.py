@@ -261,7 +261,7 @@ def _shared_memory(name: str, probe: HostProbe) -> Iterator[Finding]:
 
 def _watchdog(name: str, probe: HostProbe) -> Iterator[Finding]:
     """What would enforce the leases of guests that are protected there."""
-    kept_by = rules.keeper(timer=probe.no_trace is None, systemd=probe.systemd)
+    kept_by = rules.kill_method(timer=probe.no_trace is None, systemd=probe.systemd)
     why = "" if probe.no_trace is None else f", as the kernel cannot: {probe.no_trace}"
     yield _finding(
         "watchdog",

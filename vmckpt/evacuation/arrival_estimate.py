@@ -18,7 +18,7 @@ _LAST = 3
 """So many setups before count: on busy hosts one takes twice as long as the next."""
 
 
-class Nearing:
+class ArrivalEstimates:
     """Moves on their way, by their guests' names; times are those of one clock."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ class Run:
         self._step_log, self._mark, self._marked = step_log, mark, MOVING
         self._cancelled = False
         """By a person: a machine that goes down sends signals, too."""
-        self._course = RunState()
+        self._state = RunState()
         self._seen: FleetView | None = None
         self._seen_at = self._look_took = Seconds(0.0)
         self._silent_since: Seconds | None = None
@@ -108,11 +108,11 @@ class Run:
     def _over(self) -> bool:
         if self._moves:
             return False
-        return self._stop.is_set() or (self._course.over and not self._foreign)
+        return self._stop.is_set() or (self._state.over and not self._foreign)
 
     def _hear(self) -> None:
         self._take_requests()
-        stands = STOPPING if self._cancelled else PAUSED if self._course.paused else MOVING
+        stands = STOPPING if self._cancelled else PAUSED if self._state.paused else MOVING
         if stands != self._marked:
             self._marked = stands
             self._mark(stands)
@@ -125,10 +125,10 @@ class Run:
                     self._stop.set()
                     self._answer(request, "nothing new begins; what is on its way goes on")
                 case RequestKind.PAUSE:
-                    self._course = replace(self._course, paused=True)
+                    self._state = replace(self._state, paused=True)
                     self._answer(request, "paused: nothing new begins")
                 case RequestKind.GO_ON:
-                    self._course = replace(self._course, paused=False)
+                    self._state = replace(self._state, paused=False)
                     self._answer(request, "going on")
                 case _:
                     self._answer(request, "ask that of the guest's own job", ok=False)
@@ -178,7 +178,7 @@ class Run:
     def _plan_by(self, seen: FleetView) -> None:
         self._seen = seen
         asked, ours = self._task.asked(seen), {one.name for one in self._moves.values()}
-        given_up = {one.tenant.name for one in self._course.left}
+        given_up = {one.tenant.name for one in self._state.left}
         # A guest that another job is moving is waited for.
         foreign = {
             one.name for one in seen.fleet.tenants
@@ -187,8 +187,8 @@ class Run:
         for name in sorted(foreign - self._foreign):
             self._tell(name, "is on its way by another order; waited for until it is there", "wait")
         self._foreign = foreign
-        self._course = states.planned(
-            self._course, self._fleet(seen), self._terms.rules, _now(), asked=asked - self._foreign
+        self._state = states.planned(
+            self._state, self._fleet(seen), self._terms.rules, _now(), asked=asked - self._foreign
         )
 
     def _fleet(self, seen: FleetView) -> Fleet:
@@ -202,18 +202,18 @@ class Run:
     def _begin(self) -> None:
         if self._stop.is_set() or self._seen is None:
             return
-        self._course = states.carrying(self._course, self._world.streams())
-        self._course = states.nearing(self._course, self._world.nearing())
-        if self._course is self._asked and _now() < self._asked_until:
+        self._state = states.carrying(self._state, self._world.streams())
+        self._state = states.nearing(self._state, self._world.nearing())
+        if self._state is self._asked and _now() < self._asked_until:
             return  # nothing is other than when nobody could begin
         fleet = self._fleet(self._seen)
-        for move in states.due(self._course, fleet, self._terms, _now()):
-            self._course = states.begins(self._course, [move])
+        for move in states.due(self._state, fleet, self._terms, _now()):
+            self._state = states.begins(self._state, [move])
             self._moves[self._ahead.begin(move)] = move
             self._tell(f"{move.name} → {move.target}", "begins", "evacuate")
-        self._next = states.next_ones(self._course, fleet, self._terms, _now())
-        wakes = states.wakes(self._course, _now(), self._terms.patience)
-        self._asked = self._course
+        self._next = states.next_ones(self._state, fleet, self._terms, _now())
+        wakes = states.wakes(self._state, _now(), self._terms.patience)
+        self._asked = self._state
         self._asked_until = Seconds(math.inf) if wakes is None else Seconds(wakes)
 
     def _start(self, move: Move, turn: Turn) -> asyncio.Task[Moved]:
@@ -225,7 +225,7 @@ class Run:
         """Who is next; while it is paused those that are ready stay so."""
         if self._stop.is_set():
             self._ahead.look(())
-        elif not self._course.paused:
+        elif not self._state.paused:
             self._ahead.look(self._next)
 
     def _take(self) -> tuple[bool, bool]:
@@ -235,9 +235,9 @@ class Run:
         good = [self._end(self._moves.pop(one), one.result()) for one in ended]
         for move, work in self._ahead.ended():
             # Who fails before its turn has had it.
-            self._course = states.begins(self._course, [move])
+            self._state = states.begins(self._state, [move])
             good.append(self._end(move, work.result()))
-        last = not self._course.waiting or self._course.hoping
+        last = not self._state.waiting or self._state.hoping
         return bool(good), bool(good) and bool(last or not all(good))
 
     async def _wait(self) -> None:
@@ -251,9 +251,9 @@ class Run:
     async def _idle(self) -> None:
         """Nobody moves: until somebody may be tried again, or a look may show something new."""
         now = _now()
-        wakes = states.wakes(self._course, now, self._terms.patience)
+        wakes = states.wakes(self._state, now, self._terms.patience)
         until = now + _SILENT if wakes is None else wakes
-        while not self._stop.is_set() and (_now() < until or self._course.paused):
+        while not self._stop.is_set() and (_now() < until or self._state.paused):
             await asyncio.sleep(POLL)
             self._hear()
             if any(one.done() for one in self._ahead.works):
@@ -268,17 +268,17 @@ class Run:
         elif (stuck := self._stuck + 1) < _LOOKS:
             self._stuck = stuck
         else:
-            for one in self._course.waiting:
-                self._course = states.stuck(self._course, one)
+            for one in self._state.waiting:
+                self._state = states.stuck(self._state, one)
 
     def _lost(self) -> None:
         """The host says nothing any more: what becomes of those who are still there nobody sees."""
-        course, host = self._course, self._task.host
+        course, host = self._state, self._task.host
         late = [one.tenant for one in course.waiting] + [one.tenant for one in course.hoping]
         late += [_tenant(self._seen, name) for name in sorted(self._foreign)]
         why, hint = f"{host} does not answer any more", f"run vmckpt doctor {host}"
         left = (Unplaced(tenant=one, why=why, hint=hint) for one in late)
-        self._course = replace(course, waiting=(), hoping=(), left=(*course.left, *left))
+        self._state = replace(course, waiting=(), hoping=(), left=(*course.left, *left))
         self._foreign = set()
 
     def _end(self, move: Move, moved: Moved) -> bool:
@@ -286,7 +286,7 @@ class Run:
         assert self._seen is not None
         known = self._known[move.name]
         if moved.good:
-            self._course = states.succeeded(self._course, move.name)
+            self._state = states.succeeded(self._state, move.name)
             self._seen = sights.moved(self._seen, move.name, move.target)
             self._stuck = 0
             self._arrived.append(
@@ -300,14 +300,14 @@ class Run:
             return True
         self._tell(f"{move.name} → {move.target}", f"failed: {moved.why}", "evacuate")
         if moved.final:
-            self._course = states.given_up(self._course, move.name, moved.why, moved.final)
+            self._state = states.given_up(self._state, move.name, moved.why, moved.final)
             return False
         failure = Failed(target=move.target, at=_now(), why=moved.why, blame=moved.blame)
-        self._course = states.failed(self._course, move.name, failure, self._terms.patience)
+        self._state = states.failed(self._state, move.name, failure, self._terms.patience)
         return False
 
     def _arrived_text(self, moved: Moved) -> str:
-        course = self._course
+        course = self._state
         done = len(course.done)
         of = done + len(course.waiting) + len(course.running) + len(course.left)
         pause = "" if moved.downtime is None else f", downtime {show_seconds(moved.downtime)}"
@@ -318,8 +318,8 @@ class Run:
         if self._seen is None or self._stop.is_set():
             return
         names = sorted(self._task.to_stop(self._seen))
-        paused = self._course.paused
-        while names and self._course.paused:
+        paused = self._state.paused
+        while names and self._state.paused:
             await asyncio.sleep(POLL)
             self._hear()
             if self._stop.is_set():
@@ -339,7 +339,7 @@ class Run:
                 self._tell(name, f"is {done}", "evacuate")
                 return
             left = Unplaced(tenant=_tenant(self._seen, name), why=why, hint="shut it down by hand")
-            self._course = replace(self._course, left=(*self._course.left, left))
+            self._state = replace(self._state, left=(*self._state.left, left))
 
         await asyncio.gather(*(one(name) for name in names))
 
@@ -347,7 +347,7 @@ class Run:
         self._tell_(Decided(decision=Decision(at=_now(), action=action, reason=reason, rule=rule)))
 
     def _ended(self) -> MoveEnd:
-        course = self._course
+        course = self._state
         left: tuple[Unplaced, ...] = (*course.left, *course.hoping, *self._stopped_before())
         if self._seen is not None:  # not who was only to make room for another one
             wanted = self._task.asked(self._seen) | self._task.to_stop(self._seen)
@@ -362,10 +362,10 @@ class Run:
     def _stopped_before(self) -> list[Unplaced]:
         """Whose turn has not come: all of them, however they were to leave."""
         hint = _again(self._task)
-        late = [(one.tenant, "it was stopped before its turn") for one in self._course.waiting]
+        late = [(one.tenant, "it was stopped before its turn") for one in self._state.waiting]
         if self._stop.is_set() and self._seen is not None:
             late += [(_tenant(self._seen, name), ON_ITS_WAY) for name in sorted(self._foreign)]
-            told = {one.tenant.name for one in self._course.left}
+            told = {one.tenant.name for one in self._state.left}
             late += [
                 (_tenant(self._seen, name), "it was stopped before it was shut down or suspended")
                 for name in sorted(self._task.to_stop(self._seen) - told)

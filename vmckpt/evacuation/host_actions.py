@@ -16,7 +16,7 @@ from vmckpt.errors import (
 )
 from vmckpt.evacuation import offline_move, restart
 from vmckpt.evacuation import report as reports
-from vmckpt.evacuation.arrival_estimate import Nearing
+from vmckpt.evacuation.arrival_estimate import ArrivalEstimates
 from vmckpt.evacuation.bandwidth import Streams
 from vmckpt.evacuation.interfaces import Moved, Turn
 from vmckpt.evacuation.plan import planner
@@ -66,7 +66,7 @@ class Site:
     def __init__(self, orders: Orders, hosts: Hosts, recorder: Recorder, checks: Checks) -> None:
         self._orders, self._hosts, self._recorder = orders, hosts, recorder
         self._checks = checks
-        self._nearing, self._streams = Nearing(), Streams()
+        self._nearing, self._streams = ArrivalEstimates(), Streams()
 
     async def look(self) -> FleetView:
         return await planner.gather_fleet(self._hosts, self._orders.scope, self._orders.task)

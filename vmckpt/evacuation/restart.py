@@ -12,7 +12,7 @@ from vmckpt.units import Bytes, show_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waking:
+class RestartPlan:
     """What is to be done with each."""
 
     starts: Mapping[str, Tenant]
@@ -22,12 +22,12 @@ class Waking:
     """Sentences about guests that run, or are defined, on another host by now."""
 
 
-def decide(task: Task, seen: FleetView) -> Waking:
+def decide(task: Task, seen: FleetView) -> RestartPlan:
     """Decide by the present state. A guest is not started if it may run elsewhere or its memory no
     longer fits. Other limits of placement are ignored: for them the guest would stay off."""
     by_uuid = {one.guest.uuid: one for one in seen.known.values()}
     named = dict(task.called)
-    seating = CapacityModel(
+    capacity = CapacityModel(
         seen.fleet.places, tuple(one for one in seen.fleet.tenants if not _off(one, task, seen)),
         Rules(keep_free=0.0),
     )  # fmt: skip
@@ -50,14 +50,14 @@ def decide(task: Task, seen: FleetView) -> Waking:
             )
         else:
             of = next(one for one in seen.fleet.tenants if one.name == known.name)
-            tenant, at = started(of, known.guest), seating.index[task.host]
-            if (short := seating.shortage(tenant, at)) > 0:
+            tenant, at = started(of, known.guest), capacity.index[task.host]
+            if (short := capacity.shortage(tenant, at)) > 0:
                 why = f"{show_bytes(round(short))} of memory short"
                 left.append(_left(known.name, task.host, why, ""))
                 continue
-            seating.place(tenant, at)
+            capacity.place(tenant, at)
             starts[uuid] = tenant
-    return Waking(starts=starts, left=tuple(left), elsewhere=tuple(elsewhere))
+    return RestartPlan(starts=starts, left=tuple(left), elsewhere=tuple(elsewhere))
 
 
 def _off(tenant: Tenant, task: Task, seen: FleetView) -> bool:

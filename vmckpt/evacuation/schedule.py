@@ -31,13 +31,13 @@ class Windows:
 
 
 def start(
-    seating: CapacityModel, waiting: Sequence[Move], running: Sequence[Under],
+    capacity: CapacityModel, waiting: Sequence[Move], running: Sequence[Under],
     links: Mapping[str, BytesPerSecond], windows: Windows, *,
     changed: Container[str] | None = None,
 ) -> list[Move]:  # fmt: skip
     """Who begins now, and has taken room on its target then.
 
-    `seating` has each guest where it runs, and once more where it is going to if it is on its way.
+    `capacity` has each guest where it runs, and once more where it is going to if it is on its way.
     `changed`: hosts where something is other than when nobody could begin; None: any.
     """
     under = list(running)
@@ -51,10 +51,10 @@ def start(
             continue
         if not (sources.free(move.source) and targets.free(move.target)):
             continue
-        at = seating.index[move.target]
-        if seating.reasons_against(move.tenant, at) is not None or not pays(move, under, links):
+        at = capacity.index[move.target]
+        if capacity.reasons_against(move.tenant, at) is not None or not pays(move, under, links):
             continue
-        seating.place(move.tenant, at)
+        capacity.place(move.tenant, at)
         under.append(begin(move))
         begun.append(move)
         sources.take(move.source)
@@ -97,29 +97,29 @@ def ordered(
     return sorted(waiting, key=key)
 
 
-def detour(seating: CapacityModel, waiting: Sequence[Move]) -> Move | None:
+def detour(capacity: CapacityModel, waiting: Sequence[Move]) -> Move | None:
     """Nothing is on its way and nothing can begin: who steps aside for a while, and where to.
 
-    The smallest whose leaving lets another begin; None: no single step helps. `seating` is as
+    The smallest whose leaving lets another begin; None: no single step helps. `capacity` is as
     before.
     """
     for move in sorted(waiting, key=lambda one: (one.tenant.memory, one.name)):
         tenant = move.tenant
-        aside = cheapest(seating, tenant, never=seating.index[move.target])
+        aside = cheapest(capacity, tenant, never=capacity.index[move.target])
         if aside is None:
             continue
-        at = seating.index[move.source]
-        seating.remove(tenant, at)
-        seating.place(tenant, aside)
+        at = capacity.index[move.source]
+        capacity.remove(tenant, at)
+        capacity.place(tenant, aside)
         helps = any(
             other is not move
-            and seating.reasons_against(other.tenant, seating.index[other.target]) is None
+            and capacity.reasons_against(other.tenant, capacity.index[other.target]) is None
             for other in waiting
         )
-        seating.remove(tenant, aside)
-        seating.place(tenant, at)
+        capacity.remove(tenant, aside)
+        capacity.place(tenant, at)
         if helps:
-            return Move(tenant=tenant, source=move.source, target=seating.places[aside].name)
+            return Move(tenant=tenant, source=move.source, target=capacity.places[aside].name)
     return None
 
 

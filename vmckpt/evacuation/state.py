@@ -307,10 +307,10 @@ def _elsewhere(tenant: Tenant, failures: Sequence[Failed], fleet: Fleet) -> Tena
     if not bad:
         return tenant
     needs = replace(tenant.needs, never=tenant.needs.never | bad)
-    seating = CapacityModel(fleet.places, (), Rules())
+    capacity = CapacityModel(fleet.places, (), Rules())
     if not any(
         fits and place.closed is None and place.name != tenant.host
-        for fits, place in zip(seating.capable_hosts(needs).tolist(), fleet.places, strict=True)
+        for fits, place in zip(capacity.capable_hosts(needs).tolist(), fleet.places, strict=True)
     ):
         return tenant
     return replace(tenant, needs=needs)
@@ -323,31 +323,31 @@ def due(
     """Who begins now. `changed`: as in schedule.start."""
     if course.paused:
         return []
-    seating, links_ = _seated(course, fleet, terms, now), schedule.links_of(fleet)
+    capacity, links_ = _seated(course, fleet, terms, now), schedule.links_of(fleet)
     ready = _ready(course, fleet, terms, now)
-    begun = schedule.start(seating, ready, course.running, links_, terms.windows, changed=changed)
+    begun = schedule.start(capacity, ready, course.running, links_, terms.windows, changed=changed)
     if begun or course.running or len(ready) < len(course.waiting):
         return begun
-    aside = schedule.detour(seating, ready)
+    aside = schedule.detour(capacity, ready)
     return [] if aside is None else [aside]
 
 
 def next_ones(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> list[Move]:
     """Who may begin as soon as the links are free for it, in the order in which they are asked;
     their targets have room for each alone."""
-    seating = _seated(course, fleet, terms, now)
+    capacity = _seated(course, fleet, terms, now)
     return [
         one for one in _ready(course, fleet, terms, now)
-        if seating.reasons_against(one.tenant, seating.index[one.target]) is None
+        if capacity.reasons_against(one.tenant, capacity.index[one.target]) is None
     ]  # fmt: skip
 
 
 def _seated(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> CapacityModel:
     """All hosts with their guests, and with those that are on their way there."""
-    seating = CapacityModel(closed(course, fleet, now).places, fleet.tenants, terms.rules)
+    capacity = CapacityModel(closed(course, fleet, now).places, fleet.tenants, terms.rules)
     for one in course.running:
-        seating.place(one.move.tenant, seating.index[one.move.target])
-    return seating
+        capacity.place(one.move.tenant, capacity.index[one.move.target])
+    return capacity
 
 
 def _ready(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> list[Move]:

@@ -205,14 +205,14 @@ class _Connection:
 
     def __init__(self, host: Host, name: str) -> None:
         self._host = host
-        self._lane = ConnectionThread(f"{host.name} {name}")
+        self._thread = ConnectionThread(f"{host.name} {name}")
         self._connection: libvirt.virConnect | None = None
 
     async def run(self, call: Callable[[libvirt.virConnect], T]) -> T:
-        return await self._lane.run(lambda: self._do(call))
+        return await self._thread.run(lambda: self._do(call))
 
     async def open(self) -> None:
-        await self._lane.run(lambda: self._do(lambda _connection: None))
+        await self._thread.run(lambda: self._do(lambda _connection: None))
 
     def _do(self, call: Callable[[libvirt.virConnect], T]) -> T:
         """Runs in the lane. Tells a refused call from a broken connection."""
@@ -248,8 +248,8 @@ class _Connection:
     async def close(self, limit: Seconds) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                await self._lane.run(self._drop)
-        self._lane.close()
+                await self._thread.run(self._drop)
+        self._thread.close()
 
 
 class Hypervisor:

@@ -247,7 +247,7 @@ class DomainCaller(Protocol):
         """Raises HypervisorError, and OutcomeUnknown if `changes`."""
 
 
-class _Lane:
+class _InConnectionThread:
     """In the thread of a lane, which makes ours of libvirt's errors itself."""
 
     def __init__(self, host: str, domain: libvirt.virDomain) -> None:
@@ -275,7 +275,7 @@ async def call_on_domain(
     """
 
     def run(connection: libvirt.virConnect) -> T:
-        return call(_Lane(hypervisor.host.name, connection.lookupByUUIDString(uuid)))
+        return call(_InConnectionThread(hypervisor.host.name, connection.lookupByUUIDString(uuid)))
 
     if changes:
         return await hypervisor.execute(what, run, limit=limit)

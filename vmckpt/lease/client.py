@@ -181,7 +181,7 @@ def _as_sql(text: str) -> sql.SQL:
 def revoke(url: str, guest: str, *, force: bool = False, session: str | None = None) -> None:
     """End a guest's lease and its login; fine if there is none.
 
-    `session`: only if it is that one's. A guard kills a guest whose lease cannot be renewed any
+    `session`: only if it is that one's. A watchdog kills a guest whose lease cannot be renewed any
     more, so the holder releases it first.
     Raises LeaseRefused if it may still be held, unless `force`; LeaseUnreachable.
     """
@@ -282,7 +282,7 @@ class LeaseClient:
         """When it was sent, by CLOCK_BOOTTIME: the guest may run for `LeaseTerms.lasts` from then.
 
         None: the lease is lost for good; the guest must be killed. After anything raised it runs on
-        until its guard's time. Raises LeaseForgotten: `acquire_again` is the way on.
+        until its watchdog's time. Raises LeaseForgotten: `acquire_again` is the way on.
         """
         sent = self._clock()
         told = self._ask("renew_on(%s, %s, %s)", token, self._holder, self._timeline)
@@ -317,7 +317,7 @@ class LeaseClient:
         return _token_of(told)
 
     def release(self, token: int) -> None:
-        """Nobody holds it: for a guest whose protection ended, after its guard was sent away."""
+        """Nobody holds it: for a guest whose protection ended, after its watchdog was sent away."""
         self._done("release(%s, %s)", token, self._holder)
 
     def take_over(self, token: int) -> TakeOver:

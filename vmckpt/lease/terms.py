@@ -1,4 +1,4 @@
-"""For how long a lease on a protected guest is good: when its guard kills, when another may take
+"""For how long a lease on a protected guest is good: when its watchdog kills, when another may take
 over. Pure.
 
 The holder counts from when it *sent* its last renewal that was answered, by its own clock; others
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from vmckpt.errors import BadInput
 from vmckpt.units import Seconds, show_seconds
 
-GUARD_TURN = Seconds(0.05)
-"""A guard looks at least this often."""
+WATCHDOG_TURN = Seconds(0.05)
+"""A watchdog looks at least this often."""
 KILLED_IN = Seconds(0.25)
-"""From a guard's SIGKILL until no processor of the guest runs: threads of QEMU in the kernel."""
+"""From a watchdog's SIGKILL until no processor of the guest runs: threads of QEMU in the kernel."""
 DRIFT = 0.0005
 """How much faster or slower than time a clock may run: 500 ppm is what NTP corrects at most."""
 SHORTEST = Seconds(1.0)
@@ -48,7 +48,7 @@ class LeaseTerms:
 
     @property
     def lasts(self) -> Seconds:
-        """How long after it was sent a renewal lets the guest run; then the guard kills it."""
+        """How long after it was sent a renewal lets the guest run; then the watchdog kills it."""
         return Seconds(self.ttl - self.margin)
 
     @property
@@ -69,6 +69,6 @@ class LeaseTerms:
 
 def least_margin(ttl: Seconds) -> Seconds:
     """Half of what may pass between the end of a lease and the death of its guest."""
-    late = GUARD_TURN + KILLED_IN
+    late = WATCHDOG_TURN + KILLED_IN
     apart = 2 * DRIFT * 2 * ttl  # both clocks, over ttl + margin, which is less than 2 * ttl
     return Seconds((late + apart) / 2)

@@ -25,7 +25,7 @@ Labels = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class HealthSnapshot:
     """What is known. What was never looked at is None."""
 
     fleet: FleetNow | None = None
@@ -50,7 +50,7 @@ class Trouble:
     host: str | None = None
 
 
-def families(now: Standing) -> Iterator[Metric]:
+def families(now: HealthSnapshot) -> Iterator[Metric]:
     """All gauges."""
     yield _family(
         "last_look_timestamp_seconds", "When this was last looked at without an error.",
@@ -97,13 +97,13 @@ def _hosts(fleet: FleetNow) -> Iterator[Metric]:
                   counted.items())  # fmt: skip
 
 
-def two_copies(now: Standing) -> tuple[Copies, ...]:
+def two_copies(now: HealthSnapshot) -> tuple[Copies, ...]:
     """Guests that have two copies, by what libvirt shows and by what agents say."""
     seen = () if now.fleet is None else now.fleet.copies
     return merged(seen, of_protections((now.protections or {}).values()))
 
 
-def _copies(now: Standing) -> Metric:
+def _copies(now: HealthSnapshot) -> Metric:
     rows = (((one.guest, one.uuid, " ".join(one.hosts)), len(one.hosts)) for one in two_copies(now))
     return _family("guest_copies", "Hosts on which a guest runs, of guests that run on more than"
                    " one.", ("guest", "uuid", "hosts"), rows)  # fmt: skip
@@ -146,7 +146,7 @@ def _labels(view: JobView) -> Labels:
     return one.id, one.guest, one.source or "", one.target or ""
 
 
-def _evacuations(now: Standing) -> Metric:
+def _evacuations(now: HealthSnapshot) -> Metric:
     rows: list[tuple[Labels, float | None]] = []
     for view in now.jobs or ():
         one = view.operation
@@ -226,7 +226,7 @@ def _newest(
     return newest.items()
 
 
-def troubles(now: Standing) -> Mapping[str, Trouble]:
+def troubles(now: HealthSnapshot) -> Mapping[str, Trouble]:
     """What somebody has to look at, by a name that stays the same while it lasts."""
     found: dict[str, Trouble] = {}
     for host in () if now.fleet is None else now.fleet.hosts:

@@ -13,7 +13,7 @@ from vmckpt.journal.records import WHOLE_HOST
 from vmckpt.model.migration import Outcome
 from vmckpt.model.webhook import Address
 from vmckpt.monitor import health
-from vmckpt.monitor.health import Standing
+from vmckpt.monitor.health import HealthSnapshot
 
 _DOWNTIMES = (0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30)
 _DURATIONS = (1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600, 7200)
@@ -27,7 +27,7 @@ class Exporter(Collector):
     """What `/metrics` says. Counts begin at nothing with the process, as is the custom."""
 
     def __init__(self) -> None:
-        self.now = Standing()
+        self.now = HealthSnapshot()
         """Replaced whole: threads read it."""
         self.registry = mine = CollectorRegistry()
         Info("vmckpt_build", "The program.", registry=mine).info({"version": vmckpt.__version__})

@@ -69,7 +69,7 @@ def _with_agents(
 async def _revived(
     known: Known, ours: ProtectionStatus, theirs: ProtectionStatus
 ) -> tuple[str, ...]:
-    """Start agents that nothing starts again: their guards are gone, too. Raises VmckptError."""
+    """Start agents that nothing starts again: their watchdogs are gone, too. Raises VmckptError."""
     did: list[str] = []
     for host, told in ((known.backup, theirs), (known.primary, ours)):
         if is_abandoned(told):

@@ -27,7 +27,7 @@ _AGAIN = Seconds(30.0)
 
 
 @dataclass(slots=True)
-class Vigil:
+class FailureDetector:
     """Keeps watch, again and again, until its task is cancelled."""
 
     inventory: Inventory

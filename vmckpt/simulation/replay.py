@@ -42,8 +42,8 @@ class Replayed:
         self._clock, self._began = clock, clock()
         self._lasts = self._trace.samples[-1].at
         self._decisions = list(self._trace.decisions)
-        self._sight = ProgressTracker(self._trace.header.curve, Stall())
-        self._sight.join(_ORIGIN)  # its passes are numbered already
+        self._progress = ProgressTracker(self._trace.header.curve, Stall())
+        self._progress.join(_ORIGIN)  # its passes are numbered already
         self._max_downtime = _MAX_DOWNTIME
         self._read = 0
         self._phase: JobPhase | None = None
@@ -124,12 +124,12 @@ class Replayed:
             raw = samples[self._read]
             self._decide(raw.at)
             self._read += 1
-            if (sample := self._sight.take(raw)) is None:
+            if (sample := self._progress.take(raw)) is None:
                 continue
             if sample.phase is not self._phase:
                 self._phase = sample.phase
                 self._events.append((sample.at, PhaseChanged(phase=sample.phase)))
-            self._sight.tell(sample, Seconds(self._max_downtime / 1000), self._keep)
+            self._progress.tell(sample, Seconds(self._max_downtime / 1000), self._keep)
         if passed >= self._lasts:
             self._decide(float("inf"))
         return passed

@@ -10,7 +10,7 @@ from vmckpt_tui.actions import Scene, Where
 
 
 def of(one: dict[str, Any] | None) -> Scene:
-    return Scene(where=Where.GUARD, model=MODEL, entry=one)
+    return Scene(where=Where.PROTECTION, model=MODEL, entry=one)
 
 
 def test_nothing_is_done_with_no_protection() -> None:

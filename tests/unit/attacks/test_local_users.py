@@ -447,7 +447,7 @@ def test_nothing_is_imported_from_the_current_directory(
     ):
         done = subprocess.run(words, cwd=place.theirs, capture_output=True, text=True, check=False)
         assert (done.returncode, "not ours" in done.stderr) == (0, False), done.stderr
-    assert "-P" in watchdog.watchdog_command(place.theirs)
+    assert "-P" in watchdog.agent_command(place.theirs)
 
 
 def test_permissions_of_a_program_are_not_taken_over(tmp_path: Path) -> None:

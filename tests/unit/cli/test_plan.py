@@ -13,7 +13,7 @@ from tests.support.worlds import facts, guest, policy
 from vmckpt.app import migration
 from vmckpt.cli import app
 from vmckpt.migration.forecast.forecast import forecast
-from vmckpt.migration.forecast.service import Outlook
+from vmckpt.migration.forecast.service import GuestForecast
 from vmckpt.migration.plan.planner import Plan
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.migration import Mode
@@ -35,7 +35,7 @@ def made() -> Plan:
     return Plan(
         facts=FACTS, findings=(LATE,), chosen=chosen, policy=policy(),
         mode=Mode.POSTCOPY, reason="it ends for sure", post_copy=True,
-        outlook=Outlook(facts=known, forecasts=seen),
+        outlook=GuestForecast(facts=known, forecasts=seen),
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """When the next move may begin because one is about to arrive."""
 
-from vmckpt.evacuation.arrival_estimate import Nearing
+from vmckpt.evacuation.arrival_estimate import ArrivalEstimates
 from vmckpt.evacuation.bandwidth import SETUP
 from vmckpt.evacuation.plan.plan import Checked
 from vmckpt.migration.forecast.forecast import Range
@@ -34,7 +34,7 @@ def at(seconds: float) -> Seconds:
 
 
 def test_by_its_forecast_until_something_is_measured() -> None:
-    near = Nearing()
+    near = ArrivalEstimates()
     near.begins("a", expected(Range(8.0, 12.0)), at(100.0))
     assert near.names(at(109.9)) == frozenset()
     assert near.names(at(110.0)) == {"a"}
@@ -43,7 +43,7 @@ def test_by_its_forecast_until_something_is_measured() -> None:
 
 
 def test_by_the_middle_of_what_is_measured_and_the_setup_that_was_seen() -> None:
-    near = Nearing()
+    near = ArrivalEstimates()
     near.begins("a", None, at(0.0))
     assert near.names(at(1000.0)) == frozenset()
     near.measured("a", estimate(30.0, 50.0), seen(4.0), None)  # so a setup takes 4 s here
@@ -58,7 +58,7 @@ def test_by_the_middle_of_what_is_measured_and_the_setup_that_was_seen() -> None
 
 def test_a_setup_is_expected_to_take_as_long_as_the_longest_of_the_last_ones() -> None:
     """Too early costs nothing, too late leaves the link idle."""
-    near = Nearing()
+    near = ArrivalEstimates()
     for name, began, took in (("a", 0.0, 4.0), ("b", 30.0, 0.1), ("c", 60.0, 0.1)):
         near.begins(name, None, at(began))
         near.measured(name, estimate(4.0, 4.0), seen(began + took), None)
@@ -72,21 +72,21 @@ def test_a_setup_is_expected_to_take_as_long_as_the_longest_of_the_last_ones() -
 
 
 def test_what_has_no_end_that_is_known_is_not_about_to_end() -> None:
-    near = Nearing()
+    near = ArrivalEstimates()
     near.begins("a", expected(Range(1.0, 1.0)), at(0.0))
     near.measured("a", estimate(0.5, None), seen(5.0), None)
     assert near.names(at(60.0)) == frozenset()
 
 
 def test_a_forecast_without_an_end_says_nothing() -> None:
-    near = Nearing()
+    near = ArrivalEstimates()
     near.begins("a", expected(Range(1.0, float("inf"))), at(0.0))
     assert near.names(at(1e9)) == frozenset()
 
 
 def test_in_the_first_pass_its_forecast_counts_as_long_as_what_is_seen_allows_it() -> None:
     """What will be sent again nobody sees yet; the link would be idle for the next one's setup."""
-    near = Nearing()
+    near = ArrivalEstimates()
     near.begins("a", expected(Range(3.0, 6.0)), at(0.0))
     near.measured("a", estimate(4.0, None), seen(5.0), None)  # so a setup takes 5 s here
     assert near.names(at(5.0)) == {"a"}
@@ -104,7 +104,7 @@ def test_in_the_first_pass_its_forecast_counts_as_long_as_what_is_seen_allows_it
 def test_in_the_first_pass_bytes_that_are_expected_and_the_stream_s_own_speed_tell_most() -> None:
     """A forecast of 9 s for a stream that then carries twice as much: the link was idle for 3 s
     after each move while the next one's guest waited on the source."""
-    near = Nearing()
+    near = ArrivalEstimates()
     sent = Range(100.0 * MIB, 120.0 * MIB)
     near.begins("a", expected(Range(7.0, 11.0), sent, 20 * MIB), at(0.0))
     near.measured("a", estimate(2.0, None), seen(3.0, 10 * MIB), None)  # so a setup takes 3 s

@@ -7,7 +7,7 @@ from tests.support.sights import answers, at, by, seen, vm
 from vmckpt.evacuation import restart
 from vmckpt.evacuation.plan import plan as plans
 from vmckpt.evacuation.plan.inventory import Answers
-from vmckpt.evacuation.restart import Waking
+from vmckpt.evacuation.restart import RestartPlan
 from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.model.guest import Guest, GuestState
@@ -28,11 +28,11 @@ def large(name: str, **more: object) -> Guest:
     return vm(name, memory=Bytes(8 * GIB), **more)
 
 
-def decided(told: Answers, task: Task) -> Waking:
+def decided(told: Answers, task: Task) -> RestartPlan:
     return restart.decide(task, seen(told))
 
 
-def whys(found: Waking) -> dict[str, str]:
+def whys(found: RestartPlan) -> dict[str, str]:
     return {one.tenant.name: one.why for one in found.left}
 
 

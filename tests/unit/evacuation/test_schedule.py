@@ -105,10 +105,10 @@ def test_one_may_begin_while_another_ends_and_no_more_than_one() -> None:
     waiting = [move(name, "a", "b", 1) for name in "xyz"]
     ends = [replace(begin(move(name, "a", "b", 1)), setup=Seconds(0.0), ending=True)
             for name in "uv"]  # fmt: skip
-    seating = CapacityModel([host(name) for name in "ab"], [], RULES)
+    capacity = CapacityModel([host(name) for name in "ab"], [], RULES)
 
     def begun(*running: Under) -> int:
-        return len(start(seating, waiting, running, links, Windows()))
+        return len(start(capacity, waiting, running, links, Windows()))
 
     assert begun() == 1  # a second one would only share the link
     assert begun(begin(move("u", "a", "b", 1))) == 0

@@ -28,7 +28,7 @@ def test_nobody_takes_over_before_the_guest_is_dead(
     terms_: LeaseTerms, sent: float, way: float, fast: float, slow: float
 ) -> None:
     """The renewal takes `way` to be written; the clocks run `fast` and `slow` beside true time."""
-    dead = sent + terms_.lasts / (1 - abs(slow)) + terms.GUARD_TURN + terms.KILLED_IN
+    dead = sent + terms_.lasts / (1 - abs(slow)) + terms.WATCHDOG_TURN + terms.KILLED_IN
     written = sent + way
     passed = (dead - written) * (1 + fast)
 

@@ -11,7 +11,7 @@ from tests.tui.still import DRAIN, FLEET, MOVE, NOW, entry
 from vmckpt.journal.follow import Happening
 from vmckpt.monitor import alerts
 from vmckpt.monitor.alerts import Lasting, Page, State
-from vmckpt.monitor.health import Standing, Trouble, troubles
+from vmckpt.monitor.health import HealthSnapshot, Trouble, troubles
 from vmckpt.monitor.prometheus import Exporter
 from vmckpt.units import Seconds
 
@@ -90,14 +90,14 @@ def test_what_somebody_has_to_look_at() -> None:
     }  # fmt: skip
     assert found["job m-7k3f"].hint == "vmckpt recover"
     assert "does not answer: omega: no answer" in found["host omega"].text
-    assert troubles(Standing()) == {}
+    assert troubles(HealthSnapshot()) == {}
 
 
 def test_a_guest_that_waits_for_its_memory_is_told_of_while_it_is_tried_again() -> None:
     broken = replace(MOVE, operation=replace(MOVE.operation, phase="postcopy-paused"))
-    found = troubles(Standing(jobs=(broken,)))
+    found = troubles(HealthSnapshot(jobs=(broken,)))
     assert "busy stands still" in found["stream m-7k3f"].text
-    assert troubles(Standing(jobs=(MOVE,))) == {}
+    assert troubles(HealthSnapshot(jobs=(MOVE,))) == {}
 
 
 def test_what_never_happened_is_counted_as_nothing() -> None:
@@ -110,7 +110,7 @@ def test_what_never_happened_is_counted_as_nothing() -> None:
 
 def test_a_host_in_maintenance_may_be_silent() -> None:
     fleet = replace(FLEET, hosts=tuple(replace(one, closed="m-1") for one in FLEET.hosts))
-    assert "host omega" not in troubles(Standing(fleet=fleet))
+    assert "host omega" not in troubles(HealthSnapshot(fleet=fleet))
 
 
 def pages(story: Sequence[tuple[float, set[str]]]) -> list[tuple[float, str, str]]:

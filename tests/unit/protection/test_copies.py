@@ -20,7 +20,7 @@ from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.model.guest import MEND, merged, two_copies
 from vmckpt.monitor import alerts
 from vmckpt.monitor.alerts import State
-from vmckpt.monitor.health import Standing, troubles
+from vmckpt.monitor.health import HealthSnapshot, troubles
 from vmckpt.monitor.prometheus import Exporter
 from vmckpt.protection.agent_status import parse_answer
 from vmckpt.protection.copies import of_protections, second_copy
@@ -92,11 +92,11 @@ SEEN = replace(FLEET, copies=(TWICE,))
 @pytest.mark.parametrize(
     ("standing", "guest_name"),
     [
-        (Standing(fleet=SEEN), "web1"),
-        (Standing(protections={"p-9abc": BOTH}), "safe"),
+        (HealthSnapshot(fleet=SEEN), "web1"),
+        (HealthSnapshot(protections={"p-9abc": BOTH}), "safe"),
     ],
 )
-def test_prometheus_and_the_operator_are_told(standing: Standing, guest_name: str) -> None:
+def test_prometheus_and_the_operator_are_told(standing: HealthSnapshot, guest_name: str) -> None:
     exporter = Exporter()
     exporter.now = standing
     told = {one: value for one, value in scraped(exporter).items() if one[0].endswith("copies")}
@@ -122,6 +122,6 @@ def test_prometheus_and_the_operator_are_told(standing: Standing, guest_name: st
 
 def test_where_each_guest_runs_once_nobody_is_told() -> None:
     exporter = Exporter()
-    exporter.now = standing = Standing(fleet=FLEET, protections={"p-9abc": entry()})
+    exporter.now = standing = HealthSnapshot(fleet=FLEET, protections={"p-9abc": entry()})
     assert [one for one in scraped(exporter) if one[0].endswith("guest_copies")] == []
     assert [name for name in troubles(standing) if name.startswith("copies")] == []

@@ -21,7 +21,7 @@ from vmckpt.protection.agent_status import parse_answer
 from vmckpt.protection.host_death import Case
 from vmckpt.protection.stop import Known, StopResult
 from vmckpt.scheduler import failure_detector
-from vmckpt.scheduler.failure_detector import Vigil
+from vmckpt.scheduler.failure_detector import FailureDetector
 from vmckpt.scheduler.service import Told
 from vmckpt.units import Seconds
 
@@ -134,7 +134,7 @@ def one(monkeypatch: pytest.MonkeyPatch) -> World:
 @asynccontextmanager
 async def kept(world: World) -> AsyncIterator[None]:
     inventory = cast("Inventory", SimpleNamespace(hosts=HOSTS))
-    task = asyncio.create_task(Vigil(inventory, world.is_ours, world.told.append).keep())
+    task = asyncio.create_task(FailureDetector(inventory, world.is_ours, world.told.append).keep())
     try:
         yield
     finally:

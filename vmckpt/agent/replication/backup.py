@@ -28,7 +28,7 @@ from vmckpt.replication.protocol.connection import ConnectionLost
 from vmckpt.replication.protocol.messages import End
 from vmckpt.replication.session import ProtectionOutcome, Session, memory_of
 from vmckpt.replication.watchdog import process, shared_page
-from vmckpt.replication.watchdog.restart import GuardRestart
+from vmckpt.replication.watchdog.restart import WatchdogRestart
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
@@ -67,7 +67,7 @@ def _lost(session: Session, folder: Path) -> None:
 
 
 def _run_beside(session: Session, folder: Path, requests: Requests, qemu: HeldProcess) -> None:
-    watchdog = GuardRestart(
+    watchdog = WatchdogRestart(
         replication_watchdog.start_watchdog(session, folder, qemu),
         lambda: replication_watchdog.start_watchdog(session, folder, qemu).close(),
     )

@@ -45,7 +45,7 @@ from vmckpt.replication.session import (
     remove_folder,
 )
 from vmckpt.replication.watchdog import process as watchdog_process
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt.units import Seconds
 from vmckpt.util import host_directories
 
@@ -147,7 +147,7 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     if teardown.is_alone(folder):
         told["alone"] = True
     question = {} if order.wish is None else {"wish": order.wish, "leave": order.leave}
-    # One that fails is started again by its guard, and answers a second later.
+    # One that fails is started again by its watchdog, and answers a second later.
     patience = _STARTS_AGAIN if told["runs"] and "outcome" not in told else Seconds(0.0)
     try:
         return {**told, **_heard(folder, question, patience), "agent": True}
@@ -371,7 +371,7 @@ def _session(order: ReplicaOrder) -> Session:
 def _start(folder: Path) -> None:
     with (folder / watchdog_process.AGENT_LOG).open("ab") as log:
         subprocess.run(
-            ["setsid", "--fork", *watchdog.watchdog_command(folder)],
+            ["setsid", "--fork", *watchdog.agent_command(folder)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=True,
         )  # fmt: skip
 
@@ -392,7 +392,7 @@ def _why(order: ReplicaOrder) -> str:
 
 
 def _stop_safely(session: Session, folder: Path) -> None:
-    """End the agent and its guard, while a standby may still take over: it must not, any more.
+    """End the agent and its watchdog, while a standby may still take over: it must not, any more.
 
     Raises LeaseUnreachable, LeaseLost: then they go on.
     """
@@ -432,7 +432,7 @@ def _renewed(client: LeaseClient, folder: Path) -> float | None:
 
 
 def _revive(order: ReplicaOrder) -> dict[str, Any]:
-    """Start the agent of a session that has none, and no guard that would; what was done.
+    """Start the agent of a session that has none, and no watchdog that would; what was done.
 
     Raises RemoteError if it does not start.
     """
@@ -481,7 +481,7 @@ def _stop_agent(folder: Path) -> None:
 
 def _end_agent(folder: Path) -> None:
     with suppress(OSError, ValueError):
-        page = GuardPage.open(folder / watchdog_process.PAGE)
+        page = WatchdogPage.open(folder / watchdog_process.PAGE)
         known = page.agent
         page.close()
         process = watchdog_process.hold(known)

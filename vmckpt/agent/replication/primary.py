@@ -71,7 +71,7 @@ class _Agent:
         self._leave = SoloPermission(needed=session.needs_leave)
         self._endings = Endings(session.guest, uri=session.uri)
         self._undo = Undo.from_json(session.undo)
-        self._keeper, why = watchdog.keeper(session, process)
+        self._keeper, why = watchdog.kill_method(session, process)
         if self._keeper is not None:
             self._status.enforced(self._keeper, why)
         self._page = watchdog.start_watchdog(session, folder, process, self._keeper)
@@ -114,11 +114,12 @@ class _Agent:
         by_kernel = self._keeper is KillMethod.KERNEL
         return LeaseHolder(
             session.lease, self.folder, self._page, holder=session.host,
-            note=self._status.note, lives=self._process.lives, guard_again=self._guard_again,
+            note=self._status.note, lives=self._process.lives,
+            restart_watchdog=self._restart_watchdog,
             enforcer=LeaseTimer(self._process) if by_kernel else None,
         )  # fmt: skip
 
-    def _guard_again(self) -> None:
+    def _restart_watchdog(self) -> None:
         watchdog.start_watchdog(self._session, self.folder, self._process, self._keeper).close()
 
     def _was_given_away(self, lease_holder: LeaseHolder) -> bool:
@@ -182,7 +183,7 @@ class _Agent:
 
     def _still(self, on: bool) -> None:
         self._stopped = time.monotonic() if on else self._stopped
-        # A switch may last: the guard must not take that for hanging.
+        # A switch may last: the watchdog must not take that for hanging.
         switching = (self.folder / _SWITCHING).exists()
         self._page.stopped = boottime() if on and not switching else 0.0
 

@@ -24,7 +24,7 @@ from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.protocol.messages import End, Hello, HelloAck
 from vmckpt.replication.session import ProtectionOutcome, Session, memory_of, remove_folder
 from vmckpt.replication.watchdog import process as watchdog_process
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
@@ -146,7 +146,7 @@ def ended_by_wish(folder: Path) -> bool:
 
 
 def watchdog_kill_reason(folder: Path) -> str | None:
-    """Why a guest whose QEMU is gone must have ended; None: neither guard nor lease ended it."""
+    """Why a guest whose QEMU is gone must have ended; None: neither watchdog nor lease ended it."""
     try:
         _, _, why = (folder / watchdog_process.KILLED).read_text().strip().partition(" ")
     except OSError:
@@ -161,7 +161,7 @@ def _lease_ended(folder: Path) -> str | None:
     before while no agent was there to see it looks the same.
     """
     try:
-        page = GuardPage.open(folder / watchdog_process.PAGE)
+        page = WatchdogPage.open(folder / watchdog_process.PAGE)
     except (OSError, ValueError):
         return None
     try:

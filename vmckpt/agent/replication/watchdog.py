@@ -13,18 +13,18 @@ from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog import rules, systemd_unit
 from vmckpt.replication.watchdog.facts import Facts, Resumable
 from vmckpt.replication.watchdog.rules import KillMethod, Rules
-from vmckpt.replication.watchdog.shared_page import GuardPage, identity
+from vmckpt.replication.watchdog.shared_page import WatchdogPage, identity
 from vmckpt.units import Seconds
 
 _PATIENCE = 1.0
 
 
-def watchdog_command(folder: Path) -> tuple[str, ...]:
+def agent_command(folder: Path) -> tuple[str, ...]:
     """What starts the agent of a folder."""
     return (sys.executable, "-P", "-m", "vmckpt.agent.replication.main", str(folder))
 
 
-def keeper(session: Session, process: HeldProcess) -> tuple[KillMethod | None, str | None]:
+def kill_method(session: Session, process: HeldProcess) -> tuple[KillMethod | None, str | None]:
     """What enforces the guest's lease here, and why the kernel does not; nothing without a lease.
 
     Tries whether QEMU's main thread can be reached, which stops it for a moment.
@@ -32,24 +32,24 @@ def keeper(session: Session, process: HeldProcess) -> tuple[KillMethod | None, s
     if session.lease is None:
         return None, None
     why = lease_timer.why_not(process)
-    return rules.keeper(timer=why is None, systemd=systemd_unit.available()), why
+    return rules.kill_method(timer=why is None, systemd=systemd_unit.available()), why
 
 
 def start_watchdog(
     session: Session, folder: Path, process: HeldProcess, kept_by: KillMethod | None = None
-) -> GuardPage:
-    """The watchdog's page, with us on it; and the watchdog of that QEMU. Raises GuardFailed."""
+) -> WatchdogPage:
+    """The watchdog's page, with us on it; and the watchdog of that QEMU. Raises WatchdogFailed."""
     path = folder / watchdog_process.PAGE
     lasts = Seconds(0.0)
     if session.role == "primary" and session.lease is not None:
         lasts = session.lease.terms.lasts
     with suppress(FileExistsError):
-        GuardPage.create(path, lasts=lasts).close()
-    page = GuardPage.open(path)
+        WatchdogPage.create(path, lasts=lasts).close()
+    page = WatchdogPage.open(path)
     page.agent = identity(os.getpid())
     patience = max(_PATIENCE, 2 * session.terms.max_pause)
     facts = Facts(
-        page=str(path), qemu=identity(process.pid), command=watchdog_command(folder),
+        page=str(path), qemu=identity(process.pid), command=agent_command(folder),
         folder=str(folder), rules=Rules(patience=Seconds(patience)),
         resumable=_resumable(session, folder), pair=kept_by is KillMethod.PAIR,
     )  # fmt: skip

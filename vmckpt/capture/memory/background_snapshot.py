@@ -85,7 +85,7 @@ def capture(
         parser = StreamParser(writer)
         with (
             Drain(parser) as drain,
-            keeper_for(monitor, undo, drain.reading, hooks.held) as keeper,
+            undo_process_for(monitor, undo, drain.reading, hooks.held) as keeper,
         ):
             run = _Run(
                 monitor, undo, hooks, writer=writer, drain=drain, stop=stop or threading.Event()
@@ -129,7 +129,10 @@ def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> Non
     if BACKGROUND not in undo.capabilities or not broken or monitor.run_state() != "running":
         return
     again = migration_settings.settings_facts(monitor, want=BACKGROUND, runs=True, folder=None)
-    with Drain(_Nowhere()) as drain, keeper_for(monitor, again, drain.reading, held) as keeper:
+    with (
+        Drain(_Nowhere()) as drain,
+        undo_process_for(monitor, again, drain.reading, held) as keeper,
+    ):
         try:
             migration_settings.apply(monitor, again)
             drain.hand_over(monitor)
@@ -139,7 +142,7 @@ def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> Non
             keeper.all_well()
 
 
-def keeper_for(
+def undo_process_for(
     monitor: Commands, undo: Undo, stream: int | None, held: Sequence[int] = ()
 ) -> UndoProcess:
     """The process that undoes a capture if we are killed, or cannot. `held`: see Hooks."""

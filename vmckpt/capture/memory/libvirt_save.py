@@ -15,7 +15,7 @@ from xml.sax.saxutils import quoteattr
 from vmckpt.capture import migration_settings
 from vmckpt.capture.disks.bitmaps import Activation
 from vmckpt.capture.memory import image
-from vmckpt.capture.memory.background_snapshot import Captured, Hooks, keeper_for
+from vmckpt.capture.memory.background_snapshot import Captured, Hooks, undo_process_for
 from vmckpt.capture.memory.image import FrozenImage, ImageWriter
 from vmckpt.capture.migration_settings import Commands
 from vmckpt.capture.qemu_stream import save_image
@@ -58,7 +58,7 @@ def capture(
     hooks.note(undo)
     folder.mkdir(mode=0o700)
     try:
-        with keeper_for(monitor, undo, None, hooks.held) as keeper:
+        with undo_process_for(monitor, undo, None, hooks.held) as keeper:
             try:
                 stopped_at = time.monotonic()
                 pause = _save(monitor, folder / "saved", hooks, stop or threading.Event())

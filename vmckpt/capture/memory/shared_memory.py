@@ -27,7 +27,7 @@ import numpy as np
 from vmckpt.capture import migration_settings
 from vmckpt.capture.disks.bitmaps import Activation
 from vmckpt.capture.memory import image, memory_files
-from vmckpt.capture.memory.background_snapshot import Hooks, keeper_for
+from vmckpt.capture.memory.background_snapshot import Hooks, undo_process_for
 from vmckpt.capture.memory.image import FrozenImage
 from vmckpt.capture.memory.memory_files import MemoryFile
 from vmckpt.capture.memory.page_diff import Flags, Mapping, bring_up
@@ -442,7 +442,7 @@ class SharedMemory:
         known = self._last.epoch is not None
         self._last.tear()
         tape = Tape()
-        with Drain(tape) as drain, keeper_for(monitor, undo, None, hooks.held) as keeper:
+        with Drain(tape) as drain, undo_process_for(monitor, undo, None, hooks.held) as keeper:
             try:
                 changed = self._warm()
                 if stop is not None and stop.is_set():

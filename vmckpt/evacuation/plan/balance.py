@@ -37,31 +37,31 @@ class Proposed:
 
 def propose(fleet: Fleet, rules: Rules) -> list[Proposed]:
     """Best first; none if nothing is worth it. Nobody is moved twice."""
-    seating = CapacityModel(fleet.places, fleet.tenants, rules)
+    capacity = CapacityModel(fleet.places, fleet.tenants, rules)
     links = {one.name: float(one.link) for one in fleet.places}
-    able = [one for one in fleet.tenants if one.stays is None and one.host in seating.index]
+    able = [one for one in fleet.tenants if one.stays is None and one.host in capacity.index]
     found: list[Proposed] = []
     while len(found) < _MOST:
-        full = {seating.places[at].name for at in (-seating.load).argsort()[:_FULLEST].tolist()}
+        full = {capacity.places[at].name for at in (-capacity.load).argsort()[:_FULLEST].tolist()}
         best = max(
             (move for one in able if one.host in full
-             and (move := _best(seating, one, links)) is not None),
+             and (move := _best(capacity, one, links)) is not None),
             key=lambda one: (one.gain / one.tenant.travels, one.tenant.name), default=None,
         )  # fmt: skip
         if best is None:
             break
-        seating.remove(best.tenant, seating.index[best.tenant.host])
-        seating.place(best.tenant, seating.index[best.target])
+        capacity.remove(best.tenant, capacity.index[best.tenant.host])
+        capacity.place(best.tenant, capacity.index[best.target])
         able = [one for one in able if one is not best.tenant]
         found.append(best)
     return found
 
 
-def _best(seating: CapacityModel, tenant: Tenant, links: dict[str, float]) -> Proposed | None:
+def _best(capacity: CapacityModel, tenant: Tenant, links: dict[str, float]) -> Proposed | None:
     """The host that it gains most on; None: it is not worth it anywhere."""
-    gains = np.where(seating.allowed_hosts(tenant), seating.gains(tenant), -np.inf)
+    gains = np.where(capacity.allowed_hosts(tenant), capacity.gains(tenant), -np.inf)
     at = int(gains.argmax())
-    gain, place = float(gains[at]), seating.places[at]
+    gain, place = float(gains[at]), capacity.places[at]
     takes = tenant.travels / min(links[tenant.host], links[place.name])
     if gain < LEAST or gain * _HOUR < _COST * takes:
         return None

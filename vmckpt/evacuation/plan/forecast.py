@@ -37,7 +37,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class PlanForecast:
     """What is to be expected of a plan."""
 
     steps: tuple[ForecastMove, ...]
@@ -48,7 +48,7 @@ class Outlook:
     """They can never begin."""
 
 
-def play(fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) -> Outlook:
+def play(fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) -> PlanForecast:
     """As it will go if everything goes as expected."""
     return _Play(fleet, moves, rules, windows).through()
 
@@ -56,9 +56,9 @@ def play(fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) ->
 class _Play:
     def __init__(self, fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) -> None:
         self._windows, self._links = windows, schedule.links_of(fleet)
-        self._seating = CapacityModel(fleet.places, fleet.tenants, rules)
-        self._before = self._seating.used.copy()
-        self._cpus_before = self._seating.cpus_used.copy()
+        self._capacity = CapacityModel(fleet.places, fleet.tenants, rules)
+        self._before = self._capacity.used.copy()
+        self._cpus_before = self._capacity.cpus_used.copy()
         self._most = self._before.copy()
         self._waiting, self._running = list(moves), list[Under]()
         self._since: dict[str, float] = {}
@@ -67,20 +67,20 @@ class _Play:
         self._changed: set[str] | None = None
         self._now = 0.0
 
-    def through(self) -> Outlook:
+    def through(self) -> PlanForecast:
         while self._waiting or self._running:
             self._begin()
             if not self._running:
                 break
             self._advance()
-        return Outlook(
+        return PlanForecast(
             steps=tuple(self._steps), total=Seconds(self._now), loads=tuple(self._loads()),
             stuck=tuple(self._waiting),
         )  # fmt: skip
 
     def _begin(self) -> None:
         begun = schedule.start(
-            self._seating, self._waiting, self._running, self._links, self._windows,
+            self._capacity, self._waiting, self._running, self._links, self._windows,
             changed=self._changed,
         )  # fmt: skip
         names = {one.name for one in begun}
@@ -90,12 +90,12 @@ class _Play:
         for move in begun:
             self._running.append(begin(move))
             self._since[move.name] = self._now
-        self._most = self._most.clip(min=self._seating.used)
+        self._most = self._most.clip(min=self._capacity.used)
 
     def _step_aside(self) -> list[Move]:
         """Each goes aside once at the most: else two could make way for each other for ever."""
         able = [one for one in self._waiting if one.name not in self._aside]
-        found = schedule.detour(self._seating, able)
+        found = schedule.detour(self._capacity, able)
         if found is None:
             return []
         self._aside.add(found.name)
@@ -104,7 +104,7 @@ class _Play:
             if one.name == found.name else one
             for one in self._waiting
         ]  # fmt: skip
-        self._seating.place(found.tenant, self._seating.index[found.target])
+        self._capacity.place(found.tenant, self._capacity.index[found.target])
         return [found]
 
     def _advance(self) -> None:
@@ -121,7 +121,7 @@ class _Play:
         for one in after:
             if over(one):
                 move = one.move
-                self._seating.remove(move.tenant, self._seating.index[move.source])
+                self._capacity.remove(move.tenant, self._capacity.index[move.source])
                 self._steps.append(
                     ForecastMove(
                         move=move, begins=Seconds(self._since[move.name]), ends=Seconds(self._now),
@@ -130,13 +130,13 @@ class _Play:
                 )  # fmt: skip
 
     def _loads(self) -> list[Load]:
-        seating = self._seating
+        capacity = self._capacity
         return [
             Load(
                 host=place.name, memory=place.memory, before=Bytes(round(self._before[at])),
-                most=Bytes(round(self._most[at])), after=Bytes(round(seating.used[at])),
-                cpus_before=float(self._cpus_before[at]), cpus_after=float(seating.cpus_used[at]),
+                most=Bytes(round(self._most[at])), after=Bytes(round(capacity.used[at])),
+                cpus_before=float(self._cpus_before[at]), cpus_after=float(capacity.cpus_used[at]),
             )
-            for at, place in enumerate(seating.places)
-            if self._most[at] != self._before[at] or seating.used[at] != self._before[at]
+            for at, place in enumerate(capacity.places)
+            if self._most[at] != self._before[at] or capacity.used[at] != self._before[at]
         ]  # fmt: skip

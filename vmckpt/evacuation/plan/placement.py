@@ -20,25 +20,25 @@ _MOST = 20_000
 """Nodes that are looked at; with more a plan is no longer small."""
 
 
-def best(seating: CapacityModel, order: Sequence[Tenant]) -> list[int] | None:
+def best(capacity: CapacityModel, order: Sequence[Tenant]) -> list[int] | None:
     """The host of each, all of them placed, in the order given: at the least cost in a small plan,
     else at the least that was found in so many steps.
 
-    None: not all can be placed, or that was not found out. `seating` is as before.
+    None: not all can be placed, or that was not found out. `capacity` is as before.
     """
-    search = _Search(seating, order)
+    search = _Search(capacity, order)
     search.go(0, 0.0)
     return search.found
 
 
 class _Search:
-    def __init__(self, seating: CapacityModel, order: Sequence[Tenant]) -> None:
-        self._seating, self._order = seating, order
+    def __init__(self, capacity: CapacityModel, order: Sequence[Tenant]) -> None:
+        self._capacity, self._order = capacity, order
         # A host that somebody comes from, or names, is like no other.
         named = {one.host for one in order}
         for one in order:
             named |= {at for at, _ in one.needs.never} | (one.needs.only or frozenset())
-        self._named = [one.name if one.name in named else "" for one in seating.places]
+        self._named = [one.name if one.name in named else "" for one in capacity.places]
         self._at: list[int] = []
         self._least = np.inf
         self.found: list[int] | None = None
@@ -51,23 +51,23 @@ class _Search:
         if depth == len(self._order):
             self._least, self.found = cost, list(self._at)
             return
-        tenant, seating = self._order[depth], self._seating
-        may, costs = seating.allowed_hosts(tenant), seating.costs(tenant)
+        tenant, capacity = self._order[depth], self._capacity
+        may, costs = capacity.allowed_hosts(tenant), capacity.costs(tenant)
         seen = set()
         for at in sorted(np.flatnonzero(may).tolist(), key=lambda one: float(costs[one])):
-            kind = (self._named[at], float(costs[at]), seating.alike(at))
+            kind = (self._named[at], float(costs[at]), capacity.alike(at))
             if kind in seen:
                 continue
             seen.add(kind)
-            seating.place(tenant, at)
+            capacity.place(tenant, at)
             self._at.append(at)
             self.go(depth + 1, cost + float(costs[at]))
             self._at.pop()
-            seating.remove(tenant, at)
+            capacity.remove(tenant, at)
 
     def _rest(self, depth: int) -> float:
         """No more than what the others will cost at the least."""
-        return float(sum(self._seating.least(one) for one in self._order[depth:]))
+        return float(sum(self._capacity.least(one) for one in self._order[depth:]))
 
 
 SMALL = 10
@@ -110,7 +110,7 @@ def place(fleet: Fleet, leaving: Iterable[Tenant], rules: Rules) -> Placement:
     Their room there counts as taken until they are gone, and is not used by others.
     """
     planning = _Planning(fleet, tuple(leaving), rules)
-    planning.seat()
+    planning.place_all()
     planning.repair()
     return planning.result()
 
@@ -120,32 +120,32 @@ class _Planning:
 
     def __init__(self, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules) -> None:
         self._rules = rules
-        self._seating = CapacityModel(fleet.places, fleet.tenants, rules)
+        self._capacity = CapacityModel(fleet.places, fleet.tenants, rules)
         self._leaving = [one for one in leaving if one.stays is None]
         self._stuck = [one for one in leaving if one.stays is not None]
         names = {one.name for one in leaving}
         self._others: dict[int, list[Tenant]] = {}
         for one in fleet.tenants:
-            at = self._seating.index.get(one.host)
+            at = self._capacity.index.get(one.host)
             if at is not None and one.stays is None and one.name not in names:
                 self._others.setdefault(at, []).append(one)
         self._target: dict[str, int] = {}
         self._displaced: dict[str, Tenant] = {}
         self._unplaced: list[Tenant] = []
 
-    def seat(self) -> None:
-        seating = self._seating
+    def place_all(self) -> None:
+        capacity = self._capacity
         order = self._hardest_first()
-        if len(order) <= SMALL and (found := best(seating, order)) is not None:
+        if len(order) <= SMALL and (found := best(capacity, order)) is not None:
             for tenant, at in zip(order, found, strict=True):
                 self._sit(tenant, at)
             return
         for tenant in order:
-            self._sit(tenant, cheapest(seating, tenant))
+            self._sit(tenant, cheapest(capacity, tenant))
 
     def _hardest_first(self) -> list[Tenant]:
         choices = {
-            one.needs: int(self._seating.capable_hosts(one.needs).sum()) for one in self._leaving
+            one.needs: int(self._capacity.capable_hosts(one.needs).sum()) for one in self._leaving
         }
         return sorted(
             self._leaving,
@@ -157,7 +157,7 @@ class _Planning:
             self._unplaced.append(tenant)
             return
         self._target[tenant.name] = at
-        self._seating.place(tenant, at)
+        self._capacity.place(tenant, at)
 
     def repair(self) -> None:
         """Make room for those that found none, one other move for each."""
@@ -168,10 +168,10 @@ class _Planning:
 
     def _make_room(self, tenant: Tenant) -> bool:
         """Whether a single move of another lets it in; the smallest such move is made."""
-        seating = self._seating
+        capacity = self._capacity
         offers = []
-        for at in np.flatnonzero(seating.capable_hosts(tenant.needs)).tolist():
-            short = seating.shortage(tenant, at)
+        for at in np.flatnonzero(capacity.capable_hosts(tenant.needs)).tolist():
+            short = capacity.shortage(tenant, at)
             offers += [
                 (one.name not in self._target, one.memory, at, one)
                 for one in self._movable(at) if one.memory >= short
@@ -187,20 +187,20 @@ class _Planning:
         return found
 
     def _exchange(self, tenant: Tenant, other: Tenant, at: int) -> bool:
-        seating = self._seating
-        seating.remove(other, at)
-        if seating.reasons_against(tenant, at) is None:
-            seating.place(tenant, at)
-            elsewhere = cheapest(seating, other, never=at)
+        capacity = self._capacity
+        capacity.remove(other, at)
+        if capacity.reasons_against(tenant, at) is None:
+            capacity.place(tenant, at)
+            elsewhere = cheapest(capacity, other, never=at)
             if elsewhere is not None:
-                seating.place(other, elsewhere)
+                capacity.place(other, elsewhere)
                 self._target[tenant.name] = at
                 self._target[other.name] = elsewhere
                 if other not in self._leaving:
                     self._displaced[other.name] = other
                 return True
-            seating.remove(tenant, at)
-        seating.place(other, at)
+            capacity.remove(tenant, at)
+        capacity.place(other, at)
         return False
 
     def result(self) -> Placement:
@@ -216,11 +216,11 @@ class _Planning:
         return Placement(tuple(going), tuple(left))
 
     def _going(self, tenant: Tenant, *, displaced: bool) -> Assignment:
-        seating = self._seating
+        capacity = self._capacity
         at = self._target[tenant.name]
-        place = seating.places[at]
-        free = Bytes(max(0, round(place.memory - seating.used[at])))
-        choices = int(seating.capable_hosts(tenant.needs).sum()) - (place.name != tenant.host)
+        place = capacity.places[at]
+        free = Bytes(max(0, round(place.memory - capacity.used[at])))
+        choices = int(capacity.capable_hosts(tenant.needs).sum()) - (place.name != tenant.host)
         why = f"{show_bytes(free)} free there in the end"
         if displaced:
             why = f"makes room; {why}"
@@ -229,25 +229,25 @@ class _Planning:
         return Assignment(tenant=tenant, target=place.name, why=why, displaced=displaced)
 
     def _left(self, tenant: Tenant) -> Unplaced:
-        return explain(self._seating, tenant)
+        return explain(self._capacity, tenant)
 
 
-def cheapest(seating: CapacityModel, tenant: Tenant, *, never: int | None = None) -> int | None:
+def cheapest(capacity: CapacityModel, tenant: Tenant, *, never: int | None = None) -> int | None:
     """The host that it costs least on; None: no host may take it."""
-    may = seating.allowed_hosts(tenant)
+    may = capacity.allowed_hosts(tenant)
     if never is not None:
         may[never] = False
     if not may.any():
         return None
-    costs = np.where(may, seating.costs(tenant), np.inf)
+    costs = np.where(may, capacity.costs(tenant), np.inf)
     return int(costs.argmin())
 
 
-def explain(seating: CapacityModel, tenant: Tenant) -> Unplaced:
+def explain(capacity: CapacityModel, tenant: Tenant) -> Unplaced:
     """Why no host takes it, and what would change that."""
     reasons = {
-        place.name: seating.reasons_against(tenant, at) or "it may" for at, place in
-        enumerate(seating.places) if place.name != tenant.host
+        place.name: capacity.reasons_against(tenant, at) or "it may" for at, place in
+        enumerate(capacity.places) if place.name != tenant.host
     }  # fmt: skip
     if not reasons:
         return Unplaced(
@@ -258,7 +258,7 @@ def explain(seating: CapacityModel, tenant: Tenant) -> Unplaced:
     else:
         told = Counter(_kind(reason) for reason in reasons.values()).most_common(4)
         why = "; ".join(f"{count} hosts: {reason}" for reason, count in told)
-    return Unplaced(tenant=tenant, why=why, hint=_hint(seating, tenant))
+    return Unplaced(tenant=tenant, why=why, hint=_hint(capacity, tenant))
 
 
 def _kind(reason: str) -> str:
@@ -269,23 +269,25 @@ def _kind(reason: str) -> str:
     return reason
 
 
-def _hint(seating: CapacityModel, tenant: Tenant) -> str:
+def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
     able = [
-        at for at, place in enumerate(seating.places)
+        at for at, place in enumerate(capacity.places)
         if place.closed is None and place.name != tenant.host
         and lacks(tenant.needs, place) is None
     ]  # fmt: skip
-    full = [at for at in able if seating.shortage(tenant, at) > 0]
+    full = [at for at in able if capacity.shortage(tenant, at) > 0]
     if full:
-        at = min(full, key=lambda one: seating.shortage(tenant, one))
-        short = show_bytes(Bytes(round(seating.shortage(tenant, at))))
-        return f"free {short} on {seating.places[at].name}, or lower keep_free"
+        at = min(full, key=lambda one: capacity.shortage(tenant, one))
+        short = show_bytes(Bytes(round(capacity.shortage(tenant, at))))
+        return f"free {short} on {capacity.places[at].name}, or lower keep_free"
     if able:
-        name = seating.places[able[0]].name
-        return f"on {name}: {seating.reasons_against(tenant, able[0])}; move that away, or allow it"
-    closed = [place.name for place in seating.places if place.closed is not None]
+        name = capacity.places[able[0]].name
+        return (
+            f"on {name}: {capacity.reasons_against(tenant, able[0])}; move that away, or allow it"
+        )
+    closed = [place.name for place in capacity.places if place.closed is not None]
     lacking = Counter(
-        why for place in seating.places
+        why for place in capacity.places
         if place.closed is None and place.name != tenant.host
         and (why := lacks(tenant.needs, place)) is not None
     )  # fmt: skip

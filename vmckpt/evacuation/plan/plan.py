@@ -9,7 +9,7 @@ from vmckpt.evacuation import restart
 from vmckpt.evacuation.bandwidth import Move
 from vmckpt.evacuation.plan import forecast, placement
 from vmckpt.evacuation.plan.fleet import Fleet, Tenant
-from vmckpt.evacuation.plan.forecast import Load, Outlook
+from vmckpt.evacuation.plan.forecast import Load, PlanForecast
 from vmckpt.evacuation.plan.inventory import FleetView, TravelMethod
 from vmckpt.evacuation.plan.placement import Assignment, Unplaced
 from vmckpt.evacuation.state import EvacuationTerms
@@ -57,7 +57,7 @@ class Plan:
     suspended: tuple[Tenant, ...]
     """Their memory is saved on the host."""
     checks: Checks
-    course: Outlook
+    course: PlanForecast
     """As it goes in the middle of what is expected."""
     total: Range
     """Seconds."""

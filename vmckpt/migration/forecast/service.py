@@ -24,7 +24,7 @@ _ALL = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class GuestForecast:
     """What was measured, and what it makes expect in each mode."""
 
     facts: Facts
@@ -61,7 +61,7 @@ async def forecast_guest(
     every_mode: bool,
     links: Links | None = None,
     disks: Bytes = Bytes(0),
-) -> Outlook:
+) -> GuestForecast:
     """Measure for about `probe`, then forecast: the mode that is set, or all that are possible.
 
     `disks`: what is copied of disks before memory.
@@ -74,12 +74,12 @@ async def forecast_guest(
         modes = [mode for mode in _ALL if post_copy or not mode.may_switch_early]
     else:
         modes = [request.plain_choice(policy, post_copy=post_copy)]
-    return Outlook(
+    return GuestForecast(
         facts=facts, forecasts=tuple(forecast(facts, policy, mode, guest) for mode in modes)
     )
 
 
-def mode_of(policy: Policy, outlook: Outlook | None, *, post_copy: bool) -> tuple[Mode, str]:
+def mode_of(policy: Policy, outlook: GuestForecast | None, *, post_copy: bool) -> tuple[Mode, str]:
     """The mode to move in, and why."""
     if policy.mode is Mode.AUTO and outlook is not None:
         return choose_mode.choose(outlook.forecasts, policy, post_copy_possible=post_copy)
@@ -96,7 +96,7 @@ def mode_of(policy: Policy, outlook: Outlook | None, *, post_copy: bool) -> tupl
     return mode, "post-copy cannot be used here"
 
 
-def score(outlook: Outlook, mode: Mode, ending: Ending) -> dict[str, Any] | None:
+def score(outlook: GuestForecast, mode: Mode, ending: Ending) -> dict[str, Any] | None:
     """The forecast beside what was measured; None if there was none for that mode."""
     expected = outlook.of(mode)
     if expected is None:

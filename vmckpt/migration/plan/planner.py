@@ -13,7 +13,7 @@ from vmckpt.migration import request
 from vmckpt.migration.forecast import service as services
 from vmckpt.migration.forecast.dirty_curve import DirtyCurve
 from vmckpt.migration.forecast.measure import Links
-from vmckpt.migration.forecast.service import Outlook
+from vmckpt.migration.forecast.service import GuestForecast
 from vmckpt.migration.plan import preflight, storage_copy, tls_checks
 from vmckpt.migration.plan.host_facts import Remotes, gather
 from vmckpt.migration.plan.preflight import Facts
@@ -53,7 +53,7 @@ class Plan:
     """It could be used between these hosts for this guest."""
     tls_name: str | None = None
     copies: CopyPlan = NO_COPIES
-    outlook: Outlook | None = None
+    outlook: GuestForecast | None = None
     """What was measured and is expected; None: nobody looked."""
 
     @property
@@ -95,7 +95,7 @@ async def _look_ahead(
     remotes: Remotes | None,
     post_copy: bool,
     disks: Bytes,
-) -> Outlook | None:
+) -> GuestForecast | None:
     probe = policy.probe if ahead.probe is None else ahead.probe
     if probe <= 0:
         return None

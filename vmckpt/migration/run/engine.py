@@ -23,7 +23,7 @@ from vmckpt.migration.run.actuator import Actuator
 from vmckpt.migration.run.decide import AppliedActions, RunTerms
 from vmckpt.migration.run.events import EventEmitter
 from vmckpt.migration.run.operator_requests import StepLog
-from vmckpt.migration.run.postcopy_recovery import Mending
+from vmckpt.migration.run.postcopy_recovery import PostcopyRecovery
 from vmckpt.migration.run.progress import INTERVAL, ProgressTracker
 from vmckpt.model.events import Emit
 from vmckpt.model.guest import Presence
@@ -118,7 +118,7 @@ class Migration:
     ) -> None:
         """`curve` is what was measured before; with `observe` it decides and does not act."""
         self._migrations = migrations
-        self._hands = Actuator(migrations)
+        self._actuator = Actuator(migrations)
         self._terms = terms
         self._tell = EventEmitter(emit)
         self._stop = stop
@@ -128,21 +128,21 @@ class Migration:
         self._shadow = self._done
         self._would_end = False
         self._told_no_way_back = False
-        self._sight = ProgressTracker(curve, terms.policy.stall)
+        self._progress = ProgressTracker(curve, terms.policy.stall)
         self._stopped: Stop | None = None
         self._switched: Seconds | None = None
         self.ordered = False
         """libvirt was given the order, or is about to be."""
         self._aborting = Aborting(migrations, self._tell.warn)
-        self._mending = Mending(
+        self._mending = PostcopyRecovery(
             migrations, terms.policy.recover_for, self._tell.decide, self._tell.warn
         )
 
     async def run(self, order: MoveOrder) -> Ending:
         """Migrate; returns however it ends, once that is known or `PATIENCE` is used up."""
-        await self._hands.prepare(self._terms.max_downtime, order.auto_converge, self._tell.warn)
+        await self._actuator.prepare(self._terms.max_downtime, order.auto_converge, self._tell.warn)
         self.ordered = True
-        self._sight.begin(_now())
+        self._progress.begin(_now())
         self._tell.enter(JobPhase.SETUP)
         error = await self._attend(order)
         if isinstance(error, PeerLoginFailed) and self._stopped is None:
@@ -157,7 +157,7 @@ class Migration:
 
     async def _ending(self, order: MoveOrder, error: HypervisorError | None) -> Ending:
         """Find out how it ended, clean up, and tell."""
-        outcome, began = await self._outcome(), self._sight.track.began
+        outcome, began = await self._outcome(), self._progress.track.began
         if self._told_no_way_back and outcome is not Outcome.COMPLETED:
             self._stop.set()  # no further attempt either
         elapsed = Seconds(_now() - began)
@@ -169,7 +169,7 @@ class Migration:
             began=began,
             elapsed=elapsed,
             totals=totals,
-            samples=tuple(self._sight.samples),
+            samples=tuple(self._progress.samples),
             decisions=tuple(self._tell.decisions),
             warnings=tuple(self._tell.warnings),
             error=str(error) if error is not None and outcome is not Outcome.COMPLETED else None,
@@ -178,8 +178,8 @@ class Migration:
 
     async def resume(self, order: MoveOrder) -> Ending:
         """Go on with a post-copy that broke under another controller. `order` is that one's."""
-        if not self._sight.samples:
-            self._sight.begin(_now())
+        if not self._progress.samples:
+            self._progress.begin(_now())
         self._done = dataclasses.replace(self._done, switched=True)
         self._tell.enter(JobPhase.POST_COPY_PAUSED)
         broken = HypervisorError("its controller is gone", host="")
@@ -187,7 +187,7 @@ class Migration:
 
     async def adopt(self, order: MoveOrder) -> Ending:
         """Go on with a migration that libvirt drives and whose controller is gone."""
-        self._sight.join(_now())
+        self._progress.join(_now())
         self._tell.decide("go on with it", "its controller is gone", "recover")
         while True:
             source, _ = await self._migrations.presence()
@@ -195,7 +195,7 @@ class Migration:
             if source.post_copy or settled or self._aborting.in_vain:
                 break
             await self._turn(call_runs=False)
-            await asyncio.sleep(self._sight.until_next())
+            await asyncio.sleep(self._progress.until_next())
         if source.post_copy:
             return await self.resume(order)
         gone = HypervisorError("the reason went to the controller that is gone", host="")
@@ -211,7 +211,7 @@ class Migration:
             if self._mending.given_up or self._aborting.in_vain:
                 move.add_done_callback(lambda call: call.cancelled() or call.exception())
                 return HypervisorError("libvirt's call has not ended", host="")
-            await asyncio.wait([move], timeout=self._sight.until_next())
+            await asyncio.wait([move], timeout=self._progress.until_next())
         error = move.exception()
         if error is not None and not isinstance(error, HypervisorError):
             raise error
@@ -233,7 +233,7 @@ class Migration:
         self._no_way_back()
         if call_runs:
             await self._switch_again()
-        self._mending.look(self._sight.track, _now(), call_runs=call_runs)
+        self._mending.look(self._progress.track, _now(), call_runs=call_runs)
 
     def _no_way_back(self) -> None:
         """Tell who would stop a post-copy that it cannot be. It counts again once that broke."""
@@ -244,7 +244,7 @@ class Migration:
 
     async def _switch_again(self) -> None:
         """A switch whose order was lost is ordered again; to abort instead would be a gamble."""
-        last, ordered = self._sight.track.last, self._switched
+        last, ordered = self._progress.track.last, self._switched
         if last is None or ordered is None or last.phase is not JobPhase.PRE_COPY:
             return
         if last.at - ordered > _SWITCH_AGAIN:
@@ -252,14 +252,14 @@ class Migration:
             self._done = dataclasses.replace(self._done, switched=refusal is None)
 
     def _take(self, raw: JobSample) -> None:
-        sample = self._sight.take(raw)
+        sample = self._progress.take(raw)
         if sample is None:
             return
         if sample.phase is JobPhase.POST_COPY and not self._done.switched:
             self._done = dataclasses.replace(self._done, switched=True)  # somebody else did it
             self._switched = self._switched or _now()
         self._tell.enter(self._phase_of(sample))
-        self._sight.tell(sample, self._done.max_downtime, self._tell.emit)
+        self._progress.tell(sample, self._done.max_downtime, self._tell.emit)
 
     def _phase_of(self, sample: JobSample) -> JobPhase:
         if self._stopped is not None:
@@ -280,7 +280,7 @@ class Migration:
             self._only_say(now)
             return
         verdict, after = decide.decide(
-            self._terms, self._sight.track, self._done, now=now, operator_stops=stops
+            self._terms, self._progress.track, self._done, now=now, operator_stops=stops
         )
         if verdict is None:
             self._done = after
@@ -294,7 +294,7 @@ class Migration:
         if self._would_end:
             return
         verdict, self._shadow = decide.decide(
-            self._terms, self._sight.track, self._shadow, now=now, operator_stops=False
+            self._terms, self._progress.track, self._shadow, now=now, operator_stops=False
         )
         if verdict is not None:
             self._would_end = isinstance(verdict.action, Abort)
@@ -309,7 +309,7 @@ class Migration:
             return None
         try:
             await self._intend(action)
-            await self._hands.apply(action)
+            await self._actuator.apply(action)
         except JournalError as exc:
             refusal = f"did not {actions.says(action)}: {exc.message}"
             self._tell.warn(refusal)
@@ -341,7 +341,8 @@ class Migration:
         for request in self._step_log.take_requests() if self._step_log is not None else ():
             stopping = self._stop.is_set() or self._stopped is not None
             moves = (
-                self._sight.track.iteration > 0 and self._sight.track.silent_for(_now()) < _SILENT
+                self._progress.track.iteration > 0
+                and self._progress.track.silent_for(_now()) < _SILENT
             )
             wanted = operator_requests.resolve_request(
                 request, self._terms, self._done, moves=moves, stopping=stopping
@@ -418,11 +419,11 @@ class Migration:
             if self._stopped is not None:
                 self._tell.warn("it was complete before it could be stopped")
             totals = await self._totals()
-            await self._hands.arrived(order, self._tell.warn)
+            await self._actuator.arrived(order, self._tell.warn)
             return totals
         keep = (Outcome.UNKNOWN, Outcome.SHUT_OFF, Outcome.POST_COPY_PAUSED, Outcome.LOST)
         if outcome not in keep:
-            await self._hands.restore(self._tell.warn)
+            await self._actuator.restore(self._tell.warn)
         return None
 
     async def _totals(self) -> JobTotals | None:
@@ -434,7 +435,7 @@ class Migration:
                 "final statistics were gone: downtime is not known, the rest is as sampled"
             )
             return None
-        return self._sight.numbered(totals)
+        return self._progress.numbered(totals)
 
 
 def _said(one: Presence) -> str:

@@ -91,7 +91,7 @@ Say = Callable[[str, str, str], None]
 _RULE = "post-copy"
 
 
-class Mending:
+class PostcopyRecovery:
     """What was done about the stream of one post-copy."""
 
     def __init__(

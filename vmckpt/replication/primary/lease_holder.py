@@ -1,9 +1,9 @@
-"""The primary's hold on its guest: renewals, heartbeats, and what the guard is told.
+"""The primary's hold on its guest: renewals, heartbeats, and what the watchdog is told.
 
 While a standby may take over, the guest is killed if the last renewal is too old, whatever this
-process does: by its guard, and by a timer of the kernel's inside QEMU, which needs neither of us.
-Renewals stop by themselves when an epoch hangs in libvirt: its output is held
-then, and nobody is served.
+process does: by its watchdog, and by a timer of the kernel's inside QEMU, which needs neither.
+Renewals stop by themselves when an epoch hangs in libvirt: its output is held then, and no client
+is served.
 """
 
 import json
@@ -21,8 +21,8 @@ from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import Heartbeat
 from vmckpt.replication.session import Lease
-from vmckpt.replication.watchdog.restart import GuardRestart
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.restart import WatchdogRestart
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
@@ -48,15 +48,15 @@ class LeaseHolder:
     """Use as `with LeaseHolder(...) as lease`: within the block the guest may run here."""
 
     def __init__(
-        self, lease: Lease | None, folder: Path, page: GuardPage, *, holder: str,
+        self, lease: Lease | None, folder: Path, page: WatchdogPage, *, holder: str,
         note: Callable[[], dict[str, Any]], lives: Callable[[], bool],
-        guard_again: Callable[[], None] = lambda: None, enforcer: Enforcer | None = None,
+        restart_watchdog: Callable[[], None] = lambda: None, enforcer: Enforcer | None = None,
     ) -> None:  # fmt: skip
         """`note`: what heartbeats tell of us; `lives`: whether the guest's QEMU is there;
-        `guard_again`: starts the watchdog if it is gone; `enforcer`: None, if the kernel cannot."""
+        `restart_watchdog`: starts it if it is gone; `enforcer`: None, if the kernel cannot."""
         self._lease, self._folder, self._page, self._note = lease, folder, page, note
         self._lives, self._enforcer = lives, enforcer
-        self._watchdog = GuardRestart(page, guard_again)
+        self._watchdog = WatchdogRestart(page, restart_watchdog)
         self._client = self._renewer = None
         if lease is not None:
             limit = lease.terms.limit
@@ -109,7 +109,7 @@ class LeaseHolder:
         self.check()
 
     def __exit__(self, *_: object) -> None:
-        """The lease stays as it is: a new agent goes on with it, or the guard ends the guest."""
+        """The lease stays as it is: a new agent goes on with it, or the watchdog ends the guest."""
         self._over.set()
         for thread in self._threads:
             if thread.ident is not None:
@@ -144,7 +144,7 @@ class LeaseHolder:
         return self._client is None or self._validated
 
     def validate(self) -> None:
-        """The backup has a whole epoch: from now on it may take over, and the guard enforces our
+        """The backup has a whole epoch: from now on it may take over, and the watchdog enforces our
         end of the lease. May be repeated. Raises VmckptError."""
         if self._client is None:
             return
@@ -202,7 +202,7 @@ class LeaseHolder:
             time.sleep(_AGAIN)
 
     def release(self) -> None:
-        """The protection has ended; the guard must be gone. Raises VmckptError."""
+        """The protection has ended; the watchdog must be gone. Raises VmckptError."""
         if self._client is not None:
             self._client.release(self.token)
 
@@ -271,7 +271,7 @@ class LeaseHolder:
         return self.lost is not None
 
     def _kept(self, token: int) -> None:
-        """Nobody can take over since that token: whatever becomes of the file, the guard ends no
+        """Nobody can take over since that token: whatever becomes of the file, the watchdog ends no
         guest, and output need not wait. An agent that finds an old one takes the lease anew."""
         self._validated = False
         self._page.renewed = 0.0

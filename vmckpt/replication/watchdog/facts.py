@@ -55,4 +55,4 @@ class Facts:
                 told["resumable"] = Resumable(**{**paused, "logs": tuple(paused["logs"])})
             return cls(**told)
         except (TypeError, KeyError, AttributeError) as exc:
-            raise ValueError(f"no facts of a guard: {text[:60]!r}") from exc
+            raise ValueError(f"no facts of a watchdog: {text[:60]!r}") from exc

@@ -30,7 +30,7 @@ from vmckpt.replication import priority
 from vmckpt.replication.watchdog import rules, systemd_unit
 from vmckpt.replication.watchdog.facts import Facts, Resumable
 from vmckpt.replication.watchdog.rules import SpareSeen, WatchdogFacts
-from vmckpt.replication.watchdog.shared_page import GuardPage, identity, process_of
+from vmckpt.replication.watchdog.shared_page import WatchdogPage, identity, process_of
 
 OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log", "guard.lock"
 PAGE = "page"
@@ -49,7 +49,7 @@ _SPARE_AGAIN = 0.2
 """A spare is forked at most this often, in seconds."""
 
 
-class GuardFailed(VmckptError):
+class WatchdogFailed(VmckptError):
     """The watchdog could not be armed; without it no lease may be relied upon."""
 
 
@@ -69,10 +69,10 @@ def hold(known: int) -> HeldProcess | None:
 def start(facts: Facts, *, unit: bool = False) -> None:
     """Start a watchdog and wait until it looks; fine if this one runs already.
 
-    `unit`: systemd starts it, and again whenever it ends. Raises GuardFailed.
+    `unit`: systemd starts it, and again whenever it ends. Raises WatchdogFailed.
     """
     try:
-        page = GuardPage.open(Path(facts.page))
+        page = WatchdogPage.open(Path(facts.page))
     except (OSError, ValueError) as exc:
         raise _failed(str(exc)) from exc
     before = boottime()
@@ -90,7 +90,7 @@ def start(facts: Facts, *, unit: bool = False) -> None:
         page.close()
 
 
-def _looks(page: GuardPage, since: float, limit: float) -> bool:
+def _looks(page: WatchdogPage, since: float, limit: float) -> bool:
     """Whether a watchdog looks at the page since then; waits for that."""
     give_up = boottime() + limit
     while page.guarded < since:
@@ -100,8 +100,8 @@ def _looks(page: GuardPage, since: float, limit: float) -> bool:
     return True
 
 
-def _failed(why: str) -> GuardFailed:
-    return GuardFailed(f"the guest's watchdog cannot be started: {why}")
+def _failed(why: str) -> WatchdogFailed:
+    return WatchdogFailed(f"the guest's watchdog cannot be started: {why}")
 
 
 def _locked(folder: Path) -> int | None:
@@ -116,7 +116,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def _start(facts: Facts, *, unit: bool) -> None:
-    """Raises GuardFailed, OSError, subprocess.SubprocessError."""
+    """Raises WatchdogFailed, OSError, subprocess.SubprocessError."""
     process = hold(facts.qemu)
     if process is None:
         raise _failed(f"QEMU, process {process_of(facts.qemu)}, is gone")
@@ -135,10 +135,12 @@ def _start(facts: Facts, *, unit: bool) -> None:
         )
 
 
-class Guard:
+class Watchdog:
     """Looks, decides, does."""
 
-    def __init__(self, facts: Facts, page: GuardPage, qemu: HeldProcess | None, lock: int) -> None:
+    def __init__(
+        self, facts: Facts, page: WatchdogPage, qemu: HeldProcess | None, lock: int
+    ) -> None:
         """`qemu`: None if it has ended; `lock`: of the folder, which a spare inherits."""
         self._facts, self._page, self._qemu, self._lock = facts, page, qemu, lock
         self._folder = Path(facts.folder)
@@ -329,9 +331,9 @@ class Guard:
         """What a forked process does until it must act."""
         return Spare(self._facts, self._page, self._qemu, acting)
 
-    def anew(self) -> "Guard":
+    def anew(self) -> "Watchdog":
         """The one that a spare becomes when it must act."""
-        return Guard(self._facts, self._page, self._qemu, self._lock)
+        return Watchdog(self._facts, self._page, self._qemu, self._lock)
 
     def log(self, line: str) -> None:
         _log(self._folder, line)
@@ -341,7 +343,7 @@ class Spare:
     """The watchdog of a pair that waits for the end of the other one."""
 
     def __init__(
-        self, facts: Facts, page: GuardPage, qemu: HeldProcess | None, acting: HeldProcess
+        self, facts: Facts, page: WatchdogPage, qemu: HeldProcess | None, acting: HeldProcess
     ) -> None:
         self._folder, self._page, self._qemu, self._acting = Path(facts.folder), page, qemu, acting
         self._trigger = Trigger(facts, qemu)
@@ -487,24 +489,24 @@ def _guard(facts: Facts, lock: int, armed: Callable[[], None]) -> None:
     # It guards until all is over, also when the machine is shut down; `over` sends it away.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    guard = Guard(facts, GuardPage.open(Path(facts.page)), hold(facts.qemu), lock)
+    watchdog = Watchdog(facts, WatchdogPage.open(Path(facts.page)), hold(facts.qemu), lock)
     missing = _privileges()
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     if missing:
-        guard.log("has no " + ", no ".join(missing))
-    if guard.turn():
+        watchdog.log("has no " + ", no ".join(missing))
+    if watchdog.turn():
         armed()
-        guard.run()
-    while (acting := guard.spare_of) is not None:
+        watchdog.run()
+    while (acting := watchdog.spare_of) is not None:
         # From here on this process is the spare that was forked.
         os.setsid()
         _privileges()
-        if not guard.as_spare(acting).waits():
+        if not watchdog.as_spare(acting).waits():
             return
-        guard = guard.anew()
-        guard.run()
+        watchdog = watchdog.anew()
+        watchdog.run()
 
 
 def main() -> None:

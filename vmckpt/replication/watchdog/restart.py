@@ -6,17 +6,17 @@ from contextlib import suppress
 
 from vmckpt.errors import VmckptError
 from vmckpt.lease.clock import boottime
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 
 _UNGUARDED = 1.0
 """Seconds after which a watchdog that has not looked is started again."""
 
 
-class GuardRestart:
+class WatchdogRestart:
     """Starts the watchdog again, in a thread: on a busy host that may take many seconds, and the
     lease must be renewed meanwhile."""
 
-    def __init__(self, page: GuardPage, begin: Callable[[], None]) -> None:
+    def __init__(self, page: WatchdogPage, begin: Callable[[], None]) -> None:
         """`begin` does nothing if the watchdog runs; it may raise VmckptError."""
         self._page, self._begin = page, begin
         self._thread: threading.Thread | None = None

@@ -15,10 +15,10 @@ from vmckpt.capture.migration_settings import Undo
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.disks.log_control import Control
 from vmckpt.replication.watchdog.facts import Resumable
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 
 
-def resume(facts: Resumable, page: GuardPage) -> bool:
+def resume(facts: Resumable, page: WatchdogPage) -> bool:
     """Undo what an epoch has changed in QEMU, and let the guest run, as a new agent would.
 
     Returns False if an agent is at work with the guest, which then does it itself.

@@ -25,7 +25,7 @@ class KillMethod(StrEnum):
     PAIR = "two watchdogs that restart each other"
 
 
-def keeper(*, timer: bool, systemd: bool) -> KillMethod:
+def kill_method(*, timer: bool, systemd: bool) -> KillMethod:
     """Choose what enforces a lease on a host.
 
     `timer`: the kernel's timer can be set in QEMU, which needs ptrace(2). Without it a watchdog

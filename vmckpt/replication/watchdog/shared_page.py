@@ -1,9 +1,9 @@
-"""What the agent and its guard tell each other: one page of memory, as a file on tmpfs.
+"""What the agent and its watchdog tell each other: one page of memory, as a file on tmpfs.
 
 Each value is eight bytes at a multiple of eight and is written and read by one instruction
 (`memoryview.cast` copies an item of eight bytes, which compilers make one load or store), so
 nobody sees half of one; and no two must be seen together: a process's number and its start are one
-value. The guard locks the page in memory. It must not be removed or cut while either uses it.
+value. The watchdog locks the page in memory. It must not be removed or cut while either uses it.
 """
 
 import mmap
@@ -37,7 +37,7 @@ def process_of(identity: int) -> int:
     return identity & (1 << _PID_BITS) - 1
 
 
-class GuardPage:
+class WatchdogPage:
     """The page, mapped. Use `create` once per protection, `open` ever after; then `close`."""
 
     def __init__(self, file: int) -> None:
@@ -63,13 +63,13 @@ class GuardPage:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(file).st_size != SIZE:
-                raise ValueError(f"{path} is no guard's page")
+                raise ValueError(f"{path} is no watchdog's page")
             page = cls(file)
         finally:
             os.close(file)
         if page._words[_MAGIC] != MAGIC:
             page.close()
-            raise ValueError(f"{path} is no guard's page of this version")
+            raise ValueError(f"{path} is no watchdog's page of this version")
         return page
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class GuardPage:
         self._times[_RENEWED] = sent
 
     def lose(self) -> None:
-        """The lease is lost: the guard kills the guest at its next turn."""
+        """The lease is lost: the watchdog kills the guest at its next turn."""
         self.renewed = float("-inf")
 
     @property
@@ -128,7 +128,7 @@ class GuardPage:
 
     @property
     def guarded(self) -> float:
-        """When the guard last looked; 0: never. An agent whose guard does not look starts one."""
+        """When the watchdog last looked; 0: never. If not, the agent starts another."""
         return self._times[_GUARDED]
 
     @guarded.setter

@@ -100,7 +100,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class GroupCompleteness:
     """What is there of a group."""
 
     id: str
@@ -122,7 +122,7 @@ def is_id(word: str) -> bool:
     return _ID.fullmatch(word) is not None
 
 
-def standing(publics: Iterable[Public]) -> dict[str, Standing]:
+def standing(publics: Iterable[Public]) -> dict[str, GroupCompleteness]:
     """What is there of each group.
 
     A group counts only if all of it is there: this is told by what is in the store and nothing
@@ -136,4 +136,4 @@ def standing(publics: Iterable[Public]) -> dict[str, Standing]:
             there[one.group] += 1
             size = one.tags.get(SIZE, "")
             sizes[one.group] = int(size) if size.isascii() and size.isdigit() else 0
-    return {id_: Standing(id=id_, there=n, size=sizes[id_]) for id_, n in there.items()}
+    return {id_: GroupCompleteness(id=id_, there=n, size=sizes[id_]) for id_, n in there.items()}

@@ -20,7 +20,7 @@ from vmckpt.replication.protocol.connection import ConnectionLost
 from vmckpt.replication.session import ProtectionTerms
 from vmckpt.replication.test_failover.pause import LoopPause
 from vmckpt.replication.watchdog import process
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt.units import Seconds
 
 SESSION = session(disks=())
@@ -91,7 +91,7 @@ def test_of_a_guest_whose_lease_ended_it_is_not_said_what_ended_it(
     tmp_path: Path, renewed: float | None, ended: bool
 ) -> None:
     """The kernel leaves no word. A QEMU that crashed with its agent dead looks the same."""
-    page = GuardPage.create(tmp_path / process.PAGE, lasts=Seconds(4.0))
+    page = WatchdogPage.create(tmp_path / process.PAGE, lasts=Seconds(4.0))
     page.renewed = 0.0 if renewed is None else boottime() + renewed
     page.close()
     why = teardown.watchdog_kill_reason(tmp_path)

@@ -83,5 +83,5 @@ def test_where_qemu_may_not_be_traced_watchdogs_are_restarted(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(lease_timer, "why_not", lambda _: refused)
     monkeypatch.setattr(systemd_unit, "available", lambda: systemd)
-    assert watchdog.keeper(session(lease=LEASE), process) == (kept_by, refused)
-    assert watchdog.keeper(session(), process) == (None, None)
+    assert watchdog.kill_method(session(lease=LEASE), process) == (kept_by, refused)
+    assert watchdog.kill_method(session(), process) == (None, None)

@@ -107,11 +107,11 @@ def test_without_libvirt_the_keeper_is_asked_to_undo_it(
     qemu = Gone(back)
     given: list[object] = []
 
-    def keeper_for(*words: object) -> UndoProcess:
+    def undo_process_for(*words: object) -> UndoProcess:
         given.extend(words)
         return make(1)
 
-    monkeypatch.setattr(background_snapshot, "keeper_for", keeper_for)
+    monkeypatch.setattr(background_snapshot, "undo_process_for", undo_process_for)
     hooks = Hooks(
         note=lambda _: None, barrier=lambda: None, given_up=qemu.given_up, held=(7,)
     )  # fmt: skip

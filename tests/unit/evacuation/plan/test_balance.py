@@ -65,12 +65,12 @@ def test_loads_become_more_equal_no_rule_is_broken_and_it_ends(seed: int, hosts:
     made, _ = random_fleet(seed, hosts, hosts * 8, full=0.6, empty=0)
     found = balance.propose(made, RULES)
     assert len({one.tenant.name for one in found}) == len(found)
-    seating, before = CapacityModel(made.places, made.tenants, RULES), unequal(made)
+    capacity, before = CapacityModel(made.places, made.tenants, RULES), unequal(made)
     for one in found:
-        at = seating.index[one.target]
-        assert seating.reasons_against(one.tenant, at) is None
-        seating.remove(one.tenant, seating.index[one.tenant.host])
-        seating.place(one.tenant, at)
+        at = capacity.index[one.target]
+        assert capacity.reasons_against(one.tenant, at) is None
+        capacity.remove(one.tenant, capacity.index[one.tenant.host])
+        capacity.place(one.tenant, at)
     moved = after(made, found)
     assert unequal(moved) <= before - balance.LEAST * len(found) + 1e-9
     # Nothing more than a few is left to propose, and that ends, too.

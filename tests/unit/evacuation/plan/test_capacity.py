@@ -19,13 +19,13 @@ def model(made: Fleet, rules: Rules = RULES) -> CapacityModel:
 @settings(max_examples=40)
 def test_who_may_not_go_somewhere_is_told_why_and_nobody_else_is(seed: int, hosts: int) -> None:
     made, leaving = random_fleet(seed, hosts, hosts * 8, full=0.9)
-    seating = model(made, Rules(keep_free=0.05))
+    capacity = model(made, Rules(keep_free=0.05))
     for tenant in leaving:
-        allowed = seating.allowed_hosts(tenant)
+        allowed = capacity.allowed_hosts(tenant)
         for at in range(hosts):
-            assert bool(allowed[at]) is (seating.reasons_against(tenant, at) is None)
-            assert (seating.shortage(tenant, at) <= 1e-9) or not allowed[at]
-        assert (seating.least(tenant) < float("inf")) or not allowed.any()
+            assert bool(allowed[at]) is (capacity.reasons_against(tenant, at) is None)
+            assert (capacity.shortage(tenant, at) <= 1e-9) or not allowed[at]
+        assert (capacity.least(tenant) < float("inf")) or not allowed.any()
 
 
 @pytest.mark.parametrize(
@@ -41,33 +41,33 @@ def test_who_may_not_go_somewhere_is_told_why_and_nobody_else_is(seed: int, host
 )
 def test_the_reason_is_said_in_words(tenant: Tenant, why: str | None) -> None:
     there = guest("y", "b", 2, apart=frozenset({"db"}))
-    seating = model(fleet([OFF, host("b", 10)], there))
+    capacity = model(fleet([OFF, host("b", 10)], there))
 
-    assert seating.reasons_against(tenant, 1) == why
+    assert capacity.reasons_against(tenant, 1) == why
 
 
 def test_a_closed_host_takes_nobody() -> None:
-    seating = model(fleet([OFF, host("b")]))
+    capacity = model(fleet([OFF, host("b")]))
 
-    assert seating.reasons_against(guest("x", "b"), 0) == "it is emptied"
-    assert list(seating.allowed_hosts(guest("x", "b"))) == [False, False]
+    assert capacity.reasons_against(guest("x", "b"), 0) == "it is emptied"
+    assert list(capacity.allowed_hosts(guest("x", "b"))) == [False, False]
 
 
 def test_who_leaves_gives_back_all_that_it_took() -> None:
     apart = frozenset({"db"})
     one, other = guest("x", "a", 4, apart=apart), guest("y", "a", 60, apart=apart)
-    seating = model(fleet([host("a"), host("b")]))
-    assert seating.allowed_hosts(other)[1]
-    seating.place(one, 1)
-    assert not seating.allowed_hosts(other)[1]
-    assert (float(seating.used[1]), float(seating.cpus_used[1])) == (4 * GIB, 2.0)
-    seating.remove(one, 1)
+    capacity = model(fleet([host("a"), host("b")]))
+    assert capacity.allowed_hosts(other)[1]
+    capacity.place(one, 1)
+    assert not capacity.allowed_hosts(other)[1]
+    assert (float(capacity.used[1]), float(capacity.cpus_used[1])) == (4 * GIB, 2.0)
+    capacity.remove(one, 1)
 
-    assert seating.allowed_hosts(other)[1]
-    assert (float(seating.used[1]), float(seating.cpus_used[1])) == (0.0, 0.0)
-    assert seating.alike(0) == seating.alike(1)
-    seating.place(one, 1)
-    assert seating.alike(0) != seating.alike(1)
+    assert capacity.allowed_hosts(other)[1]
+    assert (float(capacity.used[1]), float(capacity.cpus_used[1])) == (0.0, 0.0)
+    assert capacity.alike(0) == capacity.alike(1)
+    capacity.place(one, 1)
+    assert capacity.alike(0) != capacity.alike(1)
 
 
 def test_emptier_hosts_cost_less_or_more_as_the_weights_say() -> None:
@@ -81,9 +81,9 @@ def test_emptier_hosts_cost_less_or_more_as_the_weights_say() -> None:
 
 def test_a_label_that_is_preferred_and_storage_of_its_host_make_another_one_cheaper() -> None:
     places = [host("a"), host("b", labels={"rack": "1"}), host("c", storage=frozenset())]
-    seating = model(fleet(places))
-    plain = seating.costs(guest("x", "a"))
-    likes = seating.costs(guest("x", "a", prefers=frozenset({("rack", "1")})))
+    capacity = model(fleet(places))
+    plain = capacity.costs(guest("x", "a"))
+    likes = capacity.costs(guest("x", "a", prefers=frozenset({("rack", "1")})))
 
     assert plain[2] - plain[1] == pytest.approx(Weights().stay_near)
     assert likes[2] - likes[1] == pytest.approx(Weights().stay_near + Weights().prefer)

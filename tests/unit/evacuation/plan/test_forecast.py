@@ -10,7 +10,7 @@ from tests.support.fleets import GIB, fleet, guest, host, random_fleet
 from tests.support.planned_moves import GBIT, RULES, move
 from vmckpt.evacuation.bandwidth import SETUP, Move
 from vmckpt.evacuation.plan.fleet import Fleet, Rules
-from vmckpt.evacuation.plan.forecast import Outlook, play
+from vmckpt.evacuation.plan.forecast import PlanForecast, play
 from vmckpt.evacuation.plan.placement import place
 from vmckpt.evacuation.schedule import Windows
 from vmckpt.policy.model import Order
@@ -21,7 +21,7 @@ WIDE = Windows(per_source=8, per_target=8)
 
 def played(
     made: Fleet, moves: Sequence[Move], windows: Windows = WIDE, rules: Rules = RULES
-) -> Outlook:
+) -> PlanForecast:
     found = play(made, moves, rules, windows)
     assert found.stuck == ()
     return found
@@ -90,7 +90,7 @@ def test_loads_tell_the_most_a_host_holds_on_the_way() -> None:
     assert told == {"a": (4 * GIB, 4 * GIB, 0), "b": (2 * GIB, 6 * GIB, 6 * GIB)}
 
 
-def overfull(made: Fleet, found: Outlook, keep_free: float) -> list[str]:
+def overfull(made: Fleet, found: PlanForecast, keep_free: float) -> list[str]:
     """Hosts that hold more at some moment than they may and more than they held in the beginning,
     by the steps alone."""
     memory = {one.name: one.memory * (1 - keep_free) for one in made.places}

@@ -135,14 +135,14 @@ def test_a_preference_goes_before_an_even_load() -> None:
 
 def cost(made: Fleet, leaving: Sequence[Tenant], where: Sequence[str], rules: Rules) -> float:
     """What a whole assignment costs; inf if it breaks a rule."""
-    seating = CapacityModel(made.places, made.tenants, rules)
+    capacity = CapacityModel(made.places, made.tenants, rules)
     total = 0.0
     for tenant, name in zip(leaving, where, strict=True):
-        at = seating.index[name]
-        if not seating.allowed_hosts(tenant)[at]:
+        at = capacity.index[name]
+        if not capacity.allowed_hosts(tenant)[at]:
             return float("inf")
-        total += float(seating.costs(tenant)[at])
-        seating.place(tenant, at)
+        total += float(capacity.costs(tenant)[at])
+        capacity.place(tenant, at)
     return total
 
 

@@ -9,7 +9,7 @@ from tests.support.policies import policy
 from tests.support.worlds import facts
 from vmckpt.migration.forecast import service
 from vmckpt.migration.forecast.forecast import Forecast, Range
-from vmckpt.migration.forecast.service import Outlook
+from vmckpt.migration.forecast.service import GuestForecast
 from vmckpt.migration.run.engine import Ending
 from vmckpt.migration.run.progress import UNKNOWN
 from vmckpt.model.migration import Driver, JobTotals, Mode, Outcome
@@ -19,7 +19,7 @@ PRE = Forecast(
     mode=Mode.PRECOPY, total=Range(4, 6), downtime=Range(0.1, 0.3), sent=Range(100, 200),
     converges=True, switches=False, passes=Range(2, 3), planned=(), basis=(),
 )  # fmt: skip
-OUTLOOK = Outlook(facts=facts(), forecasts=(PRE,))
+OUTLOOK = GuestForecast(facts=facts(), forecasts=(PRE,))
 ENDING = Ending(
     outcome=Outcome.COMPLETED, driver=Driver.PEER_TO_PEER, began=Seconds(0.0),
     elapsed=Seconds(9.0), samples=(sample(1.0, transferred=150),), decisions=(), warnings=(),
@@ -69,7 +69,7 @@ def test_an_outlook_tells_of_modes_that_were_looked_at() -> None:
     assert OUTLOOK.as_json(Mode.PRECOPY)["expected"] == PRE.as_json()
     assert OUTLOOK.as_json(Mode.HYBRID)["expected"] is None
     assert OUTLOOK.curve == facts().curve(0.5)
-    assert Outlook(facts=replace(facts(), dirty=()), forecasts=()).curve is UNKNOWN
+    assert GuestForecast(facts=replace(facts(), dirty=()), forecasts=()).curve is UNKNOWN
 
 
 def test_a_forecast_is_scored_by_libvirts_totals_where_there_are_any() -> None:

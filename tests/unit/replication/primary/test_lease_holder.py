@@ -23,7 +23,7 @@ from vmckpt.replication.primary import lease_holder as lease_holders
 from vmckpt.replication.primary.lease_holder import LeaseHolder
 from vmckpt.replication.protocol.messages import Heartbeat
 from vmckpt.replication.session import Lease
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
@@ -67,7 +67,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.witness = folder, Witness()
-        self.page = GuardPage.create(folder / "page", lasts=LASTS)
+        self.page = WatchdogPage.create(folder / "page", lasts=LASTS)
         self.page.guarded = boottime() + 3600
         terms = SimpleNamespace(every=Seconds(0.01), lasts=LASTS, limit=Seconds(0.1))
         self.lease: Lease | None = cast("Lease", SimpleNamespace(url="", terms=terms))
@@ -84,7 +84,7 @@ class World:
 
         return LeaseHolder(
             self.lease, self.folder, self.page, holder=holder, note=lambda: {"phase": "copying"},
-            lives=lambda: self.lives, guard_again=again, enforcer=self.kernel,
+            lives=lambda: self.lives, restart_watchdog=again, enforcer=self.kernel,
         )  # fmt: skip
 
     def stored(self) -> int:

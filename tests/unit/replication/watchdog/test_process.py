@@ -19,7 +19,7 @@ from vmckpt.replication import priority
 from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog import shared_page
 from vmckpt.replication.watchdog.facts import Facts
-from vmckpt.replication.watchdog.process import GuardFailed
+from vmckpt.replication.watchdog.process import WatchdogFailed
 from vmckpt.replication.watchdog.rules import (
     TURN,
     End,
@@ -312,7 +312,7 @@ def test_a_process_that_got_the_number_of_another_is_left_alone(bench: Bench) ->
 
 def test_a_guest_that_is_gone_or_is_another_is_not_guarded(bench: Bench) -> None:
     facts = replace(bench.facts, qemu=bench.facts.qemu - (1 << 22))
-    with pytest.raises(GuardFailed, match="is gone"):
+    with pytest.raises(WatchdogFailed, match="is gone"):
         watchdog_process.start(facts)
     assert not bench.guard()
 
@@ -328,7 +328,7 @@ def test_the_marker_sends_it_away_and_signals_do_not(bench: Bench) -> None:
 
     assert "ends: the protection has ended" in bench.log()
     assert not dead(bench.qemu)
-    with pytest.raises(GuardFailed):
+    with pytest.raises(WatchdogFailed):
         watchdog_process.start(bench.facts)
 
 

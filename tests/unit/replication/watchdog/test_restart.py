@@ -9,7 +9,7 @@ import pytest
 from tests.support.replicas import until
 from vmckpt.errors import HypervisorError
 from vmckpt.lease.clock import boottime
-from vmckpt.replication.watchdog.restart import GuardRestart
+from vmckpt.replication.watchdog.restart import WatchdogRestart
 
 
 def page(ago: float) -> Any:
@@ -17,13 +17,13 @@ def page(ago: float) -> Any:
     return SimpleNamespace(guarded=boottime() - ago)
 
 
-def ended(restart: GuardRestart) -> bool:
+def ended(restart: WatchdogRestart) -> bool:
     return restart._thread is not None and not restart._thread.is_alive()
 
 
 def test_one_that_looks_is_left_alone() -> None:
     begun: list[int] = []
-    restart = GuardRestart(page(0.0), lambda: begun.append(1))
+    restart = WatchdogRestart(page(0.0), lambda: begun.append(1))
     restart.look()
     assert (begun, restart._thread) == ([], None)
 
@@ -35,7 +35,7 @@ def test_one_that_does_not_is_started_again_by_one_thread_at_a_time() -> None:
         begun.append(1)
         gate.wait(5.0)
 
-    restart = GuardRestart(page(2.0), begin)
+    restart = WatchdogRestart(page(2.0), begin)
     for _ in range(3):
         restart.look()
     until(lambda: begun == [1])
@@ -53,7 +53,7 @@ def test_the_next_look_tries_again_what_has_failed(error: Exception) -> None:
         tried.append(1)
         raise error
 
-    restart = GuardRestart(page(2.0), begin)
+    restart = WatchdogRestart(page(2.0), begin)
     for count in (1, 2):
         restart.look()
         until(lambda: ended(restart))

@@ -12,7 +12,7 @@ from vmckpt.errors import HypervisorError
 from vmckpt.replication.disks.log_control import Control
 from vmckpt.replication.watchdog import resume
 from vmckpt.replication.watchdog.facts import Resumable
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt.units import Seconds
 
 UNDO = {
@@ -23,7 +23,7 @@ UNDO = {
 
 class Bench:
     def __init__(self, folder: Path) -> None:
-        self.page = GuardPage.create(folder / "page", lasts=Seconds(4.0))
+        self.page = WatchdogPage.create(folder / "page", lasts=Seconds(4.0))
         self.page.stopped = 12.0
         self.qemu = Qemu()
         self.qemu.state = "postmigrate"

@@ -237,7 +237,7 @@ def test_a_standby_is_never_resumed() -> None:
 def test_what_enforces_a_lease_follows_from_what_the_host_has(
     timer: bool, systemd: bool, kept_by: KillMethod
 ) -> None:
-    assert rules.keeper(timer=timer, systemd=systemd) is kept_by
+    assert rules.kill_method(timer=timer, systemd=systemd) is kept_by
 
 
 SPARE = SpareSeen(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from vmckpt.replication.watchdog import shared_page
-from vmckpt.replication.watchdog.shared_page import GuardPage
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
 from vmckpt.units import Seconds
 
 
 def test_what_one_writes_the_other_reads(tmp_path: Path) -> None:
-    one = GuardPage.create(tmp_path / "page", lasts=Seconds(4.0))
-    other = GuardPage.open(tmp_path / "page")
+    one = WatchdogPage.create(tmp_path / "page", lasts=Seconds(4.0))
+    other = WatchdogPage.open(tmp_path / "page")
 
     assert (other.renewed, other.lasts, other.stopped, other.agent) == (0, 4.0, 0, 0)
     one.renewed, one.stopped, one.lasts = 12.5, 13.25, 3.0
@@ -32,10 +32,10 @@ def test_what_one_writes_the_other_reads(tmp_path: Path) -> None:
 
 def test_a_page_is_made_once(tmp_path: Path) -> None:
     """Or a guard would go on looking at one that nobody writes to."""
-    page = GuardPage.create(tmp_path / "page", lasts=Seconds(4.0))
+    page = WatchdogPage.create(tmp_path / "page", lasts=Seconds(4.0))
     page.renewed = 7.0
     with pytest.raises(FileExistsError):
-        GuardPage.create(tmp_path / "page", lasts=Seconds(1.0))
+        WatchdogPage.create(tmp_path / "page", lasts=Seconds(1.0))
 
     assert page.renewed == 7.0
     assert [file.name for file in tmp_path.iterdir()] == ["page"]
@@ -45,8 +45,8 @@ def test_a_page_is_made_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"x" * 100, b"\0" * shared_page.SIZE])
 def test_another_file_is_no_page(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "page").write_bytes(content)
-    with pytest.raises(ValueError, match="is no guard's page"):
-        GuardPage.open(tmp_path / "page")
+    with pytest.raises(ValueError, match="is no watchdog's page"):
+        WatchdogPage.open(tmp_path / "page")
 
 
 def test_a_process_is_not_taken_for_another_with_its_number() -> None:
@@ -62,8 +62,8 @@ def test_a_process_is_not_taken_for_another_with_its_number() -> None:
 _WRITER = """
 import sys
 from pathlib import Path
-from vmckpt.replication.watchdog.shared_page import GuardPage
-page = GuardPage.open(Path(sys.argv[1]))
+from vmckpt.replication.watchdog.shared_page import WatchdogPage
+page = WatchdogPage.open(Path(sys.argv[1]))
 print(flush=True)
 while not page.beats:
     page.renewed = 1.1e300
@@ -72,7 +72,7 @@ while not page.beats:
 
 
 def test_nobody_sees_half_of_a_value(tmp_path: Path) -> None:
-    page = GuardPage.create(tmp_path / "page", lasts=Seconds(4.0))
+    page = WatchdogPage.create(tmp_path / "page", lasts=Seconds(4.0))
     writer = subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(tmp_path / "page")], stdout=subprocess.PIPE
     )

@@ -19,7 +19,7 @@ from vmckpt.lease.clock import boottime
 from vmckpt.replication.watchdog import process as watchdog_process
 from vmckpt.replication.watchdog import shared_page, systemd_unit
 from vmckpt.replication.watchdog.facts import Facts, Resumable
-from vmckpt.replication.watchdog.process import GuardFailed
+from vmckpt.replication.watchdog.process import WatchdogFailed
 
 __all__ = ["folder"]
 
@@ -235,7 +235,7 @@ def test_a_systemd_that_refuses_is_told(folder: Path, systemd: Path) -> None:
     (systemd / "systemd-run").write_text("#!/bin/sh\necho no bus >&2; exit 1\n")
     (systemd / "state").write_text("inactive\n")
     bench = Bench(folder)
-    with pytest.raises(GuardFailed, match="no bus"):
+    with pytest.raises(WatchdogFailed, match="no bus"):
         watchdog_process.start(bench.facts, unit=True)
     bench.close()
 
