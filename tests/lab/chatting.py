@@ -14,6 +14,7 @@ import pytest
 from tests.lab.bench import Bench, until
 from vmckpt.app import snapshots
 from vmckpt.app.controller import Controller
+from vmckpt.capture import network_hold_undo_process
 from vmckpt.model.events import Caller
 from vmckpt.model.recovery import Phase
 from vmckpt.snapshot.group import create
@@ -114,12 +115,12 @@ def taken(bench: Bench, patch: pytest.MonkeyPatch, blow: Blow, stop: asyncio.Eve
 
 
 def agent_of(bench: Bench, guest: str) -> int:
-    """The agent that holds a guest's output, by the keeper beside it."""
+    """The agent that holds a guest's output, by the undo process beside it."""
     uuid = bench.inside(PLACES[guest], "virsh", "domuuid", guest).strip()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().decode(errors="replace")
-            if "outputs_keeper" in words and uuid in words:
+            if network_hold_undo_process.__name__ in words and uuid in words:
                 status = (path.parent / "status").read_text()
                 return int(status.partition("PPid:")[2].split()[0])
     raise AssertionError(f"no agent holds the output of {guest}")

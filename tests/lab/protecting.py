@@ -13,6 +13,7 @@ from typing import Any
 from tests.lab.bench import Bench, traces, until
 from vmckpt.errors import RemoteError
 from vmckpt.replication import control_socket
+from vmckpt.replication.watchdog import process as watchdog
 from vmckpt_lab import guests, host, lab, network
 
 GUEST: dict[str, Any] = {
@@ -22,6 +23,8 @@ GUEST: dict[str, Any] = {
     "disk": "32MiB",
 }
 LEFT = "/run/vmckpt/replication"
+OURS = f"nbdkit|{watchdog.__name__}|vmckpt.agent.replication"
+"""In the command lines of a protection's processes."""
 SOON = 40.0
 TTL = 10.0
 """Seconds of a lease. An agent that gets no core for four fifths of it costs its guest, so that on
@@ -117,7 +120,7 @@ def left(bench: Bench) -> list[str]:
             name,
             "sh",
             "-c",
-            f"ls {LEFT} 2>/dev/null; pgrep -fa 'nbdkit|replicate.guard|agent.replica' || true",
+            f"ls {LEFT} 2>/dev/null; pgrep -fa '{OURS}' || true",
         )
         found += [f"{name}: {line}" for line in listed.splitlines() if "pgrep" not in line]
     return found
