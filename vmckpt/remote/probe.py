@@ -32,6 +32,7 @@ CERTIFICATES = (
     "/etc/pki/qemu/server-cert.pem",
     "/etc/pki/qemu/client-cert.pem",
 )
+_PRESENT = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
 _SYS_PTRACE = 19
 """The number of that capability."""
 
@@ -362,6 +363,18 @@ if [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ]; then
 fi
 exit 0
 """
+
+
+async def present(host: Remote, files: Sequence[str]) -> dict[str, bool]:
+    """Whether each file exists on a host, in one call. Raises RemoteError or HostKeyRefused."""
+    answer = await host.run(["sh", "-s", "--", *files], text=_PRESENT)
+    answers = answer.out.split()
+    if len(answers) != len(files) or not set(answers) <= {"y", "n"}:
+        raise RemoteError(
+            f"{host.host.name}: looking for files: the answer makes no sense",
+            hint="see that logins there print nothing",
+        )
+    return {file: said == "y" for file, said in zip(files, answers, strict=True)}
 
 
 async def look_at_certificates(host: Remote) -> QemuCertificates:

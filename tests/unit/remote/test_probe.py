@@ -1,10 +1,13 @@
 import base64
+from pathlib import Path
 
 import pytest
 
+from tests.support.shell import Shell
 from vmckpt.errors import RemoteError
 from vmckpt.model.host import NoTrace
 from vmckpt.remote import probe
+from vmckpt.remote.ssh import Answer
 
 ANSWER = f"""\
 clock 1000.500000000
@@ -63,3 +66,24 @@ def test_what_keeps_agents_from_tracing_qemu(old: str, new: str, why: NoTrace | 
 def test_nonsense_is_an_error_of_one_line(text: str) -> None:
     with pytest.raises(RemoteError, match="alpha: the probe's answer makes no sense"):
         probe.parse(text, asked=0, answered=0, host="alpha")
+
+
+async def test_files_that_are_there_and_not(tmp_path: Path) -> None:
+    there, missing = tmp_path / "-e a\nb", tmp_path / "missing"
+    there.touch()
+    files = [str(there), str(missing)]
+    assert await probe.present(Shell(tmp_path), files) == {str(there): True, str(missing): False}
+    assert await probe.present(Shell(tmp_path), []) == {}
+
+
+@pytest.mark.parametrize("said", ["y\n", "y\nn\ny\n", "y\nmotd\n"])
+async def test_an_answer_about_files_that_makes_no_sense_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    async def run(*_: object, **__: object) -> Answer:
+        return Answer(status=0, out=said, err="")
+
+    shell = Shell(tmp_path)
+    monkeypatch.setattr(shell, "run", run)
+    with pytest.raises(RemoteError, match="the answer makes no sense"):
+        await probe.present(shell, ["/a", "/b"])

@@ -103,7 +103,7 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _Ssh
         links, same_file, present, login, (post_copy, folder) = await asyncio.gather(
             probe.links(there),
             asyncio.shield(same),
-            _present(there, files),
+            probe.present(there, files),
             _peer_login(here, there.host),
             probe.post_copy(there),
         )
@@ -134,16 +134,6 @@ def _no_host(target: Host) -> str | None:
     if urlsplit(target.uri_for_peers).hostname:
         return None
     return f"{target.uri_for_peers} names no host; set peer_uri of {target.name}"
-
-
-async def _present(host: Remote, files: list[str]) -> dict[str, bool]:
-    """Whether each file exists on the host, in one call."""
-    script = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
-    answer = await host.run(["sh", "-c", script, "sh", *files])
-    answers = answer.out.split()
-    if len(answers) != len(files) or not set(answers) <= {"y", "n"}:
-        raise RemoteError(f"{host.host.name}: looking for files: the answer makes no sense")
-    return {file: said == "y" for file, said in zip(files, answers, strict=True)}
 
 
 @asynccontextmanager

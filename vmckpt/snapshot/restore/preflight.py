@@ -10,14 +10,13 @@ from vmckpt.hypervisor import host_facts as host_host_facts
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.finding import Severity
 from vmckpt.model.host import Host
+from vmckpt.remote import probe
 from vmckpt.remote.ssh import Remote
 from vmckpt.snapshot.restore import compatibility, domain_xml, xml_safety
 from vmckpt.snapshot.restore.compatibility import Side
 from vmckpt.snapshot.restore.xml_safety import Here
 from vmckpt.store.format.metadata import Public
 from vmckpt.store.format.private_part import Private
-
-_PRESENT = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
 
 
 async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> tuple[str, ...]:
@@ -81,11 +80,9 @@ async def _present(host: Host, files: Sequence[str]) -> dict[str, bool]:
         return await asyncio.to_thread(_here, files)
     try:
         async with Remote(host) as remote:
-            told = await remote.run(["sh", "-s", "--", *files], text=_PRESENT)
+            return await probe.present(remote, files)
     except RemoteError:
         return {}
-    words = told.out.split()
-    return {one: word == "y" for one, word in zip(files, words, strict=False)}
 
 
 def _here(files: Sequence[str]) -> dict[str, bool]:
