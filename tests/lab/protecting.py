@@ -148,10 +148,16 @@ def stored(bench: Bench, name: str) -> list[str]:
 
 def agent(bench: Bench, name: str) -> int:
     """The agent's process, as seen from outside of the lab host."""
-    found = processes(bench, name, b"vmckpt.agent.replication.main")
-    # A program that it starts has its command line for a moment.
-    (one,) = [process for process in found if _parent(process) not in (None, *found)]
-    return one
+    found: list[int] = []
+
+    def one() -> bool:
+        """For a moment a program that it starts has its command line, as has what starts it."""
+        all_ = processes(bench, name, b"vmckpt.agent.replication.main")
+        found[:] = [process for process in all_ if _parent(process) not in (None, *all_)]
+        return len(found) == 1
+
+    until(one, limit=SOON)
+    return found[0]
 
 
 def _parent(process: int) -> int | None:
