@@ -24,6 +24,7 @@ from typing import Any
 
 from tests.lab.bench import Bench, first_line, gathered, until
 from tests.lab.protecting import GUEST, SOON, TTL, epochs, lab_with_witness, left, on_qemu
+from tests.lab.snapshots import proofs
 from vmckpt.units import parse_rate
 from vmckpt_lab import guests, host, lab, network
 
@@ -162,14 +163,17 @@ def played(bench: Bench, name: str, one: Version, other: Version) -> dict[str, A
     try:
         SCENES[name](bench, one, other)
         # After a restore the outside has seen more than the guest remembers.
-        proofs = {what for what, whole in bench.ledgers().items() if not whole}
-        if proofs - ({"output"} if "restore" in name else set()):
-            wrong = f"not whole: {', '.join(sorted(proofs))}"
+        lost = proofs(bench) if "restore" in name else _not_whole(bench)
+        wrong = f"not whole: {', '.join(lost)}" if lost else None
     except (AssertionError, KeyError, subprocess.SubprocessError) as exc:
         wrong = f"{type(exc).__name__}: {exc}"
     finally:
         _tidy(bench)
     return {"scene": name, "begun_by": one.name, "ended_by": other.name, "wrong": wrong}
+
+
+def _not_whole(bench: Bench) -> list[str]:
+    return [what for what, whole in bench.ledgers().items() if not whole]
 
 
 def _tidy(bench: Bench) -> None:
