@@ -171,7 +171,7 @@ class Scene:
         return dict(zip(keys, told.split("|"), strict=False)) if told else {}
 
     def logs(self) -> dict[str, str]:
-        """The last that agents, guards and QEMU have written."""
+        """The last lines of what agents, watchdogs and QEMU have written."""
         found = {}
         for name in HOSTS:
             for one in (self.plan.host(name).root / "log/qemu").glob("*.log"):

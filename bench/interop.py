@@ -1,4 +1,4 @@
-"""Two versions of vmckpt on one fleet: each goes on with what the other has begun.
+"""Check that two versions of vmckpt can continue each other's work.
 
     git worktree add /tmp/before REVISION
     sudo .venv/bin/python -m bench.interop /tmp/before [--only WORD] [--json FILE]
@@ -13,6 +13,7 @@ data or anything on a host was not as it must be.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,14 +24,22 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.bench import Bench, first_line, gathered, until
-from tests.lab.protecting import GUEST, SOON, TTL, epochs, lab_with_witness, left, on_qemu
-from tests.lab.snapshots import proofs
+from tests.lab.protecting import (
+    GUEST,
+    SOON,
+    epochs,
+    lab_with_witness,
+    left,
+    on_qemu,
+    standby,
+    tidied,
+)
+from tests.lab.snapshots import SMALL, proofs
 from vmckpt.units import parse_rate
-from vmckpt_lab import guests, host, lab, network
+from vmckpt_lab import host, lab, network
 
 _HERE = Path(__file__).parents[1]
 _MOVED = {"memory": "512MiB"}
-_KEPT = {"memory": "192MiB", "dirty": "16MiB@1MiB/s", "disk": "32MiB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,7 @@ class Version:
 
 
 def _protect(bench: Bench, version: Version, failover: str) -> None:
-    words = ("--to", "beta", "--interval", "200ms", "--failover", failover, "--ttl", f"{TTL:g}s")
-    version.good(bench, "protect", "web1", *words, "--json")
+    version.good(bench, "protect", "web1", *standby(failover), "--json")
     epochs(bench)
 
 
@@ -112,7 +120,7 @@ def switched(bench: Bench, one: Version, other: Version) -> None:
 
 def restored(bench: Bench, one: Version, other: Version) -> None:
     """The other version verifies and restores a snapshot, and takes the next in its line."""
-    bench.guest(**_KEPT)
+    bench.guest(**SMALL)
     made = one.good(bench, "snapshot", "create", "web1", "--json")
     found = other.good(bench, "snapshot", "verify", made["id"], "--json")
     assert not found.get("wrong"), found
@@ -137,7 +145,7 @@ def resumed(bench: Bench, one: Version, other: Version) -> None:
 
 def undone(bench: Bench, one: Version, other: Version) -> None:
     """A controller is killed while a snapshot is taken; the other version undoes it."""
-    bench.guest(**_KEPT | {"memory": "512MiB", "dirty": "300MiB@20MiB/s"})
+    bench.guest(**SMALL | {"memory": "512MiB", "dirty": "300MiB@20MiB/s"})
     taking = one.start(bench, "snapshot", "create", "web1")
     first_line(taking, "capture")
     taking.kill()
@@ -159,30 +167,19 @@ SCENES: Mapping[str, Callable[[Bench, Version, Version], None]] = {
 
 def played(bench: Bench, name: str, one: Version, other: Version) -> dict[str, Any]:
     """One scene in one direction, and what was wrong."""
-    wrong = None
-    try:
-        SCENES[name](bench, one, other)
-        # After a restore the outside has seen more than the guest remembers.
-        lost = proofs(bench) if "restore" in name else _not_whole(bench)
-        wrong = f"not whole: {', '.join(lost)}" if lost else None
-    except (AssertionError, KeyError, subprocess.SubprocessError) as exc:
-        wrong = f"{type(exc).__name__}: {exc}"
-    finally:
-        _tidy(bench)
+    with tidied(bench):
+        try:
+            SCENES[name](bench, one, other)
+            # After a restore the outside has seen more than the guest remembers.
+            lost = proofs(bench) if "restore" in name else _not_whole(bench)
+            wrong = f"not whole: {', '.join(lost)}" if lost else None
+        except (AssertionError, KeyError, subprocess.SubprocessError) as exc:
+            wrong = f"{type(exc).__name__}: {exc}"
     return {"scene": name, "begun_by": one.name, "ended_by": other.name, "wrong": wrong}
 
 
 def _not_whole(bench: Bench) -> list[str]:
     return [what for what, whole in bench.ledgers().items() if not whole]
-
-
-def _tidy(bench: Bench) -> None:
-    bench.run("unprotect", "web1")
-    for one in bench.plan.hosts:
-        lab.heal(bench.plan, one.name)
-    bench.run("recover")
-    for guest in guests.stored(bench.plan):
-        guests.remove(bench.plan, guest.name)
 
 
 def main() -> None:
@@ -193,6 +190,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     told = parser.parse_args()
     here, there = Version.of("this", _HERE), Version.of("the other", told.tree.absolute())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the lab is taken down
     found = []
     with lab_with_witness(f"i{os.getpid()}") as bench:
         bench.good("snapshot", "init")

@@ -35,8 +35,10 @@ a busy machine a shorter one would run out for no reason."""
 def lab_with_witness(name: str, *, qemu_user: str = "root") -> Iterator[Bench]:
     """A lab with a witness, of which nothing is left in the end."""
     plan = lab.up(name, hosts=2, with_witness=True, qemu_user=qemu_user)
-    yield Bench(plan)
-    lab.down(name)
+    try:
+        yield Bench(plan)
+    finally:
+        lab.down(name)
     assert traces(f"{name}/") + traces(f"{name}.") == []
 
 
@@ -54,7 +56,7 @@ def tidied(bench: Bench) -> Iterator[Bench]:
 
 
 def say_logs(bench: Bench) -> None:
-    """What agents and guards have written down, for whoever reads of a test that failed."""
+    """The logs of agents and watchdogs, to explain a test that failed."""
     for one in bench.plan.hosts:
         if host.is_up(one):
             said = bench.inside(
@@ -64,9 +66,13 @@ def say_logs(bench: Bench) -> None:
 
 
 def protect(bench: Bench, *more: str, automatic: bool = True) -> dict[str, Any]:
-    how = "automatic" if automatic else "manual"
-    words = ("--to", "beta", "--interval", "200ms", "--failover", how, "--ttl", f"{TTL:g}s")
+    words = standby("automatic" if automatic else "manual")
     return dict(bench.good("protect", "web1", *words, "--json", *more).json)
+
+
+def standby(failover: str) -> tuple[str, ...]:
+    """Options of `protect`: where the standby is, and when it takes over."""
+    return ("--to", "beta", "--interval", "200ms", "--failover", failover, "--ttl", f"{TTL:g}s")
 
 
 def entry(bench: Bench) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A fleet and what ends in it, as an exporter is told, and what Prometheus reads of that."""
+"""A fleet as the exporter sees it, and what Prometheus reads of it."""
 
 import urllib.request
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a recorder is told, and a wait until it has written it."""
+"""What a recorder gets, and a wait until it is written."""
 
 import time
 from collections.abc import Callable

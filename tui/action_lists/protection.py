@@ -8,7 +8,7 @@ from vmckpt.protection.status import Look
 from vmckpt.units import show_seconds
 from vmckpt_tui.actions import Action, Answers, Field, Scene, Where, Words
 
-_GUARD = (Where.PROTECTION,)
+_HERE = (Where.PROTECTION,)
 
 
 def _seen(scene: Scene) -> Look | None:
@@ -75,33 +75,33 @@ def _failover(scene: Scene, *how: str) -> tuple[Words, ...]:
 
 ON_PROTECTION = (
     Action(
-        name="watch", key="o", label="Open", where=_GUARD, local=True, shown=False, fits=_some,
+        name="watch", key="o", label="Open", where=_HERE, local=True, shown=False, fits=_some,
         help="Watch the protection",
     ),
     Action(
-        name="failover", key="f", label="Failover", where=_GUARD, fits=_some,
+        name="failover", key="f", label="Failover", where=_HERE, fits=_some,
         help="Let the standby take over, if the guest's host is dead", costs=_cost_of_failover,
         fields=lambda _: (_DEAD,),
         run=lambda scene, answers: _failover(scene, *filter(None, [answers.get("dead")])),
     ),
     Action(
-        name="switch", key="w", label="Switch", where=_GUARD, fits=_ready,
+        name="switch", key="w", label="Switch", where=_HERE, fits=_ready,
         help="Planned switch to the standby, while both hosts are well", costs=_cost_of_switch,
         run=lambda scene, _: _failover(scene, "--planned"),
     ),
     Action(
-        name="test", key="t", label="Test", where=_GUARD,
+        name="test", key="t", label="Test", where=_HERE,
         fits=lambda scene: _ready(scene) or ("a test runs" if _trial(scene) else None),
         help="Run a copy of the standby without network; nothing is switched",
         run=lambda scene, _: _failover(scene, "--test"),
     ),
     Action(
-        name="end-test", key="T", label="End test", where=_GUARD,
+        name="end-test", key="T", label="End test", where=_HERE,
         fits=lambda scene: None if _trial(scene) else "no test runs",
         help="Take the copy away again", run=lambda scene, _: _failover(scene, "--end-test"),
     ),
     Action(
-        name="unprotect", key="u", label="Unprotect", where=_GUARD, fits=_some,
+        name="unprotect", key="u", label="Unprotect", where=_HERE, fits=_some,
         help="End the protection; the guest goes on", costs=_cost_of_end,
         run=lambda scene, _: (("unprotect", _guest(scene)),),
     ),

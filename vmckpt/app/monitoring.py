@@ -1,4 +1,4 @@
-"""Tell others how everything stands: metrics, and alerts by webhooks."""
+"""Export metrics, and send alerts by webhooks."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Maintain hosts one after the other: empty it, run a command on it, check it, fill it again."""
+"""Maintain hosts one after the other: empty each, run a command there, check it, fill it again."""
 
 import asyncio
 from collections.abc import Callable, Sequence

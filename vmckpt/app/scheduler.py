@@ -1,4 +1,4 @@
-"""Run what runs by itself: snapshots by schedule, and the watch over protected guests."""
+"""Run the service: snapshots by schedule, and the failure detector for protected guests."""
 
 import asyncio
 import functools
@@ -74,8 +74,8 @@ async def run(
             for line in monitor.told:
                 tell(Told(event="started", text=line))
         if watches:
-            vigil = FailureDetector(inventory, lambda: _is_ours(VIGIL, claims), tell)
-            await around.enter_async_context(_vigil(vigil, stop))
+            detector = FailureDetector(inventory, lambda: _is_ours(VIGIL, claims), tell)
+            await around.enter_async_context(_detecting(detector, stop))
         setting = _setting(controller, wanted, identity=identity, tell=tell, recover=recover)
         service = Service(setting, claims, stop)
         tell(Told(event="started", text=f"started as {claims.job or 'no job'}"))
@@ -102,10 +102,10 @@ def keeps_watch(inventory: Inventory) -> bool:
 
 
 @asynccontextmanager
-async def _vigil(vigil: FailureDetector, stop: asyncio.Event) -> AsyncIterator[None]:
+async def _detecting(detector: FailureDetector, stop: asyncio.Event) -> AsyncIterator[None]:
     """It is kept as long as the block lasts; what it was at is seen through. A service whose watch
     ends by a fault of ours ends, and is started again by whoever sees to that."""
-    task = asyncio.create_task(vigil.keep(), name="vigil")
+    task = asyncio.create_task(detector.keep(), name="vigil")
     task.add_done_callback(lambda ended: None if ended.cancelled() else stop.set())
     try:
         yield

@@ -281,7 +281,7 @@ def why_failed(status: Mapping[str, Any]) -> str:
         return str(why)
     if status.get("status") == "failed":
         # Of what ends a migration late, QEMU 7.2 leaves this out (migration_completion).
-        return "QEMU gives no reason; a disk, or what one is mirrored to, could not be flushed"
+        return "QEMU gives no reason, as if a disk, or what it is mirrored to, could not be flushed"
     return f"QEMU says {status.get('status')!r}"
 
 

@@ -71,10 +71,10 @@ class _Agent:
         self._leave = SoloPermission(needed=session.needs_leave)
         self._endings = Endings(session.guest, uri=session.uri)
         self._undo = Undo.from_json(session.undo)
-        self._keeper, why = watchdog.kill_method(session, process)
-        if self._keeper is not None:
-            self._status.enforced(self._keeper, why)
-        self._page = watchdog.start_watchdog(session, folder, process, self._keeper)
+        self._kill_method, why = watchdog.kill_method(session, process)
+        if self._kill_method is not None:
+            self._status.enforced(self._kill_method, why)
+        self._page = watchdog.start_watchdog(session, folder, process, self._kill_method)
         self._stopped = 0.0
         """When the guest last stood still, by time.monotonic()."""
 
@@ -111,7 +111,7 @@ class _Agent:
     def _lease_holder(self) -> LeaseHolder:
         session = self._session
         # The kernel's timer inside QEMU, where there is a lease and we may trace QEMU.
-        by_kernel = self._keeper is KillMethod.KERNEL
+        by_kernel = self._kill_method is KillMethod.KERNEL
         return LeaseHolder(
             session.lease, self.folder, self._page, holder=session.host,
             note=self._status.note, lives=self._process.lives,
@@ -120,7 +120,9 @@ class _Agent:
         )  # fmt: skip
 
     def _restart_watchdog(self) -> None:
-        watchdog.start_watchdog(self._session, self.folder, self._process, self._keeper).close()
+        watchdog.start_watchdog(
+            self._session, self.folder, self._process, self._kill_method
+        ).close()
 
     def _was_given_away(self, lease_holder: LeaseHolder) -> bool:
         """An agent before us died in the middle of a switch: it is given away, or never will be."""

@@ -90,7 +90,7 @@ class WriteLog:
         which QEMU notices only at the next write. None: it is whole."""
         if self._control.failed:
             return os.strerror(self._control.failed)
-        return None if server(self._log, self._control) else "its nbdkit has ended"
+        return None if nbdkit_process(self._log, self._control) else "its nbdkit has ended"
 
     def waited(self) -> Seconds:
         """For how long the guest's writes have waited for room in the log, in all."""
@@ -145,13 +145,14 @@ class WriteLog:
             raise DiskLogError(f"{self._what} cannot be emptied: {exc.strerror}") from exc
 
 
-def server(log: Path, control: Control) -> int | None:
-    """The nbdkit process of a log; None if it does not run."""
+def nbdkit_process(log: Path, control: Control) -> int | None:
+    """The number of the nbdkit that writes a log; None if it does not run."""
+    process = control.process
     with suppress(OSError):
         # The number may be another process's by now.
-        words = Path(f"/proc/{control.process}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
         if os.fsencode(f"log={log}") in words:
-            return control.process
+            return process
     return None
 
 

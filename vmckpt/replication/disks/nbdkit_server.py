@@ -132,7 +132,7 @@ def _begun(place: LogPlace) -> int:
 def running(place: LogPlace) -> int | None:
     """The nbdkit of this log; None if it does not run."""
     with suppress(OSError, ValueError), Control(place.control) as control:
-        return epoch_log.server(place.log, control)
+        return epoch_log.nbdkit_process(place.log, control)
     return None
 
 

@@ -174,7 +174,7 @@ def opened(
 ) -> Iterator[list[Client]]:
     """Read these nodes, in that order; QEMU runs as `owner`.
 
-    Raises ConnectionLost if somebody else reads the guest's disks so just now, and HypervisorError.
+    Raises ConnectionLost if another process reads the guest's disks now, and HypervisorError.
     """
     end(monitor, place)
     qemu_user.make_folder(place, owner)

@@ -180,7 +180,7 @@ def test_a_log_that_dies_is_seen_although_nothing_is_written(rig: Rig) -> None:
 
 
 def saved(qmp: Qmp) -> dict[str, Any]:
-    """How it ends to save the machine's state while it stands still."""
+    """Save the state of the paused machine; how that ended."""
     qmp.tell("stop", {})
     qmp.tell("migrate", {"uri": "exec:cat >/dev/null"})
     until(lambda: qmp.ask("query-migrate")["status"] in ("completed", "failed"))

@@ -337,7 +337,7 @@ def test_an_epoch_of_which_a_write_is_in_no_log_is_not_sealed(
 
 
 def test_without_its_nbdkit_no_epoch_is_begun(one: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guest would stand still for nothing, and QEMU would fail in it."""
+    """The guest would be paused for nothing, and QEMU could not save its state."""
     release = one.held.release
 
     def last() -> None:
