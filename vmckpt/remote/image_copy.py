@@ -29,7 +29,15 @@ read -r said || exit 1
 said=${said#*:\"}; key=${said%%\"*}
 keys=$(mktemp -d) || exit 1
 child=
-trap 'rm -rf -- "$keys"; [ -z "$child" ] || kill "$child" 2>/dev/null' EXIT
+# A signal that comes while qemu-nbd starts may be lost: it is sent until the process has ended.
+end() {
+    turns=0
+    while kill "$child" 2>/dev/null && [ "$turns" -lt 50 ]; do
+        sleep 0.1; turns=$((turns + 1))
+    done
+    child=
+}
+trap '[ -z "$child" ] || end; rm -rf -- "$keys"' EXIT
 trap 'exit 1' HUP INT TERM
 printf 'vmckpt:%s\n' "$key" >"$keys/keys.psk"
 tls="tls-creds-psk,id=tls,dir=$keys"
@@ -50,22 +58,27 @@ port() {
         tail -n 1
 }
 low=$(port min); low=${low:-49152}; port=$(port max); port=${port:-49215}
+# qemu-nbd is content with one of IPv4 and IPv6 if another process has the port on the other.
+listeners() {
+    sed -nE "s/^ *[0-9]+: ([0-9A-F]+):$(printf %04X "$port") [0-9A-F]+:0000 0A .*/\1/p" \
+        /proc/net/tcp /proc/net/tcp6 2>/dev/null
+}
 while [ "$port" -ge "$low" ]; do
-    if qemu-nbd --fork --pid-file="$keys/pid" --object "$tls,endpoint=server" --tls-creds=tls \
+    if [ -n "$(listeners)" ]; then
+        echo "port $port is in use" >"$keys/errors"
+    elif qemu-nbd --fork --pid-file="$keys/pid" --object "$tls,endpoint=server" --tls-creds=tls \
         --bind="$address" --port="$port" --export-name=disk --cache=writeback --discard=unmap \
         --format="$format" -- /proc/self/fd/4 2>"$keys/errors"
     then
         child=$(cat "$keys/pid")
-        echo "{\"port\": $port}"
-        cat >/dev/null
-        kill "$child" 2>/dev/null
-        # It writes its tables when it ends.
-        turns=0
-        while kill -0 "$child" 2>/dev/null && [ "$turns" -lt 50 ]; do
-            sleep 0.1; turns=$((turns + 1))
-        done
-        child=
-        exit 0
+        if [ -n "$address" ] || ! listeners | grep -q '[^0]'; then
+            echo "{\"port\": $port}"
+            cat >/dev/null
+            end # when its tables are written
+            exit 0
+        fi
+        end
+        echo "port $port is in use" >"$keys/errors"
     fi
     grep -q "in use" "$keys/errors" || break
     port=$((port - 1))
