@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vmckpt.errors import BadInput, LabError
 from vmckpt.units import BytesPerSecond
-from vmckpt_lab import certificates, config_files, host, network, plan
+from vmckpt_lab import certificates, config_files, host, network, plan, shell
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.observer import client
 from vmckpt_lab.plan import LABS, LabPlan
@@ -89,7 +89,10 @@ def _may(name: str) -> None:
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Hold the lab's lock, so that two `lab up` of one name come one after the other."""
+    """Hold the lab's lock, so that two `lab up` of one name come one after the other.
+
+    The commands that run meanwhile hold it, too: of a killed `lab up` the last one is still at work.
+    """
     path = LABS / f".{name}.lock"
     while True:
         LABS.mkdir(parents=True, exist_ok=True)
@@ -98,9 +101,11 @@ def locked(name: str) -> Iterator[None]:
             # The holder before us removed the file we waited on: then that lock guards nothing.
             if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
                 continue
+            shell.HELD.append(file.fileno())
             try:
                 yield
             finally:
+                shell.HELD.remove(file.fileno())
                 path.unlink()
                 with suppress(OSError):
                     LABS.rmdir()

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from vmckpt.errors import LabError
 
+HELD: list[int] = []
+"""Descriptors of locks, which commands inherit: a lock is held until they have ended, too."""
+
 
 def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> str:
     """Run a command to its end and return what it printed; LabError if it fails.
@@ -19,6 +22,7 @@ def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> 
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            pass_fds=HELD,
         ) as running:
             try:
                 printed, complaint = running.communicate(text, timeout=120)

@@ -142,9 +142,18 @@ def gathered(process: subprocess.Popen[AnyStr], *, limit: float = 120.0) -> tupl
         except subprocess.TimeoutExpired:
             if deadline.passed():
                 process.send_signal(signal.SIGABRT)  # so that every thread says where it is
-                out, err = process.communicate()
-                said = repr((err or out or "")[-20000:])
+                said = _last_words(process)
                 raise AssertionError(f"no end in {limit:g} s; it said:\n{said}") from None
+
+
+def _last_words(process: subprocess.Popen[AnyStr]) -> str:
+    """What an aborted process wrote; what it has started may keep its pipes open for ever."""
+    try:
+        said = process.communicate(timeout=10.0)
+    except subprocess.TimeoutExpired as exc:
+        process.kill()
+        return repr(exc.stderr or exc.stdout)[-20000:]
+    return repr(said[1] or said[0])[-20000:]
 
 
 def finish(process: subprocess.Popen[str], *, limit: float = 300.0) -> Done:

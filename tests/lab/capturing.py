@@ -23,6 +23,7 @@ import libvirt
 import numpy as np
 
 from tests.support.images import write_stream
+from tests.support.replacing import put
 from vmckpt.capture import migration_settings
 from vmckpt.capture.memory import background_snapshot, libvirt_save, shared_memory
 from vmckpt.capture.memory.background_snapshot import Hooks
@@ -91,7 +92,7 @@ class Capture:
             self.monitor.before = int(kill)
         if "alone" in self.words:
             for module in (background_snapshot, shared_memory, libvirt_save):
-                vars(module)["undo_process_for"] = lambda *_: nullcontext(Nobody())
+                put(module, "undo_process_for", lambda *_: nullcontext(Nobody()))
 
     def hooks(self) -> Hooks:
         return Hooks(

@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import Any
 
+from tests.support.replacing import put
 from vmckpt.agent.replication import main as replication_main
 from vmckpt.agent.replication import primary
 from vmckpt.hypervisor.qmp import QmpMonitor
@@ -54,8 +55,8 @@ def main() -> None:
     Killing.after = at.endswith("+")
     Killing.command, _, left = at.removesuffix("+").partition(":")
     Killing.left = int(left)
-    vars(primary)["Monitor"] = Killing
-    vars(primary)["Capturer"] = Counting
+    put(primary, "QmpMonitor", Killing)
+    put(primary, "Capturer", Counting)
     replication_main.main()
 
 

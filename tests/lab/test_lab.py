@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -55,6 +56,21 @@ def test_what_a_killed_up_leaves_is_removed_by_the_next(name: str, there: int) -
     finally:
         lab.down(name)
     assert traces(name) == []
+
+
+def test_a_lab_is_locked_until_the_last_command_of_a_killed_up_has_ended(
+    name: str, tmp_path: Path
+) -> None:
+    """Else that command makes a namespace where the next `up` has just looked for one."""
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    slow = ["sh", "-c", f"touch {begun}; sleep 1; touch {ended}"]
+    program = f"from vmckpt_lab import lab, shell\nwith lab.locked({name!r}): shell.run({slow})"
+    with subprocess.Popen([sys.executable, "-c", program]) as killed:
+        until(begun.exists)
+        killed.kill()
+
+    with lab.locked(name):
+        assert ended.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

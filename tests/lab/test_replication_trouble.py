@@ -318,9 +318,7 @@ def test_a_backup_that_crashes_is_gone_on_without_and_told_of(pair: Bench) -> No
 def test_a_watched_protection_tells_what_happens_to_it_until_it_ends(pair: Bench) -> None:
     pair.guest(**GUEST)
     protect(pair, automatic=False)
-    # Before it is watched: that asks both agents every second, which leaves a busy host no time.
-    # Each look asks for an answer in 8 s, and a busy host gives none.
-    until(lambda: "behind" in pair.good("jobs").out, limit=3 * SOON)
+    epochs(pair)
     watch = pair.start("watch", "web1")
     began = time.monotonic()
     lines = first_line(watch, "protecting, epoch")
