@@ -91,7 +91,7 @@ def _may(name: str) -> None:
 def locked(name: str) -> Iterator[None]:
     """Hold the lab's lock, so that two `lab up` of one name come one after the other.
 
-    The commands that run meanwhile hold it, too: of a killed `lab up` the last one is still at work.
+    The commands that run meanwhile hold it, too: the last one of a killed `lab up` still runs.
     """
     path = LABS / f".{name}.lock"
     while True:
