@@ -104,8 +104,7 @@ def test_a_protection_brings_its_agents_and_an_upgrade_ends_nothing(
     until(brought, limit=120.0)
     for one in HOSTS:
         assert f"installing the agent on {one} (" in "".join(told)
-        assert first in complete(bare, one)
-        assert agent(bare, one) == agents[one]
+        assert (first in complete(bare, one), agent(bare, one)) == (True, agents[one])
     epoch = ours(bare)["epoch"]  # asked by the first version again
     until(lambda: ours(bare)["epoch"] > epoch)
 
