@@ -171,7 +171,7 @@ class Campaign:
             self._first.start("repair", self._folder, *args)
             _, said = self._first.end()
             # The killed command's lock lasts for a quarter of an hour; this does not wait for that.
-            if "is collecting already" in said:
+            if "is already collecting" in said:
                 (self._folder / args[0] / "locks" / "gc").unlink()
                 self._first.start("repair", self._folder, *args)
                 self._first.end()
@@ -302,7 +302,7 @@ def _kill(child: int) -> None:
 
 def _refused(said: str) -> bool:
     """Whether a command was refused for what another one did, in one clear line."""
-    words = ("NotInStore", "is collecting", "has no snapshot", "was taken for dead")
+    words = ("NotInStore", "is already collecting", "has no snapshot", "did not refresh the lock")
     return any(word in said for word in words)
 
 

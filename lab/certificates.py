@@ -1,4 +1,4 @@
-"""The lab's keys: one certificate authority, a certificate and an ssh key for each host."""
+"""The keys of a lab: a certificate authority, and a certificate and an ssh key for each host."""
 
 import datetime
 import ipaddress
@@ -28,7 +28,7 @@ class Authority:
         )
 
     def issue(self, name: str, addresses: list[str]) -> tuple[bytes, bytes]:
-        """A key and a certificate (both PEM) for that name and those addresses."""
+        """Return a key and a certificate, both PEM, for a name and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.DNSName(name)]
         names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
@@ -96,7 +96,7 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def install(
     authority: Authority, etc: Path, name: str, addresses: list[str], *, qemu_user: str = "root"
 ) -> None:
-    """Write a host's certificates where libvirt and QEMU look for them."""
+    """Write a host's certificates to the default places of libvirt and QEMU."""
     key, certificate = authority.issue(name, addresses)
     _write(etc / "pki/CA/cacert.pem", authority.pem)
     for role in ("server", "client"):
@@ -106,7 +106,7 @@ def install(
         _write(etc / f"pki/qemu/{role}-key.pem", key, mode=0o600)
         shutil.chown(etc / f"pki/qemu/{role}-key.pem", qemu_user)
     _write(etc / "pki/qemu/ca-cert.pem", authority.pem)
-    # Without it each QEMU that awaits an encrypted guest first makes one of its own.
+    # Without this file, each QEMU that awaits an encrypted migration first generates parameters.
     assets = resources.files("vmckpt_lab") / "assets"
     _write(etc / "pki/qemu/dh-params.pem", assets.joinpath("dh-params.pem").read_bytes())
 
@@ -120,7 +120,7 @@ def install_client(authority: Authority, folder: Path) -> None:
 
 
 def ssh_key(path: Path) -> str:
-    """Write an ed25519 ssh key and return its public half as one line."""
+    """Write a new ed25519 ssh key. Returns the public key, as one line."""
     key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM,

@@ -1,4 +1,4 @@
-"""vmckpt lab: real libvirt hosts on one machine, and random faults with a check after each."""
+"""vmckpt lab: libvirt hosts on one machine, and random faults with a check after each."""
 
 import itertools
 import os
@@ -29,23 +29,24 @@ _HOSTS = 3
 
 def chaos(
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="For how long; 10 if nothing is said.")
+        float | None, typer.Option(min=0.1, help="Duration in minutes. Default: 10.")
     ] = None,
-    operations: Annotated[int | None, typer.Option(min=1, help="How many operations.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="What all chance comes from.")] = None,
-    first: Annotated[int, typer.Option(min=1, help="Leave out the operations before.")] = 1,
+    operations: Annotated[int | None, typer.Option(min=1, help="Number of operations.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed. Default: random.")] = None,
+    first: Annotated[int, typer.Option(min=1, help="Number of the first operation.")] = 1,
     postgres: Annotated[
-        bool, typer.Option("--postgres", help="The journal in PostgreSQL, which fails, too.")
+        bool, typer.Option("--postgres", help="Keep the journal in PostgreSQL, and restart it.")
     ] = False,
     name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Use that lab; else one of its own.")
+        str | None, typer.Option("--name", "-n", help="Lab to use. Default: a temporary lab.")
     ] = None,
     json: JSON = False,
 ) -> None:
-    """Shake a lab: random guests, migrations and faults, with a recovery and a check after each.
+    """Run random migrations and faults in a lab, with checks.
 
-    The operations follow from the seed. It ends at the first thing that is wrong, says how to do
-    the same again, and keeps journal and logs.
+    After each operation, vmckpt recover runs and the invariants of the guests are checked. The seed
+    determines the operations. The run stops at the first violation, prints the command that repeats
+    it, and keeps the journal and the logs.
 
     Example:
 
@@ -67,7 +68,9 @@ def chaos(
         except Wrong as exc:
             shaken.tally.failed = exc.message
             again = chaos_run.replay_command(seed, first, exc.operation, postgres=postgres)
-            raise LabError(f"seed {seed}, {exc.message}", hint=f"do it again: {again}") from exc
+            raise LabError(
+                f"seed {seed}, {exc.message}", hint=f"to repeat the run: {again}"
+            ) from exc
         finally:
             if json:
                 output.print_json(shaken.tally.as_json())
@@ -81,12 +84,15 @@ def _journal(plan: LabPlan) -> str:
 
 @contextmanager
 def _lab(name: str | None, *, postgres: bool) -> Iterator[LabPlan]:
-    """The named lab, or one that is taken down afterwards."""
+    """Yield the named lab, or a temporary one that is removed afterwards.
+
+    Raises BadInput if the named lab has too few hosts, or no lease store although it is needed.
+    """
     if name is not None:
         found = lab.load(name)
         if found.host_count < _HOSTS or (postgres and not found.witness):
             raise BadInput(
-                f"lab {name!r} is too small for this",
+                f"lab {name!r} has fewer than {_HOSTS} hosts, or no lease store for --postgres",
                 hint=f"run vmckpt lab up --hosts {_HOSTS} --witness --name another",
             )
         yield found
@@ -99,22 +105,22 @@ def _lab(name: str | None, *, postgres: bool) -> Iterator[LabPlan]:
 
 
 def _show(tally: chaos_run.Tally) -> None:
-    """For people."""
+    """Print the result of a campaign."""
     shown = output.table("fault", ">times")
     for fault, times in sorted(tally.faults.items()):
         shown.add_row(fault, str(times))
     output.out.print(shown)
     each = tally.seconds / max(1, tally.operations)
     output.out.print(
-        f"{tally.operations} operations, {each:.1f} s each; {tally.rightly_gone} guests rightly"
-        f" gone; histories {tally.histories} of {tally.history_operations} answers, not"
-        f" linearizable {tally.histories_broken}, unknown {tally.histories_unknown};"
-        f" ledgers lost {tally.ledgers_lost}, two copies seen {tally.two_copies_seen},"
-        f" unknown states left {tally.unknown_states_left}"
+        f"{tally.operations} operations, {each:.1f} s each; {tally.rightly_gone} guests lost as"
+        f" expected; {tally.histories} histories with {tally.history_operations} answers:"
+        f" {tally.histories_broken} not linearizable, {tally.histories_unknown} unknown;"
+        f" {tally.ledgers_lost} ledgers lost, two copies seen {tally.two_copies_seen} times,"
+        f" {tally.unknown_states_left} unknown states left"
     )
 
 
-_MARKS = {True: ("green", "whole "), False: ("bold red", "BROKEN")}
+_MARKS = {True: ("green", "intact"), False: ("bold red", "BROKEN")}
 
 app = typer.Typer(
     invoke_without_command=True,
@@ -123,31 +129,35 @@ app = typer.Typer(
 
 app.command()(chaos)
 
-NAME = Annotated[str, typer.Option("--name", "-n", envvar="VMCKPT_LAB", help="Which lab.")]
-HOST = Annotated[str, typer.Argument(help="A host of the lab: alpha, beta, …")]
-GUEST = Annotated[str, typer.Argument(help="A guest of the lab.")]
+NAME = Annotated[str, typer.Option("--name", "-n", envvar="VMCKPT_LAB", help="Name of the lab.")]
+HOST = Annotated[str, typer.Argument(help="Host of the lab: alpha, beta, …")]
+GUEST = Annotated[str, typer.Argument(help="Guest of the lab.")]
 
 
 @app.callback()
 def lab_options(context: typer.Context) -> None:
-    """Real libvirt hosts on this machine, each in its own namespaces."""
+    """Create libvirt hosts on this machine for tests."""
     arguments.help_alone(context)
 
 
 @app.command()
 def up(
-    hosts: Annotated[int, typer.Option(min=2, max=4, help="How many hosts.")] = 2,
+    hosts: Annotated[int, typer.Option(min=2, max=4, help="Number of hosts.")] = 2,
     shape: Annotated[
         BytesPerSecond | None,
         typer.Option(parser=arguments.rate, metavar="RATE", help="Limit every link, like 1gbit."),
     ] = None,
-    witness: Annotated[bool, typer.Option("--witness", help="Also a PostgreSQL outside.")] = False,
+    witness: Annotated[
+        bool, typer.Option("--witness", help="Also start PostgreSQL, for leases or a journal.")
+    ] = False,
     qemu_user: Annotated[
-        str, typer.Option(metavar="USER", help="As whom libvirt runs QEMU, like libvirt-qemu.")
+        str, typer.Option(metavar="USER", help="User that QEMU runs as, like libvirt-qemu.")
     ] = "root",
     name: NAME = "lab",
 ) -> None:
-    """Bring a lab up. What a crashed one left is removed first.
+    """Start a lab.
+
+    Remains of a crashed lab of this name are removed first.
 
     Example:
 
@@ -161,7 +171,7 @@ def up(
 
 @app.command()
 def down(name: NAME = "lab") -> None:
-    """Take a lab down: no process, namespace, link, mount or file of it stays."""
+    """Remove a lab with its processes, namespaces, links, mounts and files."""
     lab.down(name, say=output.say)
 
 
@@ -204,24 +214,26 @@ def _guest_status(found: LabPlan, guest: guests.LabGuest) -> dict[str, Any]:
 
 @app.command()
 def guest(
-    guest: Annotated[str, typer.Argument(help="Its name.")],
-    on: Annotated[str, typer.Option("--on", help="The host it starts on.")],
-    memory: Annotated[str, typer.Option(help="Its memory.")] = "256MiB",
+    guest: Annotated[str, typer.Argument(help="Name of the new guest.")],
+    on: Annotated[str, typer.Option("--on", help="Host to start it on.")],
+    memory: Annotated[str, typer.Option(help="Size of its memory.")] = "256MiB",
     dirty: Annotated[
-        str, typer.Option(help="A region and how fast it is rewritten.")
+        str, typer.Option(help="Size of the region that it rewrites, and the rate.")
     ] = "64MiB@20MiB/s",
     disk: Annotated[str, typer.Option(help="Size of its disk; 0 for none.")] = "64MiB",
-    disk_format: Annotated[str, typer.Option(help="raw or qcow2.")] = "raw",
+    disk_format: Annotated[str, typer.Option(help="Disk format: raw or qcow2.")] = "raw",
     private_disk: Annotated[
-        bool, typer.Option("--private-disk", help="On the host's own storage, not the shared one.")
+        bool, typer.Option("--private-disk", help="Disk on the host's own storage, not shared.")
     ] = False,
     shared_memory: Annotated[
         bool, typer.Option("--shared-memory", help="Memory in a file that others can map.")
     ] = False,
-    vcpus: Annotated[int, typer.Option(min=1, max=4)] = 1,
+    vcpus: Annotated[int, typer.Option(min=1, max=4, help="Number of vCPUs.")] = 1,
     name: NAME = "lab",
 ) -> None:
-    """Start a guest that keeps three proofs: memory, disk, output.
+    """Start a guest that keeps ledgers of its memory, disk and output.
+
+    See vmckpt lab verify.
 
     Example:
 
@@ -244,7 +256,7 @@ def guest(
 
 @app.command()
 def remove(guest: GUEST, name: NAME = "lab") -> None:
-    """End a guest and remove its disk."""
+    """Stop a guest and remove its disk."""
     found = lab.load(name)
     guests.find(found, guest)
     guests.remove(found, guest)
@@ -252,7 +264,10 @@ def remove(guest: GUEST, name: NAME = "lab") -> None:
 
 @app.command()
 def verify(guest: GUEST, name: NAME = "lab", json: JSON = False) -> None:
-    """Hold a guest's three ledgers against each other; exit code 30 if something was lost."""
+    """Compare a guest's ledgers to find lost data.
+
+    The exit code is 30 if data was lost.
+    """
     audit = ledger.audit(lab.load(name), guest)
     if json:
         output.print_json(
@@ -270,29 +285,31 @@ def verify(guest: GUEST, name: NAME = "lab", json: JSON = False) -> None:
             mark = output.styled(*_MARKS[entry.whole])
             output.out.print(mark, f"{entry.name:<7} {entry.text}")
     if not audit.whole:
-        raise LabError(f"the ledgers of {guest} do not agree")
+        raise LabError(f"{guest} has lost data: its ledgers do not agree")
 
 
 @app.command()
 def cut(
     host_name: HOST,
-    guests_too: Annotated[bool, typer.Option("--guests", help="The guests' network too.")] = False,
+    guests_too: Annotated[
+        bool, typer.Option("--guests", help="Also cut the guests' network.")
+    ] = False,
     name: NAME = "lab",
 ) -> None:
-    """Take a host's network cable out."""
+    """Cut a host off from the network."""
     found, chosen = _host(name, host_name)
     network.cut(found, chosen, guests_too=guests_too)
 
 
 @app.command()
 def heal(host_name: HOST, name: NAME = "lab") -> None:
-    """Cables in, no shaping, power on."""
+    """Restore a host's network and bandwidth, and power it on."""
     lab.heal(*_host(name, host_name))
 
 
 @app.command()
 def kill(host_name: HOST, name: NAME = "lab") -> None:
-    """Power a host off: every process of it dies at once."""
+    """Power a host off: all its processes die at once."""
     found, chosen = _host(name, host_name)
     host.power_off(found.host(chosen))
 
@@ -300,10 +317,10 @@ def kill(host_name: HOST, name: NAME = "lab") -> None:
 @app.command()
 def shape(
     host_name: HOST,
-    rate: Annotated[str, typer.Argument(help="Like 200mbit; 'off' for no limit.")],
+    rate: Annotated[str, typer.Argument(help="Bandwidth, like 200mbit; 'off' for no limit.")],
     name: NAME = "lab",
 ) -> None:
-    """Limit a host's link in both directions."""
+    """Limit the bandwidth of a host's link in both directions."""
     found, chosen = _host(name, host_name)
     network.shape(found, chosen, None if rate == "off" else arguments.rate(rate))
 
@@ -312,11 +329,11 @@ def shape(
 def delay(
     host_name: HOST,
     one_way: Annotated[
-        str, typer.Argument(metavar="TIME", help="One way, like 40ms; 'off' for none.")
+        str, typer.Argument(metavar="TIME", help="One-way delay, like 40ms; 'off' for none.")
     ],
     name: NAME = "lab",
 ) -> None:
-    """Make a host far away for migration streams: each byte takes that long, each way."""
+    """Delay migration streams to and from a host."""
     found, chosen = _host(name, host_name)
     far.put(found, chosen, None if one_way == "off" else arguments.seconds(one_way))
 
@@ -324,10 +341,10 @@ def delay(
 @app.command(context_settings={"ignore_unknown_options": True})
 def run(
     host_name: HOST,
-    command: Annotated[list[str], typer.Argument(help="What to run there.")],
+    command: Annotated[list[str], typer.Argument(help="Command to run on the host.")],
     name: NAME = "lab",
 ) -> None:
-    """Run a command inside a host, as if logged in there.
+    """Run a command on a host, as in a login shell.
 
     Example:
 
@@ -340,10 +357,14 @@ def run(
 @app.command()
 def observe(
     guest: GUEST,
-    seconds: Annotated[float, typer.Option(help="For how long; 0: until Ctrl-C.")] = 0.0,
+    seconds: Annotated[float, typer.Option(help="Duration; 0: until Ctrl-C.")] = 0.0,
     name: NAME = "lab",
 ) -> None:
-    """What is seen of a guest from outside, a line a second."""
+    """Show what the observer sees of a guest, once per second.
+
+    The lines show the longest silence, the highest number received, the write rate, numbers sent
+    twice with different contents, and numbers that the guest has forgotten.
+    """
     found = lab.load(name)
     guests.find(found, guest)
     began = last = time.monotonic()
@@ -355,8 +376,8 @@ def observe(
         written = 0 if pages is None else (seen.pages_written - pages) * 4096 / (now - last)
         pages, last = seen.pages_written, now
         output.out.print(
-            f"{now - began:6.0f}s longest silence {show_seconds(seen.blackout)}, heard up to"
-            f" {seen.highest}, writes {show_rate(written)}, told twice {seen.conflicts},"
+            f"{now - began:6.0f}s longest silence {show_seconds(seen.blackout)}, highest number"
+            f" {seen.highest}, writes {show_rate(written)}, sent twice {seen.conflicts},"
             f" forgotten {seen.forgotten}"
         )
 

@@ -1,10 +1,10 @@
-"""Where `vmckpt lab` is; loads nothing else of the lab. Pure data."""
+"""The location of `vmckpt lab`. Imports nothing else of the lab. Pure data."""
 
 from vmckpt.cli.commands import Place
 
 LAB = Place(
     "cli",
     "app",
-    "Real libvirt hosts on this machine, each in its own namespaces.",
+    "Create libvirt hosts on this machine for tests.",
     package="vmckpt_lab",
 )

@@ -1,4 +1,4 @@
-"""A vmckpt command as a process of its own, followed line by line, to be hit in time."""
+"""Run vmckpt commands as processes, and follow their progress, to inject faults in time."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Moment(StrEnum):
 
 
 LATE = 3
-"""The pass from which on it is late."""
+"""The first pass that counts as late."""
 _PHASES = {
     Moment.PREFLIGHT: "preflight",
     Moment.SETUP: "setup",
@@ -48,7 +48,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last a controller said of where it is."""
+    """The progress that a controller last reported."""
 
     phase: str = ""
     iteration: int = 0
@@ -69,7 +69,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -77,7 +77,7 @@ class End:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What it printed as JSON; empty if it did not come to that."""
+        """The JSON that the command printed, lists under "all"; empty if it printed none."""
         try:
             told = json.loads(self.out)
         except ValueError:
@@ -91,16 +91,16 @@ class End:
 
     @property
     def said(self) -> str:
-        """The outcome, or what there is instead."""
+        """The reported outcome; without one, the exit code."""
         return self.outcome or f"exit code {self.code}"
 
     @property
     def last_words(self) -> str:
-        return (self.err.strip().splitlines() or ["it said nothing"])[-1]
+        return (self.err.strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def environment(plan: LabPlan, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a vmckpt command of this lab is started with; its journal is the lab's."""
+    """Return the environment of a vmckpt command. Its journal is in the lab's folder."""
     return {
         **os.environ,
         "VMCKPT_INVENTORY": str(plan.inventory),
@@ -110,7 +110,7 @@ def environment(plan: LabPlan, more: Mapping[str, str] | None = None) -> dict[st
 
 
 class Controller:
-    """One running command."""
+    """A running vmckpt command, and the progress that it reports."""
 
     def __init__(self, plan: LabPlan, *args: str, more: Mapping[str, str] | None = None) -> None:
         self._changed = threading.Condition()
@@ -155,12 +155,12 @@ class Controller:
         return self._process.poll() is None
 
     def is_at(self, moment: Moment) -> bool:
-        """Whether it is there now, by its own last word."""
+        """Return whether the command is at a moment, by its last report."""
         with self._changed:
             return self.running and self._progress.is_at(moment)
 
     def reach(self, moment: Moment, *, limit: float) -> bool:
-        """Wait for a moment; False if it ended before, or passed it, or `limit` is over."""
+        """Wait for a moment. Returns False if the command ends first, or after `limit` seconds."""
         give_up = Deadline(limit)
         with self._changed:
             while not self._progress.is_at(moment):
@@ -170,17 +170,20 @@ class Controller:
         return True
 
     def kill(self) -> bool:
-        """SIGKILL; whether it was still running."""
+        """Send SIGKILL. Returns whether the command was still running."""
         was = self.running
         self._process.kill()
         return was and self._process.wait(10) < 0
 
     def interrupt(self) -> None:
-        """As Ctrl-C does."""
+        """Send SIGINT, as Ctrl-C does."""
         self._process.send_signal(2)
 
     def end(self, *, limit: float) -> End:
-        """Wait until it ends; LabError if it does not, and then it is killed."""
+        """Wait for the end of the command.
+
+        Kills it and raises LabError if it does not end within `limit` seconds.
+        """
         give_up, code = Deadline(limit), None
         while code is None and not give_up.passed():
             with suppress(subprocess.TimeoutExpired):
@@ -190,7 +193,7 @@ class Controller:
             self._process.wait()
             last = "".join(self._lines[-8:])
             words = " ".join(self._words)
-            raise LabError(f"vmckpt {words}: no end in {limit:g} s; its last:\n{last}")
+            raise LabError(f"vmckpt {words} did not end within {limit:g} s; last output:\n{last}")
         for thread in self._threads:
             thread.join(10)
         return End(code, self._out, "".join(self._lines))
@@ -199,5 +202,5 @@ class Controller:
 def run(
     plan: LabPlan, *args: str, limit: float = 60.0, more: Mapping[str, str] | None = None
 ) -> End:
-    """A vmckpt command to its end."""
+    """Run a vmckpt command. Raises LabError if it does not end within `limit` seconds."""
     return Controller(plan, *args, more=more).end(limit=limit)

@@ -1,4 +1,4 @@
-"""The configuration files of a lab host, as text. Pure."""
+"""The text of a lab's configuration files. Pure."""
 
 from collections.abc import Sequence
 from shlex import quote
@@ -7,7 +7,11 @@ from vmckpt_lab.plan import CACHE, HostPlan, LabPlan
 
 
 def libvirtd(host: HostPlan) -> str:
-    """Plain TCP for speed, TLS as people use it; a UUID of its own, else libvirt sees one host."""
+    """Return libvirtd.conf.
+
+    It allows plain TCP for speed, and TLS as in production. Each host has its own UUID, without
+    which libvirt would consider all hosts the same.
+    """
     return f"""\
 listen_tcp = 1
 listen_tls = 1
@@ -24,7 +28,7 @@ log_outputs = "2:file:/var/log/libvirt/libvirtd.log"
 
 
 def qemu(host: HostPlan, user: str, group: str) -> str:
-    """No sandbox between QEMU and the lab; incoming migrations on the host's own address."""
+    """Return qemu.conf: no sandbox, and migrations arrive at the host's own address."""
     return f"""\
 user = "{user}"
 group = "{group}"
@@ -42,7 +46,7 @@ default_tls_x509_verify = 1
 
 
 def sshd(host: HostPlan) -> str:
-    """Keys only, root only, on the host's own address."""
+    """Return sshd_config: root with a key only, on the host's own address."""
     return f"""\
 ListenAddress {host.address}
 HostKey /etc/ssh/lab_host_key
@@ -59,7 +63,7 @@ AcceptEnv LANG
 
 
 def hosts_file(plan: LabPlan) -> str:
-    """/etc/hosts: every host of the lab by name."""
+    """Return /etc/hosts, with every host of the lab."""
     lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in plan.hosts)]
     if plan.witness:
         lines.append(f"{plan.witness_address} witness")
@@ -67,19 +71,19 @@ def hosts_file(plan: LabPlan) -> str:
 
 
 _OWN = ("/tmp", "/root", "/run", "/dev/shm")
-"""Folders that each host has for itself."""
+"""Folders that are private to each host."""
 
 
 def boot_script(plan: LabPlan, host: HostPlan, programs: Sequence[str] = ()) -> str:
-    """What the host's first process runs, inside its namespaces.
+    """Return the script that a host's first process runs in its namespaces.
 
-    It stays as process 1: when it dies the kernel ends every process of the host at once, which
-    is what a power-off does. `programs`: folders that must be seen there, wherever they are.
+    It remains process 1: when it dies, the kernel kills all processes of the host, as a power-off
+    does. `programs`: folders that must be visible on the host, even in one of its private folders.
     """
     root = host.root
     hidden = [path for path in programs if any(path.startswith(f"{own}/") for own in _OWN)]
-    # Held open before something is mounted over them, and put back after; -c: by the handle, as the
-    # name means something else by then.
+    # The folders are opened before something is mounted over them, and bind-mounted back by their
+    # file descriptors; -c, because the paths name other folders by then.
     held = "".join(f"exec {8 - n}<{quote(path)}\n" for n, path in enumerate(hidden))
     shown = "".join(
         f"mkdir -p {quote(path)}\nmount -c --bind /proc/self/fd/{8 - n} {quote(path)}\n"
@@ -107,15 +111,17 @@ while :; do sleep 1000 & wait $! || true; done
 
 
 def _kvm(plan: LabPlan) -> str:
-    """/dev/kvm as udev makes it: libvirt looks at QEMU anew at every call while QEMU's user may not
-    use what the CPU has."""
+    """Return a command that creates /dev/kvm as udev does; empty if QEMU runs as root.
+
+    While QEMU's user cannot open /dev/kvm, libvirt probes QEMU's capabilities at every call.
+    """
     if plan.qemu_user == "root":
         return ""
     return "mknod -m 666 /run/kvm c 10 232 && mount --bind /run/kvm /dev/kvm || :\n"
 
 
 def inventory(plan: LabPlan, key_file: str, known_hosts: str) -> str:
-    """The lab's hosts.yaml, which every command finds by itself."""
+    """Return the lab's hosts.yaml, which every command finds by itself; see current.inventory."""
     lines = [f"# Written by vmckpt lab up; the hosts of lab {plan.name!r}.", "hosts:"]
     for host in plan.hosts:
         lines += [

@@ -1,4 +1,4 @@
-"""The inventory of the lab that runs, for commands that are told no other."""
+"""The inventory of the running lab, the default of all commands."""
 
 from pathlib import Path
 
@@ -7,12 +7,15 @@ from vmckpt_lab.plan import LABS
 
 
 def inventory() -> Path | None:
-    """hosts.yaml of the one running lab; None if none runs; BadInput if several do."""
+    """Return the path of the running lab's hosts.yaml, or None if no lab is running.
+
+    Raises BadInput if several labs are running.
+    """
     found = sorted(LABS.glob("*/hosts.yaml"))
     if len(found) > 1:
         names_ = ", ".join(path.parent.name for path in found)
         raise BadInput(
-            f"several labs are up ({names_})",
-            hint=f"choose with --inventory or VMCKPT_INVENTORY, like {LABS}/NAME/hosts.yaml",
+            f"several labs are running ({names_})",
+            hint=f"select one with --inventory or VMCKPT_INVENTORY, like {LABS}/NAME/hosts.yaml",
         )
     return found[0] if found else None

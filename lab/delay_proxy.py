@@ -1,8 +1,8 @@
-"""A long way to a host: its migration streams go through a proxy that holds every byte for a while.
+"""Delay the migration streams of a host with a proxy.
 
-This machine's kernel may have no netem, so the distance is made in user space: the proxy listens on
-an address of its own on libvirt's migration ports, and the lab's inventory names that address as
-the host's. What the proxy takes is bounded, so that TCP slows the sender down as on a real line.
+The kernel may have no netem, so the delay is made in user space: the proxy listens on libvirt's
+migration ports at its own address, which the lab's inventory then names as the host's migration
+address. The proxy buffers a limited amount, so that TCP slows the sender down as on a real link.
 """
 
 import asyncio
@@ -18,12 +18,15 @@ from vmckpt_lab.shell import in_namespace, run, start_daemon
 
 _PORTS = range(49152, 49168)
 _CHUNK = 64 * 1024
-# On the way at once, in each direction of a connection.
+# Maximum number of delayed bytes, in each direction of a connection.
 _WINDOW = 16 * 1024 * 1024
 
 
 def put(plan: LabPlan, name: str, one_way: Seconds | None) -> None:
-    """Make a host that far away for migration streams; None: as near as the others again."""
+    """Delay migration streams of a host by `one_way` seconds; None removes the delay.
+
+    Raises LabError.
+    """
     host = plan.host(name)
     namespace = f"{plan.prefix}far-{name}"
     if namespace in network.namespaces(plan.prefix):
@@ -41,25 +44,25 @@ def put(plan: LabPlan, name: str, one_way: Seconds | None) -> None:
 
 
 def _address(host: HostPlan) -> str:
-    """The proxy's address, a hundred above the host's."""
+    """Return the proxy's address, whose last number is the host's plus 100."""
     network_part, _, number = host.address.rpartition(".")
     return f"{network_part}.{int(number) + 100}"
 
 
 def _address_for_streams(plan: LabPlan, host: HostPlan, address: str) -> None:
-    """Write it into the lab's inventory."""
+    """Set a host's migration address in the lab's inventory. Raises LabError."""
     text = plan.inventory.read_text()
     entry = rf"(?ms)(^  {host.name}:$.*?^    migration_address: )\S+$"
     changed, count = re.subn(entry, rf"\g<1>{address}", text, count=1)
     if count != 1:
-        raise LabError(f"{plan.inventory}: no migration_address of {host.name}")
+        raise LabError(f"{plan.inventory} has no migration_address for {host.name}")
     partial = plan.inventory.with_suffix(".new")
     partial.write_text(changed)
     partial.rename(plan.inventory)
 
 
 class _Way:
-    """One direction of one connection."""
+    """A direction of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -71,7 +74,7 @@ class _Way:
         self._room.set()
 
     async def carry(self, one_way: float) -> None:
-        """Until the sender has closed and everything has arrived."""
+        """Forward data, each byte after `one_way` seconds, until the sender has closed."""
         sending = asyncio.create_task(self._send())
         try:
             while data := await self._reader.read(_CHUNK):
@@ -107,7 +110,7 @@ class _Way:
 
 
 async def serve(address: str, host: str, one_way: float) -> None:
-    """Forward every migration port, for ever."""
+    """Forward all migration ports of `host`, forever. `one_way`: the delay, in seconds."""
 
     async def forward(port: int) -> asyncio.Server:
         async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

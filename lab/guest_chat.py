@@ -1,4 +1,4 @@
-"""What chatting lab guests have sent and received, as their memory tells it. Pure.
+"""Read from lab guests' memory which messages they have exchanged, and check a cut. Pure.
 
 The layout is that of `struct chat` in assets/prover.c.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 _MAGIC = int.from_bytes(b"VMCCHAT1", "little")
 MARK = struct.pack("<QQ", _MAGIC, ~_MAGIC & (1 << 64) - 1)
-"""How the page begins."""
+"""The first bytes of the page."""
 _HEAD = struct.Struct("<8Q")
 _PEER = struct.Struct("<4Q")
 _MOST = 8
@@ -17,28 +17,29 @@ _MOST = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One of the others."""
+    """The messages exchanged with another guest."""
 
     sent: int
-    """The highest number that was sent to it, or is just being sent."""
+    """The highest number that was sent to it, or is being sent."""
     received: int
-    """The highest number that came from it."""
+    """The highest number that was received from it."""
     first: int
     count: int
-    """How many came."""
+    """Number of messages received from it."""
 
     @property
     def lost(self) -> int:
-        """How many of its messages never came, between the first that did and the last.
+        """Number of messages missing between the first and the last that were received.
 
-        A guest that is captured while it counts one has counted it already, and not noted it yet.
+        A guest that is captured while it receives a message may have counted it but not yet stored
+        its number.
         """
         return max(0, self.received - self.first + 1 - self.count) if self.count else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """One guest's part."""
+    """The messages that a guest has exchanged with all others."""
 
     own: int
     run: int
@@ -46,7 +47,7 @@ class Chat:
 
 
 def parse(page: bytes) -> Chat | None:
-    """The page of a guest that chats; None if it is another page."""
+    """Parse a page of a guest's memory. Returns None if it is not the page with the messages."""
     if page[: len(MARK)] != MARK:
         return None
     _, _, run, own, count, *_ = _HEAD.unpack_from(page)
@@ -61,7 +62,7 @@ def parse(page: bytes) -> Chat | None:
 
 
 def violations(cut: Sequence[Chat]) -> list[str]:
-    """What was received and not sent, if these are one cut; empty: it is consistent."""
+    """Return the messages that were received but not sent in a cut; empty if it is consistent."""
     found = []
     for receiver in cut:
         for sender in cut:

@@ -1,6 +1,6 @@
-"""The guest's kernel and initramfs, built once for each kernel package and kept in the cache.
+"""The kernel and initramfs of lab guests, built once for each kernel package and cached.
 
-The kernel is Debian's cloud kernel, unpacked and never installed. The initramfs holds busybox, the
+The kernel is Debian's cloud kernel, unpacked but not installed. The initramfs holds busybox, the
 virtio drivers and the prover, which is compiled here.
 """
 
@@ -23,7 +23,7 @@ from vmckpt_lab.plan import CACHE
 from vmckpt_lab.shell import run
 
 BUSYBOX = Path("/bin/busybox")
-# In the order they must be loaded; a kernel may have some of them built in.
+# In the order in which they must be loaded. A kernel may have some of them built in.
 MODULES = (
     "virtio_ring",
     "virtio",
@@ -40,25 +40,28 @@ _SCRIPTS = ("init", "network")
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What a lab guest boots from."""
+    """The files that a lab guest boots from."""
 
     kernel: Path
     initramfs: Path
 
 
 def kernel_package() -> str:
-    """The package that Debian's linux-image-cloud-amd64 stands for now."""
+    """Return the kernel package that linux-image-cloud-amd64 currently depends on.
+
+    Raises LabError if apt does not know it.
+    """
     answer = run(["apt-cache", "depends", "linux-image-cloud-amd64"])
     for line in answer.splitlines():
         word = line.strip().removeprefix("Depends: ")
         if word.startswith("linux-image-") and word != "linux-image-cloud-amd64":
             return word
-    raise LabError("apt knows no linux-image-cloud-amd64", hint="run apt-get update")
+    raise LabError("apt does not know linux-image-cloud-amd64", hint="run apt-get update")
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder of the cache, made if need be: labs that run at once do not fill it twice."""
+    """Lock a folder of the cache, so that only one lab fills it. Creates the folder if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         while True:
@@ -66,13 +69,13 @@ def held(folder: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                # Python resumes a waiting flock after a signal: Ctrl-C would have to wait.
+                # Python resumes a blocking flock after a signal, so Ctrl-C would have to wait.
                 time.sleep(0.02)
         yield
 
 
 def prepare() -> Image:
-    """Build what is missing and return the image; the newest kernel in the cache serves."""
+    """Return the image with the newest cached kernel. Builds missing files. Raises LabError."""
     with held(CACHE / "guest"):
         return _prepared(CACHE / "guest")
 
@@ -92,7 +95,7 @@ def _prepared(folder: Path) -> Image:
 
 
 def _fetch_kernel(folder: Path, package: str) -> Path:
-    """Download and unpack a kernel package; the finished folder appears whole or not at all."""
+    """Download and unpack a kernel package. Its folder appears complete or not at all."""
     with tempfile.TemporaryDirectory(dir=folder) as work:
         subprocess.run(["chmod", "755", work], check=True)
         done = subprocess.run(
@@ -140,7 +143,7 @@ def _copy_modules(kernel_folder: Path, target: Path) -> list[str]:
             (target / f"{name}.ko").write_bytes(content)
             copied.append(name)
         elif f"/{name}.ko" not in builtin:
-            raise LabError(f"the guest's kernel has no driver {name}")
+            raise LabError(f"the guest kernel has no driver {name}")
     return copied
 
 
@@ -175,6 +178,6 @@ def _pack(root: Path, final: Path) -> None:
         check=True,
     )
     partial = final.with_suffix(f".{os.getpid()}")
-    # Not compressed: without KVM to unpack it takes half a second of each guest's start.
+    # Not compressed: without KVM, unpacking would take half a second of each guest's start.
     partial.write_bytes(packed.stdout)
     partial.rename(final)

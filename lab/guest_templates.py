@@ -1,13 +1,13 @@
-"""Guests that have booted already: start a lab guest from the saved state of one like it.
+"""Start lab guests from templates: saved states of similar guests that have already booted.
 
-Without KVM a guest needs seconds of CPU time to boot. A template is a guest that has booted, waits
-for its settings (assets/prover.c) and was saved by libvirt. Starting a guest from it means to
-restore that state under the new guest's own definition. The guest then finds its settings in the
-command line that its new QEMU process was given, as it would have in a boot.
+Without KVM, booting a guest takes seconds of CPU time. A template is a guest that has booted, waits
+for its settings (assets/prover.c), and was saved by libvirt. To start a guest, its template's state
+is restored with the new guest's own definition. The guest then reads its settings from the command
+line of its new QEMU process, as it would after a boot.
 
-One template serves all guests whose definitions differ only in what the guest learns from its
-settings or never sees: name, MAC address, paths, image format. It is kept in the cache and is valid
-for one version of QEMU, of libvirt and of the image that guests boot from.
+A template fits all guests whose definitions differ only in what the guest reads from its settings
+or never sees: name, MAC address, paths, image format. Templates are cached, and are valid for one
+version of QEMU, of libvirt and of the image that guests boot from.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ from vmckpt_lab.shell import run
 FOLDER = CACHE / "templates"
 _NAME = "template"
 _SHARED = ("VMC_MEMORY_MIB=",)
-"""Settings that a guest uses before it waits for the rest: its template must have them."""
+"""Prefixes of settings that a guest uses before it waits, so its template needs the same ones."""
 _MAC = "52:54:00:00:00:01"
 _WAITS = "waiting for settings"
 _BOOTS = Seconds(120.0)
-"""For a boot that takes 4 s on an idle machine; a failure is noticed much earlier."""
+"""Time limit for a boot, which takes 4 s on an idle machine."""
 _KEPT = 40
-"""Templates in the cache, of 100 to 200 MiB each; the least recently used go first."""
+"""Maximum number of cached templates, of 100 to 200 MiB each. The least recently used go."""
 _PIECE = 1 << 20
 
 
 async def start(hypervisor: Hypervisor, host: HostPlan, xml: str, *, disk: Bytes) -> None:
-    """Define a guest on `host` and start it from a template, which is made if there is none.
+    """Define a guest on `host` and start it from a template, which is created if it is missing.
 
-    `xml`: the guest's definition; its kernel's command line has the settings, words that begin
-    with VMC_. `disk`: size of its disk, 0 if it has none. Raises LabError and HypervisorError; then
-    the guest is neither defined nor running.
+    `xml`: the guest's definition, with its settings in the kernel command line, as words that begin
+    with VMC_. `disk`: size of its disk, 0 if it has none. Raises LabError, HypervisorError; the
+    guest is then neither defined nor running.
     """
     described = generalised(xml)
     versions = await domains.versions(hypervisor)
@@ -53,18 +53,18 @@ async def start(hypervisor: Hypervisor, host: HostPlan, xml: str, *, disk: Bytes
     saved = _opened(wanted)
     if saved is None:
         with guest_image.held(FOLDER):
-            # Another lab may have made it while we waited.
+            # Another lab may have created it while this one waited for the lock.
             if not wanted.exists():
                 await _make(hypervisor, host, described, disk, wanted)
             saved = _opened(wanted)
     if saved is None:
-        raise LabError(f"{wanted} was removed as soon as it was made", hint="run it again")
+        raise LabError(f"{wanted} was removed while it was created", hint="run the command again")
     with saved:
         await _restore(hypervisor, host, xml, saved.fileno())
 
 
 def _opened(template: Path) -> FileIO | None:
-    """Open from here on, as it may be removed from the cache meanwhile; None if there is none."""
+    """Open a template, which stays readable if it is removed. Returns None if it is missing."""
     try:
         os.utime(template)
         return template.open("rb", buffering=0)
@@ -73,7 +73,7 @@ def _opened(template: Path) -> FileIO | None:
 
 
 def generalised(xml: str) -> str:
-    """The definition of the template that fits a guest: pure, the same for all guests it fits."""
+    """Return the definition of a guest's template, the same for all guests that it fits. Pure."""
     root = ElementTree.fromstring(xml)
     _element(root, "name").text = _NAME
     line = _element(root, "os/cmdline")

@@ -1,4 +1,4 @@
-"""Lab guests: their XML, their disks, and where they are written down."""
+"""Start, find and remove lab guests and their disks."""
 
 import asyncio
 import json
@@ -26,13 +26,13 @@ from vmckpt_lab.observer import client
 from vmckpt_lab.plan import GUEST_BRIDGE, LabPlan, check_name
 from vmckpt_lab.shell import run
 
-# A byte that a disk can be filled with, to be looked for elsewhere.
+# The byte that a disk can be filled with, to be found elsewhere.
 FILLING = b"\xa7"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabGuest:
-    """What was asked for, and the address the guest got."""
+    """The settings of a lab guest, and its address."""
 
     name: str
     address: str
@@ -47,22 +47,22 @@ class LabGuest:
     private_disk: bool
     shared_memory: bool
     seed: int = 0
-    """Makes its random numbers differ from those of other guests that started from one template."""
+    """Makes its random numbers differ from those of other guests of the same template."""
     chat: int = 0
-    """That many guests, from the lab's first address on, send each other numbered messages."""
+    """Number of guests, from the lab's first address on, that exchange numbered messages."""
 
 
 def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
-    """Read "64MiB@20MiB/s": a region and how fast it is rewritten."""
+    """Parse "64MiB@20MiB/s": the size of a region, and how fast it is rewritten."""
     region, _, rate = text.partition("@")
     return parse_bytes(region), parse_rate(rate) if rate else BytesPerSecond(0)
 
 
 def domain_xml(lab: LabPlan, guest: LabGuest, booted: guest_image.Image) -> str:
-    """The guest as libvirt wants it described."""
+    """Return the guest's definition for libvirt."""
     mac = "52:54:00:" + ":".join(f"{int(part):02x}" for part in guest.address.split(".")[1:])
-    # pti=on: with every return to user space QEMU's TCG flushes its TLB, without which QEMU 7.2
-    # forgets to note writes during a long pre-copy (docs/adr/0005-tcg-lost-writes.md).
+    # pti=on makes QEMU's TCG flush its TLB at every return to user space. Without that, QEMU 7.2
+    # misses writes during a long pre-copy (docs/adr/0005-tcg-lost-writes.md).
     words = (
         "console=ttyS0 quiet panic=-1 pti=on cryptomgr.notests"
         f" VMC_ADDRESS={guest.address}/24"
@@ -128,10 +128,11 @@ def start(
     boot: bool = False,
     say: Say = silent,
 ) -> LabGuest:
-    """Make a guest, start it, and wait until the observer hears it.
+    """Create and start a guest, and wait until the observer receives its output.
 
-    `written`: this much in the middle of its disk is `FILLING` from the beginning. `chat`: see
-    LabGuest. `boot`: boot it, instead of starting it from the state of one that has booted.
+    `written`: size of the area in the middle of its disk that is filled with `FILLING`. `chat`: see
+    LabGuest. `boot`: boot the guest instead of starting it from a template. Raises BadInput, and
+    LabError or HypervisorError if it does not start; it is then removed.
     """
     try:
         check_name(name)
@@ -173,36 +174,39 @@ def start(
     except BaseException:
         remove(lab, name)
         raise
-    say(f"{name}: answers at {guest.address}")
+    say(f"{name}: up at {guest.address}")
     return guest
 
 
 def _check_host(lab: LabPlan, on: str) -> None:
     names = [h.name for h in lab.hosts]
     if on not in names:
-        raise BadInput(f"no host {on!r} in lab {lab.name!r}", hint=f"use one of {', '.join(names)}")
+        raise BadInput(
+            f"lab {lab.name!r} has no host {on!r}", hint=f"use one of {', '.join(names)}"
+        )
 
 
 def _check(lab: LabPlan, name: str, size: Bytes, region: Bytes, disk_format: str) -> None:
     if disk_format not in ("raw", "qcow2"):
-        raise BadInput(f"disk format {disk_format!r}", hint="use raw or qcow2")
+        raise BadInput(f"unknown disk format {disk_format!r}", hint="use raw or qcow2")
     if any(guest.name == name for guest in stored(lab)):
-        raise BadInput(f"lab {lab.name!r} has a guest {name!r} already")
+        raise BadInput(f"lab {lab.name!r} already has a guest {name!r}")
     if size < 128 * MIB or region > size - 96 * MIB:
         raise BadInput(
-            f"guest {name}: {size // MIB} MiB of memory for a region of {region // MIB} MiB",
-            hint="give at least 128 MiB and 96 MiB more than the region",
+            f"guest {name}: {size // MIB} MiB of memory is not enough for a region of"
+            f" {region // MIB} MiB",
+            hint="use at least 128 MiB, and at least 96 MiB more than the region",
         )
 
 
 def stored(lab: LabPlan) -> list[LabGuest]:
-    """The guests of a lab, as written down when they were made."""
+    """Return the guests of a lab, as recorded when they were created."""
     path = lab.folder / "guests.json"
     return [LabGuest(**one) for one in json.loads(path.read_text())] if path.exists() else []
 
 
 def find(lab: LabPlan, name: str) -> LabGuest:
-    """One guest of a lab; BadInput if there is none of that name."""
+    """Return the guest of that name. Raises BadInput if the lab has none."""
     for guest in stored(lab):
         if guest.name == name:
             return guest
@@ -222,7 +226,7 @@ def _free_number(lab: LabPlan) -> int:
 
 
 async def _launch(lab: LabPlan, on: str, xml: str, disk: Bytes | None) -> None:
-    """`disk`: its size, to start from a template; None boots."""
+    """Start a guest. `disk`: its size, to start the guest from a template; None boots it."""
     known = inventory.load(lab.inventory)
     async with Hypervisor(known.host(on)) as hypervisor:
         if disk is None:
@@ -236,7 +240,7 @@ def _wait_until_heard(lab: LabPlan, on: str, name: str, *, limit: float = 60.0) 
     while client.status(lab.observer_socket, name).heard < 5:
         if give_up.passed():
             raise LabError(
-                f"guest {name} was not heard of within {limit:.0f} s and is removed",
+                f"guest {name} sent nothing within {limit:.0f} s, and was removed",
                 hint=f"see {lab.host(on).root}/log/{name}.console; try again once the machine is"
                 " less busy",
             )
@@ -244,9 +248,9 @@ def _wait_until_heard(lab: LabPlan, on: str, name: str, *, limit: float = 60.0) 
 
 
 def remove(lab: LabPlan, name: str) -> None:
-    """End a guest on every host that is up, with its disks; fine if it is not there.
+    """Remove a guest from every host that is up, with its disks. It need not exist.
 
-    Raises VmckptError, and keeps its disks, if a host that is up cannot be made to.
+    Raises VmckptError and keeps the disks if it cannot be removed from a host that is up.
     """
     with suppress(LabError):
         client.ask(lab.observer_socket, op="forget", guest=name)
@@ -267,7 +271,7 @@ async def _remove_everywhere(lab: LabPlan, name: str) -> None:
             raise end
 
 
-# A busy machine may let a login time out, or QEMU take longer to end than libvirt waits.
+# On a busy machine a login may time out, or QEMU may take longer to end than libvirt waits.
 _again = retry(
     retry=retry_if_exception_type(VmckptError), stop=stop_after_attempt(3), wait=wait_fixed(1),
     reraise=True,
@@ -281,7 +285,7 @@ async def _remove(known: Host, name: str) -> None:
 
 
 async def whereabouts(lab: LabPlan, name: str) -> list[str]:
-    """The hosts on which a QEMU process of that guest exists; one that cannot be asked has none."""
+    """Return the hosts with a QEMU process of a guest. Skips hosts that do not answer."""
     known = inventory.load(lab.inventory)
     found = []
     for lab_host in lab.hosts:
@@ -300,7 +304,7 @@ async def _is_active(known: Host, name: str) -> bool:
 
 
 def disk_seen_from(lab: LabPlan, guest: LabGuest, on: str) -> Path:
-    """The guest's disk as a path of this machine, wherever on that host a move has put it."""
+    """Return the path on this machine of the disk that a guest uses on host `on`."""
     known = inventory.load(lab.inventory)
 
     async def asked() -> Guest | None:

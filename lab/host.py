@@ -1,4 +1,4 @@
-"""One lab host: its private folders, its first process, and whether it answers."""
+"""Lab hosts: their private folders, power and reachability."""
 
 import grp
 import os
@@ -22,10 +22,13 @@ _PORTS = {"ssh": 22, "libvirt": 16509, "libvirt over TLS": 16514}
 
 
 def furnish(plan: LabPlan, host: HostPlan, authority: certificates.Authority) -> str:
-    """Make the host's private folders and keys; return its ssh host key (public, one line)."""
+    """Create a host's private folders, configuration and keys.
+
+    Returns its public ssh host key, as one line.
+    """
     for name in ("root/.ssh", "libvirt", "log", "cache", "private"):
         (host.root / name).mkdir(parents=True, mode=0o700)
-    for name in ("libvirt", "log", "private"):  # open to QEMU, whoever it runs as
+    for name in ("libvirt", "log", "private"):  # QEMU needs them, whichever user it runs as
         (host.root / name).chmod(0o755)
     etc = host.root / "etc"
     shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
@@ -42,7 +45,10 @@ def furnish(plan: LabPlan, host: HostPlan, authority: certificates.Authority) ->
 
 
 def befriend(plan: LabPlan, host_keys: dict[str, str]) -> None:
-    """Let the controller log in everywhere, and each host at the others: keys and known hosts."""
+    """Let the controller log in to all hosts, and each host to the others.
+
+    `host_keys`: each host's public ssh host key, by the host's name.
+    """
     controller = certificates.ssh_key(plan.folder / "ssh/id_ed25519")
     own = {
         host.name: certificates.ssh_key(host.root / "root/.ssh/id_ed25519") for host in plan.hosts
@@ -64,9 +70,9 @@ def befriend(plan: LabPlan, host_keys: dict[str, str]) -> None:
 
 
 def power_on(plan: LabPlan, host: HostPlan) -> None:
-    """Start the host's first process; return without waiting until it answers."""
+    """Start a host's first process, without waiting until the host answers."""
     script = host.root / "boot.sh"
-    # The agents of this program run there, too.
+    # The agents of this program run on the host as well.
     programs = dict.fromkeys((str(Path(vmckpt.__file__).parents[1]), sys.prefix))
     script.write_text(config_files.boot_script(plan, host, tuple(programs)))
     unshare = [
@@ -84,7 +90,10 @@ def power_on(plan: LabPlan, host: HostPlan) -> None:
 
 
 def wait_until_up(host: HostPlan, *, limit: float = 30.0) -> None:
-    """Return when ssh and libvirt accept connections, else LabError with the last words."""
+    """Wait until ssh and libvirt accept connections.
+
+    Raises LabError with the last line of the host's log if they do not within `limit` seconds.
+    """
     give_up = Deadline(limit)
     for what, port in _PORTS.items():
         while not _answers(host.address, port):
@@ -94,12 +103,12 @@ def wait_until_up(host: HostPlan, *, limit: float = 30.0) -> None:
 
 
 def is_up(host: HostPlan) -> bool:
-    """Whether the host's first process lives."""
+    """Return whether the host's first process is running."""
     return first_process(host) is not None
 
 
 def first_process(host: HostPlan) -> int | None:
-    """Process id, as seen from outside, of the host's process 1."""
+    """Return the process ID, as seen from outside, of the host's process 1; None if it is off."""
     for pid in network.processes_in(host.namespace):
         with suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
@@ -110,7 +119,7 @@ def first_process(host: HostPlan) -> int | None:
 
 
 def power_off(host: HostPlan) -> None:
-    """Kill the host's first process: the kernel ends all others of the host with it."""
+    """Kill the host's first process, with which the kernel kills all others. Raises LabError."""
     if (pid := first_process(host)) is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -118,7 +127,10 @@ def power_off(host: HostPlan) -> None:
 
 
 def enter(host: HostPlan, *args: str) -> list[str]:
-    """The command that runs `args` inside the host, as a person logged in there would."""
+    """Return the command that runs `args` on a host, as in a login shell.
+
+    Raises LabError if the host is off.
+    """
     pid = first_process(host)
     if pid is None:
         raise LabError(f"host {host.name} is off", hint=f"run vmckpt lab heal {host.name}")
@@ -137,4 +149,4 @@ def _last_words(host: HostPlan) -> str:
     for path in (host.root / "boot.log", host.root / "log/libvirtd.log"):
         if path.exists() and (lines := path.read_text(errors="replace").strip().splitlines()):
             return f"{path}: {lines[-1]}"
-    return "it left no log"
+    return "it has no log"

@@ -1,8 +1,8 @@
-"""What must be true of a guest whatever was done to it: one copy, whole, nothing left.
+"""Check the invariants of a guest after any fault: a single copy, intact, and nothing left behind.
 
 `violations`, `truthful` and `Together` decide and are pure; `Checker` and `Lookout` observe. A copy
-runs if the CPU time of its vCPU threads grows, which it does not while a guest is paused; this can
-be seen with libvirtd dead, too.
+runs if the CPU time of its vCPU threads grows, which it does not while the guest is paused. This
+can be observed even without libvirtd.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from vmckpt_lab.observer import client
 from vmckpt_lab.plan import HostPlan, LabPlan
 from vmckpt_lab.processes import Census, QemuCopy
 
-# What a lab guest's QEMU starts with, and must have again when it stayed.
+# The downtime limit of a new QEMU, which must be restored if a guest stays on its source.
 USUAL_DOWNTIME = Seconds(0.3)
 _FOLDERS = (
     "run/libvirt/qemu",
@@ -41,22 +41,22 @@ _FOLDERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCopy:
-    """What one host has of a guest."""
+    """The state of a guest on one host."""
 
     host: str
     processes: int = 0
     in_parts: bool = False
-    """In post-copy: part of its memory is elsewhere."""
+    """Whether it is in post-copy, with part of its memory on another host."""
     state: GuestState | None = None
-    """None: its libvirt does not know the guest."""
+    """None: the host's libvirt does not know the guest."""
     persistent: bool = False
     job: str | None = None
     max_downtime: Seconds | None = None
-    """None: nobody could be asked."""
+    """None: the guest does not run there, or libvirt does not answer."""
     files: tuple[str, ...] = ()
-    """What a QEMU that is gone has left, and images of a copied disk."""
+    """Files that a QEMU process left behind when it ended."""
     error: str | None = None
-    """Why it could not be asked."""
+    """Why libvirt does not answer."""
 
     @property
     def runs(self) -> bool:
@@ -66,7 +66,7 @@ class HostCopy:
 
 
 def violations(seen: Sequence[HostCopy], *, allowed: Iterable[str]) -> list[str]:
-    """Everything that is wrong with a guest that must run on exactly one of these hosts."""
+    """Return all violations of a guest that must run on exactly one of the allowed hosts."""
     allowed = set(allowed)
     wrong = [f"{one.host} does not answer: {one.error}" for one in seen if one.error]
     places = [one.host for one in seen if one.processes]
@@ -85,23 +85,26 @@ def _at_home(one: HostCopy, allowed: set[str]) -> list[str]:
     if one.host not in allowed:
         wrong.append(f"it is on {one.host}, not on {' or '.join(sorted(allowed))}")
     if one.state is None or not one.state.runs:
-        wrong.append(f"{one.host} says that it is {one.state}")
+        wrong.append(f"{one.host} reports that it is {one.state}")
     if one.in_parts:
         wrong.append(f"part of its memory is not on {one.host}")
     if not one.persistent:
         wrong.append(f"it is not defined on {one.host}, where it runs")
     if one.job is not None:
-        wrong.append(f"a job is at it on {one.host}: {one.job}")
+        wrong.append(f"it has a job on {one.host}: {one.job}")
     if one.max_downtime not in (None, USUAL_DOWNTIME):
         wrong.append(f"its downtime limit is {one.max_downtime:g} s on {one.host}")
     return wrong
 
 
 def _away(one: HostCopy, *, several: bool) -> list[str]:
-    """`several`: it has a process elsewhere, so that a definition here is one too many."""
+    """Return the violations on a host without a process of the guest.
+
+    `several`: whether another host has a process, so that a definition here must be removed.
+    """
     wrong = [f"left on {one.host}: {file}" for file in one.files]
     if one.state is not None and one.state.is_active:
-        wrong.append(f"{one.host} says that it is {one.state}, and there is no QEMU")
+        wrong.append(f"{one.host} reports that it is {one.state}, but there is no QEMU")
     elif one.state is not None and several:
         wrong.append(f"it is still defined on {one.host}")
     return wrong
@@ -111,19 +114,19 @@ _STAYED = ("cancelled", "timed-out", "not-converged", "failed")
 
 
 def truthful(outcome: str | None, places: Sequence[str], *, source: str, target: str) -> str | None:
-    """What is untrue about an outcome that was reported, the guest being found on `places`."""
+    """Return how a reported outcome contradicts `places`, where the guest runs; None if it fits."""
     where = f"it runs on {' and '.join(places) or 'no host'}"
     if outcome == "completed" and list(places) != [target]:
-        return f"reported was {outcome}, but {where}"
+        return f"the reported outcome is {outcome}, but {where}"
     if outcome in _STAYED and list(places) != [source]:
-        return f"reported was {outcome}, but {where}"
+        return f"the reported outcome is {outcome}, but {where}"
     if outcome in ("shut-off", "lost") and places:
-        return f"reported was {outcome}, but {where}"
+        return f"the reported outcome is {outcome}, but {where}"
     return None
 
 
 class Checker:
-    """Asks a lab's hosts about its guests."""
+    """Checks guests on a lab's hosts."""
 
     def __init__(self, plan: LabPlan) -> None:
         self._plan = plan
@@ -131,7 +134,7 @@ class Checker:
         self._inventory = inventory.load(plan.inventory)
 
     def look(self, guest: str) -> list[HostCopy]:
-        """What every host that is up has of a guest."""
+        """Return the state of a guest on every host that is up."""
 
         async def everywhere() -> list[HostCopy]:
             up = [one for one in self._plan.hosts if host.is_up(one)]
@@ -170,18 +173,18 @@ class Checker:
         )
 
     def places(self, guest: str) -> list[str]:
-        """The hosts with a QEMU of the guest."""
+        """Return the hosts with a QEMU process of the guest."""
         return [copy.host for copy in self._census.copies(guest)]
 
     def settled(self, guest: str, allowed: Iterable[str], *, limit: float = 10.0) -> list[str]:
-        """What is wrong with where it is; libvirt is given a moment to clear away."""
+        """Return the violations of a guest, after up to `limit` seconds for libvirt's cleanup."""
         give_up = Deadline(limit)
         while (wrong := violations(self.look(guest), allowed=allowed)) and not give_up.passed():
             time.sleep(0.2)
         return wrong
 
     def ledgers(self, guest: str) -> list[str]:
-        """What is wrong with its three ledgers."""
+        """Return what is wrong with a guest's three ledgers."""
         try:
             audit = ledger.audit(self._plan, guest)
         except LabError as exc:
@@ -189,10 +192,10 @@ class Checker:
         return [f"{one.name} ledger: {one.text}" for one in audit.entries if not one.whole]
 
     def _pulse(self, guest: str) -> str:
-        """What can be said of a guest that does not answer."""
+        """Describe the state of a guest that does not answer."""
         seen = client.status(self._plan.observer_socket, guest)
         since = "never" if seen.answered_at is None else f"{seen.now - seen.answered_at:.1f} s ago"
-        words = [f"it last answered {since} and told {seen.highest}"]
+        words = [f"it last answered {since} and sent {seen.highest}"]
         copies = self._census.copies(guest)
         before = [self._census.ran(copy) for copy in copies]
         time.sleep(0.5)
@@ -202,11 +205,11 @@ class Checker:
             console = self._plan.host(copy.host).root / f"log/{guest}.console"
             if console.exists():
                 last = console.read_text(errors="replace").strip().splitlines()[-1:]
-                words.append(f"its console says {' '.join(last)!r}")
+                words.append(f"its console ends with {' '.join(last)!r}")
         return "; ".join(words)
 
     def strays(self, guest: str, source: str) -> list[str]:
-        """Images on hosts where a copied disk has no business: it is at home or was at `source`."""
+        """Return the images of a guest on hosts other than `source` and where it runs."""
         home = self.places(guest)
         return [
             f"left on {one.name}: {path}"
@@ -216,9 +219,9 @@ class Checker:
         ]
 
     def image(self, guest: str, on: str) -> list[str]:
-        """What is missing on the disk of a guest that is gone: all it has told must be there.
+        """Check the disk of a lost guest: all numbers that it has sent must be there.
 
-        Only for raw disks.
+        Returns the violations. For raw disks only.
         """
         known = guests.find(self._plan, guest)
         seen = client.status(self._plan.observer_socket, guest)
@@ -226,13 +229,13 @@ class Checker:
         records = ledger.read_records(path.read_bytes(), seen.run, seen.highest)
         wrong = [f"{records.broken} broken records on its disk"] if records.broken else []
         if records.highest < seen.highest:
-            wrong.append(f"it told {seen.highest}, and its disk knows {records.highest}")
+            wrong.append(f"it sent {seen.highest}, but its disk knows only {records.highest}")
         if seen.conflicts or seen.forgotten:
-            wrong.append(f"output: {seen.conflicts} told twice, {seen.forgotten} forgotten")
+            wrong.append(f"output: {seen.conflicts} sent twice, {seen.forgotten} forgotten")
         return wrong
 
     def revive(self, guest: str, on: str) -> list[str]:
-        """Start a guest again from its disk, after whatever is left of it was removed."""
+        """Remove all remains of a guest and boot it from its disk. Returns the violations."""
         known = guests.find(self._plan, guest)
         client.ask(self._plan.observer_socket, op="forget", guest=guest)
         xml = guests.domain_xml(self._plan, known, guest_image.prepare())
@@ -242,7 +245,7 @@ class Checker:
         give_up = Deadline(40.0)
         while client.status(self._plan.observer_socket, guest).heard < 5:
             if give_up.passed():
-                return [f"started again on {on}, it does not answer"]
+                return [f"it does not answer after its restart on {on}"]
             time.sleep(0.05)
         return []
 
@@ -252,18 +255,18 @@ class Checker:
 
 
 def _left(where: HostPlan, guest: str) -> list[str]:
-    """Files of a QEMU that is not there any more, in the host's own folders.
+    """Return the files that a QEMU left in a host's own folders when it ended.
 
-    What is older than the host's power-on is libvirt's, which forgets it in a power cut.
+    Files older than the host's power-on are ignored, as libvirt forgets them in a power cut.
     """
     pid = host.first_process(where)
     if pid is None:
         return []
-    # Its script is written anew at each power-on.
+    # The boot script is rewritten at each power-on.
     root, on_since = Path(f"/proc/{pid}/root"), (where.root / "boot.sh").stat().st_mtime
     found = []
     for folder in _FOLDERS:
-        with suppress(OSError):  # no such folder, or the file has just gone
+        with suppress(OSError):  # the folder does not exist, or the file was just removed
             for path in (root / folder).iterdir():
                 mine = path.name.startswith(f"{guest}.") or path.name.endswith(f"-{guest}")
                 if mine and path.stat().st_mtime > on_since:
@@ -272,25 +275,25 @@ def _left(where: HostPlan, guest: str) -> list[str]:
 
 
 INTERVAL = 0.1
-# Less than that in one interval is a thread that was woken to be told something.
+# A vCPU thread of a paused guest may be woken, but uses less CPU time than this in an interval.
 RUNS = 4_000_000
 
 
 @dataclass(slots=True)
 class Together:
-    """Readings of CPU time, one after the other, and what they say.
+    """Detects copies that run at the same time, from successive readings of their CPU time.
 
-    In a switchover the source runs in the first part of an interval and the target in the last.
-    Two copies that both run in each of two intervals next to each other did run at the same time.
+    In a switchover, the source runs in the first part of an interval and the target in the last.
+    Two copies that both run in two consecutive intervals ran at the same time.
     """
 
     seen: list[str] = field(default_factory=list)
-    """Every finding in a sentence."""
+    """The findings, a sentence each."""
     _before: Mapping[QemuCopy, int] = field(default_factory=dict)
     _ran_before: frozenset[QemuCopy] = frozenset()
 
     def take(self, ran: Mapping[QemuCopy, int], at: float) -> None:
-        """CPU time of every copy, now."""
+        """Take a reading. `ran`: CPU time of every copy, in nanoseconds. `at`: time, in seconds."""
         now = frozenset(
             copy for copy, time_ in ran.items() if time_ - self._before.get(copy, time_) > RUNS
         )
@@ -302,7 +305,7 @@ class Together:
 
 
 class Lookout:
-    """Looks until it is left; use as a context manager around whatever is done to the lab."""
+    """Watches a lab for two running copies of a guest. Use as a context manager."""
 
     def __init__(self, plan: LabPlan) -> None:
         self._census = Census(plan)
@@ -326,9 +329,12 @@ class Lookout:
         self._thread.join()
 
     def two_copies(self) -> list[str]:
-        """Every time that two copies of one guest ran, and forget them."""
+        """Return and clear the times at which two copies of a guest ran.
+
+        Raises LabError if the lookout has ended.
+        """
         if not self._thread.is_alive():
-            raise LabError("the lookout has ended: nobody knows whether two copies ran")
+            raise LabError("the lookout has ended; whether two copies ran is unknown")
         with self._lock:
             found, self._together.seen = self._together.seen, []
         return found

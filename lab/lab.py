@@ -1,6 +1,6 @@
-"""A lab: up, down, healed, found again by its name; and its lease store.
+"""Start, find, heal and remove labs; and start a lab's lease store.
 
-The lease store is a PostgreSQL in a namespace that every host reaches and that is part of none.
+The lease store is a PostgreSQL server in a namespace of its own that every host can reach.
 """
 
 import fcntl
@@ -25,10 +25,16 @@ from vmckpt_lab.shell import in_namespace, run, start_daemon
 
 
 def start(plan: LabPlan) -> None:
-    """Create a cluster and start it; LabError if PostgreSQL is not installed or does not start."""
+    """Create the lease store's database cluster and start it.
+
+    Raises LabError if the server is not installed or does not start.
+    """
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs:
-        raise LabError("the witness needs PostgreSQL", hint="run apt-get install postgresql")
+        raise LabError(
+            "PostgreSQL is not installed here; the lease store needs it",
+            hint="run apt-get install postgresql",
+        )
     data = plan.folder / "witness"
     data.mkdir(mode=0o700)
     shutil.chown(data, "postgres", "postgres")
@@ -46,12 +52,12 @@ def start(plan: LabPlan) -> None:
     )
     network = f"198.18.{plan.subnet}.0/24"
     with Path(data, "pg_hba.conf").open("a") as hba:
-        # Only the owner needs no password: other logins are as they are in life.
+        # Only the owner needs no password; other users log in as in production.
         hba.write(f"host all postgres {network} trust\n")
         hba.write(f"host all all {network} scram-sha-256\n")
         hba.write(f"host replication postgres {network} trust\n")
     with Path(data, "postgresql.conf").open("a") as settings:
-        # Of one that is killed nothing is to stay in /dev/shm.
+        # A killed server must leave nothing in /dev/shm.
         settings.write("dynamic_shared_memory_type = mmap\n")
     server = [f"{programs[-1]}/postgres", "-D", str(data)]
     server += ["-c", f"listen_addresses={plan.witness_address}"]
@@ -74,31 +80,37 @@ Say = Callable[[str], None]
 
 
 def silent(_line: str) -> None:
-    """A listener for callers that want no progress."""
+    """Ignore progress."""
 
 
 def _may(name: str) -> None:
-    """Refuse names that could be mistaken, and everybody but root: namespaces need it."""
+    """Check a lab's name and that the user is root, which namespaces need.
+
+    Raises BadInput, LabError.
+    """
     try:
         plan.check_name(name)
     except ValueError as exc:
         raise BadInput(f"lab name {exc}") from None
     if os.geteuid() != 0:
-        raise LabError("the lab makes network namespaces and needs root", hint="run it with sudo")
+        raise LabError(
+            "a lab needs root, to create network namespaces", hint="run the command with sudo"
+        )
 
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Hold the lab's lock, so that two `lab up` of one name come one after the other.
+    """Hold the lab's lock, so that only one `lab up` of a name runs at a time.
 
-    The commands that run meanwhile hold it, too: the last one of a killed `lab up` still runs.
+    Commands that run meanwhile hold the lock as well: after `lab up` is killed, its last command
+    may still be running.
     """
     path = LABS / f".{name}.lock"
     while True:
         LABS.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # The holder before us removed the file we waited on: then that lock guards nothing.
+            # The previous holder may have removed the file; a lock on a removed file is useless.
             if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
                 continue
             shell.HELD.append(file.fileno())
@@ -114,14 +126,14 @@ def locked(name: str) -> Iterator[None]:
 
 
 def names() -> list[str]:
-    """Every lab that has a folder or a namespace here, whole or not."""
+    """Return the names of all labs that have a folder or a namespace here, complete or not."""
     found = {p.name for p in LABS.iterdir() if p.is_dir()} if LABS.is_dir() else set()
     found |= {name.split(".")[1] for name in network.namespaces("vmckpt.")}
     return sorted(found)
 
 
 def load(name: str) -> LabPlan:
-    """The plan of a lab that is up; LabError if there is none."""
+    """Return the plan of a running lab. Raises LabError if there is none."""
     path = LABS / name / "lab.json"
     try:
         stored = json.loads(path.read_text())
@@ -129,7 +141,7 @@ def load(name: str) -> LabPlan:
     except FileNotFoundError:
         others = ", ".join(names()) or "none"
         raise LabError(
-            f"no lab {name!r} is up (labs here: {others})", hint="run vmckpt lab up"
+            f"lab {name!r} is not running (labs here: {others})", hint="run vmckpt lab up"
         ) from None
     except (OSError, ValueError, TypeError) as exc:
         raise LabError(f"{path}: {exc}", hint=f"run vmckpt lab down --name {name}") from exc
@@ -144,10 +156,11 @@ def up(
     qemu_user: str = "root",
     say: Say = silent,
 ) -> LabPlan:
-    """Build a lab, or find that it is up already; nothing stays if it cannot be built.
+    """Build a lab and return its plan. A lab that is already running is left as it is.
 
-    A lab that an earlier, broken run left is removed first. `qemu_user`: as whom hosts run QEMU.
-    Raises LabError, and BadInput if a lab of this name is up with another shape.
+    Remains of an incomplete lab are removed first; a lab that cannot be built is removed. `shape`:
+    limit of every link. `qemu_user`: user that the hosts' libvirt runs QEMU as. Raises LabError,
+    and BadInput if a lab of this name is running with other settings.
     """
     _may(name)
     made = LabPlan(
@@ -157,12 +170,12 @@ def up(
         if (running := _whole(name)) is not None:
             if replace(running, subnet=0) != made:
                 raise BadInput(
-                    f"lab {name!r} is up with {running.host_count} hosts,"
-                    f" {'a' if running.witness else 'no'} witness"
+                    f"lab {name!r} is running with {running.host_count} hosts,"
+                    f" {'a' if running.witness else 'no'} lease store"
                     f" and QEMU as {running.qemu_user}",
                     hint=f"run vmckpt lab down --name {name} first",
                 )
-            say(f"lab {name} is up already")
+            say(f"lab {name} is already running")
             return running
         _remove(name, say)
         try:
@@ -174,7 +187,7 @@ def up(
 
 
 def _whole(name: str) -> LabPlan | None:
-    """The plan of this lab if it is up and every host lives, else None."""
+    """Return the plan of a lab if all its hosts and its observer are running, otherwise None."""
     try:
         found = load(name)
     except LabError:
@@ -187,7 +200,7 @@ def _known(user: str) -> str:
     try:
         pwd.getpwnam(user)
     except KeyError:
-        raise BadInput(f"this machine has no user {user!r} for QEMU") from None
+        raise BadInput(f"user {user!r} for QEMU does not exist on this machine") from None
     return user
 
 
@@ -207,11 +220,11 @@ def _build(made: LabPlan, shape: BytesPerSecond | None, say: Say) -> LabPlan:
         host.power_on(made, h)
     client.start(made)
     if made.witness:
-        say("witness: PostgreSQL")
+        say("lease store: PostgreSQL")
         start(made)
     for h in made.hosts:
         host.wait_until_up(h)
-        say(f"{h.name}: libvirt and ssh answer at {h.address}")
+        say(f"{h.name}: libvirt and ssh are up at {h.address}")
         if shape is not None:
             network.shape(made, h.name, shape)
     client.wait_until_up(made)
@@ -222,14 +235,14 @@ def _build(made: LabPlan, shape: BytesPerSecond | None, say: Say) -> LabPlan:
 
 
 def _store(made: LabPlan) -> None:
-    """Published last: a lab without lab.json is not up."""
+    """Write lab.json, as the last step: a lab without it is incomplete."""
     partial = made.folder / "lab.json.new"
     partial.write_text(json.dumps(asdict(made)))
     partial.rename(made.folder / "lab.json")
 
 
 def down(name: str, say: Say = silent) -> None:
-    """Remove a lab and all it made; fine if it is half built or not there."""
+    """Remove a lab, complete or not. Does nothing if it does not exist. Raises LabError."""
     _may(name)
     with locked(name):
         _remove(name, say)
@@ -244,7 +257,10 @@ def _remove(name: str, say: Say) -> None:
 
 
 def heal(lab: LabPlan, name: str) -> None:
-    """Cables in, shaping off, and power on if the host is off."""
+    """Restore a host's network, lift its bandwidth limit, and power it on if it is off.
+
+    Raises LabError if the host does not start.
+    """
     network.heal(lab, name)
     network.shape(lab, name, None)
     if not host.is_up(lab.host(name)):

@@ -1,7 +1,7 @@
-"""The witness as two machines: a PostgreSQL and its replica, which does not confirm anything.
+"""A lease store on two machines: a PostgreSQL server and its asynchronous replica.
 
-The address that hosts know moves to the replica with a failover, and the old server dies with its
-cable out, as a machine does. Then `follow` makes the next replica where the old server was.
+In a failover, the server's machine loses its link and all its processes die, and the address that
+hosts know moves to the replica. `follow` then creates the next replica on the old machine.
 """
 
 import shutil
@@ -30,15 +30,15 @@ class _Seat:
     namespace: str
     link: str
     address: str
-    """Its own; the one that hosts know comes and goes."""
+    """The machine's own address; the address that hosts know is added to the server's machine."""
     data: Path
 
 
 class WitnessPair:
-    """Of a lab with a witness, whose PostgreSQL is started anew for it."""
+    """A lab's lease store with a replica. Creating it restarts PostgreSQL. Raises LabError."""
 
     def __init__(self, plan: LabPlan, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: PostgreSQL's, besides what it has."""
+        """`environment`: additional environment of PostgreSQL."""
         self._plan = plan
         self._environment = [f"{key}={value}" for key, value in (environment or {}).items()]
         self._programs = Path(inject.stop_postgres(plan)[0]).parent
@@ -56,15 +56,15 @@ class WitnessPair:
 
     @property
     def namespace(self) -> str:
-        """Of the machine that the server runs on."""
+        """Network namespace of the machine on which the server runs."""
         return self._seats[self._serving].namespace
 
     def follow(self) -> None:
-        """Make a replica of the server on the other machine, and wait until it follows."""
+        """Create a replica on the other machine and wait until it has all data. Raises LabError."""
         seat = self._seats[1 - self._serving]
         network.kill_all([seat.namespace])
         run(["ip", "link", "set", seat.link, "up"])
-        self._addressed("replace", seat, seat.address)  # it may have gone with the other one
+        self._addressed("replace", seat, seat.address)  # may be gone with the hosts' address
         shutil.rmtree(seat.data, ignore_errors=True)
         seat.data.mkdir(mode=0o700)
         shutil.chown(seat.data, "postgres", "postgres")
@@ -75,24 +75,24 @@ class WitnessPair:
         self.caught_up()
 
     def caught_up(self) -> None:
-        """Wait until the replica has all that the server has."""
+        """Wait until the replica has all data of the server. Raises LabError."""
         told = "SELECT coalesce(bool_and(replay_lsn >= pg_current_wal_flush_lsn()), false)"
         told += " FROM pg_stat_replication"
-        self._until(lambda: self.sql(told) == "t", "the replica does not follow")
+        self._until(lambda: self.sql(told) == "t", "the replica does not catch up")
 
     def hold_back(self) -> None:
-        """From now on the replica hears of no commit."""
+        """Stop replication: the replica receives no commit from now on. Raises LabError."""
         seat = self._seats[self._serving]
         senders = [
             one for one in network.processes_in(seat.namespace) if "walsender" in _title(one)
         ]
         if not senders:
-            raise LabError("the witness sends nothing to its replica")
+            raise LabError("the lease store's PostgreSQL has no replica")
         for one in senders:
             inject.send(one, signal.SIGSTOP)
 
     def fail_over(self) -> None:
-        """The server's machine dies, and the replica is the server."""
+        """Kill the server's machine and promote the replica. Raises LabError."""
         old, new = self._seats[self._serving], self._seats[1 - self._serving]
         run(["ip", "link", "set", old.link, "down"])
         network.kill_all([old.namespace])
@@ -101,13 +101,13 @@ class WitnessPair:
         run(in_namespace(new.namespace, *_AS_POSTGRES, *promote.split()))
         self._addressed("add", new, self._plan.witness_address)
         self._serving = 1 - self._serving
-        # A client of the old machine asks again for the address.
+        # Clients must resolve the address again, as it belongs to another machine now.
         for one in (None, *(host.namespace for host in self._plan.hosts)):
             where = ["-n", one] if one else []
             run(["ip", *where, "neigh", "flush", "to", self._plan.witness_address], check=False)
 
     def sql(self, statement: str) -> str:
-        """What psql says to a statement; nothing if the server does not answer."""
+        """Run a statement with psql. Returns its output; empty if the server does not answer."""
         words = ["-h", self._plan.witness_address, "-U", "postgres", "-X", "-A", "-t", "-c"]
         return run([f"{self._programs}/psql", *words, statement], check=False).strip()
 

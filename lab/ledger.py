@@ -1,7 +1,7 @@
-"""The three ledgers of a lab guest, held against each other: is anything lost?
+"""Compare the three ledgers of a lab guest, to find lost data.
 
-`judge` is pure; `audit` fetches what it needs: the guest checks its own memory and disk, the
-observer says what it was told, and the disk image is read from outside.
+`judge` compares them and is pure. `audit` collects them: the guest checks its own memory and disk,
+the observer reports the numbers that it received, and the disk image is read from outside.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """The records of one run that a disk image holds."""
+    """The records of a run that a disk image holds."""
 
     highest: int
     whole: int
     broken: int
-    """Records of this run whose checksum is wrong."""
+    """Number of records of this run whose checksum or place is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One ledger's verdict."""
+    """The verdict on a ledger."""
 
     name: str
     whole: bool
@@ -44,7 +44,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """All three."""
+    """The verdicts on the three ledgers of a guest."""
 
     guest: str
     entries: tuple[Entry, ...]
@@ -55,7 +55,7 @@ class Audit:
 
 
 def checksum(words: tuple[int, ...]) -> int:
-    """FNV-1a over 64-bit words, as prover.c computes it."""
+    """Return the FNV-1a hash over 64-bit words, as assets/prover.c computes it."""
     total = 0xCBF29CE484222325
     for word in words:
         total = (total ^ word) * 0x100000001B3 & _MASK
@@ -63,10 +63,10 @@ def checksum(words: tuple[int, ...]) -> int:
 
 
 def read_records(image: bytes, run_id: int, told: int) -> Records:
-    """The records of a raw disk image; `told` is the last number that must be there.
+    """Read the records of a run from a raw disk image. `told`: the last number that must be there.
 
-    Every record of the run is held against its checksum once it is among the last 2,000: that many
-    take a second in Python, and the guest itself checks all of them.
+    Only the checksums of the last 2,000 records are verified, which takes a second in Python; the
+    guest itself verifies all of them.
     """
     highest = whole = broken = 0
     slots = len(image) // 65536 * 128
@@ -85,12 +85,12 @@ def read_records(image: bytes, run_id: int, told: int) -> Records:
 
 
 def judge(guest: str, seen: View, records: Records | None) -> Audit:
-    """Hold the ledgers against each other. `records` is None for a guest without a disk.
+    """Compare the ledgers. `records`: None for a guest without a disk.
 
-    `seen` must hold the guest's own answer to a request to check itself.
+    `seen` must hold the guest's answer to a request to check itself; otherwise raises ValueError.
     """
     if seen.verified is None:
-        raise ValueError("the guest was not asked to check itself")
+        raise ValueError("the guest has not checked itself")
     return Audit(
         guest=guest,
         entries=(_memory(seen.verified), _disk(seen, seen.verified, records), _output(seen)),
@@ -104,14 +104,14 @@ def _memory(checked: messages.Message) -> Entry:
 
 def _disk(seen: View, checked: messages.Message, records: Records | None) -> Entry:
     if records is None:
-        return Entry(name="disk", whole=True, text="the guest has none")
+        return Entry(name="disk", whole=True, text="the guest has no disk")
     wrong = checked.disk_errors + records.broken
     text = (
         f"{checked.records_checked} records checked by the guest and {records.whole} in the image,"
         f" {wrong} wrong, the last is {records.highest}"
     )
     if records.highest < seen.highest:
-        text += f", but numbers up to {seen.highest} were told outside"
+        text += f", but numbers up to {seen.highest} were sent"
     whole = wrong == 0 and checked.records_checked > 0 and records.highest >= seen.highest
     return Entry(name="disk", whole=whole, text=text)
 
@@ -119,7 +119,7 @@ def _disk(seen: View, checked: messages.Message, records: Records | None) -> Ent
 def _output(seen: View) -> Entry:
     restarts = f", {seen.runs - 1} restarts" if seen.runs != 1 else ""
     text = (
-        f"{seen.heard} numbers heard up to {seen.highest}, {seen.conflicts} told twice,"
+        f"{seen.heard} numbers received up to {seen.highest}, {seen.conflicts} sent twice,"
         f" {seen.forgotten} forgotten{restarts}"
     )
     whole = seen.conflicts == seen.forgotten == 0 and seen.runs == 1 and seen.heard > 0
@@ -127,7 +127,10 @@ def _output(seen: View) -> Entry:
 
 
 def audit(lab: LabPlan, name: str) -> Audit:
-    """Check a guest's ledgers now. Raises LabError if it does not answer or runs nowhere."""
+    """Check a guest's ledgers now.
+
+    Raises LabError if the guest does not answer, or not exactly one host has a QEMU process of it.
+    """
     guest = guests.find(lab, name)
     seen = client.verify(lab.observer_socket, name)
     places = asyncio.run(guests.whereabouts(lab, name))
@@ -135,7 +138,7 @@ def audit(lab: LabPlan, name: str) -> Audit:
         raise LabError(f"guest {name} has a QEMU process on {' and '.join(places) or 'no host'}")
     records = None
     if guest.disk:
-        # The numbers told are read before the image, so every one of them must be in it.
+        # The numbers sent are read before the image, so each of them must be in the image.
         image = _raw_image(guests.disk_seen_from(lab, guest, places[0]), guest.disk_format)
         records = read_records(image, seen.run, seen.highest)
     return judge(name, seen, records)

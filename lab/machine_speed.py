@@ -1,8 +1,8 @@
-"""How fast this machine is at the moment, so that limits of waiting scale with it.
+"""Measure the speed of this machine, to scale time limits with it.
 
-A limit in seconds that suits an idle machine fails on one of half the speed, or beside other work.
-`Deadline` stretches a limit by the time that a fixed piece of work takes now, compared with what it
-takes on the machine on which the limits were chosen. A limit is never shortened.
+A time limit that suits an idle machine fails on a machine of half the speed, or under load.
+`Deadline` extends a limit by the time that a fixed piece of work takes now, compared with the time
+on the machine on which the limits were chosen. A limit is never shortened.
 """
 
 import time
@@ -10,16 +10,16 @@ from statistics import median
 
 _ROUNDS = 400_000
 REFERENCE = 0.03
-"""Seconds for `_ROUNDS` on that machine, idle: one core of an AMD EPYC, CPython 3.11."""
+"""Seconds for `_ROUNDS` on the idle reference machine: a core of an AMD EPYC, CPython 3.11."""
 _SAMPLES = 3
 _MOST = 6.0
-"""A test that waits in vain must end some day."""
+"""Maximum factor, so that a test that waits for an event that never comes still ends."""
 
 
 def slowness() -> float:
-    """By how much a piece of work takes longer now than on the reference machine; at least 1.
+    """Return how many times longer a piece of work takes than on the reference machine, at least 1.
 
-    It takes as many seconds of waiting as the machine is busy: 0.1 s on an idle one.
+    The measurement takes 0.1 s on an idle machine, and longer under load.
     """
     return max(1.0, median(_sample() for _ in range(_SAMPLES)) / REFERENCE)
 
@@ -32,9 +32,10 @@ def _sample() -> float:
 
 
 class Deadline:
-    """The end of a wait: passed once `limit` seconds are over, as many times longer as this machine
-    is slower, but no more than `_MOST` times. Its speed is measured when the limit is reached: a
-    wait that ends in time costs nothing.
+    """The end of a wait, `limit` seconds after its creation on an idle machine.
+
+    A slow machine extends the limit, at most `_MOST` times. The speed is measured only when the
+    limit is reached, so that a wait that ends in time costs nothing.
     """
 
     def __init__(self, limit: float) -> None:

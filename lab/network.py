@@ -1,4 +1,4 @@
-"""The lab's cables: a bridge here for hosts, one at the observer for guests, and veth pairs."""
+"""The networks of a lab: a bridge for hosts, a bridge for guests, and veth pairs."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from vmckpt_lab.shell import run
 
 
 def subnets_in_use() -> set[int]:
-    """Third bytes of all 198.18.x.0/24 networks that this machine has a route to."""
+    """Return the third bytes of all networks 198.18.x and 198.19.x with a route on this machine."""
     routes = json.loads(run(["ip", "-json", "route", "show"]) or "[]")
     found = set()
     for route in routes:
@@ -26,12 +26,12 @@ def subnets_in_use() -> set[int]:
 
 
 def _ip(command: str, namespace: str | None = None) -> None:
-    """One ip command in words without spaces, here or in a namespace."""
+    """Run an ip command, here or in a namespace. Its words must not contain spaces."""
     run(["ip", *(["-n", namespace] if namespace else []), *command.split()])
 
 
 def build(plan: LabPlan) -> None:
-    """Make all namespaces and links of a lab, up and addressed."""
+    """Create all namespaces, links and addresses of a lab. Raises LabError."""
     _bridge(plan.bridge, f"{plan.controller_address}/24")
     _namespace(plan.observer_namespace)
     _bridge(GUEST_BRIDGE, f"{plan.observer_address}/24", plan.observer_namespace)
@@ -64,7 +64,10 @@ def _plug(link: str, bridge: str, namespace: str, address: str) -> None:
 
 
 def _guest_cable(plan: LabPlan, name: str, namespace: str) -> None:
-    """A bridge for guests on the host, joined to the observer's: a tap keeps its address."""
+    """Create a host's bridge for guests and connect it to the observer's bridge.
+
+    All hosts' guests are thereby on one network, so that a migrated guest keeps its address.
+    """
     observer = plan.observer_namespace
     _ip(f"link add {GUEST_BRIDGE} type bridge", namespace)
     _ip(f"link set {GUEST_BRIDGE} up", namespace)
@@ -74,13 +77,16 @@ def _guest_cable(plan: LabPlan, name: str, namespace: str) -> None:
 
 
 def side_room(plan: LabPlan, namespace: str, link: str, address: str) -> None:
-    """A namespace on the hosts' network that is no host."""
+    """Create a namespace on the hosts' network that is not a host. Raises LabError."""
     _namespace(namespace)
     _plug(plan.link_to(link), plan.bridge, namespace, address)
 
 
 def cut(plan: LabPlan, host: str, *, guests_too: bool = False) -> None:
-    """Take the host's cable out: silent, as in life; nobody is told."""
+    """Cut a host off from the network. Packets are lost silently, as with an unplugged cable.
+
+    `guests_too`: also cut the network of its guests. Raises LabError.
+    """
     _ip(f"link set {plan.host(host).link} down")
     if guests_too:
         _ip(f"link set g-{host} down", plan.observer_namespace)
@@ -90,24 +96,24 @@ _NOWHERE = "02:00:00:00:00:01"
 
 
 def mute(namespace: str, address: str) -> None:
-    """Lose all that a namespace sends to an address, silently; what comes from there arrives."""
+    """Silently drop what a namespace sends to an address; packets from there still arrive."""
     _ip(f"neigh replace {address} lladdr {_NOWHERE} dev eth0 nud permanent", namespace)
 
 
 def unmute(namespace: str) -> None:
-    """All that it sends arrives again."""
+    """Stop dropping what a namespace sends; undoes `mute`."""
     _ip("neigh flush dev eth0 nud permanent", namespace)
 
 
 def heal(plan: LabPlan, host: str) -> None:
-    """Put the host's cables back in."""
+    """Reconnect a host and its guests to the network; undoes `cut` and `mute`."""
     _ip(f"link set {plan.host(host).link} up")
     _ip(f"link set g-{host} up", plan.observer_namespace)
     unmute(plan.host(host).namespace)
 
 
 def shape(plan: LabPlan, host: str, rate: BytesPerSecond | None) -> None:
-    """Limit what the host sends and receives; None lifts the limit."""
+    """Limit the bandwidth of a host in both directions; None removes the limit."""
     outer, inner = plan.host(host).link, plan.host(host).namespace
     for tc, device in ((["tc"], outer), (["tc", "-n", inner], "eth0")):
         run([*tc, *f"qdisc del dev {device} root".split()], check=False)
@@ -117,20 +123,21 @@ def shape(plan: LabPlan, host: str, rate: BytesPerSecond | None) -> None:
 
 
 def namespaces(prefix: str) -> list[str]:
-    """All network namespaces whose name begins so."""
+    """Return all network namespaces whose names begin with `prefix`."""
     folder = Path("/run/netns")
     return sorted(p.name for p in folder.glob(f"{prefix}*")) if folder.is_dir() else []
 
 
 def processes_in(namespace: str) -> list[int]:
-    """Process ids on a namespace's network, whatever they are."""
+    """Return the IDs of all processes in a network namespace."""
     return [int(pid) for pid in run(["ip", "netns", "pids", namespace], check=False).split()]
 
 
 def remove(prefix: str, bridge: str) -> None:
-    """Kill everything in a lab's namespaces, then remove them and the bridge.
+    """Kill all processes in a lab's namespaces, then remove the namespaces, links and the bridge.
 
-    Works from names alone, so a lab that was half built or lost its files goes as well.
+    Needs only names, so that it also removes a lab that is incomplete or has lost its files. Raises
+    LabError if a process does not die.
     """
     found = namespaces(prefix)
     kill_all(found)
@@ -143,11 +150,14 @@ def remove(prefix: str, bridge: str) -> None:
 
 
 def kill_all(found: list[str], *, limit: float = 20.0) -> None:
-    """SIGKILL every process in the namespaces and wait until they are gone."""
+    """Kill all processes in the namespaces and wait until they are gone.
+
+    Raises LabError if they are not gone within `limit` seconds.
+    """
     give_up = Deadline(limit)
     while pids := [pid for name in found for pid in processes_in(name)]:
         if give_up.passed():
-            raise LabError(f"processes {pids} do not die", hint="look at them with ps")
+            raise LabError(f"processes {pids} do not die", hint="inspect them with ps")
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What goes over a host's cable, searched for a pattern: is a stream really encrypted?"""
+"""Search the packets on a host's link for a pattern, to check that a stream is encrypted."""
 
 import socket
 import struct
@@ -12,25 +12,25 @@ _EVERY_PROTOCOL = 0x0003
 _SO_RCVBUFFORCE = 33
 _BUFFER = 128 << 20
 _PACKET = 1 << 17
-# libvirt's default range for migrations, disks included; its own daemons talk below it.
+# libvirt's default ports for migrations, disks included. Its daemons use ports below this range.
 FIRST_PORT, LAST_PORT = 49152, 49215
 
 
 @dataclass(slots=True)
 class Heard:
-    """What was seen on the migration ports."""
+    """Totals for the migration ports."""
 
     bytes: int = 0
     hits: int = 0
-    """Packets that hold the pattern."""
+    """Number of packets that contain the pattern."""
     lost: int = 0
-    """Packets that came too fast to be looked at."""
+    """Number of packets that arrived too fast to be searched."""
 
 
 class Capture:
-    """Searches every packet on a host's cable, while it is open, for the pattern.
+    """Searches every packet on a host's link for a pattern. Use as a context manager.
 
-    A pattern that lies across two packets is not found: use one that comes often.
+    A pattern that spans two packets is not found, so use a pattern that occurs often.
     """
 
     def __init__(self, plan: LabPlan, host: str, pattern: bytes) -> None:
@@ -58,12 +58,12 @@ class Capture:
     ) -> None:
         self._open = False
         self._thread.join()
-        # SOL_PACKET, PACKET_STATISTICS: two counters, the second is of packets that were dropped.
+        # SOL_PACKET, PACKET_STATISTICS: two counters, of which the second counts dropped packets.
         self.heard.lost = struct.unpack("II", self._socket.getsockopt(263, 6, 8))[1]
         self._socket.close()
 
     def _listen(self) -> None:
-        """Until it is closed, and then until nothing waits any more."""
+        """Search packets until the capture is closed and its queue is empty."""
         packet = bytearray(_PACKET)
         while True:
             try:
@@ -79,7 +79,7 @@ class Capture:
 
 
 def migration_payload(frame: bytes) -> bytes | None:
-    """The data of an Ethernet frame that is TCP over IPv4 to or from a migration port."""
+    """Return the TCP payload of a frame to or from a migration port; None for other frames."""
     if len(frame) < 54 or frame[12:14] != b"\x08\x00" or frame[23] != socket.IPPROTO_TCP:
         return None
     tcp = 14 + (frame[14] & 15) * 4

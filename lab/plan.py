@@ -1,6 +1,6 @@
 """Names, addresses and folders of a lab, all derived from its name and a subnet number. Pure.
 
-Networks come from 198.18.0.0/15, which RFC 2544 sets aside for tests of network equipment, so a lab
+Networks are from 198.18.0.0/15, which RFC 2544 reserves for tests of network equipment, so a lab
 never shadows an office or data-centre network.
 """
 
@@ -15,7 +15,7 @@ CACHE = Path("/var/cache/vmckpt")
 OBSERVER_PORT = 7000
 GUEST_PORT = 7001
 STORE_PORT = 7003
-"""Of a guest's key-value store."""
+"""Port of a guest's key-value store."""
 GUEST_BRIDGE = "guests"
 WITNESS = "witness"
 OBSERVER = "observer"
@@ -24,31 +24,31 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,22}[a-z0-9])?")
 
 
 def check_name(name: str) -> str:
-    """Return a usable lab or guest name; raise ValueError that says the rule."""
+    """Return the name of a lab or guest. Raises ValueError with the rule if it is invalid."""
     if _NAME.fullmatch(name) is None:
-        raise ValueError(f"{name!r}: use 1 to 24 of a-z, 0-9 and '-', not at the ends")
+        raise ValueError(f"{name!r}: use 1 to 24 of a-z, 0-9 and '-', without '-' at the ends")
     return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
-    """Where one lab host lives."""
+    """Name, address and folders of a lab host."""
 
     name: str
     address: str
-    """On the lab's own network: libvirt, ssh and migrations."""
+    """Address on the lab's network, for libvirt, ssh and migrations."""
     namespace: str
-    """Network namespace, as `ip netns` lists it."""
+    """Name of the network namespace, as in `ip netns`."""
     link: str
-    """The outer end of the host's cable, on the lab bridge; cutting it isolates the host."""
+    """Outer end of the host's link, on the lab's bridge; setting it down isolates the host."""
     root: Path
-    """Its private folders."""
+    """Folder on this machine that holds the host's private folders."""
     uuid: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabPlan:
-    """Everything about a lab that follows from its name, its subnet and its size."""
+    """The settings of a lab, and all names and addresses that follow from them."""
 
     name: str
     subnet: int
@@ -56,7 +56,7 @@ class LabPlan:
     host_count: int
     witness: bool = False
     qemu_user: str = "root"
-    """As whom the hosts' libvirt runs QEMU."""
+    """User that the hosts' libvirt runs QEMU as."""
 
     @property
     def folder(self) -> Path:
@@ -64,7 +64,7 @@ class LabPlan:
 
     @property
     def tag(self) -> str:
-        """Four letters that make this lab's link names its own; links have at most 15."""
+        """Four characters that make this lab's link names unique; a link's name has at most 15."""
         return hashlib.sha256(self.name.encode()).hexdigest()[:4]
 
     @property
@@ -93,7 +93,7 @@ class LabPlan:
         )
 
     def host(self, name: str) -> HostPlan:
-        """The host of that name; KeyError if this lab has none."""
+        """Return the host of that name. Raises KeyError if the lab has none."""
         return {host.name: host for host in self.hosts}[name]
 
     def link_to(self, name: str) -> str:
@@ -129,26 +129,29 @@ class LabPlan:
 
     @property
     def shared(self) -> Path:
-        """Storage that every host sees under this path."""
+        """Shared storage, under the same path on every host."""
         return self.folder / "shared"
 
     @property
     def private(self) -> Path:
-        """The same path on every host, a folder of its own behind it on each."""
+        """Private storage: the same path on every host, but a different folder on each."""
         return self.folder / "private"
 
     def guest_address(self, number: int) -> str:
-        """Address of the number-th guest, counted from 0."""
+        """Return the address of the number-th guest, counted from 0."""
         return f"198.19.{self.subnet}.{100 + number}"
 
 
 def namespace_prefix(lab: str) -> str:
-    """What the names of a lab's network namespaces begin with; '.' keeps "a" and "a-b" apart."""
+    """Return the prefix of a lab's network namespaces; its '.' separates labs "a" and "a-b"."""
     return f"vmckpt.{lab}."
 
 
 def free_subnet(name: str, taken: set[int]) -> int:
-    """A subnet number that no other lab uses, the same for the same name when it can be."""
+    """Return a subnet number that no other lab uses, the same for the same name if possible.
+
+    Raises ValueError if all are taken.
+    """
     first = int(hashlib.sha256(name.encode()).hexdigest()[4:6], 16)
     for step in range(256):
         if (first + step) % 256 not in taken:

@@ -1,4 +1,4 @@
-"""The QEMU processes of a lab's hosts, read from /proc, which needs no libvirtd."""
+"""Find the QEMU processes of a lab's hosts in /proc, independently of libvirtd."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from vmckpt_lab.plan import LabPlan
 
 _GUEST = re.compile(rb"\0guest=([^,\0]+)")
 _PROC = Path("/proc")
-# Seconds after which a new process has become what it was made for.
+# Seconds after which a new process has executed its final program.
 _SETTLED = 15.0
 
 
@@ -23,14 +23,14 @@ class QemuCopy:
     guest: str
     host: str
     pid: int
-    """As seen from outside."""
+    """Process ID as seen from outside the host."""
 
     def __str__(self) -> str:
         return f"{self.guest} on {self.host} (process {self.pid})"
 
 
 class Census:
-    """Finds the processes of a lab's hosts; cheap enough to be asked many times a second."""
+    """Finds the processes of a lab's hosts; cheap enough for many calls per second."""
 
     def __init__(self, plan: LabPlan) -> None:
         self._hosts = {
@@ -38,10 +38,10 @@ class Census:
         }
         self._threads: dict[int, list[Path]] = {}
         self._others: dict[int, float] = {}
-        """Processes that are no QEMU, and when they were first seen."""
+        """When each process that is not a QEMU was first seen, by process ID."""
 
     def copies(self, guest: str | None = None) -> tuple[QemuCopy, ...]:
-        """Every QEMU of a guest, running or not; of one guest if it is named."""
+        """Return the QEMU processes of all guests, running or paused, or of `guest` only."""
         found = []
         for pid in self._qemus():
             host = self._host_of(pid)
@@ -52,14 +52,14 @@ class Census:
         return tuple(sorted(one for one in found if guest in (None, one.guest)))
 
     def daemon(self, host: str, name: str) -> int | None:
-        """The oldest process of that name on a host."""
+        """Return the process on a host with that name and the lowest process ID, or None."""
         found = [pid for pid in self._called(name) if self._host_of(pid) == host]
         return min(found, default=None)
 
     def ran(self, copy: QemuCopy) -> int:
-        """Nanoseconds of CPU time that the guest's CPUs had in that process; 0 if it is gone.
+        """Return the CPU time of a copy's vCPU threads, in nanoseconds; 0 if it is gone.
 
-        A stopped guest's CPU threads use none at all.
+        The vCPU threads of a paused guest use no CPU time.
         """
         if copy.pid not in self._threads:
             threads = list(_cpu_threads(copy.pid))
@@ -76,7 +76,10 @@ class Census:
         return total
 
     def _qemus(self) -> list[int]:
-        """A process that was something else for a while does not become a QEMU: it is not read."""
+        """Return the IDs of all QEMU processes.
+
+        A process that was another program for `_SETTLED` seconds is not read again.
+        """
         now, others, found = time.monotonic(), dict[int, float](), []
         with os.scandir(_PROC) as entries:
             pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
@@ -105,12 +108,12 @@ class Census:
 
 
 def _ended(pid: int) -> bool:
-    """Whether it is a zombie: its memory and its threads are gone."""
+    """Return whether a process is a zombie, whose memory and threads are gone."""
     return _PROC.joinpath(str(pid), "stat").read_text().rpartition(")")[2].split()[0] in "ZXx"
 
 
 def _cpu_threads(pid: int) -> Iterable[Path]:
-    """Where the kernel counts the time of each of a QEMU's CPU threads."""
+    """Yield the schedstat file of each vCPU thread of a QEMU process."""
     with suppress(OSError):
         for task in (_PROC / str(pid) / "task").iterdir():
             if (task / "comm").read_text().startswith(("CPU ", "ALL CPUs")):

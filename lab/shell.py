@@ -1,4 +1,4 @@
-"""Run the machine's own tools for the lab, with errors of one line."""
+"""Run this machine's tools for the lab, with one-line errors."""
 
 import subprocess
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from pathlib import Path
 from vmckpt.errors import LabError
 
 HELD: list[int] = []
-"""Descriptors of locks, which commands inherit: a lock is held until they have ended, too."""
+"""File descriptors of locks. Commands inherit them, so a lock is held until they have ended."""
 
 
 def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> str:
-    """Run a command to its end and return what it printed; LabError if it fails.
+    """Run a command and return its output. Raises LabError if it fails.
 
-    It has ended as well if we are interrupted: what it was making is whole or can be removed.
+    An interrupted caller kills the command first, so that what it has created can be removed.
     """
     try:
         with subprocess.Popen(
@@ -31,22 +31,22 @@ def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> 
                 running.wait()
                 raise
     except subprocess.TimeoutExpired as exc:
-        raise LabError(f"{' '.join(args)}: no end in {exc.timeout:g} s") from exc
+        raise LabError(f"{' '.join(args)}: did not end within {exc.timeout:g} s") from exc
     except FileNotFoundError as exc:
         raise LabError(f"{args[0]} is not installed here", hint="run ./check --install") from exc
     if check and running.returncode != 0:
-        reason = (complaint.strip() or printed.strip()).splitlines()[-1:] or ["no reason"]
+        reason = (complaint.strip() or printed.strip()).splitlines()[-1:] or ["no error message"]
         raise LabError(f"{' '.join(args)}: {reason[0]}")
     return printed
 
 
 def in_namespace(namespace: str, *args: str) -> list[str]:
-    """The command that runs `args` on the network of a namespace."""
+    """Return the command that runs `args` in a network namespace."""
     return ["ip", "netns", "exec", namespace, *args]
 
 
 def start_daemon(args: Sequence[str], log: Path) -> None:
-    """Start a program that outlives us, as nobody's child, with its output in a file."""
+    """Start a program that outlives this process, and append its output to a file."""
     with log.open("ab") as output:
         subprocess.run(
             ["setsid", "--fork", *args],

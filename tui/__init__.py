@@ -1,1 +1,1 @@
-"""The dashboard. It shows what vmckpt.app tells it and knows no other source."""
+"""The dashboard. It shows only what vmckpt.app provides."""

@@ -1,7 +1,7 @@
-"""What can be done from the dashboard, and what an action is about. Pure.
+"""Actions of the dashboard, and the objects that they apply to. Pure.
 
-Each action is a command that people could type; the dashboard shows it before it runs it. Help, the
-footer, the command palette and the dialogs are all made from this table.
+Each action is a vmckpt command, which the dashboard shows before it runs it. Help, the footer, the
+command palette and the dialogs are all built from the table of actions.
 """
 
 import re
@@ -22,16 +22,16 @@ _MIGRATE = "migrate"
 
 
 class Where(StrEnum):
-    """The part of the dashboard that somebody is in."""
+    """A part of the dashboard. It decides which actions are available."""
 
     FLEET = "fleet"
     JOBS = "jobs"
     MOVE = "move"
     """One migration."""
     DRAIN = "drain"
-    """One job of a whole host."""
+    """One job for a whole host."""
     PROTECTION = "guard"
-    """Protections, and one of them."""
+    """The list of protections, and the screen of a single protection."""
     SNAPSHOTS = "snapshots"
     POLICIES = "policies"
     DOCTOR = "doctor"
@@ -39,20 +39,20 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """All that is known, as it came last."""
+    """The newest data from all sources."""
 
     fleet: FleetNow = field(default_factory=lambda: FleetNow(at=0.0))
     jobs: Sequence[JobView] = ()
-    """Active ones first."""
+    """Active jobs first."""
     protections: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """By job; see app.protection.job_status."""
+    """The status of each protection, by job ID; see app.protection.job_status."""
     snapshots: Sequence[SnapshotNow] = ()
     policies: Sequence[str] = ()
-    """Their names."""
+    """The names of all policies."""
     trouble: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What cannot be asked, and why."""
+    """The error of each source that cannot be queried, by the source's name."""
     read_only: bool = False
 
     @property
@@ -61,7 +61,7 @@ class Model:
 
     @property
     def copies(self) -> Sequence[Copies]:
-        """Guests that have two copies."""
+        """The guests of which two copies exist."""
         return merged(self.fleet.copies, of_protections(self.protections.values()))
 
     def host(self, name: str | None) -> HostNow | None:
@@ -70,20 +70,20 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What is selected now."""
+    """The current selection."""
 
     where: Where
     model: Model
     guests: tuple[GuestNow, ...] = ()
-    """The marked ones, else the one under the cursor."""
+    """The marked guests; without marks the guest under the cursor."""
     host: HostNow | None = None
     job: JobView | None = None
     done: float | None = None
-    """Of that job, as seen last; 0 to 1."""
+    """Progress in the job's last sample, 0 to 1."""
     remaining: int | None = None
-    """Bytes that it has still to send."""
+    """Bytes that the job has still to send."""
     entry: Mapping[str, Any] | None = None
-    """A protection."""
+    """The status of the selected protection; see app.protection.job_status."""
     snapshots: tuple[SnapshotNow, ...] = ()
     policy: str | None = None
 
@@ -92,7 +92,7 @@ class Scene:
         return self.guests[0] if self.guests else None
 
     def open_hosts(self) -> Sequence[HostNow]:
-        """Hosts that may take what is selected, the one with most free memory first."""
+        """Return possible target hosts for the selected guests, most free memory first."""
         here = {one.host for one in self.guests}
         found = [
             one for one in self.model.fleet.hosts
@@ -101,12 +101,12 @@ class Scene:
         return sorted(found, key=lambda one: (-one.free, one.name))
 
     def called(self, guest: GuestNow) -> str:
-        """What a command is to call it: its name, if that is one and no other guest has it."""
+        """Return a guest's name for commands, or its UUID if the name is ambiguous or unusual."""
         same = {one.uuid for one in self.model.fleet.guests if one.name == guest.name}
         return guest.name if _PLAIN.fullmatch(guest.name) and len(same) == 1 else guest.uuid
 
     def busy(self, guest: GuestNow) -> JobView | None:
-        """The job that has it in hand; protections are none."""
+        """Return the active job of a guest, other than its protection; None if there is none."""
         return next(
             (
                 one for one in self.model.active
@@ -126,66 +126,66 @@ class Scene:
 
 
 def is_move(view: JobView | None) -> bool:
-    """Whether it is a migration of one guest."""
+    """Return whether a job is the migration of a single guest."""
     return view is not None and view.operation.kind == _MIGRATE
 
 
 def is_whole(view: JobView | None) -> bool:
-    """Whether it is about a host and all its guests."""
+    """Return whether a job is for a host and all its guests."""
     return view is not None and view.operation.kind in WHOLE_HOST
 
 
 Words = tuple[str, ...]
 """A command, without "vmckpt"."""
 Answers = Mapping[str, str]
-"""What was filled in, by the field's name; what was left out is missing."""
+"""The values of filled fields, by field name. Empty fields are absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """Something to be filled in."""
+    """A field of an action's dialog."""
 
     name: str
     label: str
     choices: tuple[tuple[str, str], ...] | None = None
-    """What is shown and what it means; None: free text."""
+    """Pairs of label and value to choose from; None: free text."""
     value: str = ""
-    """To begin with."""
+    """The initial value."""
     needed: bool = True
     hint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One thing to do."""
+    """An entry in the table of actions."""
 
     name: str
     key: str
     label: str
-    """In the footer."""
+    """Text in the footer."""
     help: str
     where: tuple[Where, ...]
     fits: Callable[[Scene], str | None]
-    """Why it cannot be done now; None: it can."""
+    """Returns why the action is not available now; None if it is."""
     run: Callable[[Scene, Answers], tuple[Words, ...]] | None = None
-    """What is done: commands one after the other. None: it only looks."""
+    """Returns the commands to run one after the other. None: the action changes nothing."""
     look: Callable[[Scene, Answers], Words | None] = lambda _scene, _answers: None
-    """What shows beforehand what would come of it."""
+    """Returns the command that previews the result."""
     fields: Callable[[Scene], tuple[Field, ...]] = lambda _scene: ()
     costs: Callable[[Scene, Answers], str | None] = lambda _scene, _answers: None
-    """What is lost or at stake, in numbers. Then it is asked, and the answer is no by itself."""
+    """Returns what is lost or at risk, in numbers. If there is a cost, the default answer is no."""
     shown: bool = True
-    """Whether it has a place in the footer."""
+    """Whether the footer shows the action."""
     of_host: bool = False
-    """It is about a host and not about guests."""
+    """Whether the action applies to a host instead of guests."""
     of_store: bool = False
-    """It is about a store and not about single snapshots."""
+    """Whether the action applies to a store instead of single snapshots."""
     local: bool = False
-    """The dashboard does it itself; there is no command."""
+    """Whether the dashboard performs the action itself, without a command."""
 
 
 def missing(action: Action, scene: Scene, answers: Answers) -> str | None:
-    """What is still to be filled in."""
+    """Return a prompt for the first required field that is empty; None if all are filled."""
     for one in action.fields(scene):
         if one.needed and not answers.get(one.name):
             return f"{one.label}?"
@@ -193,16 +193,16 @@ def missing(action: Action, scene: Scene, answers: Answers) -> str | None:
 
 
 def why_not(action: Action, scene: Scene) -> str | None:
-    """Why an action cannot be done now; None: it can."""
+    """Return why an action is not available now; None if it is."""
     if scene.where not in action.where:
-        return "not here"
+        return "not available here"
     if action.run is not None and scene.model.read_only:
-        return "only looking is allowed"
+        return "the dashboard is read-only"
     return action.fits(scene)
 
 
 def about(action: Action, scene: Scene) -> str:
-    """What it would be done to, in a few words."""
+    """Return a short description of the objects that an action would apply to."""
     if action.of_host:
         return "" if scene.host is None else scene.host.name
     if action.of_store and scene.snapshots:
@@ -217,12 +217,12 @@ def about(action: Action, scene: Scene) -> str:
 
 
 def of(table: Sequence[Action], where: Where) -> Sequence[Action]:
-    """Those of one part."""
+    """Return the actions of one part of the dashboard."""
     return [one for one in table if where in one.where]
 
 
 def line(words: Words) -> str:
-    """As it is typed."""
+    """Return the command line of a command, quoted for a shell."""
     return " ".join(("vmckpt", *(_quoted(word) for word in words)))
 
 
@@ -233,19 +233,19 @@ def _quoted(word: str) -> str:
 
 
 def option(name: str, answers: Answers, key: str) -> Words:
-    """An option with what was filled in, or nothing."""
+    """Return an option with the value of the field `key`; empty if the field is empty."""
     value = answers.get(key)
     return (name, value) if value else ()
 
 
 def target(scene: Scene, label: str = "to host") -> Field:
-    """To which host; the freest one, unless somebody says otherwise."""
+    """Return a field for the target host. The default is the host with most free memory."""
     open_ = scene.open_hosts()
     choices = tuple((host_in_words(one), one.name) for one in open_)
     return Field(name="to", label=label, choices=choices, value=open_[0].name if open_ else "")
 
 
 def policy(scene: Scene, own: str = "each guest's own") -> Field:
-    """By which policy."""
+    """Return a field for the policy. `own`: the label of the default."""
     choices = ((own, ""), *((name, name) for name in scene.model.policies))
     return Field(name="policy", label="policy", choices=choices, needed=False)

@@ -1,4 +1,4 @@
-"""The dashboard: parts, polls, and what keys do."""
+"""The dashboard application: its parts, its polling and its key bindings."""
 
 import asyncio
 import json
@@ -39,13 +39,13 @@ from vmckpt_tui.widgets.data_grid import Grid
 
 T = TypeVar("T")
 _ENDED = 200
-"""Jobs of the past that are listed."""
+"""Maximum number of ended jobs in the list."""
 _PARTS = ("Fleet", "Jobs", "Replicas", "Snapshots", "Policies", "Doctor", "Output")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often it is asked, in seconds; what is slow to answer is asked less often."""
+    """Polling intervals of the sources, in seconds. Sources that answer slowly are polled less."""
 
     jobs: float = 0.5
     past: float = 5.0
@@ -53,32 +53,32 @@ class Pace:
     guard: float = 2.0
     snapshots: float = 60.0
     share: float = 0.1
-    """Of the time that may be spent with asking for any one of them."""
+    """Maximum share of the time that may be spent on polling one source."""
     longest: float = 10.0
-    """No longer pause for that: what is slow may be a host that has just died, and that matters."""
+    """Limit of the pause that `share` causes: a source may be slow because a host has just died."""
 
     def pause(self, every: float, took: float) -> float:
-        """Before it is asked again."""
+        """Return the pause before the next poll, in seconds. `took`: duration of the last poll."""
         return max(every, min(took / self.share, self.longest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a dashboard shows, and what it may do."""
+    """Configuration of a dashboard."""
 
     source: Source
     commands: Commands
     policies: Sequence[Policy] = ()
     wrong_policies: str | None = None
-    """What is wrong with their files: no guest moves before that is mended."""
+    """Errors in policy files. No guest can be migrated until they are fixed."""
     read_only: bool = False
     here: str = ""
-    """What the journal calls this machine."""
+    """Name of this machine in the journal."""
     pace: Pace = Pace()
 
 
 class Dashboard(App[None]):
-    """See the module."""
+    """The application: polls the source and shows the data in its parts and screens."""
 
     TITLE = "vmckpt"
     ENABLE_COMMAND_PALETTE = True
@@ -112,7 +112,7 @@ class Dashboard(App[None]):
         )  # fmt: skip
         self.runs = Runs(setting.commands)
         self._opens: set[int] = set()
-        """Processes whose job is to be shown once it is there."""
+        """IDs of processes whose jobs are opened once they are in the journal."""
         self._footer: tuple[object, ...] = ()
         self._warned = False
         self._looked_back = -self._setting.pace.past
@@ -169,7 +169,7 @@ class Dashboard(App[None]):
         self.run_worker(loop(), group=name)
 
     async def _jobs(self) -> Sequence[JobView]:
-        """The active ones often, those of the past now and then."""
+        """Return all jobs; ended jobs are read again only once in `Pace.past` or if one ends."""
         now, ask = time.monotonic(), self._setting.source.jobs
         active = [one for one in await ask(0) if one.operation.active]
         self._open_begun(active)
@@ -181,7 +181,7 @@ class Dashboard(App[None]):
         return [*active, *(one for one in self.model.jobs if not one.operation.active)]
 
     def _show(self) -> None:
-        """New data, where it is seen."""
+        """Update the visible widgets from the model."""
         if not self.is_running:
             return
         model = self.model
@@ -204,7 +204,7 @@ class Dashboard(App[None]):
             self._keys_again()
 
     def _keys_again(self) -> None:
-        """The footer shows what can be done now; it is only drawn again if that has changed."""
+        """Redraw the footer if the available actions have changed."""
         scene = self.scene()
         able = () if scene is None else tuple(
             actions.why_not(one, scene) is None for one in actions.of(TABLE,
@@ -216,7 +216,7 @@ class Dashboard(App[None]):
 
     @property
     def pane(self) -> Pane | OutputPane:
-        """The part that is shown."""
+        """The visible part."""
         switcher = self.screen_stack[0].query_one(ContentSwitcher)
         shown = switcher.visible_content
         assert isinstance(shown, Pane | OutputPane)
@@ -227,7 +227,7 @@ class Dashboard(App[None]):
         return self.pane.name_of
 
     def scene(self) -> Scene | None:
-        """What an action would be about now."""
+        """Return the selection that an action would apply to; None if there is none."""
         screen = next(
             (one for one in reversed(self.screen_stack) if not isinstance(one, CommandPalette)),
             self.screen,
@@ -239,7 +239,7 @@ class Dashboard(App[None]):
         return replace(pane.scene(), model=self.model)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Only what can be done is offered."""
+        """Return whether a key's action is available now; Textual disables keys that are not."""
         if action == "search":
             return self.screen is self.screen_stack[0] and bool(self.pane.query(Filter))
         if action != "do":
@@ -268,12 +268,12 @@ class Dashboard(App[None]):
             pane.search()
 
     async def action_quit(self) -> None:
-        """Leave; whoever would be left behind by that is told first."""
+        """Quit. If commands are still queued, warn first and quit on the second request."""
         waiting = self.runs.waiting
         if waiting and not self._warned:
             self._warned = True
             self.notify(
-                f"{waiting} commands wait for their turn and would never begin; q again leaves",
+                f"{waiting} queued commands would never start; press q again to quit",
                 severity="warning",
             )
             return
@@ -283,7 +283,7 @@ class Dashboard(App[None]):
         self.push_screen(Help(self.scene()))
 
     def on_grid_moved(self, _: Grid.Moved) -> None:
-        # Messages still arrive while it closes, when no screen is left.
+        # Messages still arrive while the application closes, when no screen is left.
         if self.is_running:
             self._keys_again()
 
@@ -294,9 +294,9 @@ class Dashboard(App[None]):
             self._open(self.scene())
 
     def action_do(self, name: str) -> None:
-        """An action of the table, by its name."""
+        """Start an action of the table: open its dialog, or perform it if it is local."""
         action, scene = BY_NAME[name], self.scene()
-        why = "not here" if scene is None else actions.why_not(action, scene)
+        why = "not available here" if scene is None else actions.why_not(action, scene)
         if scene is None or why is not None:
             self.notify(why or "", severity="warning")
             return
@@ -319,7 +319,7 @@ class Dashboard(App[None]):
             self._open(scene)
 
     def _open(self, scene: Scene | None) -> None:
-        """The screen of what is selected."""
+        """Open the screen of the selected protection or job."""
         source = self._setting.source
         if scene is not None and scene.entry is not None:
             self.push_screen(GuardScreen(source, self.model, str(scene.entry["job"])))
@@ -327,7 +327,7 @@ class Dashboard(App[None]):
             self._open_job(scene.job)
 
     def _open_job(self, view: JobView) -> None:
-        """Its screen, or for what nobody watches, what the journal has of it."""
+        """Open the screen of a job. Kinds of jobs without a screen show their journal record."""
         source, one = self._setting.source, view.operation
         if one.id in self.model.protections:
             self.push_screen(GuardScreen(source, self.model, one.id))
@@ -348,16 +348,16 @@ class Dashboard(App[None]):
             self.notify(str(exc), severity="error", markup=False)
             return
         self.copy_to_clipboard(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
-        self.notify(f"{scene.job.operation.id} is copied as JSON")
+        self.notify(f"{scene.job.operation.id} was copied as JSON")
 
     def _begin(self, words: tuple[Words, ...]) -> None:
         try:
             run = self.runs.begin(words)
         except OSError as exc:
-            self.notify(f"it cannot be begun: {exc}", severity="error")
+            self.notify(f"cannot start the command: {exc}", severity="error")
             return
         self._opens.update(run.pids)
-        self.notify(f"{run.title}", title="begun", markup=False)
+        self.notify(f"{run.title}", title="started", markup=False)
         self._look_at_runs()
 
     def _look_at_runs(self) -> None:
@@ -379,7 +379,7 @@ class Dashboard(App[None]):
         self._show()
 
     def _open_begun(self, jobs: Sequence[JobView]) -> None:
-        """Whoever ordered a job wants to see it, if nothing else was opened meanwhile."""
+        """Open the screen of a job that was started here, unless another screen is open by now."""
         for one in jobs:
             by, part = one.operation.controller, "part_of" in one.operation.detail
             mine = by.pid in self._opens and by.host == self._setting.here
@@ -390,7 +390,7 @@ class Dashboard(App[None]):
 
 
 def run(setting: Setting) -> None:
-    """Show it until somebody leaves it."""
-    # The terminal's own words must not be drawn over: libvirt's are told by errors.
+    """Run the dashboard until the user quits."""
+    # Warnings on stderr would garble the screen; libvirt's problems are reported as errors.
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     Dashboard(setting).run()

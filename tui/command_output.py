@@ -1,4 +1,4 @@
-"""Commands that were started from the dashboard, and what they print."""
+"""Commands that were started from the dashboard, and their output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from vmckpt_tui.widgets.data_grid import Grid
 
 @dataclass(slots=True)
 class Run:
-    """Some commands, one after the other; the first that fails ends it."""
+    """A sequence of commands. The first command that fails ends it."""
 
     number: int
     words: tuple[Words, ...]
@@ -39,12 +39,12 @@ class Run:
 
     @property
     def code(self) -> int | None:
-        """The last one's exit code, once it is over."""
+        """Exit code of the last command; None while the sequence is running."""
         return self.said[-1].code if self.over else None
 
     @property
     def text(self) -> str:
-        """All that was said, each command above what it said."""
+        """The output of all commands, each below its command line."""
         told = []
         for words, said in zip(self.words, self.said, strict=False):
             end = "" if said.code is None else f"\n[exit code {said.code}]"
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def last_line(self) -> str:
-        """For a short word on how it ended."""
+        """The last error line of the output, or its last line; a summary for the notification."""
         lines = [one for one in self.said[-1].text.splitlines() if one.strip()]
         errors = [one for one in lines if one.startswith("error:")]
         return (errors or lines or [""])[-1].strip()
@@ -64,7 +64,7 @@ class Run:
 
 
 class Runs:
-    """All that were begun."""
+    """All sequences of commands that were started from the dashboard."""
 
     def __init__(self, commands: Commands, width: int = 100) -> None:
         self._commands, self._width = commands, width
@@ -76,11 +76,11 @@ class Runs:
 
     @property
     def waiting(self) -> int:
-        """Commands whose turn has not come: without us it never does."""
+        """Number of queued commands. They never start once this process has ended."""
         return sum(len(one.words) - len(one.begun) for one in self.active)
 
     def begin(self, words: tuple[Words, ...]) -> Run:
-        """Start the first of them. Raises OSError."""
+        """Start the first of the commands. Raises OSError."""
         run = Run(number=len(self.all) + 1, words=words)
         self._next(run)
         self.all.append(run)
@@ -92,7 +92,7 @@ class Runs:
         run.said.append(Said(text="", code=None))
 
     def look(self) -> Sequence[Run]:
-        """Read on, and begin what is next; those that have come to their end since."""
+        """Read new output and start the next commands. Returns the sequences that have ended."""
         ended = []
         for run in self.active:
             run.said[-1] = run.begun[-1].said()
@@ -102,19 +102,19 @@ class Runs:
                 try:
                     self._next(run)
                 except OSError as exc:
-                    run.said.append(Said(text=f"error: it cannot be begun: {exc}", code=1))
+                    run.said.append(Said(text=f"error: cannot start the command: {exc}", code=1))
                     ended.append(run)
         return ended
 
 
 _LINES = 1000
-"""The last ones are shown: to draw all of them anew takes a while."""
+"""Maximum number of output lines shown, as redrawing all lines would be slow."""
 
 
 def _columns() -> Sequence[Column[Run]]:
     def state(run: Run) -> Cell:
         if not run.over:
-            return "▶ runs", "bold"
+            return "▶ running", "bold"
         return ("✓ done", "good") if run.code == 0 else (f"✗ exit {run.code}", "bad")
 
     return (
@@ -124,7 +124,7 @@ def _columns() -> Sequence[Column[Run]]:
 
 
 class OutputPane(Vertical):
-    """The commands, and what the chosen one says."""
+    """The list of commands, and the output of the selected one."""
 
     name_of: ClassVar[str] = "Output"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("i", "interrupt", "Interrupt")]
@@ -140,7 +140,7 @@ class OutputPane(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Grid(_columns(), lambda one: str(one.number),
-                   empty="nothing was begun from here yet")  # fmt: skip
+                   empty="no command was started from here yet")  # fmt: skip
         with VerticalScroll():
             yield Static("", markup=False)
 
@@ -148,7 +148,7 @@ class OutputPane(Vertical):
         return self.query_one(Grid)
 
     def fill(self) -> None:
-        """New output; the last lines are in sight unless somebody reads further up."""
+        """Show new output. Scrolls to the end unless the user has scrolled up."""
         grid: Grid[Run] = self.query_one(Grid)
         grid.show(self._runs.all[::-1])
         grid.styles.height = min(len(self._runs.all) + 1, 8)
@@ -170,7 +170,7 @@ class OutputPane(Vertical):
         self._read()
 
     def action_interrupt(self) -> None:
-        """As Ctrl-C does: what is under way is left clean, and says so."""
+        """Interrupt the selected command, as Ctrl-C does; it cleans up and reports it."""
         run: Run | None = self.query_one(Grid).current
         if run is not None and not run.over:
             run.begun[-1].stop()

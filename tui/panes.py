@@ -1,4 +1,4 @@
-"""The parts of the dashboard that are lists."""
+"""The parts of the dashboard that show lists."""
 
 import asyncio
 import json
@@ -27,11 +27,11 @@ from vmckpt_tui.widgets.basic import Filter, TextLine
 from vmckpt_tui.widgets.data_grid import Grid
 
 _AT_ONCE = 50
-"""Guests that a policy is found for before keys are looked at again."""
+"""Number of guests whose policies are determined before key presses are handled again."""
 
 
 def bindings(where: Where) -> list[BindingType]:
-    """The keys of one part, from the table."""
+    """Return the key bindings of one part, from the table of actions."""
     return [
         Binding(one.key, f"app.do('{one.name}')", one.label, show=one.shown)
         for one in of(TABLE, where)
@@ -39,7 +39,7 @@ def bindings(where: Where) -> list[BindingType]:
 
 
 class Pane(Vertical):
-    """One part. What it shows comes by `show`; what is selected goes by `scene`."""
+    """A part of the dashboard. `show` sets its data; `scene` returns its selection."""
 
     name_of: ClassVar[str]
     where: ClassVar[Where]
@@ -49,22 +49,22 @@ class Pane(Vertical):
         self.model = Model()
 
     def show(self, model: Model) -> None:
-        """New data."""
+        """Set new data and display it."""
         self.model = model
         self.fill()
 
     def fill(self) -> None:
-        """Put what is known into what is seen."""
+        """Update the widgets from the model."""
 
     def scene(self) -> Scene:
         return Scene(where=self.where, model=self.model)
 
     def main(self) -> Widget:
-        """What the keys go to."""
+        """Return the widget that gets the focus."""
         return self.query_one(Grid)
 
     def search(self) -> None:
-        """Type what to look for, if there is a filter."""
+        """Open the filter, if the part has one."""
         for one in self.query(Filter):
             one.open()
 
@@ -80,7 +80,7 @@ class Pane(Vertical):
 
 
 class FleetPane(Pane):
-    """Hosts and guests."""
+    """The lists of hosts and guests."""
 
     name_of = "Fleet"
     where = Where.FLEET
@@ -103,11 +103,11 @@ class FleetPane(Pane):
     def compose(self) -> ComposeResult:
         hosts: Sequence[Column[HostNow]] = view.host_columns(lambda: self._index)
         guests: Sequence[Column[GuestNow]] = view.guest_columns(lambda: self._index)
-        yield Grid(hosts, lambda one: one.name, id="hosts", sort=0, empty="no host is known yet")
+        yield Grid(hosts, lambda one: one.name, id="hosts", sort=0, empty="no hosts yet")
         yield TextLine(id="of")
         yield Filter(placeholder="name, host, state or label", id="filter")
         yield Grid(guests, lambda one: f"{one.uuid} {one.host}", id="guests", sort=0, marks=True,
-                   empty="looking …")  # fmt: skip
+                   empty="loading …")  # fmt: skip
 
     @property
     def hosts(self) -> "Grid[HostNow]":
@@ -121,7 +121,7 @@ class FleetPane(Pane):
         return self.guests
 
     def show(self, model: Model) -> None:
-        """20,000 guests are only sorted again if they are other ones."""
+        """Display new data. 20,000 guests are sorted again only if hosts or guests changed."""
         known, self.model = self.model.fleet, model
         fleet = model.fleet
         if not known.at or known.hosts is not fleet.hosts or known.guests is not fleet.guests:
@@ -139,8 +139,8 @@ class FleetPane(Pane):
         found = self._finder.matching(fleet.guests, self.typed())
         if self._host is not None:
             found = [one for one in found if one.host == self._host]
-        empty = "no guest has these words" if self.typed() else "no guests"
-        self.guests.show(found, empty=empty if fleet.at else "looking …")
+        empty = "no guest matches" if self.typed() else "no guests"
+        self.guests.show(found, empty=empty if fleet.at else "loading …")
         self._tell(fleet, len(found))
 
     def on_resize(self) -> None:
@@ -160,7 +160,7 @@ class FleetPane(Pane):
         if self.hosts.has_focus:
             return Scene(where=self.where, model=self.model, host=host)
         guests = self.guests.selected
-        if self.guests.current is not None:  # wherever those are that are marked
+        if self.guests.current is not None:  # marked guests may be on other hosts
             host = self.model.host(self.guests.current.host)
         return Scene(where=self.where, model=self.model, guests=guests, host=host)
 
@@ -177,7 +177,7 @@ class FleetPane(Pane):
         (self.guests if self.hosts.has_focus else self.hosts).focus()
 
     def action_all(self) -> None:
-        """Forget what was chosen."""
+        """Clear the selected host, the marks and the filter."""
         self._host = None
         self.guests.unmark()
         self.query_one(Filter).value = ""
@@ -185,14 +185,14 @@ class FleetPane(Pane):
 
 
 class JobsPane(Pane):
-    """What runs, and the journal of what has run."""
+    """The list of jobs, running and ended."""
 
     name_of = "Jobs"
     where = Where.JOBS
     BINDINGS: ClassVar[list[BindingType]] = bindings(Where.JOBS)
 
     def compose(self) -> ComposeResult:
-        yield Filter(placeholder="guest, host, kind, state or who asked")
+        yield Filter(placeholder="guest, host, kind, state or user")
         columns: Sequence[Column[JobView]] = view.job_columns(time.time)
         yield Grid(columns, lambda one: one.operation.id, empty="no job has run yet")
 
@@ -210,7 +210,7 @@ class JobsPane(Pane):
 
 
 class GuardPane(Pane):
-    """Protections."""
+    """The list of protections."""
 
     name_of = "Replicas"
     where = Where.PROTECTION
@@ -229,7 +229,7 @@ class GuardPane(Pane):
 
 
 class SnapshotsPane(Pane):
-    """The trees of snapshots."""
+    """The snapshots of all stores, as a tree for each guest."""
 
     name_of = "Snapshots"
     where = Where.SNAPSHOTS
@@ -251,7 +251,7 @@ class SnapshotsPane(Pane):
 
 
 class PoliciesPane(Pane):
-    """Policies, and how many guests get each; what they say is shown by commands."""
+    """The list of policies, with the number of guests that each applies to."""
 
     name_of = "Policies"
     where = Where.POLICIES
@@ -264,7 +264,7 @@ class PoliciesPane(Pane):
 
     def compose(self) -> ComposeResult:
         yield Grid(view.policy_columns(), lambda one: one.policy.name, sort=0,
-                   empty="no policy can be read; vmckpt policy list tells why")  # fmt: skip
+                   empty="no policy can be read; run vmckpt policy list")  # fmt: skip
 
     def fill(self) -> None:
         guests = self.model.fleet.guests
@@ -276,7 +276,7 @@ class PoliciesPane(Pane):
         self.run_worker(self._count(guests), exclusive=True)
 
     async def _count(self, guests: Sequence[GuestNow]) -> None:
-        """A few at a time: keys are answered meanwhile."""
+        """Count the guests of each policy, a few at a time, so that keys stay responsive."""
         hosts = {one.name: one for one in self.model.fleet.hosts}
         found: Counter[str] = Counter()
         for at in range(0, len(guests), _AT_ONCE):
@@ -299,7 +299,7 @@ class PoliciesPane(Pane):
 
 
 class DoctorPane(Pane):
-    """What is wrong with hosts, and what mends it."""
+    """The findings of vmckpt doctor, each with its hint."""
 
     name_of = "Doctor"
     where = Where.DOCTOR
@@ -331,13 +331,13 @@ class DoctorPane(Pane):
         try:
             said = await self._commands.ask(["doctor", "--json"], 200)
         except OSError as exc:
-            grid.show((), empty=f"it cannot be asked: {exc}")
+            grid.show((), empty=f"cannot run vmckpt doctor: {exc}")
             return
         found = findings(said.text)
         if found is None:
-            grid.show((), empty=" ".join(said.text.split()) or "doctor says nothing")
+            grid.show((), empty=" ".join(said.text.split()) or "vmckpt doctor printed nothing")
         else:
-            grid.show(found, empty="no host to examine")
+            grid.show(found, empty="no hosts to examine")
 
     def on_grid_moved(self) -> None:
         one: Finding | None = self.query_one(Grid).current
@@ -346,7 +346,7 @@ class DoctorPane(Pane):
 
 
 def findings(text: str) -> Sequence[Finding] | None:
-    """What `vmckpt doctor --json` printed; None if that is no such thing."""
+    """Parse the output of `vmckpt doctor --json`. Returns None if it is invalid."""
     start, end = text.find("["), text.rfind("]")
     try:
         told = json.loads(text[start : end + 1])

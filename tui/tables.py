@@ -28,18 +28,18 @@ TONES = ("good", "warn", "bad", "dim", "bold")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[T]):
-    """One column."""
+    """A column of a table."""
 
     label: str
     cell: Callable[[T], Cell]
     order: Callable[[T], object] | None = None
-    """What it is sorted by; None: it cannot be."""
+    """Returns the sort key of a row; None: the column cannot be sorted."""
     width: int = 8
     grows: int = 0
-    """Its share of what is left over."""
+    """Share of the remaining width that the column gets."""
     right: bool = False
     from_width: int = 0
-    """It is only there on a screen at least so wide."""
+    """Minimum width of the table at which the column is shown."""
 
 
 _STATES: Mapping[str, Cell] = {
@@ -56,25 +56,25 @@ _BAD = ("failed", "lost", "unknown", "postcopy-paused", "unattended")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """What is known of guests and hosts, to be looked up for each line."""
+    """Facts about guests and hosts that each row looks up."""
 
     now: float
     model: Model
-    """What it was made from."""
+    """The data that the index was made from."""
     jobs: Mapping[str, JobView]
-    """Active ones but protections, by the guest's UUID."""
+    """Active jobs other than protections, by the guest's UUID."""
     standing: Mapping[str, Cell]
-    """Of protected guests, by UUID."""
+    """The state of protections, by the guest's UUID."""
     snapshots: Mapping[str, float]
-    """When the last one was made, by UUID."""
+    """Time of the last intact snapshot, by the guest's UUID."""
     running: Mapping[str, int]
-    """Guests by host."""
+    """Number of active guests, by host."""
     twice: frozenset[str]
-    """Guests that have two copies, by UUID."""
+    """UUIDs of the guests of which two copies exist."""
 
 
 def index(model: Model, now: float, before: Index | None = None) -> Index:
-    """Look once at everything; what is of the same fleet and snapshots `before` knows already."""
+    """Return the index of a model. Parts of `before` are reused if their data is unchanged."""
     if before is None or model.fleet.guests is not before.model.fleet.guests:
         running: Mapping[str, int] = Counter(
             one.host for one in model.fleet.guests if one.state.is_active
@@ -106,7 +106,7 @@ def index(model: Model, now: float, before: Index | None = None) -> Index:
 
 
 def _last(snapshots: Sequence[SnapshotNow]) -> Mapping[str, float]:
-    """When the last good one of each guest was made."""
+    """Return the time of each guest's last intact snapshot."""
     last: dict[str, float] = {}
     for one in snapshots:
         if one.good:
@@ -115,7 +115,7 @@ def _last(snapshots: Sequence[SnapshotNow]) -> Mapping[str, float]:
 
 
 def guarded(entry: Mapping[str, object]) -> Cell:
-    """How a protection stands, in a word or two."""
+    """Return the state of a protection in one or two words."""
     if of_protections([entry]):
         return "✗ 2 copies", "bad"
     seen = status.parse_status(entry)
@@ -128,15 +128,15 @@ def guarded(entry: Mapping[str, object]) -> Cell:
 
 
 class Finder:
-    """Finds guests by words. What is looked through is put together once for each fleet: with
-    20,000 guests that takes longer than to look through it."""
+    """Finds guests by words. The text to search is built once for each list of guests: with 20,000
+    guests, building it takes longer than searching it."""
 
     def __init__(self) -> None:
         self._guests: Sequence[GuestNow] = ()
         self._hays: Sequence[str] = ()
 
     def matching(self, guests: Sequence[GuestNow], text: str) -> Sequence[GuestNow]:
-        """Those that have each of the words somewhere: in name, host, state, UUID or labels."""
+        """Return the guests that have every word in their name, host, state, UUID or labels."""
         words = text.casefold().split()
         if not words:
             return guests
@@ -168,7 +168,7 @@ def _busy(host: HostNow) -> Cell:
 
 
 def host_columns(look: Callable[[], Index]) -> Sequence[Column[HostNow]]:
-    """Of the list of hosts."""
+    """Return the columns of the list of hosts."""
 
     def used(host: HostNow) -> float:
         return 1 - host.free / host.memory if host.memory else 0.0
@@ -204,7 +204,7 @@ def host_columns(look: Callable[[], Index]) -> Sequence[Column[HostNow]]:
 
 
 def guest_columns(look: Callable[[], Index]) -> Sequence[Column[GuestNow]]:
-    """Of the list of guests."""
+    """Return the columns of the list of guests."""
 
     def job(guest: GuestNow) -> Cell:
         found = look().jobs.get(guest.uuid)
@@ -244,7 +244,7 @@ def guest_columns(look: Callable[[], Index]) -> Sequence[Column[GuestNow]]:
 
 
 def job_columns(clock_: Callable[[], float]) -> Sequence[Column[JobView]]:
-    """Of the list of jobs."""
+    """Return the columns of the list of jobs. `clock_`: returns the time now."""
 
     def state(view: JobView) -> Cell:
         doing = view.doing
@@ -280,7 +280,7 @@ def job_columns(clock_: Callable[[], float]) -> Sequence[Column[JobView]]:
 
 
 def jobs_matching(jobs: Sequence[JobView], text: str) -> Sequence[JobView]:
-    """Those that have each of the words in what their line says."""
+    """Return the jobs that have every word in their row."""
     words = text.casefold().split()
 
     def hay(view: JobView) -> str:
@@ -300,7 +300,10 @@ class Leaf:
 
 
 def leaves(snapshots: Sequence[SnapshotNow], text: str = "") -> Sequence[Leaf]:
-    """By store and guest, children below their parents; what lost its parent begins anew."""
+    """Return snapshots sorted by store and guest, each child below its parent.
+
+    A snapshot whose parent is missing is a root. `text`: words that every snapshot must match.
+    """
     words = text.casefold().split()
     chosen = [
         one for one in snapshots
@@ -310,11 +313,11 @@ def leaves(snapshots: Sequence[SnapshotNow], text: str = "") -> Sequence[Leaf]:
     below: dict[tuple[str, str | None], list[SnapshotNow]] = {}
     for one in sorted(chosen, key=lambda one: (one.store, one.guest, one.made_at)):
         made = there.get((one.store, one.parent or ""), math.inf)
-        # Who says that it follows a later one is not believed: nothing would be above both.
+        # A parent that is later than its child is ignored: a cycle would have no root.
         parent = one.parent if (made, one.parent or "") < (one.made_at, one.id) else None
         below.setdefault((one.store, parent), []).append(one)
     found: list[Leaf] = []
-    # A long line of descent would be too deep for calls inside calls.
+    # A long chain would be too deep for recursion.
     waiting = [
         (one, 0) for (_, parent), some in sorted(below.items(), key=lambda x: x[0][0])
         if parent is None for one in some
@@ -323,13 +326,13 @@ def leaves(snapshots: Sequence[SnapshotNow], text: str = "") -> Sequence[Leaf]:
         one, depth = waiting.pop()
         found.append(Leaf(snapshot=one, depth=depth))
         children = below.pop((one.store, one.id), []) if one.id else []
-        # A line without branches stays where it is; only branches go to the right.
+        # A chain without branches keeps its depth; only branches are indented.
         waiting += [(child, depth + (len(children) > 1)) for child in reversed(children)]
     return found
 
 
 def snapshot_columns(clock_: Callable[[], float]) -> Sequence[Column[Leaf]]:
-    """Of the tree of snapshots."""
+    """Return the columns of the tree of snapshots. `clock_`: returns the time now."""
 
     def name(leaf: Leaf) -> Cell:
         one = leaf.snapshot
@@ -377,32 +380,33 @@ _SEVERITIES: Mapping[str, Cell] = {
 
 
 def finding_columns() -> Sequence[Column[Finding]]:
-    """Of what doctor found."""
+    """Return the columns of the list of findings."""
     return (
         Column(label="", width=9, cell=lambda one: _SEVERITIES[one.severity],
                order=lambda one: -list(_SEVERITIES).index(one.severity)),
         Column(label="where", width=10, grows=1, cell=lambda one: (one.where, ""),
                order=lambda one: one.where),
         Column(label="finding", width=20, grows=4, cell=lambda one: (one.text, "")),
-        Column(label="what mends it", width=16, grows=3, from_width=100,
+        Column(label="hint", width=16, grows=3, from_width=100,
                cell=lambda one: (one.hint or "", "dim")),
     )  # fmt: skip
 
 
 UNDECIDED = "(two are equally specific)"
+"""Stands for the policy of a guest that two policies match equally well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """A policy, and the guests that get it."""
+    """A policy, and the number of guests that it applies to."""
 
     policy: Policy
     guests: int | None
-    """None: they are being counted."""
+    """None while the guests are being counted."""
 
 
 def chosen(policies: Sequence[Policy], guest: GuestNow, hosts: Mapping[str, HostNow]) -> str:
-    """The name of the policy that a guest gets."""
+    """Return the name of the policy that applies to a guest, or `UNDECIDED`."""
     host = hosts.get(guest.host)
     subject = Subject(
         guest=guest.name, guest_labels=guest.labels, memory=guest.memory,
@@ -415,7 +419,7 @@ def chosen(policies: Sequence[Policy], guest: GuestNow, hosts: Mapping[str, Host
 
 
 def policy_columns() -> Sequence[Column[Use]]:
-    """Of the list of policies."""
+    """Return the columns of the list of policies."""
     return (
         Column(label="policy", width=16, cell=lambda one: (one.policy.name, ""),
                order=lambda one: one.policy.name),
@@ -429,5 +433,5 @@ def policy_columns() -> Sequence[Column[Use]]:
                cell=lambda one: ("yes" if one.policy.may_switch_early else "no", "")),
         Column(label="file", width=10, grows=1, from_width=120,
                cell=lambda one: ("shipped" if one.policy.shipped else str(one.policy.file), "dim")),
-        Column(label="what for", width=16, grows=3, cell=lambda one: (one.policy.description, "")),
+        Column(label="purpose", width=16, grows=3, cell=lambda one: (one.policy.description, "")),
     )  # fmt: skip

@@ -19,10 +19,10 @@ from vmckpt.app.subprocesses import PROGRAM
 from vmckpt.errors import BadInput
 
 _COOKIE = "vmckpt-token"
-"""And the port: cookies do not tell ports of a host apart."""
+"""Prefix of the cookie's name. The port follows, as cookies apply to all ports of a host."""
 
 
-# textual-serve's page has its script and style in itself, and xterm.js sets styles.
+# textual-serve's page has inline scripts and styles, and xterm.js sets styles.
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
@@ -33,18 +33,18 @@ _HEADERS = {
     "X-Frame-Options": "DENY", "Cache-Control": "no-store",
 }  # fmt: skip
 _MOST, _PATIENCE = 64, 5.0
-"""This many connections may be open without the token, each for this many seconds."""
+"""Maximum number of connections without the token, and their maximum age in seconds."""
 _BACKLOG = 100
-"""asyncio accepts this many at once, beside those that are open."""
+"""Maximum number of pending connections, which asyncio accepts in one step."""
 _SHUTDOWN = 1.0
 _ELSEWHERE = re.compile(r"<link[^>]*\bhref=[\"']https?://[^>]*>")
-"""It asks another site for a font."""
+"""The elements of the page that load a font from another site."""
 
 
 class TokenRequired(Server):
-    """Lets in who has the token: first in the address, from then on in a cookie.
+    """A server that requires a token: first in the URL, afterwards in a cookie.
 
-    Whoever may open it may do all that whoever began it may do.
+    A browser with the token has all the rights of the user that started the server.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class TokenRequired(Server):
         super().__init__(command, host=host, port=port, title="vmckpt", public_url=url)
         self.token = secrets.token_urlsafe(24)
         self._say = say
-        # As browsers say it: in small letters, without a port that goes without saying.
+        # Browsers send the origin in lower case and omit a default port.
         self._origin = str(URL(url).origin())
         self._strangers: dict[web.RequestHandler, None] = {}
-        """Connections that have not shown the token, the oldest first."""
+        """Connections that have not presented the token, oldest first."""
 
     def serve(self, debug: bool = False) -> None:
         """Serve until SIGINT or SIGTERM. Raises OSError."""
@@ -83,14 +83,15 @@ class TokenRequired(Server):
             await runner.cleanup()
 
     def _meet(self, connection: web.RequestHandler) -> web.RequestHandler:
-        """Bound how many connections without the token there are, and for how long.
+        """Limit the number of connections without the token, and their age.
 
-        Idle ones would take all of our files, and a browser that has the token gets none. It shows
-        the token at once, so the oldest connection is the one to close.
+        Otherwise idle connections could use up the file descriptors, and a browser with the token
+        could not connect. Such a browser presents the token at once, so the oldest connection is
+        closed first.
         """
         self._strangers[connection] = None
         asyncio.get_running_loop().call_later(_PATIENCE, self._dismiss, connection)
-        # What is being accepted has no transport yet, by which to close it.
+        # A connection that is still being accepted has no transport and cannot be closed yet.
         older = [one for one in self._strangers if one.transport is not None]
         for one in older[: max(0, len(self._strangers) - _MOST)]:
             self._dismiss(one)
@@ -102,11 +103,11 @@ class TokenRequired(Server):
             connection.force_close()
 
     def initialize_logging(self) -> None:
-        """What it logs goes to stderr as everything else does, and only if it is bad."""
+        """Log only errors, to stderr."""
         logging.getLogger("textual-serve").setLevel(logging.ERROR)
 
     async def on_startup(self, app: web.Application) -> None:
-        """Print nothing: `serve` tells where it is, once it listens."""
+        """Print nothing: `serve` prints the URL once it listens."""
 
     async def _make_app(self) -> web.Application:
         app = await super()._make_app()
@@ -115,20 +116,20 @@ class TokenRequired(Server):
         return app
 
     async def _harden(self, _: web.Request, response: web.StreamResponse) -> None:
-        """Let no other page show this one, and this one load nothing from elsewhere."""
+        """Forbid that other pages embed this page, and that it loads anything from other sites."""
         socket = self._origin.replace("http", "ws", 1)
         response.headers.update(_HEADERS)
         response.headers["Content-Security-Policy"] = f"{_POLICY}; connect-src 'self' {socket}"
 
     @web.middleware
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse who has no token, and pages of others that use a browser which has it."""
+        """Refuse requests without the token, and cross-site requests of browsers that have it."""
         origin = request.headers.get("Origin")
         if origin is not None and origin != self._origin:
-            raise web.HTTPForbidden(text=f"open {self.public_url}, and no other page that shows it")
+            raise web.HTTPForbidden(text=f"cross-site request refused; open {self.public_url}")
         cookie = f"{_COOKIE}-{self.port}"
         if self._fits(request.query.get("token", "")):
-            # Out of the address at once: addresses are written down in many places.
+            # The token leaves the URL at once: histories and logs record URLs.
             answer = web.HTTPSeeOther("/")
             secure = self._origin.startswith("https:")
             answer.set_cookie(cookie, self.token, httponly=True, samesite="Strict", secure=secure)
@@ -139,7 +140,7 @@ class TokenRequired(Server):
             if isinstance(page, web.Response) and page.text and request.path == "/":
                 page.text = _ELSEWHERE.sub("", page.text)
             return page
-        raise web.HTTPForbidden(text="open the address that vmckpt dashboard --serve has printed")
+        raise web.HTTPForbidden(text="open the URL that vmckpt dashboard --serve has printed")
 
     def _fits(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
@@ -148,17 +149,18 @@ class TokenRequired(Server):
 def serve(
     words: Sequence[str], *, host: str, port: int, url: str | None, say: Callable[[str], None]
 ) -> None:
-    """Until Ctrl-C. `words`: the command for each browser.
+    """Serve the dashboard to browsers until Ctrl-C. `words`: the command to run for each browser.
 
-    Raises BadInput: `url` is none for a browser; OSError: the port is taken.
+    Raises BadInput if browsers cannot open `url` or `host`, and OSError if the port is in use.
     """
     if url is not None and not re.fullmatch(r"https?://[^/\s]+/?", url):
         raise BadInput(
-            f"{url!r} is no address without a path", hint="write --url https://ops.example"
+            f"{url!r} is not a URL without a path", hint="write --url https://ops.example"
         )
     if url is None and host in ("0.0.0.0", "::"):
         raise BadInput(
-            f"browsers cannot open {host}", hint="add --url, how they see it: http://ops1:8010"
+            f"browsers cannot open {host}",
+            hint="add --url with the URL for browsers, like http://ops1:8010",
         )
     command = shlex.join([*PROGRAM, *words])
     place = f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""How things are put into words and small pictures, wherever they are shown. Pure."""
+"""Short texts and bars that several parts of the dashboard show. Pure."""
 
 from vmckpt.model.guest import HostNow
 from vmckpt.units import Seconds, show_bytes, show_seconds
@@ -7,12 +7,12 @@ _EIGHTHS = "·▏▎▍▌▋▊▉█"
 
 
 def host_in_words(host: HostNow) -> str:
-    """For a choice: "beta, 12.0 GiB of 64.0 GiB free"."""
+    """Return a host as a choice, like "beta, 12.0 GiB of 64.0 GiB free"."""
     return f"{host.name}, {show_bytes(host.free)} of {show_bytes(host.memory)} free"
 
 
 def bar(share: float, width: int) -> str:
-    """A bar that is as full as the share; exact to an eighth of a character."""
+    """Return a bar of `width` characters, filled to `share` (0 to 1) in eighths of a character."""
     filled = max(0.0, min(1.0, share)) * width
     whole = int(filled)
     rest = _EIGHTHS[int((filled - whole) * 8)] if whole < width else ""
@@ -20,7 +20,7 @@ def bar(share: float, width: int) -> str:
 
 
 def ago(at: float, now: float) -> str:
-    """How long something is ago, roughly: "3 min", "2 d"."""
+    """Return the approximate time since `at`, like "3 min" or "2 d"."""
     passed = max(0.0, now - at)
     for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if passed >= size:
@@ -29,5 +29,5 @@ def ago(at: float, now: float) -> str:
 
 
 def millis(value: float | None) -> str:
-    """Milliseconds as a time; "–" for nothing."""
+    """Format a time in milliseconds; "–" for None."""
     return "–" if value is None else show_seconds(Seconds(value / 1000))

@@ -1,44 +1,45 @@
-"""Every error this package raises on purpose, with the exit code of the command that meets it.
+"""The errors that this package raises on purpose, and the exit code that each gives a command.
 
-    VmckptError                      1   anything below; never raised itself
-     +-- BadInput                  2   an argument or a file is wrong; nothing was done
-     |    +-- InventoryError       3   hosts.yaml is wrong or cannot be found
-     |    +-- PolicyError          4   a policy is wrong, cannot be found, or two are for a guest
-     |    +-- ReadOnly             5   only looking is allowed
-     +-- HypervisorError          10   libvirt or QEMU said no
-     |    +-- QemuUnclear         10   not sure which process is a guest's QEMU; none was touched
+    VmckptError                      1   base of the errors below; never raised itself
+     +-- BadInput                  2   an argument or a file is invalid; nothing was changed
+     |    +-- InventoryError       3   hosts.yaml is invalid or cannot be found
+     |    +-- PolicyError          4   a policy is invalid or missing, or two match a guest equally
+     |    +-- ReadOnly             5   read-only mode forbids the change
+     +-- HypervisorError          10   libvirt or QEMU returned an error
+     |    +-- QemuUnclear         10   a guest's QEMU process is ambiguous; none was touched
      |    +-- HostUnreachable     11   no connection to the host's libvirt
-     |    +-- OutcomeUnknown      13   a call that changes something may or may not have happened
-     |    +-- PeerLoginFailed     15   the source's libvirtd cannot log in at the target's
+     |    +-- OutcomeUnknown      13   it is unknown whether a call took effect
+     |    +-- PeerLoginFailed     15   the source's libvirtd cannot log in to the target's
      +-- RemoteError              12   ssh: no connection, no login, or the command failed
      |    +-- HostKeyRefused      14   the host's ssh key is unknown or has changed
      +-- JournalError             16   the journal cannot be opened, read or written
-     +-- OrphanedJobs             17   no controller runs the job any more, or it does not listen
-     +-- GuestLocked              18   the guest has an operation already
+     +-- OrphanedJobs             17   the job has no live controller, or it does not respond
+     +-- GuestLocked              18   another operation holds a lock on the guest
      +-- LeaseLost                19   another controller has taken over; nothing more was changed
-     +-- MigrationFailed          20   the migration ended; the guest runs on the source
+     +-- MigrationFailed          20   the migration failed; the guest runs on the source
      +-- PostcopyPaused           22   the guest waits on the target for the rest of its memory
-     +-- Blocked                  21   preflight found reasons not to start; nothing was changed
+     +-- Blocked                  21   preflight found blockers; nothing was changed
      +-- GuardRolledBack          23   a guarded command failed; the guest is as it was before
-     +-- HookFailed               24   the guest is back, but what was to follow outside failed
+     +-- HookFailed               24   the guest is restored, but a command after it failed
      +-- FencingFailed            25   a host may be on; its guest was not started elsewhere
      +-- GuestsRemaining          26   not all guests of a host could be moved
      +-- TwoCopies                27   two hosts run the guest, or one while another has its lease
      +-- LabError                 30   the lab could not do what was asked
      +-- StoreError               40   a snapshot store cannot be opened, read or written
-     |    +-- StoreDamaged        41   something in it is not what was written
-     |    +-- StoreNewer          42   a newer vmckpt wrote it
-     |    +-- KeyRefused          43   the key is missing, or is not the right one
-     |    +-- StoreFull           44   there is no room left
-     |    +-- NotInStore          45   it has no such object
-     +-- CaptureFailed            50   no checkpoint was made; the guest is as it was
-     |    +-- CannotCapture       51   this way cannot capture this guest; the message says why
-     |    +-- StreamDamaged       52   what QEMU wrote is no whole migration stream
-     +-- TimedOut                  1   another guest of its group could not come as far
+     |    +-- StoreDamaged        41   an object in it differs from what was written, or is missing
+     |    +-- StoreNewer          42   a newer version of vmckpt wrote it
+     |    +-- KeyRefused          43   the key is missing or is the wrong one
+     |    +-- StoreFull           44   no space is left
+     |    +-- NotInStore          45   the object does not exist
+     +-- CaptureFailed            50   no checkpoint was made; the guest is unchanged
+     |    +-- CannotCapture       51   this guest cannot be captured, or not by this method
+     |    +-- StreamDamaged       52   QEMU's migration stream is invalid or incomplete
+     +-- TimedOut                  1   another guest of the group failed to reach the same step
      +-- Cancelled               130   the operator stopped it (Ctrl-C or SIGTERM)
-          +-- Superseded         130   what was prepared is not wanted any more; nothing was changed
+          +-- Superseded         130   a prepared move was dropped; nothing was changed
 
-An error is one line: what, where, and what to do. `hint` is the last part.
+An error message is one line: what is wrong, with the object's name, then what to do. The latter is
+`hint`.
 """
 
 import difflib
@@ -50,7 +51,7 @@ class VmckptError(Exception):
 
     exit_code = 1
     undone: bool = True
-    """False: not all of what was set could be put back; its job stays open for recovery."""
+    """Whether all changes were reverted; if not, the job stays open for recovery."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -62,31 +63,31 @@ class VmckptError(Exception):
 
 
 class BadInput(VmckptError):
-    """An argument or a file is wrong."""
+    """An argument or a file is invalid."""
 
     exit_code = 2
 
 
 class InventoryError(BadInput):
-    """hosts.yaml is wrong or cannot be found."""
+    """hosts.yaml is invalid or cannot be found."""
 
     exit_code = 3
 
 
 class PolicyError(BadInput):
-    """A policy is wrong or cannot be found, or two of them claim the same guest."""
+    """A policy is invalid or cannot be found, or two policies match a guest equally well."""
 
     exit_code = 4
 
 
 class ReadOnly(BadInput):
-    """Only looking is allowed."""
+    """Read-only mode forbids the change."""
 
     exit_code = 5
 
 
 class HypervisorError(VmckptError):
-    """libvirt or QEMU said no."""
+    """libvirt or QEMU returned an error."""
 
     exit_code = 10
 
@@ -96,11 +97,11 @@ class HypervisorError(VmckptError):
         super().__init__(message, hint=hint)
         self.host = host
         self.code = code
-        """libvirt's VIR_ERR_* number; None when the error is our own."""
+        """libvirt's VIR_ERR_* number; None if the error is vmckpt's own."""
 
 
 class QemuUnclear(HypervisorError):
-    """Which process is a guest's QEMU cannot be told for sure, so none is touched."""
+    """The QEMU process of a guest cannot be identified with certainty; no process was touched."""
 
 
 class HostUnreachable(HypervisorError):
@@ -110,13 +111,13 @@ class HostUnreachable(HypervisorError):
 
 
 class OutcomeUnknown(HypervisorError):
-    """A call that changes something may or may not have happened: look at both hosts first."""
+    """It is unknown whether a call took effect; examine both hosts before acting."""
 
     exit_code = 13
 
 
 class PeerLoginFailed(HypervisorError):
-    """The source's libvirtd could not log in at the target's; nothing has happened."""
+    """The source's libvirtd could not log in to the target's; nothing was changed."""
 
     exit_code = 15
 
@@ -126,7 +127,7 @@ class RemoteError(VmckptError):
 
     exit_code = 12
     silent: bool = False
-    """The host has not answered in any way; what answers with a refusal is not dead."""
+    """Whether the host sent no answer at all. A host that refuses the connection is not silent."""
 
 
 class HostKeyRefused(RemoteError):
@@ -142,13 +143,13 @@ class JournalError(VmckptError):
 
 
 class OrphanedJobs(VmckptError):
-    """No controller runs the job any more, or it does not listen; nothing was done."""
+    """The job has no live controller, or the controller does not respond; nothing was changed."""
 
     exit_code = 17
 
 
 class GuestLocked(VmckptError):
-    """The guest has an operation already."""
+    """Another operation holds a lock on the guest."""
 
     exit_code = 18
 
@@ -160,49 +161,49 @@ class LeaseLost(VmckptError):
 
 
 class MigrationFailed(VmckptError):
-    """The migration ended and the guest runs on the source."""
+    """The migration failed and the guest runs on the source."""
 
     exit_code = 20
 
 
 class PostcopyPaused(VmckptError):
-    """A post-copy broke and was not mended; both parts of the guest are kept."""
+    """A post-copy migration broke and was not recovered; both parts of the guest are kept."""
 
     exit_code = 22
 
 
 class Blocked(VmckptError):
-    """Preflight found reasons not to start."""
+    """Preflight found blockers; nothing was changed."""
 
     exit_code = 21
 
 
 class GuardRolledBack(VmckptError):
-    """A guarded command, or the check after it, failed; the guest is as it was before."""
+    """A guarded command or its check failed; the guest was restored to its checkpoint."""
 
     exit_code = 23
 
 
 class HookFailed(VmckptError):
-    """The guest is back; what had to be compensated outside failed."""
+    """A command that follows a restore or runs during rolling maintenance failed."""
 
     exit_code = 24
 
 
 class FencingFailed(VmckptError):
-    """A host is not known to be off, and nothing was started in its place."""
+    """A host could not be confirmed to be off, so its guest was not started elsewhere."""
 
     exit_code = 25
 
 
 class GuestsRemaining(VmckptError):
-    """A host was not emptied, or not filled again; what was moved is moved."""
+    """Some guests were not moved off a host, or not back to it. Completed moves stay."""
 
     exit_code = 26
 
 
 class TwoCopies(VmckptError):
-    """A guest runs on two hosts, or on one while another holds its lease."""
+    """A guest runs on two hosts, or on one host while another holds its lease."""
 
     exit_code = 27
 
@@ -220,25 +221,25 @@ class StoreError(VmckptError):
 
 
 class StoreDamaged(StoreError):
-    """Something in the store is not what was written; the message names it."""
+    """An object in the store differs from what was written, or is missing."""
 
     exit_code = 41
 
 
 class StoreNewer(StoreError):
-    """A newer vmckpt wrote it."""
+    """A newer version of vmckpt wrote the store or the object."""
 
     exit_code = 42
 
 
 class KeyRefused(StoreError):
-    """The key is missing, or is not the right one."""
+    """The key is missing or is the wrong one."""
 
     exit_code = 43
 
 
 class StoreFull(StoreError):
-    """There is no room left."""
+    """The store has no space left."""
 
     exit_code = 44
 
@@ -250,43 +251,46 @@ class NotInStore(StoreError):
 
 
 class CaptureFailed(VmckptError):
-    """No checkpoint was made; the guest is as it was."""
+    """No checkpoint was made; the guest is unchanged."""
 
     exit_code = 50
 
 
 class CannotCapture(CaptureFailed):
-    """This way cannot capture this guest."""
+    """The guest cannot be captured now, or not by this method."""
 
     exit_code = 51
 
 
 class StreamDamaged(CaptureFailed):
-    """What QEMU wrote, or what was kept of it, is no whole migration stream."""
+    """A migration stream, as QEMU wrote it or as it was stored, is invalid or incomplete."""
 
     exit_code = 52
 
 
 class TimedOut(VmckptError):
-    """Another guest of its group could not come as far; the message says how it stands with it."""
+    """Another guest of the group failed to reach the same step.
+
+    The message gives the state of the guest that waited.
+    """
 
 
 class Cancelled(VmckptError):
-    """The operator stopped it."""
+    """The operator stopped the operation."""
 
     exit_code = 130
 
 
 class Superseded(Cancelled):
-    """It was made ready, and is not wanted any more; nothing was changed."""
+    """A prepared move was dropped in favour of another one; nothing was changed."""
 
 
 def meant(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The hint for a name that nothing has: those that are nearly it, or what else to do."""
+    """Return a hint for an unknown name: up to three similar ones of `known`, else `otherwise`."""
     close = difflib.get_close_matches(word, [*known], n=3)
     return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 def at_host(host: str, why: str) -> str:
-    """What is wrong there; many errors of hosts begin with its name already."""
+    """Prefix an error with the name of the host, unless it already begins with it."""
     return why if why.startswith(f"{host}: ") else f"{host}: {why}"

@@ -1,4 +1,4 @@
-"""hosts.yaml: which hosts there are and how to reach them.
+"""The inventory, hosts.yaml: the hosts and how to reach them.
 
 hosts:
   alpha:
@@ -9,22 +9,22 @@ hosts:
     labels: {rack: a1}
     storage: [/var/lib/libvirt/images]
     networks: [br0]
-    agent_state: /var/lib/vmckpt/agent    # a folder there, for what snapshots keep between them
-    fence:                                # optional: powers it off before a failover
-      agent: fence_ipmilan                # of ClusterLabs' fence-agents, on this machine; or a path
-      options:                            # the agent's own, as text
+    agent_state: /var/lib/vmckpt/agent    # folder on the host where agents keep state
+    fence:                                # optional: powers the host off before a failover
+      agent: fence_ipmilan                # one of ClusterLabs' fence-agents here, or a path
+      options:                            # the agent's own options, as text
         {ip: 10.9.0.11, username: admin, lanplus: "1", password_file: /etc/vmckpt/alpha.password}
     # or levels, tried in turn; a level succeeds if all of its devices report off:
     # fence: {levels: [[{agent: fence_ipmilan, ...}], [{agent: fence_apc, ...}, {agent: ...}]]}
 stores:                                   # optional: where snapshots are kept
-  near: /srv/vmckpt                       # the first: they land there; a folder that all hosts see
+  near: /srv/vmckpt                       # the first is the default; a folder that all hosts mount
   far: s3://bucket/vmckpt?endpoint=https://s3.example.com
-lease: postgresql://vmckpt@witness/vmckpt # optional: who may run a protected guest; on no host
-observer: /run/observer.sock              # optional: somebody who watches guests from outside
-webhooks:                                 # optional: whom `vmckpt run` tells what to be paged for
+lease: postgresql://vmckpt@pg/vmckpt      # optional: lease store for protections; not on a host
+observer: /run/observer.sock              # optional: socket of a plugin that observes guests
+webhooks:                                 # optional: URLs to which `vmckpt run` sends alerts
   - url: https://alerts.example.com/vmckpt
     secret_file: /etc/vmckpt/webhook.secret
-read_only: false                          # true: for people who may look and not touch
+read_only: false                          # true: forbid all changes
 """
 
 import os
@@ -62,54 +62,58 @@ _URI = re.compile(r"[a-z]+(\+[a-z0-9]+)?://.*")
 
 def _uri(text: str) -> str:
     if _URI.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no libvirt URI, like qemu+ssh://root@alpha/system")
+        raise ValueError(
+            f"{text!r} is not a libvirt URI; write it like qemu+ssh://root@alpha/system"
+        )
     try:
-        _ = urlsplit(text).port  # that of brackets is seen at once, that of a port when asked for
+        _ = urlsplit(text).port  # urlsplit checks brackets immediately, the port only on access
     except ValueError as exc:
-        raise ValueError(f"{text!r} is no libvirt URI: {exc}") from None
+        raise ValueError(f"{text!r} is not a libvirt URI: {exc}") from None
     return text
 
 
 def _store(text: str) -> str:
     if text.startswith("s3://"):
         if not urlsplit(text).netloc:
-            raise ValueError(f"{text!r} names no bucket, like s3://bucket/prefix")
+            raise ValueError(f"{text!r} has no bucket; write it like s3://bucket/prefix")
         return text
     if not text.startswith("/"):
-        raise ValueError(f"{text!r} is neither a whole path nor s3://bucket/prefix")
+        raise ValueError(f"{text!r} is neither an absolute path nor s3://bucket/prefix")
     return text
 
 
 def _lease(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("postgresql", "postgres") or not parts.hostname:
-        # Without the text: it may hold a password.
-        raise ValueError("it is no lease store, like postgresql://user@witness/database")
+        # The error leaves the URL out, as it may contain a password.
+        raise ValueError(
+            "not a PostgreSQL URL; write it like postgresql://user@lease-store/database"
+        )
     return text
 
 
 def _http(text: str) -> str:
-    # What is wrong is said without the URL: it may hold a secret.
+    # The error leaves the URL out, as it may contain a secret.
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
     if not good:
-        raise ValueError("is no URL, like https://alerts.example.com/vmckpt")
+        raise ValueError("not a URL; write it like https://alerts.example.com/vmckpt")
     return text
 
 
 def _name(text: str) -> str:
     if not text.strip() or not text.isprintable():
-        raise ValueError(f"{text!r} is no name for a host; write one line that can be read")
+        raise ValueError(f"{text!r} is not a valid host name; use one line of printable characters")
     return text
 
 
 def _store_name(text: str) -> str:
-    # Hosts name folders after it.
+    # Hosts name folders after the store.
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}", text):
-        raise ValueError(f"{text!r} is no name for a store; use letters, digits, - and _")
+        raise ValueError(f"{text!r} is not a valid store name; use letters, digits, - and _")
     return text
 
 
@@ -117,25 +121,28 @@ def _file(text: str) -> str:
     try:
         return str(Path(text).expanduser()) if text else text
     except RuntimeError:
-        raise ValueError(f"{text!r}: nobody is called so here; write the whole path") from None
+        raise ValueError(f"{text!r}: unknown user; write an absolute path") from None
 
 
 def _password_file(text: str) -> str:
-    path = os.path.expanduser(text)  # noqa: PTH111 – that of Path has the text in its error
+    path = os.path.expanduser(text)  # noqa: PTH111 – Path.expanduser puts the text in its error
     if not path.startswith("/"):
-        raise ValueError("password_file must be a whole path")
+        raise ValueError("password_file must be an absolute path")
     return path
 
 
 def _fence(value: Any) -> Any:
-    """Check a device, or levels of devices. Values in it may be passwords: no error shows one."""
+    """Check a device, or levels of devices. Raises ValueError.
+
+    No error contains a value, as it may be a password.
+    """
     if value is None or _kind_of_fence(value) == "(device)":
         return value if value is None else _fence_device(value)
     levels = value["levels"]
     if not isinstance(levels, list) or not all(isinstance(one, list) for one in levels):
-        raise ValueError("levels must be a list of levels, each one a list of devices")
+        raise ValueError("levels must be a list of levels, each a list of devices")
     if not levels or not all(levels):
-        raise ValueError("each level must have a device; there must be a level")
+        raise ValueError("levels must not be empty, and each level must have a device")
     for number, devices in enumerate(levels, start=1):
         for one in devices:
             try:
@@ -156,15 +163,15 @@ def _fence_device(value: Any) -> Any:
     agent = value.get("agent", "fence_ipmilan")
     if not isinstance(agent, str) or not _AGENT.fullmatch(agent):
         raise ValueError(
-            "agent must be a fence agent's name, like fence_ipmilan, or its whole path"
+            "agent must be the name of a fence agent, like fence_ipmilan, or its absolute path"
         )
     options = value.get("options", {})
     if not isinstance(options, dict):
-        raise ValueError("options must be names with values, like {ip: 10.9.0.11}")
+        raise ValueError("options must be names and values, like {ip: 10.9.0.11}")
     for name, one in options.items():
         fencing.check_option(name, one)
     if {fencing.PASSWORD, fencing.PASSWORD_FILE} <= set(options):
-        raise ValueError("password and password_file exclude each other")
+        raise ValueError("password and password_file are mutually exclusive")
     if fencing.PASSWORD_FILE in options:
         _password_file(options[fencing.PASSWORD_FILE])
     return value
@@ -232,33 +239,33 @@ class _File(_Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """A hosts.yaml that was read and found good."""
+    """A hosts.yaml that was read and validated."""
 
     path: Path
     hosts: Mapping[str, Host]
     observer: Path | None
     stores: Mapping[str, StorePlace] = field(default_factory=lambda: MappingProxyType({}))
-    """Where snapshots are kept; they land in the first."""
+    """Snapshot stores by name. The first is the default."""
     lease: str | None = None
-    """Where leases on protected guests are kept: a PostgreSQL URL; None: nowhere."""
+    """PostgreSQL URL of the lease store; None if there is none."""
     webhooks: tuple[Webhook, ...] = ()
     read_only: bool = False
-    """Only looking is allowed."""
+    """Whether all changes are forbidden."""
 
     def may_act(self) -> None:
-        """Raises ReadOnly if only looking is allowed."""
+        """Raise ReadOnly if changes are forbidden, by the inventory or the environment."""
         may_act()
         if self.read_only:
             raise ReadOnly(
-                f"only looking is allowed, as {self.path} says; nothing was changed",
+                f"{self.path} has read_only: true; nothing was changed",
                 hint="use an inventory without read_only",
             )
 
     def store(self, name: str | None = None) -> StorePlace:
-        """The store of that name, or the first; InventoryError if there is none."""
+        """Return the store of this name, or the first one. Raises InventoryError if missing."""
         if not self.stores:
             raise InventoryError(
-                f"{self.path} names no store for snapshots",
+                f"{self.path} defines no snapshot store",
                 hint="add stores: {near: /srv/vmckpt} to it",
             )
         if name is None:
@@ -270,14 +277,17 @@ class Inventory:
         )
 
     def host(self, name: str) -> Host:
-        """The host of that name; InventoryError with the likely one if there is none."""
+        """Return the host of this name. Raises InventoryError, which suggests a similar name."""
         if name in self.hosts:
             return self.hosts[name]
         raise InventoryError(f"{self.path}: no host {name!r}{config_file.likely(name, self.hosts)}")
 
 
 def find(explicit: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where the inventory is: `--inventory`, VMCKPT_INVENTORY, ./hosts.yaml; None if nowhere."""
+    """Find the inventory: `explicit`, else the file in VMCKPT_INVENTORY, else ./hosts.yaml.
+
+    Returns None if there is none.
+    """
     if explicit is not None:
         return explicit
     if named := environment.get(VARIABLE):
@@ -287,26 +297,26 @@ def find(explicit: Path | None, environment: Mapping[str, str] = os.environ) -> 
 
 
 def looks_only(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether whoever runs this may look and not touch, whatever the inventory says."""
+    """Return whether VMCKPT_READ_ONLY forbids changes."""
     return environment.get(READ_ONLY, "") not in ("", "0", "no", "false")
 
 
 def may_act() -> None:
-    """Raises ReadOnly if whoever runs this may only look."""
+    """Raise ReadOnly if VMCKPT_READ_ONLY forbids changes."""
     if looks_only():
         raise ReadOnly(
-            "only looking is allowed; nothing was changed",
-            hint=f"leave --read-only and {READ_ONLY} away",
+            "read-only mode forbids this command; nothing was changed",
+            hint=f"run it without --read-only and {READ_ONLY}",
         )
 
 
 def load(path: Path) -> Inventory:
-    """Read hosts.yaml. Raises InventoryError that names file, line, key and the likely word."""
+    """Read hosts.yaml. Raises InventoryError with the file, the line, the key and a suggestion."""
     return parse(config_file.read(path, InventoryError, "inventory"), path)
 
 
 def parse(text: str, path: Path) -> Inventory:
-    """As `load`, from text."""
+    """Parse the text of hosts.yaml; `path` is its name in errors. Raises InventoryError."""
     reading = config_file.examine(text, _File)
     if reading.value is None:
         raise InventoryError(config_file.first(reading.problems, path))

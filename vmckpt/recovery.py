@@ -1,4 +1,4 @@
-"""After any crash: each unattended operation is examined, and finished or undone."""
+"""Recover after any crash: examine each orphaned operation, and finish or undo it."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ class Handler(Protocol):
     """Finishes or undoes the operations of one kind."""
 
     async def __call__(self, case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-        """Look at the hosts, decide, and do it, as far as the case says."""
+        """Query the hosts, decide, and act as far as the case allows. Returns the result."""
 
 
 async def _settle_snapshot(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """An operation on snapshots, of whatever kind."""
-    # A command that finds none to recover does not load what that needs.
+    """Recover an operation on snapshots, of whatever kind."""
+    # Imported here: a command that finds none to recover does not load what this needs.
     from vmckpt.snapshot import recovery as snapshots  # noqa: PLC0415
 
     return await snapshots.BY_KIND[case.operation.kind](case, policies)
@@ -44,7 +44,7 @@ async def _settle_protection(case: OrphanedJob, policies: Sequence[Policy]) -> S
 
 
 async def _settle_move(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """Whoever drove it: libvirt, or agents as those of a protection."""
+    """Recover a migration, whether libvirt drove it or agents did, as those of a protection."""
     if not any(step.name == Step.PROTECT for step in case.steps):
         return await moves.settle(case, policies)
     from vmckpt.protection.migration import recovery  # noqa: PLC0415
@@ -78,19 +78,19 @@ HANDLERS: Mapping[str, Handler] = {
     "balance": _settle_evacuation,
     MAINTENANCE: maintenance.settle,
 }
-"""By the operation's kind."""
+"""The handler of each kind of operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """One operation and what became of it."""
+    """One operation and the result of its recovery."""
 
     operation: Operation
     settled: Settled
 
     @property
     def in_words(self) -> str:
-        """What is true, and what was done or would settle it, in a line."""
+        """What is true, and what was done or would settle it, in one line."""
         one = self.settled
         more = "; ".join(one.did) if one.outcome is not None else one.settle
         if one.goes_on:
@@ -114,12 +114,12 @@ class Recovered:
 async def recover_all(
     inventory: Inventory, policies: Sequence[Policy], caller: Caller, *, dry_run: bool
 ) -> list[Recovered]:
-    """All operations that nobody attends, the oldest first.
+    """Recover all orphaned operations, the oldest first. Returns each with its result.
 
-    Those that still run are watched to their end, side by side; `caller.stop` ends the watching.
-    With `dry_run` nothing is touched.
+    Operations that still run are watched to their end, side by side; `caller.stop` ends the
+    watching. With `dry_run` nothing is changed.
     """
-    # To stop watching is not to cancel: the engine that watches never hears of it.
+    # To stop watching is not to cancel, so the engine that watches gets a stop that is never set.
     deaf = replace(caller, stop=asyncio.Event())
     with jobs.open_journal() as journal:
         one = _One(journal, inventory, policies, deaf)
@@ -131,15 +131,15 @@ async def recover_all(
 
 
 async def recover_before(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> bool:
-    """Put in order what can be at once, before a command acts; whether anything was changed.
+    """Recover what can be recovered at once, before a command acts. Returns whether any was.
 
-    What still runs, and what cannot be settled, is only told: it keeps its guest.
+    Operations that still run or cannot be settled are only reported; their guests stay locked.
     """
     if location.default() == location.NONE:
         return False
     # Loading the database library takes half a second, in which the hosts can be asked.
     with await asyncio.to_thread(jobs.open_journal) as journal:
-        # Who stops his own command does not mean what somebody else left.
+        # Stopping this command must not cancel what another command left.
         one = _One(journal, inventory, policies, replace(caller, stop=asyncio.Event()))
         found = await one.look_at_all()
         if not found:
@@ -153,14 +153,14 @@ async def recover_before(inventory: Inventory, policies: Sequence[Policy], calle
 async def recover_job(
     inventory: Inventory, policies: Sequence[Policy], caller: Caller, job: str
 ) -> Settled:
-    """One operation whose controller could not tell how it ended; watched if it still runs."""
+    """Recover one operation whose controller did not record its end. Watch it if it still runs."""
     with jobs.open_journal() as journal:
         one_ = _One(journal, inventory, policies, caller)
         return await one_.settle(journal.operation(job), adopt=True)
 
 
 class _One:
-    """Recovers one operation after the other."""
+    """Recovers operations, one after the other."""
 
     def __init__(
         self, journal: "Journal", inventory: Inventory, policies: Sequence[Policy], caller: Caller
@@ -171,8 +171,10 @@ class _One:
         self._caller = caller
 
     async def look_at_all(self, *, entrusted: bool = False) -> list[Recovered]:
-        """What would be done with each; nothing is touched. `entrusted`: with those that agents go
-        on with, too."""
+        """Return what would be done with each operation; change nothing.
+
+        `entrusted`: include operations that are delegated to the agents.
+        """
         found = await asyncio.to_thread(self._journal.abandoned)
         if entrusted:
             found += await asyncio.to_thread(self._journal.delegated_to_agents)
@@ -180,14 +182,14 @@ class _One:
         return [Recovered(operation=o, settled=s) for o, s in zip(found, looks, strict=True)]
 
     async def put_in_order(self, found: Sequence[Recovered]) -> list[Recovered]:
-        """Finish or undo what has ended, one after the other."""
+        """Finish or undo operations that have ended, one after the other."""
         return [
             one if one.settled.outcome is None else await self._settled(one, adopt=False)
             for one in found
         ]
 
     async def adopt(self, found: Sequence[Recovered], stop: asyncio.Event) -> list[Recovered]:
-        """Watch what still runs to its end, or until `stop`."""
+        """Watch operations that still run to their end, or until `stop`."""
 
         async def watched(one: Recovered) -> Recovered:
             if not one.settled.goes_on:
@@ -203,19 +205,19 @@ class _One:
         return replace(one, settled=await self.settle(one.operation, adopt=adopt))
 
     async def look(self, operation: Operation) -> Settled:
-        """What would be done; nothing is touched. An error is told as something not settled."""
+        """Return what would be done; change nothing. An error is reported as not settled."""
         try:
             return await self._ask(operation, None, adopt=False)
         except VmckptError as exc:
             return _unsettled(exc)
 
     async def settle(self, operation: Operation, *, adopt: bool) -> Settled:
-        """Do it, as the operation's controller."""
+        """Recover an operation, as its controller."""
         try:
             with recorder.taken_over(self._journal, operation, self._caller.warn) as kept:
                 return await self._ask(operation, kept, adopt=adopt)
         except (GuestLocked, LeaseLost) as exc:
-            return Settled(truth=f"somebody else is at it: {exc.message}", outcome=None)
+            return Settled(truth=f"another controller holds it: {exc.message}", outcome=None)
         except VmckptError as exc:
             return _unsettled(exc)
 
@@ -223,9 +225,9 @@ class _One:
         handler = HANDLERS.get(operation.kind)
         if handler is None:
             return Settled(
-                truth=f"this vmckpt knows no operation {operation.kind!r}",
+                truth=f"this version of vmckpt does not know operation {operation.kind!r}",
                 outcome=None,
-                settle="use the newer vmckpt that began it",
+                settle="run vmckpt recover with the newer version that began it",
             )
         steps = await asyncio.to_thread(self._journal.steps, operation.id)
         case = OrphanedJob(

@@ -1,4 +1,4 @@
-"""Sizes, times and rates as types of their own, and the forms people write them in.
+"""Types for sizes, times and rates; functions that parse and format them.
 
 Sizes are powers of 1024 whatever the suffix ("64M", "64MiB" and "64MB" are the same 64 MiB), as in
 virsh and QEMU. Link speeds are decimal bits, as in tc: "200mbit" is 25 000 000 bytes per second.
@@ -15,7 +15,7 @@ BytesPerSecond = NewType("BytesPerSecond", int)
 MIB = 1024 * 1024
 GIB = 1024 * MIB
 
-# Nothing that people write is longer, and a pattern may take long over a long text.
+# No sensible value is longer, and a regular expression can be slow on a long text.
 _LONGEST = 40
 _NUMBER = re.compile(r"\s*([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([a-zA-Zµ]*)\s*")
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -32,7 +32,7 @@ def _split(text: str, example: str) -> tuple[float, str]:
 
 
 def parse_bytes(text: str) -> Bytes:
-    """Read a size: "64MiB", "2G", "4096". Raises ValueError with an example."""
+    """Parse a size such as "64MiB", "2G" or "4096". Raises ValueError with an example."""
     number, suffix = _split(text, "64MiB")
     unit = suffix.lower().removesuffix("b").removesuffix("i")
     if unit not in _BINARY or suffix.lower() == "i":
@@ -41,7 +41,10 @@ def parse_bytes(text: str) -> Bytes:
 
 
 def parse_seconds(text: str) -> Seconds:
-    """Read a time: "300ms", "5m", "1.5s". A bare number is refused: its unit would be a guess."""
+    """Parse a time such as "300ms", "5m" or "1.5s".
+
+    Raises ValueError with an example, also for a number without a unit.
+    """
     number, suffix = _split(text, "300ms")
     if suffix not in _TIMES:
         raise ValueError(f"{text!r}: unknown time unit {suffix!r}; write it like 300ms, 20s or 5m")
@@ -49,7 +52,10 @@ def parse_seconds(text: str) -> Seconds:
 
 
 def parse_rate(text: str) -> BytesPerSecond:
-    """Read a rate: "200MiB/s" (bytes) or "1gbit" (bits). Raises ValueError with an example."""
+    """Parse a rate such as "200MiB/s" (bytes) or "1gbit" (bits).
+
+    Raises ValueError with an example.
+    """
     unit = _split(text.lower().removesuffix("/s"), "200MiB/s or 1gbit")[1]
     if unit in _DECIMAL:
         number = _split(text.lower().removesuffix("/s"), "1gbit")[0]
@@ -60,7 +66,10 @@ def parse_rate(text: str) -> BytesPerSecond:
 
 
 def show_bytes(size: float) -> str:
-    """A size for people, three digits at most: "138 MiB"."""
+    """Format a size with at most three digits, such as "138 MiB".
+
+    Returns "unlimited" for infinity and "unknown" for NaN.
+    """
     if not math.isfinite(size):
         return "unlimited" if size > 0 else "unknown"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -71,12 +80,15 @@ def show_bytes(size: float) -> str:
 
 
 def show_rate(rate: float) -> str:
-    """A rate for people: "20 MiB/s"."""
+    """Format a rate, such as "20 MiB/s"."""
     return show_bytes(rate) + "/s"
 
 
 def show_seconds(time: float) -> str:
-    """A time for people: "83 ms", "4.2 s", "2 min 05 s"."""
+    """Format a time, such as "83 ms", "4.2 s" or "2 min 05 s".
+
+    Returns "for ever" for infinity and "unknown" for NaN.
+    """
     if not math.isfinite(time):
         return "for ever" if time > 0 else "unknown"
     if time < 0.0005:

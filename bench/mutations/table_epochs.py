@@ -59,8 +59,8 @@ _OUTPUT_ORDER = (
     Mutation(
         name="alone-though-not-noted", area=Area.OUTPUT_ORDER,
         file="vmckpt/replication/primary/loop.py",
-        old='behind cannot be noted: {exc}")\n            return False\n',
-        new='behind cannot be noted: {exc}")\n',
+        old='cannot be recorded as invalid: {exc}")\n            return False\n',
+        new='cannot be recorded as invalid: {exc}")\n',
         suite=_PRIMARY,
         breaks="Output gets out although the lease store never heard that the standby is behind.",
     ),
@@ -379,8 +379,8 @@ _CONNECTION = (
     Mutation(
         name="reset-caller-ends-handshakes", area=Area.CONNECTION,
         file="vmckpt/replication/protocol/connection.py",
-        old="            with suppress(OSError):  # one that has hung up",
-        new="            with suppress(BlockingIOError):  # one that has hung up",
+        old="            with suppress(OSError):  # a peer that has disconnected",
+        new="            with suppress(BlockingIOError):  # a peer that has disconnected",
         suite=unit("replication/protocol/connection", keyword="hang_up_at_once"),
         breaks="Callers that hang up at once keep the primary from its standby.",
     ),

@@ -99,7 +99,7 @@ _LEASE = (
     Mutation(
         name="refusal-is-no-loss", area=Area.LEASE,
         file="vmckpt/replication/primary/lease_holder.py",
-        old='self.lost = "another host has the lease: the guest must not run here"',
+        old='self.lost = "another host holds the lease: the guest must not run here"',
         new="pass",
         suite=_TENURE,
         breaks="An agent whose renewal is refused takes the lease for one that is not lost.",
@@ -358,7 +358,7 @@ _LEASE_TIMER = (
     Mutation(
         name="timer-of-dead-agent-stays", area=Area.LEASE_TIMER,
         file="vmckpt/replication/primary/lease_holder.py",
-        old="                self._disarm()  # an agent before us may have died right before it",
+        old="                self._disarm()  # an agent before this one may have died",
         new="                pass",
         suite=_TENURE,
         breaks="The kernel kills a guest whose standby is worth nothing.",
@@ -391,8 +391,8 @@ _TAKEOVERS = (
     ),
     Mutation(
         name="silence-decides", area=Area.TAKEOVER, file="vmckpt/replication/backup/takeover.py",
-        old='        return Decision(step=Step.ASK, why=f"silent',
-        new='        return Decision(step=Step.RUN, why=f"silent',
+        old='        return Decision(step=Step.ASK, why=f"the primary was silent',
+        new='        return Decision(step=Step.RUN, why=f"the primary was silent',
         suite=_TAKEOVER,
         breaks="A network that is cut starts the guest a second time.",
     ),

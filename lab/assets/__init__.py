@@ -1,1 +1,1 @@
-"""What goes into a lab guest: its first script and the prover."""
+"""Files for lab guests: the init scripts, the prover's source, and parameters for TLS."""

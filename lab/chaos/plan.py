@@ -1,7 +1,7 @@
-"""Which operations a chaos run is made of. The seed alone decides; `campaign` does them. Pure.
+"""Draw the operations of a chaos campaign from its seed; `chaos.run` carries them out. Pure.
 
-Where a guest is when its turn comes depends on how the operations before it ended, so a target is
-said by how many hosts further it is.
+The source of an operation depends on how the operations before it ended, so a target is given as
+its distance from the source in the list of hosts.
 """
 
 import random
@@ -18,36 +18,36 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestPlan:
-    """A guest of the run."""
+    """A guest of the campaign."""
 
     name: str
     memory: str
     dirty: str
     busy: bool
-    """It writes so fast that the moments late in a migration can be made long."""
+    """Whether it writes fast enough that the late moments of a migration can be made long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One migration and what is done to it."""
+    """A migration and the fault that is injected into it."""
 
     number: int
     guest: str
     further: int
-    """The target is that many hosts after the source."""
+    """Distance of the target from the source, in the list of hosts."""
     fault: Fault
     moment: Moment
     delay: float
-    """Seconds after the beginning of the moment."""
+    """Seconds between the beginning of the moment and the fault."""
     inside: bool
-    """A cleanup is libvirt's, not the controller's."""
+    """Whether the moment is libvirt's cleanup instead of the controller's."""
     mode: str
     max_downtime: str
     link: str | None
     retry: bool
-    """Whether the policy tries again after a failure."""
+    """Whether the policy retries after a failure."""
     cancel: bool
-    """The operator stops it, too."""
+    """Whether the operator also cancels the migration."""
 
     def __str__(self) -> str:
         words = [f"{self.number}: {self.guest} +{self.further}", self.mode]
@@ -59,7 +59,7 @@ class Operation:
         return ", ".join(words)
 
 
-# How often each comes. What takes long comes seldom.
+# Weights of the faults. Faults that take long are rare.
 _FAULTS: Mapping[Fault, int] = {
     Fault.NOTHING: 6,
     Fault.CONTROLLER_KILLED: 14,
@@ -104,11 +104,12 @@ _INSIDE = (
 
 
 def guests(seed: int) -> tuple[GuestPlan, ...]:
-    """The guests of a run: one that writes much and one that writes little."""
+    """Return the guests of a campaign: one that writes much and one that writes little."""
     dice = random.Random(f"{seed} guests")
     busy, calm = dice.choice((20, 24, 28)), dice.choice((4, 8, 16))
-    # Faster than 200mbit. Not much: QEMU 7.2 under TCG loses writes of a guest that is cut off in a
-    # late pass and writes 80 MiB/s, without vmckpt as well (docs/adr/0005-tcg-lost-writes.md).
+    # Faster than 200mbit, but not by much: under TCG, QEMU 7.2 loses writes of a guest that is cut
+    # off in a late pass and writes 80 MiB/s, even without vmckpt
+    # (docs/adr/0005-tcg-lost-writes.md).
     fast, slow = dice.choice((30, 40)), dice.choice((1, 5, 10))
     return (
         GuestPlan(name="busy", memory="128MiB", dirty=f"{busy}MiB@{fast}MiB/s", busy=True),
@@ -117,7 +118,7 @@ def guests(seed: int) -> tuple[GuestPlan, ...]:
 
 
 def operation(seed: int, number: int, *, postgres: bool = False) -> Operation:
-    """The number-th operation of a run, from 1."""
+    """Return the number-th operation of a campaign, counted from 1."""
     dice = random.Random(f"{seed} operation {number}")
     wish = dice.choice(guests(seed))
     fault = _drawn(dice, {**_FAULTS, **({Fault.POSTGRES: _POSTGRES} if postgres else {})})
@@ -148,7 +149,7 @@ def _drawn(dice: random.Random, weights: Mapping[T, int]) -> T:
 
 
 def _delay(dice: random.Random, moment: Moment) -> float:
-    """Not always the first instant of a moment; late ones are too short for much."""
+    """Draw the delay of a fault, in seconds; shorter than the moment lasts."""
     longest = {Moment.PREFLIGHT: 0.5, Moment.FIRST: 0.8, Moment.SWITCHOVER: 0.6}
     return round(dice.choice((0.0, dice.uniform(0.0, longest.get(moment, 0.0)))), 2)
 
@@ -159,7 +160,7 @@ def _mode(dice: random.Random, moment: Moment) -> str:
     if moment in (Moment.LATE, Moment.SWITCHOVER):
         return "precopy"
     modes = ["precopy", "precopy", "hybrid"]
-    if moment is not Moment.FIRST:  # a stop-and-copy has no passes while the guest runs
+    if moment is not Moment.FIRST:  # stop-and-copy has no passes while the guest runs
         modes.append("stop-and-copy")
     return dice.choice(modes)
 
@@ -181,7 +182,7 @@ def _link(dice: random.Random, moment: Moment) -> str | None:
 
 
 def policy(operation: Operation) -> str:
-    """The policy that makes an operation what it is."""
+    """Return the policy file of an operation."""
     retry = "retry\nretries: {times: 1, first_wait: 1s}" if operation.retry else "stop"
     switches = operation.mode in ("postcopy", "hybrid")
     broken = "on_postcopy_broken: recover for 20s, then ask\n" if switches else ""
@@ -195,7 +196,7 @@ def policy(operation: Operation) -> str:
 
 
 def target(hosts: Sequence[str], source: str, further: int) -> str:
-    """The host that is so many further."""
+    """Return the host at distance `further` from the source, cyclically."""
     return hosts[(hosts.index(source) + further) % len(hosts)]
 
 
@@ -205,7 +206,10 @@ _BEFORE = (Moment.PREFLIGHT, Moment.SETUP, Moment.FIRST, Moment.LATE)
 
 
 def ends(operation: Operation, *, hit: bool) -> Ends:
-    """How it may end. Strict where the moment was hit, and says who had the guest."""
+    """Return how an operation may end. `hit`: whether the fault struck at its moment.
+
+    A moment that was hit determines which host had the guest, and leaves fewer possible ends.
+    """
     early = hit and operation.moment in _BEFORE
     if operation.fault in _FATAL_ON_SOURCE:
         return Ends.GONE if early and not operation.delay else Ends.LIVES_OR_GONE

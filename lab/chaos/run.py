@@ -1,4 +1,4 @@
-"""Doing what `chaos` plans: one operation after the other, each checked, until one is wrong."""
+"""Run the operations of `chaos.plan`, and check the lab after each, until one is wrong."""
 
 import json
 import shutil
@@ -23,12 +23,12 @@ from vmckpt_lab.lab import Say
 from vmckpt_lab.plan import LabPlan
 
 EVIDENCE = Path("/var/tmp")
-# Every so many operations the guests that nothing was done to show their ledgers, too.
+# Number of operations after which the ledgers of the other guests are checked as well.
 _AUDIT_ALL = 20
 
 
 class Wrong(VmckptError):
-    """An operation ended as it must not."""
+    """An operation violated an invariant."""
 
     exit_code = LabError.exit_code
 
@@ -40,26 +40,26 @@ class Wrong(VmckptError):
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What a campaign has seen."""
+    """The totals of a campaign."""
 
     seed: int
     operations: int = 0
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
-    """How often each was struck."""
+    """Number of times that each fault was injected."""
     moments_hit: Counter[str] = field(default_factory=Counter)
     moments_missed: Counter[str] = field(default_factory=Counter)
-    """The migration was further already, or over, or never came so far."""
+    """The migration had passed the moment, had ended, or never reached it."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """What the controllers told; "killed" for those that could not."""
+    """Outcomes that the controllers reported; "killed" for killed controllers."""
     rightly_gone: int = 0
-    """Guests that died with their host or QEMU; their disks were whole."""
+    """Guests that were lost with their host or QEMU, as expected, with intact disks."""
     histories: int = 0
-    """What clients saw of the guest in an operation, checked for linearizability."""
+    """Histories of clients that were checked for linearizability, one per operation."""
     history_operations: int = 0
-    """How many of the clients' operations were answered in them."""
+    """Number of clients' operations that were answered in these histories."""
     histories_unknown: int = 0
-    """Not found out in time."""
+    """Histories that could not be checked within the limits."""
     histories_broken: int = 0
     ledgers_lost: int = 0
     two_copies_seen: int = 0
@@ -72,7 +72,7 @@ class Tally:
         return {**told, "seconds": round(self.seconds, 1)}
 
     def blame(self, troubles: Iterable[str]) -> None:
-        """Count what was wrong by its kind."""
+        """Count violations by their kind, which their texts show."""
         for one in troubles:
             if one.startswith("history: "):
                 self.histories_broken += 1
@@ -87,10 +87,10 @@ class Tally:
 
 
 class Campaign:
-    """A lab that is shaken; use as a context manager, which makes its guests and removes them."""
+    """Runs operations in a lab. Use as a context manager, which creates and removes the guests."""
 
     def __init__(self, plan: LabPlan, seed: int, say: Say, *, journal: str | None = None) -> None:
-        """`journal`: VMCKPT_JOURNAL of the controllers; None: a file of this campaign's."""
+        """`journal`: VMCKPT_JOURNAL of the controllers; None: a file in the lab's folder."""
         self._plan = plan
         self._seed = seed
         self._say = say
@@ -117,7 +117,7 @@ class Campaign:
             guests.remove(self._plan, wish.name)
 
     def run(self, operation: Operation) -> None:
-        """One operation; Wrong if anything is wrong afterwards."""
+        """Run an operation and check the lab. Raises Wrong if an invariant is violated."""
         began = time.monotonic()
         homes = {
             wish.name: self._home(operation, wish.name) for wish in chaos_plan.guests(self._seed)
@@ -155,7 +155,7 @@ class Campaign:
             raise Wrong(operation, wrong)
 
     def _history(self, recorder: Recorder) -> list[str]:
-        """What is wrong with what clients saw."""
+        """Return what is wrong with the history that clients recorded."""
         recorder.stop()
         found = recorder.check(EVIDENCE)
         self.tally.histories += 1
@@ -168,7 +168,9 @@ class Campaign:
     def _home(self, operation: Operation, guest: str) -> str:
         places = self._checker.places(guest)
         if len(places) != 1:
-            raise Wrong(operation, [f"before it {guest} is on {' and '.join(places) or 'no host'}"])
+            raise Wrong(
+                operation, [f"at its start {guest} is on {' and '.join(places) or 'no host'}"]
+            )
         return places[0]
 
     def _scene(self, operation: Operation, source: str) -> Scene:
@@ -190,7 +192,10 @@ class Campaign:
         )
 
     def _bystanders(self, operation: Operation, scene: Scene, homes: dict[str, str]) -> list[str]:
-        """The other guests: where they were, or gone with their host."""
+        """Return what is wrong with the other guests.
+
+        They must be where they were, or be lost with a host that was powered off.
+        """
         off = {Fault.SOURCE_OFF: scene.source, Fault.TARGET_OFF: scene.target}.get(operation.fault)
         wrong: list[str] = []
         for guest, home in homes.items():
@@ -201,7 +206,9 @@ class Campaign:
                 self.tally.rightly_gone += 1
                 wrong += self._checker.image(guest, home) + self._checker.revive(guest, home)
             elif places != [home]:
-                wrong.append(f"{guest}, not meant, was on {home} and is on {places or 'no host'}")
+                wrong.append(
+                    f"{guest}, another guest, was on {home} and is on {places or 'no host'}"
+                )
             elif operation.number % _AUDIT_ALL == 0:
                 wrong += self._checker.ledgers(guest)
         return wrong
@@ -219,7 +226,7 @@ class Campaign:
         tally.outcomes[outcome] += 1
         tally.rightly_gone += gone
         hit = "hit" if told.hit else "missed"
-        way = f"{outcome}, {'rightly gone, ' if gone else ''}{hit}"
+        way = f"{outcome}, {'lost as expected, ' if gone else ''}{hit}"
         self._say(f"{operation}: {way}, {seconds:.1f} s")
         if told.end is not None and told.end.outcome is None:
             self._say(f"    {told.end.last_words}")
@@ -227,7 +234,7 @@ class Campaign:
     def _keep(
         self, operation: Operation, scene: Scene, told: Told | None, wrong: Iterable[str]
     ) -> None:
-        """Everything that may say why, in a folder that stays."""
+        """Save the evidence of a violation: journal, logs and what was seen."""
         folder = EVIDENCE / f"vmckpt-chaos-{self._seed}-{operation.number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -249,7 +256,7 @@ class Campaign:
 
 
 def replay_command(seed: int, first: int, operation: Operation, *, postgres: bool) -> str:
-    """How to do the same again."""
+    """Return the command that repeats a campaign up to this operation."""
     count = operation.number - first + 1
     begin = f" --first {first}" if first > 1 else ""
     return f"vmckpt lab chaos --seed {seed}{begin} --operations {count}" + " --postgres" * postgres

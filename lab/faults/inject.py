@@ -1,7 +1,6 @@
-"""Real faults for a lab: processes that are killed, full disks, no memory, clocks that jump.
+"""Faults of processes, disks, memory and clocks in a lab.
 
-Cables and power are in `network` and `host`; here is the rest. Each does one thing at once and says
-whether it had something to do it to.
+Faults of links and power are in `network` and `host`.
 """
 
 import os
@@ -26,12 +25,12 @@ _CHUNK = 1 << 16
 
 
 def kill(pid: int) -> bool:
-    """SIGKILL; whether there was such a process."""
+    """Send SIGKILL. Returns whether the process existed."""
     return send(pid, signal.SIGKILL)
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; whether there was such a process."""
+    """Send a signal. Returns whether the process existed."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -40,21 +39,24 @@ def send(pid: int, number: signal.Signals) -> bool:
 
 
 def libvirtd(plan: LabPlan, name: str) -> int:
-    """The process of a host's libvirtd; LabError if it has none."""
+    """Return the process ID of a host's libvirtd. Raises LabError if it is not running."""
     pid = Census(plan).daemon(name, "libvirtd")
     if pid is None:
-        raise LabError(f"host {name} has no libvirtd")
+        raise LabError(f"libvirtd is not running on host {name}")
     return pid
 
 
 def qemu(plan: LabPlan, guest: str, name: str) -> QemuCopy | None:
-    """The guest's QEMU on a host."""
+    """Return the guest's QEMU process on a host, or None."""
     found = [copy for copy in Census(plan).copies(guest) if copy.host == name]
     return found[0] if found else None
 
 
 def start_libvirtd(plan: LabPlan, name: str) -> None:
-    """Start a host's libvirtd if it has none, and wait until it answers."""
+    """Start libvirtd on a host where it is not running, and wait until it answers.
+
+    Does nothing if the host is off. Raises LabError.
+    """
     chosen = plan.host(name)
     if not host.is_up(chosen) or Census(plan).daemon(name, "libvirtd") is not None:
         return
@@ -63,7 +65,10 @@ def start_libvirtd(plan: LabPlan, name: str) -> None:
 
 
 def starve(plan: LabPlan, name: str, *, spare: int) -> None:
-    """No memory for a QEMU that a host's libvirtd starts from now on, but for `spare` bytes."""
+    """Leave new QEMU processes of a host's libvirtd only `spare` bytes of memory.
+
+    Raises LabError if libvirtd is not running.
+    """
     pid = libvirtd(plan, name)
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     used = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
@@ -79,10 +84,10 @@ def feed(plan: LabPlan, name: str) -> None:
 
 
 class SmallDisk:
-    """A file system of a few MiB over a folder, here or in a lab's host."""
+    """A file system of a few MiB that is mounted on a folder, here or on a lab host."""
 
     def __init__(self, folder: Path, *, mib: int, plan: LabPlan, name: str | None = None) -> None:
-        """`name`: the host; None: this machine."""
+        """`mib`: size in MiB. `name`: the host; None: this machine."""
         self._folder = folder
         self._mib = mib
         self._plan = plan
@@ -93,7 +98,7 @@ class SmallDisk:
         self._run("mount", "-t", "tmpfs", "-o", options, "vmckpt", str(self._folder))
 
     def fill(self) -> None:
-        """To the last byte. Whoever frees some meanwhile finds it taken, too."""
+        """Fill the file system to the last byte, including space that is freed meanwhile."""
         filler = self.seen / _FILLER
         with filler.open("ab", buffering=0) as file, suppress(OSError):
             size = _CHUNK
@@ -107,13 +112,13 @@ class SmallDisk:
         (self.seen / _FILLER).unlink(missing_ok=True)
 
     def unmount(self) -> None:
-        """Fine if it is not mounted, or if its host was off meanwhile."""
+        """Unmount the file system, if it is still mounted."""
         with suppress(LabError):
             self._run("umount", "--lazy", str(self._folder))
 
     @property
     def seen(self) -> Path:
-        """The folder as this machine sees it."""
+        """The path of the folder on this machine. Raises LabError if the host is off."""
         if self._name is None:
             return self._folder
         pid = host.first_process(self._plan.host(self._name))
@@ -127,7 +132,7 @@ class SmallDisk:
 
 
 class Clock:
-    """The wall clock of one process, which jumps; the machine's and the monotonic one do not."""
+    """The wall clock of a process, which can jump. Its monotonic clock is not affected."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -135,10 +140,10 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the process whose clock it is; LabError if faketime is not installed."""
+        """Environment of the process. Raises LabError if faketime is not installed."""
         found = sorted(Path("/").glob(_FAKETIME.lstrip("/")))
         if not found:
-            raise LabError("a clock that jumps needs faketime", hint="apt-get install faketime")
+            raise LabError("faketime is not installed", hint="run apt-get install faketime")
         return {
             "LD_PRELOAD": str(found[0]),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -148,29 +153,35 @@ class Clock:
         }
 
     def jump(self, seconds: int) -> None:
-        """From now on it is so many seconds late or early."""
+        """Set the offset of the clock from the real time, in seconds."""
         partial = self._file.with_suffix(".new")
         partial.write_text(f"{seconds:+d}s\n")
         partial.rename(self._file)
 
 
 def restart_postgres(plan: LabPlan, *, limit: float = 30.0) -> None:
-    """End the witness's PostgreSQL at once, as after a power cut, and start it again."""
+    """Restart the lease store's PostgreSQL without a clean shutdown. Raises LabError."""
     start_postgres(plan, stop_postgres(plan, limit=limit), limit=limit)
 
 
 def stop_postgres(plan: LabPlan, *, limit: float = 30.0) -> list[str]:
-    """End the witness's PostgreSQL at once; what starts it again."""
+    """Stop the lease store's PostgreSQL without a clean shutdown.
+
+    Returns the command line that starts it again. Raises LabError if it does not stop.
+    """
     data = plan.folder / "witness"
     postmaster = int((data / "postmaster.pid").read_text().split()[0])
     command = Path(f"/proc/{postmaster}/cmdline").read_bytes().decode().rstrip("\0").split("\0")
     os.kill(postmaster, signal.SIGQUIT)
-    _until(lambda: not Path(f"/proc/{postmaster}").exists(), "PostgreSQL does not end", limit)
+    _until(lambda: not Path(f"/proc/{postmaster}").exists(), "PostgreSQL does not stop", limit)
     return command
 
 
 def start_postgres(plan: LabPlan, command: list[str], *, limit: float = 30.0) -> None:
-    """Start the witness's PostgreSQL again, by what `stop_postgres` told."""
+    """Start the lease store's PostgreSQL with the command line from `stop_postgres`.
+
+    Raises LabError if it does not start within `limit` seconds.
+    """
     as_postgres = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
     inside = ["ip", "netns", "exec", plan.witness_namespace, *as_postgres, *command]
     start_daemon(inside, plan.folder / "witness.log")
@@ -191,9 +202,10 @@ def _until(condition: Callable[[], bool], trouble: str, limit: float) -> None:
 
 
 def root_out(plan: LabPlan, guest: str) -> None:
-    """End every QEMU of a guest and let every libvirtd forget it, whatever holds it there.
+    """Kill every QEMU of a guest, and undefine the guest on every host that is up.
 
-    libvirt 9.0 keeps the job of a post-copy whose source has died until it is started anew.
+    libvirtd is restarted where it refuses, as libvirt 9.0 keeps the job of a post-copy whose source
+    has died until then. Raises LabError if the guest cannot be undefined.
     """
     for copy in Census(plan).copies(guest):
         kill(copy.pid)
@@ -202,11 +214,11 @@ def root_out(plan: LabPlan, guest: str) -> None:
             kill(libvirtd(plan, one.name))
             start_libvirtd(plan, one.name)
             if not _forgotten(plan, one.name, guest):
-                raise LabError(f"host {one.name} does not let go of guest {guest}")
+                raise LabError(f"guest {guest} cannot be undefined on host {one.name}")
 
 
 def _forgotten(plan: LabPlan, name: str, guest: str, *, limit: float = 5.0) -> bool:
-    """Undefine a guest that has no QEMU any more; whether that worked."""
+    """Undefine a guest that has no QEMU any more. Returns whether that succeeded."""
     give_up = Deadline(limit)
     while True:
         listed = run(host.enter(plan.host(name), "virsh", "-q", "list", "--all", "--name"))
@@ -219,7 +231,10 @@ def _forgotten(plan: LabPlan, name: str, guest: str, *, limit: float = 5.0) -> b
 
 
 def mend_everything(plan: LabPlan) -> None:
-    """Power, cables and libvirtd of every host as they were, with no limits on any link."""
+    """Restore power, links, memory and libvirtd of every host, without bandwidth limits.
+
+    Raises LabError if a host does not start.
+    """
     for one in plan.hosts:
         network.heal(plan, one.name)
         if not host.is_up(one):

@@ -1,6 +1,6 @@
-"""One fault done to one migration: prepared, struck at its moment, mended.
+"""Faults of a migration: how each is prepared, injected at its moment, and repaired.
 
-An `Injury` knows the migration it is for; `FAULTS` has one for each kind of fault.
+An `Injury` injects a fault into one migration; `FAULTS` creates one for each kind of fault.
 """
 
 import time
@@ -17,7 +17,7 @@ from vmckpt_lab.plan import LabPlan
 
 
 class Fault(StrEnum):
-    """What goes wrong."""
+    """A kind of fault."""
 
     NOTHING = "nothing"
     CONTROLLER_KILLED = "controller-killed"
@@ -42,7 +42,7 @@ class Fault(StrEnum):
 
 @dataclass(slots=True)
 class Scene:
-    """One migration, and what an injury may need of it."""
+    """A migration, and what an injury may need to know about it."""
 
     plan: LabPlan
     guest: str
@@ -51,51 +51,51 @@ class Scene:
     other: str
     """A third host."""
     order: tuple[str, ...]
-    """How the command goes on after guest and target."""
+    """Options of the command after guest and target."""
     state: Path
-    """Where the controllers keep their journal."""
+    """Folder of the controllers' journal."""
     more: dict[str, str] = field(default_factory=dict)
-    """Environment of the controllers."""
+    """Additional environment of the controllers."""
     controller: Controller | None = None
     others: list[Controller] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
-    """How the other controllers ended."""
+    """Results of the other controllers."""
 
     def start(self, to: str, more: Mapping[str, str] | None = None) -> Controller:
-        """A controller that moves the guest."""
+        """Start a controller that migrates the guest to host `to`."""
         given = {"VMCKPT_STATE": str(self.state), **self.more, **(more or {})}
         words = ("migrate", self.guest, "--to", to, *self.order)
         return Controller(self.plan, *words, more=given)
 
 
 class Injury:
-    """Does nothing; the others say what they do."""
+    """A fault of a migration. This base class does nothing."""
 
     lasts = 0.0
-    """Seconds until it is mended; infinite: not before the controller has ended."""
+    """Seconds until the fault is repaired; infinite: after the controller has ended."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
 
     def prepare(self) -> None:
-        """Before the controller starts."""
+        """Prepare the fault, before the controller starts."""
 
     def aim(self) -> None:
-        """While it runs, shortly before the moment: look up whom to strike."""
+        """Find the process to strike. Called while the controller runs, before the moment."""
 
     def strike(self) -> bool:
-        """Now; whether there was something to strike."""
+        """Inject the fault. Returns whether there was something to strike."""
         return True
 
     def repair(self) -> None:
-        """Put right what was broken. May be called though nothing was struck, and twice."""
+        """Repair the fault. May be called twice, and without a strike."""
 
     def clear(self) -> None:
-        """At the very end: what was only made for this goes."""
+        """Remove what `prepare` created. Called last."""
 
 
 class ControllerKilled(Injury):
-    """kill -9 of the controller."""
+    """The controller is killed with SIGKILL."""
 
     def strike(self) -> bool:
         assert self.scene.controller is not None
@@ -103,7 +103,7 @@ class ControllerKilled(Injury):
 
 
 class LibvirtdKilled(Injury):
-    """kill -9 of a host's libvirtd, which is started again; QEMU goes on."""
+    """A host's libvirtd is killed with SIGKILL and restarted; QEMU keeps running."""
 
     lasts = 1.5
 
@@ -123,9 +123,9 @@ class LibvirtdKilled(Injury):
 
 
 class QemuKilled(Injury):
-    """kill -9 of one of the guest's QEMUs, as the kernel does when memory runs out.
+    """A QEMU of the guest is killed with SIGKILL, as by the kernel when it is out of memory.
 
-    A target's QEMU that is about to start is waited for.
+    Waits up to `appears` seconds for a QEMU that is about to start on the target.
     """
 
     appears = 3.0
@@ -144,7 +144,7 @@ class QemuKilled(Injury):
 
 
 class PoweredOff(Injury):
-    """Every process of a host dies at once; it is switched on again."""
+    """A host is powered off and on again: all its processes die at once."""
 
     lasts = 2.0
 
@@ -157,7 +157,7 @@ class PoweredOff(Injury):
         self._pid = host.first_process(self._host)
 
     def strike(self) -> bool:
-        # The first process takes all others with it; the rest is only waiting for that.
+        # The kernel kills all processes with the first one; `power_off` then waits for them.
         struck = self._pid is not None and inject.kill(self._pid)
         host.power_off(self._host)
         return struck
@@ -167,7 +167,7 @@ class PoweredOff(Injury):
 
 
 class CutOff(Injury):
-    """A host's cable is out for a while; its guests' network stays."""
+    """A host is cut off from the network for a while; its guests' network stays up."""
 
     def __init__(self, scene: Scene, where: str, lasts: float) -> None:
         super().__init__(scene)
@@ -183,7 +183,7 @@ class CutOff(Injury):
 
 
 class DiskFull(Injury):
-    """The disk on the target that a copied image grows on gets full."""
+    """The target's disk becomes full while an image is copied to it."""
 
     lasts = 3.0
 
@@ -206,11 +206,11 @@ class DiskFull(Injury):
         left = sorted(path.name for path in self._disk.seen.iterdir())
         self._disk.unmount()
         if left:
-            raise LabError(f"left on the target's disk: {', '.join(left)}")
+            raise LabError(f"files left on the target's disk: {', '.join(left)}")
 
 
 class MemoryFull(Injury):
-    """The target has not the memory that the guest's QEMU asks for."""
+    """The target has not enough memory to start the guest's QEMU."""
 
     lasts = float("inf")
 
@@ -222,7 +222,7 @@ class MemoryFull(Injury):
 
 
 class JournalFull(Injury):
-    """The disk of the journal gets full."""
+    """The disk of the journal becomes full."""
 
     lasts = float("inf")
 
@@ -246,7 +246,7 @@ class JournalFull(Injury):
 
 
 class ClockJumps(Injury):
-    """The controller's wall clock jumps, and back again."""
+    """The controller's wall clock jumps, and jumps back after a while."""
 
     lasts = 2.0
 
@@ -271,7 +271,7 @@ class ClockJumps(Injury):
 
 
 class PostgresRestarted(Injury):
-    """The database with the journal ends as in a power cut, and starts again."""
+    """The journal's database is restarted without a clean shutdown."""
 
     def strike(self) -> bool:
         inject.restart_postgres(self.scene.plan)
@@ -279,7 +279,7 @@ class PostgresRestarted(Injury):
 
 
 class SecondController(Injury):
-    """Another controller is told to move the same guest."""
+    """A second controller is started to migrate the same guest."""
 
     def __init__(self, scene: Scene, to: str) -> None:
         super().__init__(scene)

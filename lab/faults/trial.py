@@ -1,4 +1,4 @@
-"""One migration, one fault at one moment, recovery, and what is then wrong."""
+"""A trial: a migration with a fault at a given moment, recovery, and a check of the result."""
 
 import time
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from vmckpt_lab.invariants import Checker, HostCopy, truthful
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.processes import Census, QemuCopy
 
-# Longer than every time limit of a controller: who needs more hangs.
+# Longer than every time limit of a controller. A controller that needs more time hangs.
 PATIENCE = 150.0
 _TO_THE_MOMENT = 40.0
-# CPU time after which an arriving guest certainly runs.
+# Nanoseconds of CPU time after which an arriving guest certainly runs.
 _RUNS = 1_500_000
-# Exit codes for inventories and policies that cannot be read.
+# Exit codes for an inventory or a policy that cannot be read.
 _COMMAND_LINE = (3, 4)
 
 
@@ -33,10 +33,10 @@ class Ends(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What happened in a trial, before it is checked."""
+    """The course of a trial, before the result is checked."""
 
     hit: bool
-    """The fault was there at its moment."""
+    """Whether the fault was injected at its moment."""
     end: End | None
     """None: the controller was killed."""
     others: tuple[End, ...] = ()
@@ -45,11 +45,11 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What the checker found."""
+    """The result of checking a trial."""
 
     wrong: list[str]
     gone: bool
-    """The guest rightly died with whoever had it."""
+    """Whether the guest was lost with its host or QEMU, as expected."""
 
 
 def play(
@@ -61,10 +61,12 @@ def play(
     inside: bool = False,
     cancel: bool = False,
 ) -> Told:
-    """Start the migration, strike at the moment (and `delay` seconds), mend, wait for its end.
+    """Run a migration with a fault, repair the fault, and wait for the controller's end.
 
-    `inside`: the cleanup that is meant is libvirt's own. `cancel`: the operator stops it, too.
-    The injury must be prepared, and is not cleared: the journal may be on what was made for it.
+    `delay`: seconds between the beginning of the moment and the fault. `inside`: strike in the
+    cleanup of libvirt instead of the controller's. `cancel`: the operator also cancels the
+    migration. The injury must be prepared and is not cleared, as the journal may be on a disk that
+    it created. Raises LabError if a controller does not end within `PATIENCE`.
     """
     hit = False
     try:
@@ -89,7 +91,7 @@ def play(
 
 
 def _after(scene: Scene, injury: Injury, *, killed: bool) -> End | None:
-    """Mend in time, and wait for the controller's end."""
+    """Repair the fault when it is due, and wait for the controller's end."""
     assert scene.controller is not None
     for_good = injury.lasts == float("inf")
     if not for_good:
@@ -104,7 +106,7 @@ def _after(scene: Scene, injury: Injury, *, killed: bool) -> End | None:
 
 
 def _arrives(scene: Scene) -> bool:
-    """Wait until the guest runs on the target and its source is still there."""
+    """Wait until the guest runs on the target. Returns whether its source QEMU still exists."""
     assert scene.controller is not None
     census, first = Census(scene.plan), dict[QemuCopy, int]()
     give_up = Deadline(_TO_THE_MOMENT)
@@ -119,14 +121,14 @@ def _arrives(scene: Scene) -> bool:
 
 
 def recovered(scene: Scene, told: Told) -> Told:
-    """After vmckpt recover, with the journal of the trial's controllers."""
+    """Run vmckpt recover with the trial's journal. Returns `told` with its result."""
     more = {"VMCKPT_STATE": str(scene.state), **scene.more}
     end = command_runner.run(scene.plan, "recover", "--json", limit=PATIENCE, more=more)
     return replace(told, recovered=end)
 
 
 def unsettled(scene: Scene) -> list[str]:
-    """Jobs that the journal still takes for active."""
+    """Return a violation for each job that is still active in the journal."""
     more = {"VMCKPT_STATE": str(scene.state), **scene.more}
     jobs = command_runner.run(scene.plan, "jobs", "--json", more=more)
     if jobs.code != 0:
@@ -135,7 +137,7 @@ def unsettled(scene: Scene) -> list[str]:
 
 
 def homes(ends: Ends, scene: Scene) -> tuple[str, ...]:
-    """The hosts on which the guest may be."""
+    """Return the hosts on which the guest may be."""
     match ends:
         case Ends.STAYS:
             return (scene.source,)
@@ -148,10 +150,10 @@ def homes(ends: Ends, scene: Scene) -> tuple[str, ...]:
 
 
 def check_trial(scene: Scene, told: Told, ends: Ends, checker: Checker) -> TrialResult:
-    """Everything that is wrong then. A guest that is rightly gone runs again afterwards."""
+    """Check the result of a trial. A guest that was lost as expected is started again."""
     wrong = []
     if told.end is not None and told.end.code in _COMMAND_LINE:
-        wrong.append(f"the command was no good: {told.end.err.strip()}")
+        wrong.append(f"the command was rejected: {told.end.err.strip()}")
     lives = any(one.runs for one in checker.look(scene.guest))
     gone = ends is Ends.GONE or (ends is Ends.LIVES_OR_GONE and not lives)
     if told.recovered is not None and told.recovered.code != 0 and not gone:
@@ -168,9 +170,9 @@ def check_trial(scene: Scene, told: Told, ends: Ends, checker: Checker) -> Trial
 
 
 def rightly_gone(scene: Scene, told: Told, checker: Checker) -> list[str]:
-    """Nothing may run, the disk must be whole, and it must start again."""
+    """Check a guest that must be lost: no copy runs, its disk is intact, and it starts again."""
     seen = checker.look(scene.guest)
-    wrong = [f"it should be gone and runs on {one.host}" for one in seen if one.runs]
+    wrong = [f"it should be lost but runs on {one.host}" for one in seen if one.runs]
     wrong += _remains(seen, told)
     places = [one.host for one in seen if one.runs]
     if told.end is not None:
@@ -183,9 +185,12 @@ def rightly_gone(scene: Scene, told: Told, checker: Checker) -> list[str]:
 
 
 def _remains(seen: Sequence[HostCopy], told: Told) -> list[str]:
-    """What is left of a guest in two parts is kept for the operator; then that must be said."""
+    """Return a violation if a part of a lost guest remains and no command reported it as lost.
+
+    After a broken post-copy, both parts of a guest are kept for the operator.
+    """
     kept = [one.host for one in seen if one.processes]
     said = f"{told.end.out if told.end else ''}{told.recovered.out if told.recovered else ''}"
     if kept and "lost" not in said:
-        return [f"a part of it is on {' and '.join(kept)}, and nobody says that it is lost"]
+        return [f"part of it is on {' and '.join(kept)}, but no command reported it as lost"]
     return []

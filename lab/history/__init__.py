@@ -1,1 +1,1 @@
-"""Histories of what clients of a guest saw, and whether they are linearizable."""
+"""Record what clients of a guest see, and check that these histories are linearizable."""

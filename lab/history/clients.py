@@ -1,9 +1,9 @@
-"""Clients outside a lab guest that use its key-value store and write down what they see.
+"""Clients that use a lab guest's key-value store from outside and record what they see.
 
-Runs in the lab's observer namespace; `recorder` starts it and ends it with SIGTERM. Calls are
-written to the file before they leave and returns after they came, by one clock: a late turn of this
-loop makes an operation's time longer, and a history that was linearizable stays so. What was called
-is in the file even if this process is killed.
+Runs in the lab's observer namespace; `recorder` starts it and ends it with SIGTERM. All times are
+of the same clock. A call is recorded before its request is sent, and a return after its answer was
+received: a delay in this loop only makes operations longer, so a linearizable history stays
+linearizable. Every call is in the file even if this process is killed.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from vmckpt_lab.observer import messages
 from vmckpt_lab.plan import STORE_PORT
 
 _DRAINS = 1.0
-"""Seconds in which the last answers may come after SIGTERM."""
+"""Seconds to wait for the last answers after SIGTERM."""
 _SOON = 0.2
-"""A signal is noticed this many seconds later at most."""
+"""Maximum delay until a signal is handled, in seconds."""
 
 
 class Clients:
-    """Their socket and the loop; what they ask for is up to `Client`."""
+    """The socket and the event loop of all clients. `Client` chooses the operations."""
 
     def __init__(self, store: tuple[str, int], file: TextIO, clients: list[Client]) -> None:
         self._store, self._file = store, file
@@ -40,11 +40,11 @@ class Clients:
         self._ends: float | None = None
 
     def stop(self) -> None:
-        """Begin no operation from now on, and end once all are answered, or soon."""
+        """Begin no more operations; `run` returns once all are answered, or after `_DRAINS`."""
         self._ends = time.monotonic() + _DRAINS
 
     def run(self) -> None:
-        """Ask and listen until stopped."""
+        """Send requests and receive answers until stopped."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         with self._socket:
@@ -74,7 +74,7 @@ class Clients:
             recording=self._recording, session=client.number, sequence=ask.sequence,
             asked=ask.asked,
         )  # fmt: skip
-        with suppress(OSError):  # no route, or no neighbour: it is not answered
+        with suppress(OSError):  # without a route or neighbour the request stays unanswered
             self._socket.sendto(messages.encode_request(request), self._store)
 
     def _receive(self) -> None:
@@ -82,7 +82,7 @@ class Clients:
             while True:
                 try:
                     reply = messages.decode_reply(self._socket.recv(256))
-                except ConnectionError:  # an ICMP message: there is no such port now
+                except ConnectionError:  # an ICMP message: the port is not open now
                     continue
                 if reply is not None and reply.recording == self._recording:
                     self._hear(reply, time.monotonic())
@@ -98,7 +98,7 @@ class Clients:
 
 
 def main() -> None:
-    """Use a store until SIGTERM, and write the history to a file."""
+    """Run clients of a store until SIGTERM, and write the history to a file."""
     words = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     words.add_argument("address")
     words.add_argument("file", type=Path)

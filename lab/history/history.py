@@ -1,8 +1,8 @@
-"""Histories: what clients outside asked a lab guest's key-value store, and its answers. Pure.
+"""Histories: the requests of clients to a lab guest's key-value store, and its answers. Pure.
 
-`clients` writes a history as lines of JSON while it happens, `parse` reads it. All times
-are seconds on this machine's monotonic clock. An operation that is called and never returns is
-pending: the guest may have carried it out, or may still do so, or never will.
+`clients` writes a history as lines of JSON while it happens, and `parse` reads it. All times are in
+seconds on this machine's monotonic clock. An operation that was called and has not returned is
+pending: the guest may have carried it out already, may do so later, or never.
 """
 
 import json
@@ -16,7 +16,7 @@ OPERATOR = -1
 
 
 class Kind(StrEnum):
-    """An operation's kind."""
+    """The kind of an operation."""
 
     READ = "read"
     WRITE = "write"
@@ -24,14 +24,14 @@ class Kind(StrEnum):
     """Compare and set: write `value` if the cell holds `expected`."""
     ADD = "add"
     SNAPSHOT = "snapshot"
-    """Keep all cells under a snapshot's name."""
+    """Save all cells under a snapshot's name."""
     RESTORE = "restore"
-    """Set all cells to what they held in that snapshot; to 0 if it is older than the recording."""
+    """Set all cells to their values in a snapshot; to 0 if it is older than the recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What a client asks for. Fields that a kind does not use have their default."""
+    """A client's request. Fields that a kind does not use have their default."""
 
     kind: Kind
     key: int = 0
@@ -55,22 +55,22 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One operation of one client."""
+    """An operation of a client."""
 
     client: int
-    """Operations of one client overlap where it gave one up and went on to the next."""
+    """A client's operations overlap if it gave up an operation and began the next."""
     input: Input
     call: float
-    """Before the request was sent for the first time."""
+    """Time before the request was sent first."""
     returned: float | None = None
-    """After its answer was received; None: it is pending."""
+    """Time after the answer was received; None: the operation is pending."""
     output: int | None = None
     """The cell's value right before the operation; None: not reported."""
     run: int = 0
-    """The run of the guest that answered, drawn at its start; 0 if it is pending."""
+    """The ID of the guest's run that answered, drawn at its start; 0 if pending."""
 
     def shown(self, since: float) -> str:
-        """Describe it, with times in seconds after `since`."""
+        """Return a description, with times in seconds after `since`."""
         answer = "" if self.output is None else f", was {self.output}"
         end = "pending" if self.returned is None else f"returned {self.returned - since:.4f}"
         by = "operator" if self.client == OPERATOR else f"client {self.client}"
@@ -79,27 +79,27 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All operations of one recording."""
+    """All operations of a recording."""
 
     operations: tuple[Operation, ...]
     contradictions: tuple[str, ...] = ()
-    """Requests that one run of the guest answered twice, with different answers."""
+    """Requests that a run of the guest answered twice, with different answers."""
 
     @property
     def answered(self) -> int:
-        """How many operations of clients have returned."""
+        """The number of clients' operations that have returned."""
         return sum(one.client != OPERATOR and one.returned is not None for one in self.operations)
 
     @property
     def pending(self) -> int:
-        """How many have not."""
+        """The number of operations that have not returned."""
         return sum(one.returned is None for one in self.operations)
 
     def runs(self) -> Mapping[int, tuple[Operation, ...]]:
-        """Split the operations by the guest's run: a guest that is started anew begins at 0.
+        """Split the operations by the guest's run: after a restart, all cells are 0.
 
-        A pending operation belongs to every run, and so do snapshots and restores: they neither
-        change the run's number nor answer with one.
+        Pending operations belong to every run, and so do snapshots and restores, which neither
+        change the run's ID nor answer with an ID.
         """
         numbers = dict.fromkeys(one.run for one in self.operations if one.run)
         return {
@@ -109,7 +109,7 @@ class History:
 
 
 def call_line(client: int, sequence: int, asked: Input, at: float) -> str:
-    """The line that is written before a request is sent."""
+    """Return the line to write before a request is sent."""
     told = {name: getattr(asked, name) for name in ("key", "value", "expected", "snapshot")}
     given = {name: value for name, value in told.items() if value}
     return _line(event="call", client=client, sequence=sequence, at=at, kind=asked.kind, **given)
@@ -118,7 +118,7 @@ def call_line(client: int, sequence: int, asked: Input, at: float) -> str:
 def return_line(
     client: int, sequence: int, at: float, *, output: int | None = None, run: int = 0
 ) -> str:
-    """The line that is written after an answer was received."""
+    """Return the line to write after an answer was received."""
     return _line(event="return", client=client, sequence=sequence, at=at, output=output, run=run)
 
 
@@ -129,8 +129,8 @@ def _line(**event: Any) -> str:
 def parse(lines: Iterable[str]) -> History:
     """Read a recording. Returns the operations in the order of their calls.
 
-    A last line that is not complete is left out: it is just being written. Raises ValueError for
-    any other line that is not one of a recording.
+    An incomplete last line is ignored, as it may still be being written. Raises ValueError for any
+    other invalid line.
     """
     calls: dict[tuple[int, int], tuple[Input, float]] = {}
     returns: dict[tuple[int, int], list[tuple[float, int | None, int]]] = {}
@@ -153,7 +153,7 @@ def parse(lines: Iterable[str]) -> History:
             contradictions.append(f"client {name[0]}: {asked} was answered with {answers}")
     operations.sort(key=lambda one: one.call)
     restored = any(one.input.kind is Kind.RESTORE for one in operations)
-    # A guest that goes back in time may carry out a request once more that was sent twice.
+    # A restored guest may carry out a repeated request a second time.
     kept = () if restored else tuple(contradictions)
     return History(operations=tuple(operations), contradictions=kept)
 
@@ -161,7 +161,7 @@ def parse(lines: Iterable[str]) -> History:
 def _operations(
     client: int, asked: Input, called: float, answers: list[tuple[float, int | None, int]]
 ) -> list[Operation]:
-    """One operation for each different answer: each of them was carried out."""
+    """Return an operation for each distinct answer, as each of them was carried out."""
     if not answers:
         return [Operation(client=client, input=asked, call=called)]
     first: dict[tuple[int, int | None], float] = {}
@@ -184,7 +184,7 @@ def _input(told: Mapping[str, Any]) -> Input:
 
 
 def lines(history: History) -> Iterable[str]:
-    """Write a history as `parse` reads it."""
+    """Yield a history as lines for `parse`."""
     for number, one in enumerate(history.operations, 1):
         yield call_line(one.client, number, one.input, one.call)
         if one.returned is not None:

@@ -1,7 +1,7 @@
-"""The lab guest's key-value store as a sequential specification: what each answer must be. Pure.
+"""The sequential specification of a lab guest's key-value store. Pure.
 
-The store itself is in assets/prover.c. Every cell holds a 64-bit number, 0 in the beginning. A cell
-that is only read, written and compared is a register; one that is only read and added to is a
+The store itself is in assets/prover.c. Every cell holds a 64-bit number, initially 0. A cell that
+is only read, written and compared is a register; a cell that is only read and added to is a
 counter.
 """
 
@@ -15,25 +15,26 @@ _OPERATORS = (Kind.SNAPSHOT, Kind.RESTORE)
 
 
 class Cell(NamedTuple):
-    """One cell."""
+    """The state of a cell."""
 
     value: int = 0
     kept: tuple[tuple[str, int], ...] = ()
-    """What it held in each snapshot, by the snapshot's name."""
+    """Pairs of a snapshot's name and the cell's value in it."""
 
 
 class KeyValue:
-    """A model for `linearizability.check`, in which each key is an object of its own.
+    """A model for `linearizability.check`, in which each key is a separate object.
 
-    Linearizability is local (Herlihy and Wing 1990, theorem 1): a history is linearizable if its
-    operations on each object are. That holds for snapshots and restores only in one direction, as
-    they touch all keys: that all keys come back from the same moment is not checked here.
+    Linearizability is local (Herlihy and Wing 1990, theorem 1): a history is linearizable if and
+    only if its operations on each object are. For snapshots and restores this holds in only one
+    direction, as they apply to all keys: the model does not check that a restore brings all keys
+    back from the same moment.
     """
 
     start = Cell()
 
     def parts(self, operations: Iterable[Operation]) -> Mapping[str, tuple[Operation, ...]]:
-        """Split by key. Pending operations that left no trace are dropped."""
+        """Split operations by key. Drops pending operations that no answer depends on."""
         known = list(operations)
         restored = {one.input.snapshot for one in known if one.input.kind is Kind.RESTORE}
         everywhere = [
@@ -49,7 +50,7 @@ class KeyValue:
         }  # fmt: skip
 
     def step(self, state: Cell, operation: Operation) -> Cell | None:
-        """Carry out one operation. Returns None if the cell could not have answered so."""
+        """Return the state after an operation; None if its output is impossible in this state."""
         asked = operation.input
         if asked.kind is Kind.SNAPSHOT:
             return Cell(state.value, (*state.kept, (asked.snapshot, state.value)))
@@ -61,7 +62,10 @@ class KeyValue:
         return state if value == state.value else Cell(value, state.kept)
 
     def changes(self, operation: Operation) -> bool:
-        """Whether it can change the cell. An answer leaves it one state in which it is possible."""
+        """Return whether an operation can change the cell.
+
+        An operation with an output is possible in one state only.
+        """
         asked = operation.input
         if operation.output is not None:
             return _value_after(asked, operation.output) != operation.output
@@ -81,10 +85,10 @@ def _value_after(asked: Input, before: int) -> int:
 
 
 def _noticeable(operations: list[Operation]) -> tuple[Operation, ...]:
-    """Leave out pending operations without which every explanation holds as well.
+    """Return the operations without pending ones that cannot matter.
 
-    A read changes nothing. What a pending write or comparison wrote matters only if some answer or
-    comparison depends on that very value. If anything was added to the cell, any value may matter.
+    A read changes nothing. The value of a pending write or comparison matters only if an answer or
+    a comparison has this value. If anything was added to the cell, every value may matter.
     """
     added = any(one.input.kind is Kind.ADD for one in operations)
     seen = {one.output for one in operations if one.output is not None}

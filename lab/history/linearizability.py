@@ -1,19 +1,19 @@
-"""Check a history for linearizability: can one copy that does one thing at a time answer so? Pure.
+"""Check histories for linearizability: could a single sequential copy have answered this way? Pure.
 
-A history is linearizable if its operations have an order that a sequential model allows and in
-which an operation that returned before another one was called comes before it (Herlihy and Wing,
-"Linearizability: A Correctness Condition for Concurrent Objects", TOPLAS 12(3), 1990).
+A history is linearizable if its operations have an order that a sequential model allows, and in
+which every operation comes after all operations that returned before it was called (Herlihy and
+Wing, "Linearizability: A Correctness Condition for Concurrent Objects", TOPLAS 12(3), 1990).
 
 The search tries orders as Wing and Gong do ("Testing and Verifying Concurrent Objects", JPDC 17,
-1993): any operation may come next that was called before the first of the others returned. It never
-enters a configuration twice, that is, the same set of ordered operations with the same state (Lowe,
-"Testing for linearizability", Concurrency and Computation 29(4), 2017). Parts of a history that the
-model calls independent are searched one by one. Two rules leave out orders that need no try:
+1993): the next operation may be any that was called before the first of the others returned. It
+never enters a configuration twice, that is, the same set of ordered operations with the same state
+(Lowe, "Testing for linearizability", Concurrency and Computation 29(4), 2017). Parts of a history
+that are independent in the model are searched separately. Two rules prune the search:
 
 * An operation that has returned, is possible now and never changes the state comes next. In any
-  order that has it later it can be moved to here.
-* Of pending operations with equal inputs only the one that was called first comes next. In any
-  order that has a later one here the two can be exchanged.
+  order that has it later, it can be moved to this place.
+* Of pending operations with equal inputs, only the one that was called first comes next. In any
+  order that has another one at this place, the two can be exchanged.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -24,11 +24,11 @@ from vmckpt_lab.history.history import Input, Operation
 
 State = TypeVar("State", bound=Hashable)
 MOST_CONFIGURATIONS = 1_000_000
-"""Of one search; each takes about 250 bytes."""
+"""Default limit of a search; each configuration takes about 250 bytes."""
 _LOOK_AT_CLOCK = 256
-"""Steps between two questions whether the time is over."""
+"""Number of steps between checks of the time limit."""
 _SHOWN = 6
-"""Operations that an explanation shows of the order before the one that does not fit."""
+"""Maximum number of ordered operations that an explanation shows before the culprit."""
 
 
 class Model(Protocol[State]):
@@ -39,40 +39,40 @@ class Model(Protocol[State]):
         """The state before the first operation."""
 
     def parts(self, operations: Iterable[Operation]) -> Mapping[str, tuple[Operation, ...]]:
-        """Split operations into independent parts, each with a name. May drop pending ones."""
+        """Split operations into independent, named parts. May drop pending operations."""
 
     def step(self, state: State, operation: Operation) -> State | None:
-        """Carry out an operation. Returns the state after it; None: this output is impossible.
+        """Return the state after an operation; None if its output is impossible in this state.
 
-        An output of None stands for any output. The step must have one result only.
+        An output of None stands for any output. The result must be unique.
         """
 
     def changes(self, operation: Operation) -> bool:
-        """Whether there is any state that the operation is possible in and changes."""
+        """Return whether the operation is possible in any state that it changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linearizable:
-    """There is such an order."""
+    """The history is linearizable."""
 
     orders: Mapping[str, tuple[Operation, ...]]
-    """One for each part, with those pending operations that were needed."""
+    """An order for each part, including the pending operations that it needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotLinearizable:
-    """There is none. The history is cut off behind the culprit's return."""
+    """The history is not linearizable. It is truncated after the culprit's return."""
 
     part: str
     culprit: Operation
-    """The operation whose return cannot be explained. Right before it there was an order, unless
-    the time ended while this place was looked for."""
+    """The operation whose return cannot be explained. The history up to right before this return
+    is linearizable, unless the search for the culprit ran out of time."""
     prefix: tuple[Operation, ...]
-    """The longest order found of the others."""
+    """The longest order found of the other operations."""
     state: str
-    """After that."""
+    """The state after `prefix`."""
     unplaced: tuple[Operation, ...]
-    """Operations that had to come next, the culprit among them, and cannot."""
+    """Operations that would have to come next and cannot, including the culprit."""
 
     def __str__(self) -> str:
         first = min(one.call for one in (*self.prefix, *self.unplaced))
@@ -80,16 +80,16 @@ class NotLinearizable:
         shown = self.prefix[-_SHOWN:]
         if shown:
             before = len(self.prefix) - len(shown)
-            said.append(f"The longest order found, after {before} others:")
+            said.append(f"The longest order found, after {before} other operations:")
             said += [f"  {one.shown(first)}" for one in shown]
-        said.append(f"Then the state is {self.state}, and none of these can come next:")
+        said.append(f"The state is then {self.state}, and none of these can come next:")
         said += [f"  {one.shown(first)}" for one in self.unplaced]
         return "\n".join(said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """The search was ended before it found out."""
+    """The search hit its time or memory limit without a result."""
 
     part: str
     why: str
@@ -107,8 +107,8 @@ def check(
 ) -> Verdict:
     """Check operations against a model.
 
-    `over` says whether the time for the answer is over; `most` bounds the memory, in configurations
-    of one part. A part that is not linearizable decides, whatever is unknown of others.
+    `over`: returns whether the time limit has passed. `most`: memory limit, in configurations per
+    part. If any part is not linearizable, neither is the history, even if other parts are unknown.
     """
     checker = _Checker(model, over, most)
     orders: dict[str, tuple[Operation, ...]] = {}
@@ -126,12 +126,12 @@ def check(
 
 
 class _GaveUp(Exception):
-    """The search has no time or no memory left."""
+    """The search hit its time or memory limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DeadEnd(Generic[State]):
-    """The longest order that was found, and what could not come next."""
+    """The longest order found, and the operations that could not come next."""
 
     prefix: tuple[Operation, ...]
     state: State
@@ -140,23 +140,23 @@ class _DeadEnd(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class _Checker(Generic[State]):
-    """A model, and the bounds of each search."""
+    """A model, and the limits of each search."""
 
     model: Model[State]
     over: Callable[[], bool]
     most: int
 
     def search(self, part: Iterable[Operation]) -> tuple[Operation, ...] | _DeadEnd[State]:
-        """Returns an order of all that returned, or the longest one found. Raises _GaveUp."""
+        """Return an order of all returned operations, or a dead end. Raises _GaveUp."""
         return _Search(part, self).run()
 
     def explained(
         self, name: str, part: Sequence[Operation], found: _DeadEnd[State]
     ) -> NotLinearizable:
-        """Cut the part off behind the first return with which it is not linearizable.
+        """Truncate a part after the first return with which it is not linearizable.
 
-        A history whose beginning is not linearizable is not either, so that halving finds the
-        place. If the time ends meanwhile, the explanation is larger than it need be.
+        A binary search finds this return, as a history with a beginning that is not linearizable is
+        not linearizable either. If the time runs out, the explanation is longer than necessary.
         """
         ends = sorted({one.returned for one in part if one.returned is not None})
         low, high = 0, len(ends) - 1
@@ -181,7 +181,7 @@ class _Checker(Generic[State]):
 
 
 def _until(part: Sequence[Operation], end: float) -> tuple[Operation, ...]:
-    """What was known of a part at a time: what had not returned by then was pending."""
+    """Return a part as of the time `end`: operations that returned later are pending."""
     return tuple(
         one
         if one.returned is not None and one.returned <= end
@@ -193,24 +193,24 @@ def _until(part: Sequence[Operation], end: float) -> tuple[Operation, ...]:
 
 @dataclass(slots=True)
 class _Node(Generic[State]):
-    """A configuration, and what is still to be tried from there."""
+    """A configuration, and the moves that remain to be tried from it."""
 
     base: int
-    """The first of the returned operations, by their calls, that is not ordered yet."""
+    """Index of the first returned operation, by time of call, that is not ordered yet."""
     window: int
-    """Which of those behind `base` are, bit by bit; at most as many as run at once."""
+    """Bit mask of the ordered operations from `base` on; as long as operations are concurrent."""
     used: int
-    """Which of the pending ones are."""
+    """Bit mask of the pending operations that are ordered."""
     state: State
     came: Operation | None
-    """The operation that leads here."""
+    """The operation that leads to this configuration."""
     moves: list[tuple[int, State]]
-    """Operations that can come next, the best one last, and the state after each. Those that have
-    returned are counted from 0, pending ones from -1 downwards."""
+    """Operations that can come next, the best one last, each with the state after it. Returned
+    operations are numbered from 0 upwards, pending ones from -1 downwards."""
 
 
 class _Search(Generic[State]):
-    """One search of one part. A new one for each."""
+    """A search for an order of a part. Used once."""
 
     def __init__(self, part: Iterable[Operation], checker: _Checker[State]) -> None:
         known = sorted(part, key=lambda one: one.call)
@@ -226,7 +226,7 @@ class _Search(Generic[State]):
         self._dead_end: _DeadEnd[State] = _DeadEnd((), self._start, ())
 
     def run(self) -> tuple[Operation, ...] | _DeadEnd[State]:
-        """Returns an order, or the longest one if there is none of all. Raises _GaveUp."""
+        """Return an order of all returned operations, or the farthest dead end. Raises _GaveUp."""
         path = [self._node(0, 0, 0, self._start, None)]
         steps = 0
         while path:
@@ -239,14 +239,14 @@ class _Search(Generic[State]):
                 continue
             steps += 1
             if steps % _LOOK_AT_CLOCK == 0 and self._over():
-                raise _GaveUp("the time for the check is over")
+                raise _GaveUp("the check ran out of time")
             after = self._after(node, *node.moves.pop())
             if after is not None:
                 path.append(after)
         return self._dead_end
 
     def _after(self, node: _Node[State], move: int, state: State) -> _Node[State] | None:
-        """The configuration after a move; None if it was tried before. Raises _GaveUp."""
+        """Return the configuration after a move; None if it was tried before. Raises _GaveUp."""
         base, window, used = node.base, node.window, node.used
         if move >= 0:
             window |= 1 << move - base
@@ -281,7 +281,7 @@ class _Search(Generic[State]):
         )
 
     def _open(self, base: int, window: int) -> tuple[list[int], float]:
-        """The returned operations that may come next, and when the first of them returned."""
+        """Return the returned operations that may come next, and the time of their first return."""
         found: list[int] = []
         limit = float("inf")
         left = ~window
@@ -308,7 +308,7 @@ class _Search(Generic[State]):
         return moves[::-1]
 
     def _note(self, path: Sequence[_Node[State]]) -> None:
-        """Keep a dead end if it is farther than all before, or as far with fewer pending ones."""
+        """Keep a dead end if it orders more operations, or as many with fewer pending ones."""
         node = path[-1]
         ordered = (node.base + node.window.bit_count(), -node.used.bit_count())
         if ordered > self._best:

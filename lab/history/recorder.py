@@ -1,6 +1,6 @@
-"""Record what clients see of a lab guest, and check it: `Recorder` around whatever is done to it.
+"""Record what clients see of a lab guest while something is done to it, and check the history.
 
-`check_runs` decides and is pure but for the time it is given.
+`check_runs` decides; it is pure except for its time limit.
 """
 
 import subprocess
@@ -22,25 +22,25 @@ from vmckpt_lab.plan import LabPlan
 from vmckpt_lab.shell import in_namespace
 
 TIME = 20.0
-"""Seconds for the check of one history; one of 10,000 operations takes less than one."""
+"""Time limit for checking a history, in seconds. 10,000 operations take less than a second."""
 _ENDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a history shows."""
+    """The result of checking a history."""
 
     answered: int
-    """Operations that returned."""
+    """Number of operations that returned."""
     pending: int
     wrong: tuple[str, ...]
-    """Why no single copy can have answered so; empty: one can."""
+    """Why a single copy cannot have given these answers; empty if it can."""
     unknown: tuple[str, ...] = ()
-    """What was not found out in time."""
+    """Runs that could not be checked within the limits, and why."""
 
 
 def check_runs(known: History, over: Callable[[], bool]) -> Judgement:
-    """Check each of the guest's runs; `over` says whether the time for that is over."""
+    """Check each of the guest's runs. `over`: returns whether the time limit has passed."""
     wrong = list(known.contradictions)
     if not known.answered:
         wrong.append("no operation was answered")
@@ -60,12 +60,12 @@ def check_runs(known: History, over: Callable[[], bool]) -> Judgement:
 
 
 def judge_in_time(known: History) -> Judgement:
-    """The same, in `TIME` at most; longer on a slow machine."""
+    """Check each of the guest's runs within `TIME`, which a slow machine extends."""
     return check_runs(known, Deadline(TIME).passed)
 
 
 def keep(recording: Iterable[str], folder: Path) -> Path:
-    """Write a recording's lines into a file of its own that stays. Returns its path."""
+    """Write a recording's lines to a new file in `folder`. Returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", dir=folder, prefix="vmckpt-history-", suffix=".jsonl", delete=False
@@ -75,11 +75,11 @@ def keep(recording: Iterable[str], folder: Path) -> Path:
 
 
 class Recorder:
-    """Clients that use a guest's key-value store. Use as a context manager, once.
+    """Runs clients that use a guest's key-value store. Use as a context manager, once.
 
-    They have had an answer when it is entered; LabError if they get none.
+    Entering it waits until a client has received an answer, and raises LabError if none does.
 
-    The recording is in `file`; what the operator does meanwhile is added by `taken` and `restored`.
+    The recording is in `file`. `taken` and `restored` add the operator's snapshots and restores.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Recorder:
             self._process.wait()
 
     def stop(self) -> History:
-        """End the clients and read what they wrote. Raises LabError if they failed before."""
+        """Stop the clients and return the history. Raises LabError if they had failed before."""
         process = self._process
         if process is None:
             raise LabError(f"the clients of guest {self._guest} were not started")
@@ -132,11 +132,11 @@ class Recorder:
             code = process.wait()
         if code != 0:
             said = self._log.read_text(errors="replace").strip().splitlines()[-1:]
-            raise LabError(f"the clients of guest {self._guest} ended with {code}: {said}")
+            raise LabError(f"the clients of guest {self._guest} exited with {code}: {said}")
         return self.history()
 
     def history(self) -> History:
-        """What was recorded until now."""
+        """Return the history recorded so far."""
         return history.parse(self._recording())
 
     def _recording(self) -> list[str]:
@@ -147,32 +147,36 @@ class Recorder:
             return self._orders
 
     def check(self, folder: Path) -> Judgement:
-        """Check what was recorded until now. A history that is wrong is kept in a file there."""
+        """Check the history recorded so far. If it is wrong, it is saved to a file in `folder`."""
         recording = self._recording()
         found = judge_in_time(history.parse(recording))
         if not found.wrong:
             return found
-        kept = f"\nThe history is kept in {keep(recording, folder)}."
+        kept = f"\nThe history was saved to {keep(recording, folder)}."
         return replace(found, wrong=tuple(f"{one}{kept}" for one in found.wrong))
 
     def await_answers(self, count: int, *, limit: float = 60.0) -> None:
-        """Wait until so many more operations have returned. Raises LabError if they do not."""
+        """Wait until `count` more operations have returned.
+
+        Raises LabError if they do not within `limit` seconds.
+        """
         give_up, before = Deadline(limit), self.history().answered
         while (now := self.history().answered) < before + count:
             if give_up.passed():
                 raise LabError(
-                    f"clients of guest {self._guest} got {now - before} answers in {limit:g} s"
+                    f"clients of guest {self._guest} received only {now - before} answers in"
+                    f" {limit:g} s"
                 )
             time.sleep(0.2)
 
     def taken(self, snapshot: str, began: float, ended: float) -> None:
-        """Note that a snapshot was taken between two times, monotonic seconds."""
+        """Record that a snapshot was taken between two times, in monotonic seconds."""
         self._order(Input(kind=Kind.SNAPSHOT, snapshot=snapshot), began, ended)
 
     def restored(self, snapshot: str, began: float, ended: float | None) -> None:
-        """Note that the guest was restored between two times.
+        """Record that the guest was restored between two times, in monotonic seconds.
 
-        None: it may also have happened later, or never.
+        `ended`: None if the restore may also have happened later, or never.
         """
         self._order(Input(kind=Kind.RESTORE, snapshot=snapshot), began, ended)
 

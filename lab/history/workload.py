@@ -1,8 +1,8 @@
-"""What the clients of a guest's key-value store ask for, and when they ask again. Pure.
+"""The operations of the clients of a guest's key-value store, and when they are repeated. Pure.
 
-Each client waits for the answer to one operation, pauses for a moment, and begins the next.
-It repeats a request that is not answered soon, and gives it up after a while: then the operation
-stays pending, and the client begins another one.
+Each client waits for the answer to an operation, pauses for a moment, and begins the next. It
+repeats a request that is not answered soon, and gives it up after a while: the operation then stays
+pending, and the client begins another one.
 """
 
 import random
@@ -12,45 +12,45 @@ from dataclasses import dataclass
 from vmckpt_lab.history.history import Input, Kind
 
 THINKS = (0.01, 0.06)
-"""Seconds between an answer and the client's next operation, at least and at most."""
+"""Minimum and maximum of the seconds between an answer and the client's next operation."""
 ASKS_AGAIN = 0.5
-"""Seconds after which a request is repeated. Answers of a protected guest wait for its epoch."""
+"""Seconds after which a request is repeated. A protected guest's answers wait for its epoch."""
 GIVES_UP = 3.0
-"""Seconds after which an operation is left pending."""
+"""Seconds after which a client gives an operation up, which stays pending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send a request."""
+    """A request to send."""
 
     sequence: int
     asked: Input
     again: bool
-    """It was sent before."""
+    """Whether the request was sent before."""
 
 
 class Client:
-    """One client. Feed it the time and what it heard; it says what to send."""
+    """A client. `due` returns the request to send; `hear` takes an answer."""
 
     def __init__(
         self, number: int, keys: int, dice: random.Random, seen: MutableMapping[int, int]
     ) -> None:
-        """Clients that share `seen`, the last known value of each key, compare with it."""
+        """`seen`: the last known value of each key, which comparisons expect; shared by clients."""
         self.number = number
         self._keys, self._dice, self._seen = keys, dice, seen
         self._sequence = 0
         self._asked: Input | None = None
         self._called = 0.0
         self.wakes = 0.0
-        """When it has something to do next, seconds."""
+        """Time of the next call of `due` that can return a request, in seconds."""
 
     @property
     def waits(self) -> bool:
-        """Whether its last operation is not answered."""
+        """Whether the last operation is not answered yet."""
         return self._asked is not None
 
     def due(self, now: float, *, begin: bool = True) -> Ask | None:
-        """What it sends now, if anything. Without `begin` it only repeats what it waits for."""
+        """Return the request to send now, or None. Without `begin`, only repeats requests."""
         if now < self.wakes:
             return None
         asked, again = self._asked, True
@@ -66,7 +66,7 @@ class Client:
         return Ask(self._sequence, asked, again)
 
     def hear(self, sequence: int, before: int, now: float) -> None:
-        """Take an answer; one to an earlier operation changes nothing."""
+        """Take an answer. Answers to earlier operations are ignored."""
         asked = self._asked
         if asked is None or sequence != self._sequence:
             return
@@ -76,12 +76,12 @@ class Client:
         self.wakes = now + self._dice.uniform(*THINKS)
 
     def _drawn(self) -> Input:
-        """The next operation. The last key is a counter, all others are registers."""
+        """Draw the next operation. The last key is a counter; all others are registers."""
         key = self._dice.randrange(self._keys)
         chance = self._dice.random()
         if key == self._keys - 1:
             return Input(kind=Kind.ADD, key=key, value=1) if chance < 0.7 else _read(key)
-        # No two operations write the same value, so that an answer tells which one it saw.
+        # Every operation writes a unique value, so that an answer identifies the write it saw.
         value = (self.number + 1) << 32 | self._sequence
         if chance < 0.35:
             return Input(kind=Kind.WRITE, key=key, value=value)

@@ -1,1 +1,1 @@
-"""A program outside of all hosts that observes which copies of a guest run."""
+"""A program outside all hosts that observes guests over the network."""

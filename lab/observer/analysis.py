@@ -1,7 +1,7 @@
-"""What can be seen of a guest from outside: when it was silent and which numbers it told. Pure.
+"""Evaluate what the observer receives from a guest: its silences and its numbers. Pure.
 
-All times are seconds on the observer's monotonic clock. A guest's clock stops with the guest, so
-nothing here is measured by it.
+All times are in seconds on the observer's monotonic clock. A guest's clock stops with the guest, so
+it is not used for measurements.
 """
 
 import os
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from vmckpt_lab.observer import messages
 
 PROBES = "VMCKPT_LAB_PROBES"
-"""The environment's: probes of a guest in a second, if not 200. Each costs the guest under TCG some
-0.5 ms, and many guests at once have no time for so many."""
+"""Environment variable: probes of each guest per second, by default 200. A probe costs a guest
+about 0.5 ms under TCG, which is too much for many guests at once."""
 PROBE_INTERVAL = 1 / float(os.environ.get(PROBES, "200"))
 NOTABLE = 2.4 * PROBE_INTERVAL
-"""Shorter silences are the normal rhythm of probes and answers."""
+"""Silences up to this long are the normal rhythm of probes and answers."""
 _KEEP = 20_000
 _QUESTIONS = 20_000
-"""So many are remembered, a hundred seconds of them."""
+"""Maximum number of probes that are remembered; 100 seconds of them by default."""
 _OVERTAKE = 64
-"""By so many numbers one may be late."""
+"""Maximum number of later numbers that may overtake a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time without something."""
+    """An interval without a beat."""
 
     start: float
     end: float
@@ -37,7 +37,7 @@ class Gap:
 
 @dataclass(slots=True)
 class Rhythm:
-    """Something that should happen every few milliseconds, and the gaps in it."""
+    """Beats that should come every few milliseconds, and the gaps between them."""
 
     last: float | None = None
     gaps: deque[Gap] = field(default_factory=lambda: deque(maxlen=_KEEP))
@@ -48,7 +48,7 @@ class Rhythm:
         self.last = at if self.last is None else max(at, self.last)
 
     def gaps_between(self, since: float, until: float) -> list[Gap]:
-        """Gaps that touch the window, the one that lasts until now included."""
+        """Return the gaps that overlap the window, including a gap that has not ended yet."""
         found = [gap for gap in self.gaps if gap.end > since and gap.start < until]
         if self.last is not None and until - self.last > NOTABLE:
             found.append(Gap(self.last, until))
@@ -56,7 +56,7 @@ class Rhythm:
 
 
 def blackout(answers: Rhythm, own: Rhythm, since: float, until: float) -> float:
-    """The longest silence of a guest in a window, in seconds, less the observer's own silences."""
+    """Return a guest's longest silence in a window, in seconds, minus the observer's own gaps."""
     own_gaps = own.gaps_between(since, until)
 
     def net(gap: Gap) -> float:
@@ -69,23 +69,23 @@ def blackout(answers: Rhythm, own: Rhythm, since: float, until: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the observer tells of a guest when asked."""
+    """The observer's report on a guest."""
 
     now: float
     blackout: float
-    """The longest silence in the window asked for, seconds."""
+    """The longest silence in the requested window, in seconds."""
     answered_at: float | None
-    """When it last answered; None if it never did."""
+    """Time of the last answer; None without an answer."""
     runs: int
-    """How often the guest was started since it is watched."""
+    """Number of starts of the guest since it is observed."""
     run: int
-    """The newest run's number, drawn by the guest."""
+    """The ID of the newest run, drawn by the guest."""
     ticks: int
     pages_written: int
     highest: int
-    """The highest number the newest run told."""
+    """The highest number that the newest run sent."""
     heard: int
-    """How many numbers of it were heard; the network may lose some."""
+    """Number of its numbers that were received; the network may lose some."""
     conflicts: int
     forgotten: int
     verified: messages.Message | None
@@ -94,15 +94,15 @@ class View:
 
 @dataclass(slots=True)
 class Output:
-    """The numbers told by one run of a guest, and what cannot be if only one copy of it runs."""
+    """The numbers that a run of a guest sent, and contradictions that one copy cannot cause."""
 
     first: int = 0
     highest: int = 0
     heard: int = 0
     conflicts: int = 0
-    """Numbers told twice with different contents: two copies, or a rolled-back one."""
+    """Numbers sent twice with different contents: by two copies, or after a rollback."""
     forgotten: int = 0
-    """Answers of a guest that did not know a number it had told before."""
+    """Answers of the guest without a number that it had sent before."""
     _recent: dict[int, messages.Message] = field(default_factory=dict)
 
     def number(self, message: messages.Message) -> None:
@@ -119,32 +119,37 @@ class Output:
         self._recent.pop(message.number - 4096, None)
 
     def _late(self, message: messages.Message) -> bool:
-        """Whether it left before a later number that overtook it: on a busy machine one CPU's queue
-        is emptied before another's. A second copy's clock would not fit in between."""
+        """Return whether a number was sent before a later number that overtook it.
+
+        On a busy machine, one CPU's queue may be emptied before another's. The clock of a second
+        copy would not fit in between.
+        """
         later = range(message.number + 1, min(self.highest, message.number + _OVERTAKE) + 1)
         after = next((self._recent[one] for one in later if one in self._recent), None)
         return after is not None and message.clock_ns < after.clock_ns
 
     def answer(self, message: messages.Message, told: int) -> None:
-        """`told`: the highest number that had been heard when the question was asked. Later ones
-        prove nothing: an answer may wait in the guest while numbers leave."""
+        """Check an answer. `told`: the highest number received before the question was sent.
+
+        Later numbers prove nothing, as the guest may send numbers while an answer is queued.
+        """
         if message.number < told:
             self.forgotten += 1
 
 
 @dataclass(slots=True)
 class Sightings:
-    """Everything heard from one guest."""
+    """All that was received from a guest."""
 
     answers: Rhythm = field(default_factory=Rhythm)
     outputs: dict[int, Output] = field(default_factory=dict)
     latest: messages.Message | None = None
     verified: messages.Message | None = None
     _asked: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By token: the highest number that each run had told by then."""
+    """By token: the highest number that each run had sent before the question."""
 
     def ask(self, token: int) -> None:
-        """A question leaves; asked again it is the same question."""
+        """Record that a question is sent. A repeated question keeps its first record."""
         told = {run: output.highest for run, output in self.outputs.items()}
         self._asked.setdefault(token, told)
         if len(self._asked) > _QUESTIONS:
@@ -163,11 +168,11 @@ class Sightings:
         self.latest = message
 
     def _answered(self, output: Output, message: messages.Message) -> None:
-        # What was asked too long ago for us to know when proves nothing.
+        # An answer to a question that is no longer remembered proves nothing.
         output.answer(message, self._asked.get(message.token, {}).get(message.run, 0))
 
     def view(self, own: Rhythm, *, now: float, since: float, until: float) -> View:
-        """Everything at once; `own` are the observer's own gaps."""
+        """Return the report on the guest. `own`: the observer's own rhythm."""
         run = self.latest.run if self.latest else 0
         output = self.outputs.get(run, Output())
         return View(

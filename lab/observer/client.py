@@ -1,4 +1,4 @@
-"""Start the observer and ask it what it saw."""
+"""Start the observer and query it."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from vmckpt_lab.shell import in_namespace, start_daemon
 
 
 def start(plan: LabPlan) -> None:
-    """Start the observer's process in its namespace; `lab down` ends it with the namespace."""
+    """Start the observer's process in its namespace; `lab down` kills it with the namespace."""
     program = [sys.executable, "-m", "vmckpt_lab.observer.server"]
     arguments = [plan.observer_address, str(plan.observer_socket)]
     command = in_namespace(plan.observer_namespace, *program, *arguments)
@@ -26,7 +26,10 @@ def start(plan: LabPlan) -> None:
 
 
 def ask(control: Path, **question: Any) -> dict[str, Any]:
-    """One question, one answer; LabError if the observer is gone or knows no such guest."""
+    """Send a question to the observer and return its answer.
+
+    Raises LabError if the observer does not answer or does not know the guest.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(5.0)
         try:
@@ -43,7 +46,10 @@ def ask(control: Path, **question: Any) -> dict[str, Any]:
 def status(
     control: Path, guest: str, *, since: float | None = None, until: float | None = None
 ) -> View:
-    """What the observer knows of a guest; its longest silence in a window of monotonic time."""
+    """Return the observer's report on a guest. Raises LabError.
+
+    `since`, `until`: window for the longest silence, in monotonic seconds.
+    """
     window = {"since": since, "until": until}
     given = {key: value for key, value in window.items() if value is not None}
     answer = ask(control, op="status", guest=guest, **given)
@@ -52,7 +58,7 @@ def status(
 
 
 def answers(plan: LabPlan) -> bool:
-    """Whether the observer lives."""
+    """Return whether the observer answers."""
     try:
         ask(plan.observer_socket, op="guests")
     except LabError:
@@ -61,7 +67,7 @@ def answers(plan: LabPlan) -> bool:
 
 
 def wait_until_up(plan: LabPlan, *, limit: float = 15.0) -> None:
-    """Return when the observer answers."""
+    """Wait until the observer answers. Raises LabError after `limit` seconds."""
     give_up = Deadline(limit)
     while not answers(plan):
         if give_up.passed():
@@ -71,9 +77,9 @@ def wait_until_up(plan: LabPlan, *, limit: float = 15.0) -> None:
 
 
 def verify(control: Path, guest: str, *, limit: float = 30.0) -> View:
-    """Ask the guest to check all its memory and disk; what the observer knows afterwards.
+    """Let a guest check all its memory and disk. Returns the observer's report afterwards.
 
-    Raises LabError if the guest gives no answer in `limit` seconds.
+    Raises LabError if the guest does not answer within `limit` seconds.
     """
     token = ask(control, op="verify", guest=guest)["token"]
     give_up = Deadline(limit)
@@ -82,7 +88,7 @@ def verify(control: Path, guest: str, *, limit: float = 30.0) -> View:
         if seen.verified is not None and seen.verified.token == token:
             return seen
         if give_up.passed():
-            raise LabError(f"guest {guest} did not answer a verify in {limit:g} s")
+            raise LabError(f"guest {guest} did not answer a verify request within {limit:g} s")
         time.sleep(0.05)
 
 
@@ -90,15 +96,15 @@ _PATIENCE = 5.0
 
 
 class LabObserver:
-    """The observer as the port `model.migration.OutsideView`."""
+    """An implementation of `model.migration.OutsideView` by the lab's observer."""
 
     def __init__(self, control: Path) -> None:
         self._control = control
 
     async def blackout(self, guest: str, since: Seconds, until: Seconds) -> Seconds | None:
-        """See OutsideView.blackout; an observer that is gone watched nothing.
+        """See OutsideView.blackout. Returns None if the observer does not answer.
 
-        A silence that is not over at the end of the window is followed, for `_PATIENCE` at most.
+        A silence that lasts beyond the window is followed for up to `_PATIENCE` seconds.
         """
         give_up = until + _PATIENCE
         try:

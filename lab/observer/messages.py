@@ -1,7 +1,7 @@
-"""Messages between a lab guest's prover and programs outside: little-endian 64-bit words. Pure.
+"""Messages between a lab guest's prover and programs outside, as little-endian 64-bit words. Pure.
 
-The layouts are those in assets/prover.c: `struct message` of the observer, `struct request` and
-`struct reply` of the key-value store.
+The layouts are those in assets/prover.c: `struct message` for the observer, `struct request` and
+`struct reply` for the key-value store.
 """
 
 import struct
@@ -16,17 +16,17 @@ _LAYOUT = struct.Struct("<12Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One datagram. Fields a kind does not use are 0."""
+    """A datagram. Fields that a kind does not use are 0."""
 
     kind: int
     token: int = 0
-    """Chosen by whoever asks, repeated in the answer."""
+    """Identifies a question; repeated in its answer."""
     run: int = 0
-    """Drawn by the guest at its start: numbers of two starts never mix."""
+    """Drawn by the guest at its start, to distinguish numbers of different starts."""
     number: int = 0
     """The highest number whose record is on the guest's disk."""
     ticks: int = 0
-    """The guest's own count of 10 ms ticks; it stands still while the guest does."""
+    """The guest's count of 10 ms ticks, which stops while the guest is paused."""
     clock_ns: int = 0
     """The guest's monotonic clock."""
     pages_written: int = 0
@@ -40,12 +40,12 @@ _NAMES = tuple(field.name for field in fields(Message))
 
 
 def encode(message: Message) -> bytes:
-    """The datagram for a message."""
+    """Return the datagram of a message."""
     return _LAYOUT.pack(MAGIC, *(getattr(message, name) for name in _NAMES))
 
 
 def decode(datagram: bytes) -> Message | None:
-    """The message in a datagram; None if it is not one of ours."""
+    """Return the message in a datagram; None if the datagram is not a message."""
     if len(datagram) != _LAYOUT.size:
         return None
     magic, *words = _LAYOUT.unpack(datagram)
@@ -53,9 +53,9 @@ def decode(datagram: bytes) -> Message | None:
 
 
 STORE_KINDS = {Kind.READ: 1, Kind.WRITE: 2, Kind.CAS: 3, Kind.ADD: 4}
-"""What the key-value store can be asked for."""
+"""The kinds of operations that the key-value store supports, with their codes."""
 CELLS, SESSIONS = 64, 64
-"""How many keys and sessions the store has, each counted from 0."""
+"""Number of keys and sessions of the store, each numbered from 0."""
 _REQUEST_MAGIC = int.from_bytes(b"VMCKREQ1", "little")
 _REPLY_MAGIC = int.from_bytes(b"VMCKREP1", "little")
 _REQUEST = struct.Struct("<8Q")
@@ -64,20 +64,21 @@ _REPLY = struct.Struct("<6Q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One operation for the key-value store."""
+    """An operation for the key-value store."""
 
     recording: int
-    """One that is higher than all before empties the store; requests of lower ones are ignored."""
+    """A recording with a higher number than all before empties the store. Requests with lower
+    numbers are ignored."""
     session: int
     sequence: int
-    """Counted from 1 in each session. The store carries out each at most once, and none below the
-    highest that it has seen; it repeats its answer to that one."""
+    """Counted from 1 in each session. The store carries out each request at most once, ignores
+    numbers below the highest that it has seen, and repeats its answer to the highest."""
     asked: Input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The store's answer."""
+    """The store's answer to a request."""
 
     recording: int
     session: int
@@ -85,11 +86,11 @@ class Reply:
     run: int
     """Drawn by the guest at its start."""
     before: int
-    """What the cell held right before."""
+    """The cell's value right before the operation."""
 
 
 def encode_request(request: Request) -> bytes:
-    """The datagram for a request."""
+    """Return the datagram of a request."""
     asked = request.asked
     return _REQUEST.pack(
         _REQUEST_MAGIC, request.recording, request.session, request.sequence,
@@ -98,7 +99,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(datagram: bytes) -> Request | None:
-    """The request in a datagram; None if it is none."""
+    """Return the request in a datagram; None if the datagram is not a request."""
     if len(datagram) != _REQUEST.size:
         return None
     magic, recording, session, sequence, kind, key, value, expected = _REQUEST.unpack(datagram)
@@ -110,13 +111,13 @@ def decode_request(datagram: bytes) -> Request | None:
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """The datagram for an answer of the store."""
+    """Return the datagram of an answer."""
     words = (reply.recording, reply.session, reply.sequence, reply.run, reply.before)
     return _REPLY.pack(_REPLY_MAGIC, *words)
 
 
 def decode_reply(datagram: bytes) -> Reply | None:
-    """The answer in a datagram; None if it is none."""
+    """Return the answer in a datagram; None if the datagram is not an answer."""
     if len(datagram) != _REPLY.size:
         return None
     magic, recording, session, sequence, run, before = _REPLY.unpack(datagram)

@@ -1,8 +1,8 @@
-"""The observer: a process outside all hosts that probes every guest many times a second.
+"""The observer: a process outside all hosts that probes every guest many times per second.
 
-Runs in the lab's observer namespace; `observer_client` starts it and asks it questions over a unix
-socket (one JSON object each way). Arrival times are the kernel's, so a late turn of this loop does
-not lengthen a guest's silence; turns that were late are kept as the observer's own gaps.
+Runs in the lab's observer namespace. `observer.client` starts it and queries it over a unix socket,
+with one JSON object each way. The kernel takes the arrival times, so a delay in this loop does not
+lengthen a guest's silence; such delays are kept as the observer's own gaps.
 """
 
 import json
@@ -26,7 +26,7 @@ _ASK_AGAIN = 0.2
 
 
 class Observer:
-    """Sockets and the loop; what is seen goes to `Sightings`."""
+    """The observer's sockets and event loop. `Sightings` evaluates what it receives."""
 
     def __init__(self, address: str, control: Path) -> None:
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -44,7 +44,7 @@ class Observer:
         self._token = 0
 
     def run(self) -> None:
-        """Probe and listen until killed."""
+        """Probe guests and answer questions until killed."""
         poll = select.poll()
         poll.register(self._udp, select.POLLIN)
         poll.register(self._control, select.POLLIN)
@@ -76,7 +76,7 @@ class Observer:
                 )
 
     def _send(self, datagram: bytes, address: str) -> None:
-        with suppress(OSError):  # no route or no neighbour: the silence itself is the finding
+        with suppress(OSError):  # without a route or neighbour, the guest's silence is recorded
             self._udp.sendto(datagram, (address, GUEST_PORT))
 
     def _receive(self) -> None:
@@ -116,7 +116,7 @@ class Observer:
         elif operation == "guests":
             return {"guests": sorted(self._guests)}
         elif name not in self._guests:
-            return {"error": f"no guest {name!r} is watched"}
+            return {"error": f"guest {name!r} is not observed"}
         elif operation == "verify":
             self._token += 1
             self._verifying[name] = (self._token, 0.0)
@@ -130,9 +130,9 @@ class Observer:
 
 
 def main() -> None:
-    """Observe: arguments are our address on the guests' network and the control socket."""
+    """Run the observer. Arguments: its address on the guests' network, and the control socket."""
     address, control = sys.argv[1:]
-    with suppress(OSError):  # a real-time place in the queue, where the kernel grants one
+    with suppress(OSError):  # real-time scheduling, where the kernel permits it
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     Observer(address, Path(control)).run()
 

@@ -12,7 +12,7 @@ DOCUMENT = ROOT / "docs/locking.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 
 REFUSED, WAITS, ALLOWED, HARMS = Answer
-GOES_ON = Then("it goes on", goes_on=True)
+GOES_ON = Then("it continues", goes_on=True)
 LOCK = "cannot acquire state change lock (held by monitor="
 JOBS = (
     Asked.SNAPSHOT, Asked.DISK_SNAPSHOT, Asked.BACKUP, Asked.ATTACH_DISK, Asked.ATTACH_NIC,
@@ -25,22 +25,20 @@ FAILED = Then("failed: the guest runs on the source", outcome="failed", on="alph
 SHUT_OFF = Then("shut-off: the guest is off on both hosts", outcome="shut-off")
 ARRIVES = Then("completed: the guest runs on the target", outcome="completed", on="beta")
 FORGOTTEN = Then(
-    "completed: the guest stands still, so the move ends at once, and libvirt lets it run on the"
-    " target: the suspension is forgotten",
+    "completed: the guest is paused, so the migration ends at once, and libvirt resumes it on the"
+    " target: the suspension is lost",
     outcome="completed",
     on="beta",
 )
-SOURCE_LEFT = Then(
-    "lost: half of it is left on the source, and stands still", outcome="lost", left="alpha"
-)
-TARGET_LEFT = Then("lost: half of it is left on the target, and hangs", outcome="lost", left="beta")
+SOURCE_LEFT = Then("lost: half of it is left on the source, paused", outcome="lost", left="alpha")
+TARGET_LEFT = Then("lost: half of it is left on the target, hung", outcome="lost", left="beta")
 SETTLED = Then(
-    "its job is settled first (failed: it never left the source), then the guest moves",
+    "the job is settled first (failed: the guest never left the source), then the guest moves",
     outcome="failed",
     on="beta",
 )
 ADOPTED = Then(
-    "it has a controller again, which vmckpt cancel reaches: cancelled, the guest runs on the"
+    "the job has a controller again, which accepts vmckpt cancel: cancelled, the guest runs on the"
     " source",
     outcome="cancelled",
     on="alpha",
@@ -59,7 +57,7 @@ _MOVING: tuple[Group, ...] = (
     (REFUSED, 1, "another migration job is already running", GOES_ON, (Asked.VIRSH_MIGRATE,)),
     (ALLOWED, 0, "outgoing migration", GOES_ON, (Asked.GUESTS,)),
 )
-_HELD = "a job holds it: "
+_HELD = "has a job in progress: "
 _ROWS: dict[Under, tuple[Group, ...]] = {
     Under.PRECOPY: (
         *_MOVING,
@@ -70,9 +68,9 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
             GOES_ON,
             (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
         ),
-        (REFUSED, 18, "is attended by process", GOES_ON, (Asked.RESUME_JOB,)),
-        (REFUSED, 18, "a migration is under way; nothing was changed", GOES_ON, (Asked.LABEL,)),
-        (ALLOWED, 0, "every job has ended or is attended", GOES_ON, (Asked.RECOVER,)),
+        (REFUSED, 18, "is run by process", GOES_ON, (Asked.RESUME_JOB,)),
+        (REFUSED, 18, "a copy was left behind; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (ALLOWED, 0, "every job has ended or has a live", GOES_ON, (Asked.RECOVER,)),
         (ALLOWED, 0, "limit to 64 MiB/s", GOES_ON, (Asked.SET,)),
         (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
         (ALLOWED, 0, "cancel", CANCELLED, (Asked.CANCEL,)),
@@ -90,10 +88,10 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
             GOES_ON,
             (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
         ),
-        (REFUSED, 18, "is attended by process", GOES_ON, (Asked.RESUME_JOB,)),
-        (REFUSED, 18, "a migration is under way; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 18, "is run by process", GOES_ON, (Asked.RESUME_JOB,)),
+        (REFUSED, 18, "a copy was left behind; nothing was changed", GOES_ON, (Asked.LABEL,)),
         (REFUSED, 2, "there is no way back", GOES_ON, (Asked.CANCEL,)),
-        (ALLOWED, 0, "every job has ended or is attended", GOES_ON, (Asked.RECOVER,)),
+        (ALLOWED, 0, "every job has ended or has a live", GOES_ON, (Asked.RECOVER,)),
         (ALLOWED, 0, "limit to 64 MiB/s", GOES_ON, (Asked.SET,)),
         (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
         (HARMS, None, "", SOURCE_LEFT, (Asked.DESTROY,)),
@@ -109,10 +107,10 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
             (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
         ),
         (REFUSED, 2, "there is no post-copy of web1 to resume", GOES_ON, (Asked.RESUME_JOB,)),
-        (REFUSED, 18, "a migration is under way; nothing was changed", GOES_ON, (Asked.LABEL,)),
-        (ALLOWED, 0, "alpha was told directly", GOES_ON, (Asked.SET,)),
+        (REFUSED, 18, "a copy was left behind; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (ALLOWED, 0, "done directly on alpha", GOES_ON, (Asked.SET,)),
         (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
-        (ALLOWED, 0, "alpha was told directly", STAYS, (Asked.CANCEL,)),
+        (ALLOWED, 0, "done directly on alpha", STAYS, (Asked.CANCEL,)),
         (ALLOWED, 0, "watch it to its end", ADOPTED, (Asked.RECOVER,)),
         (HARMS, 0, "", STAYS, (Asked.ABORT, Asked.DESTROY_OTHER)),
         (HARMS, 0, "suspended", FORGOTTEN, (Asked.SUSPEND,)),
@@ -122,9 +120,9 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
         (REFUSED, 2, "there is no post-copy of web1 to resume", GOES_ON, (Asked.RESUME_JOB,)),
         (REFUSED, 2, "no migration of web1 runs on alpha", GOES_ON, (Asked.CANCEL, Asked.SET)),
         (ALLOWED, 0, "", GOES_ON, (Asked.PLAN, Asked.GUESTS, Asked.LABEL)),
-        (ALLOWED, 0, "it never left the source", SETTLED, (Asked.MIGRATE,)),
+        (ALLOWED, 0, "the guest never left the source", SETTLED, (Asked.MIGRATE,)),
         (ALLOWED, 0, "", ELSEWHERE, (Asked.MIGRATE_ELSEWHERE, Asked.VIRSH_MIGRATE)),
-        (ALLOWED, 0, "it never left the source", STAYS, (Asked.RECOVER,)),
+        (ALLOWED, 0, "the guest never left the source", STAYS, (Asked.RECOVER,)),
         (ALLOWED, 0, "", STAYS, (Asked.DISK_SNAPSHOT,)),
         (HARMS, 0, "destroyed", OFF, (Asked.DESTROY,)),
     ),
@@ -141,14 +139,14 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
         (REFUSED, 2, "the target does not answer", GOES_ON, (Asked.RESUME_JOB,)),
         (REFUSED, 2, "there is no way back", GOES_ON, (Asked.CANCEL,)),
         (REFUSED, 13, "the target does not answer", GOES_ON, (Asked.RECOVER,)),
-        (ALLOWED, 0, "alpha was told directly", GOES_ON, (Asked.SET,)),
+        (ALLOWED, 0, "done directly on alpha", GOES_ON, (Asked.SET,)),
         (ALLOWED, 11, "outgoing migration", GOES_ON, (Asked.GUESTS,)),
     ),
 }
-TOLD = Then("it goes on; the guest is told (the lab's does not heed it)", goes_on=True)
-STANDS = Then("it goes on, and the guest stands still", goes_on=True, stands=True)
-TRANSIENT = Then("it goes on; the guest is transient from then on", goes_on=True, transient=True)
-ALIVE = Then("the guest runs on", on="alpha")
+TOLD = Then("it continues; the guest gets the request (lab guests ignore it)", goes_on=True)
+STANDS = Then("it continues, and the guest is paused", goes_on=True, stands=True)
+TRANSIENT = Then("it continues; the guest is transient afterwards", goes_on=True, transient=True)
+ALIVE = Then("the guest keeps running", on="alpha")
 GONE = Then("the guest is off")
 _NO_JOB = (Asked.RESUME_JOB, Asked.CANCEL, Asked.SET)
 _MOVES = (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN)
@@ -178,7 +176,7 @@ _VIRSH_ROWS: dict[Under, tuple[Group, ...]] = {
     Under.VIRSH_MIGRATE: (
         *_MOVING,
         (REFUSED, 21, _HELD + "outgoing migration", GOES_ON, _MOVES),
-        (REFUSED, 18, "a migration is under way; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 18, "a copy was left behind; nothing was changed", GOES_ON, (Asked.LABEL,)),
         (REFUSED, 2, "", GOES_ON, _NO_JOB),
         (ALLOWED, 0, "", GOES_ON, (Asked.RECOVER, Asked.DEFINE)),
         (ALLOWED, 0, "", ALIVE, (Asked.ABORT,)),
@@ -247,7 +245,7 @@ _VIRSH_ROWS: dict[Under, tuple[Group, ...]] = {
         (HARMS, 0, "destroyed", GONE, (Asked.DESTROY,)),
     ),
     Under.DISK_SNAPSHOT: (
-        (REFUSED, 21, "libvirt moves no guest with snapshots", GOES_ON, _MOVES),
+        (REFUSED, 21, "libvirt does not migrate guests with snapshots", GOES_ON, _MOVES),
         (REFUSED, 2, "", GOES_ON, _NO_JOB),
         (REFUSED, 1, "snapshots", GOES_ON, (Asked.VIRSH_MIGRATE,)),
         (REFUSED, 1, "domain is already running", GOES_ON, (Asked.RESUME,)),
@@ -258,8 +256,8 @@ _VIRSH_ROWS: dict[Under, tuple[Group, ...]] = {
     ),
 }
 UNPROTECTED = Then(
-    "the guest runs on and its output waits for nothing: its standby is invalid; unprotect it,"
-    " protect it again",
+    "the guest runs, and its output is not buffered: the standby is invalid; unprotect the guest,"
+    " then protect it again",
     alone=True,
     on="alpha",
 )
@@ -322,9 +320,9 @@ _SIGNS = {
 _SHORT = {
     Under.PRECOPY: "vmckpt pre-copy",
     Under.POSTCOPY: "vmckpt post-copy",
-    Under.ABANDONED: "killed, goes on",
+    Under.ABANDONED: "killed, continues",
     Under.UNSETTLED: "killed, has ended",
-    Under.BROKEN: "post-copy cut",
+    Under.BROKEN: "post-copy broken",
     Under.VIRSH_MIGRATE: "migrate",
     Under.SNAPSHOT: "snapshot",
     Under.DISK_SNAPSHOT: "after disk snapshot",
@@ -338,7 +336,7 @@ _SHORT = {
 
 def _overview() -> Iterator[str]:
     found = {(cell.under, cell.asked): cell for cell in CELLS}
-    yield "| asked for | " + " | ".join(_SHORT[under] for under in Under) + " |"
+    yield "| request | " + " | ".join(_SHORT[under] for under in Under) + " |"
     yield "|---" * (len(Under) + 1) + "|"
     for asked in Asked:
         cells = [found.get((under, asked)) for under in Under]
@@ -349,7 +347,7 @@ def _overview() -> Iterator[str]:
 def _row(under: Under) -> Iterator[str]:
     yield f"### {under}"
     yield ""
-    yield "| asked for | answer | exit code | its words | what comes of it |"
+    yield "| request | answer | exit code | message | result |"
     yield "|---|---|---|---|---|"
     groups: dict[tuple[Answer, int | None, str, Then], list[Asked]] = {}
     for cell in CELLS:

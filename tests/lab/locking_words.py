@@ -9,9 +9,9 @@ class Under(StrEnum):
 
     PRECOPY = "vmckpt migrate, in pre-copy"
     POSTCOPY = "vmckpt migrate, in post-copy"
-    ABANDONED = "vmckpt migrate, killed in pre-copy; libvirt goes on"
+    ABANDONED = "vmckpt migrate, killed in pre-copy; libvirt continues"
     UNSETTLED = "vmckpt migrate, killed in pre-copy; libvirt's job has ended"
-    BROKEN = "vmckpt migrate, whose post-copy broke and waits for the operator"
+    BROKEN = "vmckpt migrate, post-copy broken, waiting for the operator"
     VIRSH_MIGRATE = "virsh migrate"
     SNAPSHOT = "virsh snapshot-create-as, memory and disk"
     DISK_SNAPSHOT = "virsh snapshot-create-as --disk-only"
@@ -62,7 +62,7 @@ class Answer(StrEnum):
     REFUSED = "refused"
     WAITS = "refused after 30 s"
     ALLOWED = "allowed"
-    HARMS = "allowed, and it does harm"
+    HARMS = "allowed, harmful"
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def test_what_a_dead_controller_left_running_is_steered_directly(bench: Bench) -
     until(lambda: bench.inside("alpha", "virsh", "domjobinfo", "web1").split()[2] == "None")
 
     assert "unattended" in state
-    assert "was told directly" in told
+    assert "done directly on alpha" in told
     assert bench.where() == ["alpha"]
 
 

@@ -91,7 +91,7 @@ def test_its_disk_and_its_firmware_go_with_it(bench: Bench, policy: str) -> None
     # Its way back is barred by the image that it left behind, and that is said.
     back = bench.run("repopulate", "alpha", "--policy", policy, "--yes", "--json")
     assert back.code != 0
-    assert "web1.raw is there already" in back.err + back.out
+    assert "web1.raw already exists" in back.err + back.out
 
 
 def test_where_images_are_removed_behind_it_a_guest_comes_back(bench: Bench, policy: str) -> None:

@@ -195,7 +195,7 @@ def test_an_agent_that_dies_takes_nobody_along(
             assert held(talking, "web2") != []
             os.kill(chatting.agent_of(talking, "web2"), signal.SIGKILL)
 
-    with pytest.raises(RemoteError, match="how it ended for web2 on beta is not known"):
+    with pytest.raises(RemoteError, match="the outcome for web2 on beta is unknown"):
         chatting.taken(talking, monkeypatch, blow, asyncio.Event())
     struck(talking)
 
@@ -301,5 +301,5 @@ def test_a_card_that_cannot_be_held_is_refused(
     finally:
         guests.remove(talking.plan, "mq1")
     assert done.code == CannotCapture.exit_code, done.err
-    assert "mq1 on beta: its output cannot be held: its net0 has 2 queues" in done.err
+    assert "mq1 on beta: its output cannot be buffered: its net0 has 2 queues" in done.err
     struck(talking)

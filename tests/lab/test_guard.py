@@ -51,7 +51,7 @@ def test_ctrl_c_goes_back(kept: Bench) -> None:
     first_line(guard, "begun")
     guard.send_signal(signal.SIGINT)
     done = finish(guard)
-    assert (done.code, "is as it was at s-" in done.err) == (130, True), done.err
+    assert (done.code, "was restored to s-" in done.err) == (130, True), done.err
     assert proofs(kept) == []
     assert left(kept) == []
 

@@ -29,7 +29,7 @@ def test_up_twice_is_up_once_and_down_leaves_nothing(name: str) -> None:
         assert vmckpt("lab", "up", "--name", name).returncode == 0
         again = vmckpt("lab", "up", "--name", name)
         assert again.returncode == 0
-        assert "is up already" in again.stderr
+        assert "is already running" in again.stderr
         other = vmckpt("lab", "up", "--name", name, "--hosts", "3")
         assert other.returncode == 2
         assert f"run vmckpt lab down --name {name} first" in other.stderr
@@ -112,7 +112,7 @@ def test_two_labs_run_beside_each_other(bench: Bench, name: str) -> None:
         assert bench.ledgers() == WHOLE
         found = vmckpt("hosts")
         assert found.returncode == 2
-        assert "several labs are up" in found.stderr
+        assert "several labs are running" in found.stderr
     finally:
         lab.down(name)
 
@@ -237,8 +237,11 @@ def test_the_console_of_a_guest_is_kept(bench: Bench) -> None:
         (("lab", "guest", "w1", "--on", "alpha", "--memory", "64MiB"), "at least 128 MiB"),
         (("lab", "guest", "w1", "--on", "alpha", "--dirty", "8@fast"), "write it like"),
         (("lab", "guest", "w1", "--on", "alpha", "--disk-format", "vdi"), "use raw or qcow2"),
-        (("lab", "up", "--qemu-user", "no-one"), "no user 'no-one'"),
-        (("lab", "up", "--qemu-user", "nobody"), "is up with 2 hosts, no witness and QEMU as root"),
+        (("lab", "up", "--qemu-user", "no-one"), "user 'no-one' for QEMU does not exist"),
+        (
+            ("lab", "up", "--qemu-user", "nobody"),
+            "is running with 2 hosts, no lease store and QEMU as root",
+        ),
         (("lab", "cut", "omega"), "has no host 'omega'"),
         (("lab", "shape", "alpha", "1 parsec"), "write it like"),
         (("lab", "verify", "nobody"), "has no guest 'nobody'"),
@@ -256,4 +259,4 @@ def test_wrong_words_get_one_line(bench: Bench, args: tuple[str, ...], complaint
 def test_a_lab_that_is_not_there_is_said_to_be_missing() -> None:
     done = vmckpt("lab", "status", "--name", "nolab")
 
-    assert (done.returncode, "no lab 'nolab' is up" in done.stderr) == (30, True)
+    assert (done.returncode, "lab 'nolab' is not running" in done.stderr) == (30, True)

@@ -192,7 +192,7 @@ def test_when_the_source_cannot_log_in_the_client_drives(bench: Bench) -> None:
     report = bench.good("migrate", "web1", "--to", "beta", "--json", "-i", str(path)).json
 
     assert (report["outcome"], report["driver"]) == ("completed", "client-driven")
-    assert "cannot log in at beta's libvirtd" in report["warnings"][0]
+    assert "cannot log in to beta's libvirtd" in report["warnings"][0]
     assert bench.ledgers() == WHOLE
 
 
@@ -278,7 +278,7 @@ def test_a_target_that_died_with_the_controller_is_not_waited_for(bench: Bench) 
     (found,) = bench.good("recover", "--json").json
 
     assert found["outcome"] == "failed"
-    assert "never had all of it" in found["truth"]
+    assert "never had all of its memory" in found["truth"]
     assert bench.good("jobs", "--json").json == []
     assert bench.where() == ["alpha"]
     assert bench.ledgers() == WHOLE

@@ -180,5 +180,5 @@ def test_a_target_that_dies_in_post_copy_is_told_as_it_is(bench: Bench) -> None:
     done = finish(process, limit=30.0)
 
     assert done.json["outcome"] == "lost", done.err
-    assert "part of its memory with it" in done.err
+    assert "part of web1's memory is lost" in done.err
     assert bench.inside("alpha", "virsh", "domstate", "web1").split() == ["paused"]

@@ -50,5 +50,5 @@ def test_an_inventory_may_say_so_too(bench: Bench) -> None:
     path.unlink()
 
     assert (looked.code, acted.code) == (0, 5)
-    assert "viewers.yaml says" in acted.err
+    assert "viewers.yaml has read_only: true" in acted.err
     assert bench.where() == ["alpha"]

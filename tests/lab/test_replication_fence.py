@@ -47,7 +47,7 @@ def test_a_host_that_nobody_reaches_is_powered_off_before_its_guest_runs_elsewhe
     assert (told["runs_on"], told["fenced"]["host"], told["fenced"]["answered"]) == (
         "beta", "alpha", "off",
     )  # fmt: skip
-    assert "fence_lab powers it off, with all that runs there" in done.err
+    assert "powering it off with fence_lab, with all guests on it" in done.err
     assert pair.actions == ["off", "status"]
     steps = pair.good("job", one["job"], "--json").json["steps"]
     (step,) = [one for one in steps if one["name"] == "fence"]
@@ -123,7 +123,7 @@ def test_a_controller_that_is_killed_in_between_is_followed_by_the_next(pair: Fe
 def test_a_host_that_answers_is_powered_off_only_if_that_is_asked_for(pair: Fencing) -> None:
     found = pair.run("doctor", "alpha", "--json").json
     (fence,) = [one for one in found if one["code"] == "fence"]
-    assert (fence["severity"], "says that it is on" in fence["text"]) == ("ok", True)
+    assert (fence["severity"], "reports on" in fence["text"]) == ("ok", True)
     refused = pair.run("failover", "web1")
     assert refused.code == 18
     assert "--fence powers it off first" in refused.err

@@ -48,11 +48,11 @@ def test_a_protection_is_ended_by_what_its_hosts_say(pair: Bench) -> None:
     assert pair.good("status", "--json").json == []
     epochs(pair)  # its agents go on
     refused = pair.run("protect", "web1", "--to", "beta")
-    assert "beta has a standby of web1 already" in refused.err
-    assert "unprotect web1; with --lost-journal if no journal knows of it" in refused.err
+    assert "beta already has a standby of web1" in refused.err
+    assert "unprotect web1; add --lost-journal if no journal has it" in refused.err
     assert "web1 is not protected" in pair.run("unprotect", "web1").err
     done = pair.good("unprotect", "web1", "--lost-journal")
-    assert "the journal does not know that web1 is protected; alpha and beta do" in done.err
+    assert "no record of web1's protection; recording it as alpha and beta" in done.err
     assert pair.where() == ["alpha"]
     assert left(pair) == []
     assert stored(pair, "alpha") == ["web1"]

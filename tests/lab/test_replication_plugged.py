@@ -112,7 +112,7 @@ def test_a_card_that_is_plugged_in_sends_nothing_until_the_standby_is_invalid(
         inject.start_postgres(pair.plan, command)
     until(lambda: asked(pair).get("phase") == "alone", limit=SOON)
     until(lambda: sent(pair) > 0, limit=SOON)
-    assert "plugged in or out" in asked(pair)["says"]
+    assert "plugged or unplugged" in asked(pair)["says"]
     assert asked(pair)["process"] == agent
     pair.good("unprotect", "web1")
     assert left(pair) == []
@@ -147,7 +147,7 @@ def test_a_card_that_is_unplugged_ends_the_protection_and_nobody_misses_anything
     heard = pair.seen().heard
     until(lambda: pair.seen().heard > heard + 5, limit=SOON)
     if not crashed:
-        assert "plugged in or out" in asked(pair)["says"]
+        assert "plugged or unplugged" in asked(pair)["says"]
         assert asked(pair)["process"] == agent
         pair.good("unprotect", "web1")
         assert on_qemu(pair, "alpha") == []

@@ -104,7 +104,7 @@ def test_a_host_that_is_back_gets_only_what_differs(pair: Bench) -> None:
     assert told["status"]["disks_sent_bytes"] < 16 * MIB
     assert pair.where() == ["alpha"]
     done = pair.good("unprotect", "web1")
-    assert f"left {second}, which was there before" in done.err
+    assert f"kept {second}, which existed before" in done.err
     assert left(pair) == []
     pair.inside("beta", "test", "-e", second)
     assert pair.ledgers() == WHOLE
@@ -120,10 +120,10 @@ def test_an_image_that_is_gone_is_named_and_copied(pair: Bench) -> None:
     pair.inside("alpha", "mv", first, f"{first}.aside")
 
     refused = pair.run("protect", "web1", "--reverse", "--to", "beta", *HOW)
-    assert "was on alpha before" in refused.err
+    assert "ran on alpha before" in refused.err
     told = pair.good("protect", "web1", "--reverse", *HOW).json
     (found,) = (one for one in told["findings"] if one["code"].startswith("image"))
-    assert (found["code"], f"{first} is gone" in found["text"]) == ("image-not-taken", True)
+    assert (found["code"], f"{first} does not exist" in found["text"]) == ("image-not-taken", True)
     assert told["status"]["disks_sent_bytes"] >= 64 * MIB
     switched(pair, "alpha")
     assert image(pair, "alpha") != first

@@ -121,7 +121,7 @@ def test_a_copy_lives_beside_the_protection_and_leaves_nothing(
     assert listed == {("web1", "beta"): "standby", (COPY, "beta"): "test"}
     refused = duo.run("failover", "web1", "--test")
     assert (refused.code, len(refused.err.splitlines())) == (18, 1)
-    assert "runs already" in refused.err
+    assert "is already running" in refused.err
     assert duo.run("migrate", COPY, "--to", "alpha").code != 0
 
     # It lives, and the protection does.
@@ -269,7 +269,7 @@ def test_without_room_for_a_copy_nothing_is_begun(duo: Bench) -> None:
     refused = duo.run("failover", "web1", "--test")
     duo.inside("beta", "mount", "-o", "remount,size=50%", "/dev/shm")
     assert (refused.code, len(refused.err.splitlines())) == (18, 1)
-    assert "on the tmpfs of memory" in refused.err
+    assert "on the tmpfs for memory" in refused.err
     assert said(duo, "beta")["test"] is None
     assert remains(duo, standby=True) == []
     begin(duo)

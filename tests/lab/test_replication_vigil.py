@@ -103,7 +103,7 @@ def test_a_guest_cut_off_from_its_standby_alone_goes_on_and_is_not_failed_over(
         network.cut(pair.plan, "alpha", guests_too=True)
         refused = pair.run("failover", "web1")
         assert refused.code == 18, refused.err
-        assert "had leave to go on there without beta" in refused.err
+        assert "had permission to run unprotected there" in refused.err
         time.sleep(12.0)  # nothing is done, longer than a dead host is waited for
         assert (pair.actions, pair.powered) == ([], True)
         assert pair.runs() == ["alpha"]
@@ -117,8 +117,8 @@ def test_a_guest_cut_off_from_its_standby_alone_goes_on_and_is_not_failed_over(
         assert lookout.two_copies() == []
     assert pair.actions == ["off", "status"]
     texts = [one["text"] for one in told]
-    assert any("web1: it goes on without beta" in text for text in texts)
-    assert any("whole again" in text for text in texts)
+    assert any("web1: it continues without beta" in text for text in texts)
+    assert any("complete again" in text for text in texts)
 
 
 @pytest.mark.long
@@ -126,12 +126,12 @@ def test_without_anybody_who_keeps_watch_output_waits_and_recover_lets_it_out(
     pair: Fencing,
 ) -> None:
     apart(pair, "replace")
-    until(lambda: "until a controller" in str(primary(pair).get("says")), limit=SOON)
+    until(lambda: "waits for permission" in str(primary(pair).get("says")), limit=SOON)
     silent = pair.seen().answered_at
     time.sleep(3.0)  # nothing gets out
     assert pair.seen().answered_at == silent
     assert pair.runs() == ["alpha"]
-    assert "it goes on alone now" in pair.good("recover").out
+    assert "runs unprotected now" in pair.good("recover").out
     until(lambda: (pair.seen().answered_at or 0) > time.monotonic() - 1.0, limit=SOON)
     apart(pair, "del")
     assert pair.ledgers() == WHOLE
@@ -146,7 +146,7 @@ def test_a_guest_whose_qemu_died_is_failed_over_and_nobody_is_powered_off(pair: 
         assert lookout.two_copies() == []
     assert (pair.actions, pair.powered) == ([], True)
     (done,) = [one for one in told if one["event"] == "failed over"]
-    assert done["why"].startswith("alpha says that it does not run there")
+    assert done["why"].startswith("alpha reports that it does not run there")
     assert pair.ledgers() == WHOLE
 
 

@@ -112,7 +112,7 @@ def test_where_ptrace_is_refused_two_watchdogs_restart_each_other_and_end_the_gu
                      "automatic", "--ttl", "10s")  # fmt: skip
     told = " ".join(done.out.split())
     assert "its lease is enforced by two watchdogs that restart each other (not by the" in told
-    assert "the kernel does not permit to trace it" in told
+    assert "the kernel does not permit tracing it" in told
     for which in (0, 1):
         epochs(pair)
         until(lambda: len(processes(pair, "alpha", WATCHDOG)) == 2, limit=SOON)

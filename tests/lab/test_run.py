@@ -86,7 +86,7 @@ def test_schedules_survive_a_kill_and_the_far_store_mends_the_near_one(tiers: Ti
     bench = tiers.bench
     bench.guest(**SMALL)
     shown = bench.good(*tiers.run, "--dry-run")
-    assert [one["why"] for one in shown.json["schedules"]] == ["there is none yet"], shown.err
+    assert [one["why"] for one in shown.json["schedules"]] == ["no snapshot yet"], shown.err
 
     first = Told(bench.start(*tiers.run))
     first.until("took", 2)
@@ -114,6 +114,6 @@ def _restored_from_far(tiers: Tiers, newest: str) -> None:
     bench = tiers.bench
     spoil(tiers.near)
     back = bench.good("snapshot", "restore", newest, "--replace", "--json", *tiers.beside).json
-    assert any("came from another store" in one for one in back["warnings"])
+    assert any("read from another store" in one for one in back["warnings"])
     assert bench.where() == ["alpha"]
     assert proofs(bench) == []

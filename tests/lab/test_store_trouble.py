@@ -30,7 +30,7 @@ READ_ONLY = ('mount --bind "$1" "$1"', 'mount -o remount,ro,bind "$1"')
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mounting", "code", "words"),
-    [(FULL, 44, "no room left"), (READ_ONLY, 40, "it is read-only")],
+    [(FULL, 44, "no space left"), (READ_ONLY, 40, "read-only file system")],
     ids=["full", "read-only"],
 )
 def test_a_store_that_takes_nothing(

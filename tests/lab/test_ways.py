@@ -85,7 +85,7 @@ def test_shared_memory_is_compared_with_its_last_copy(kept: Bench) -> None:
     assert "--way shared" in plain["way_reason"]
     taken(kept, "--way", "shared")
     again = taken(kept).json
-    assert (again["way"], again["way_reason"]) == ("shared", "its last copy is there")
+    assert (again["way"], again["way_reason"]) == ("shared", "a last copy of its memory exists")
     assert again["warnings"] == []  # and the disk was read by its bitmap
     assert again["read_bytes"] < 48 << 20
     assert again["same_bytes"] > 40 << 20
@@ -146,7 +146,7 @@ def test_memory_that_nobody_can_watch_is_captured_by_libvirt(kept: Bench) -> Non
         kept.guest(**SMALL, shared_memory=True)
         one = taken(kept).json
         assert one["way"] == "libvirt"
-        assert "QEMU cannot watch writes" in one["warnings"][0]
+        assert "QEMU cannot track writes" in one["warnings"][0]
         for way in ("shared", "background"):
             assert kept.run("snapshot", "create", "web1", "--way", way).code != 0
         assert kept.ledgers() == {"memory": True, "disk": True, "output": True}

@@ -30,7 +30,7 @@ class Claim:
     def __init__(self) -> None:
         self.token = 1
         self.patience = Seconds(0.05)
-        self.says = "the primary's lease runs"
+        self.says = "the primary's lease ends in 1.00 s"
         self.free = False
         self.broken = False
         self.asked = 0
@@ -43,7 +43,7 @@ class Claim:
         self.asked += 1
         if self.broken:
             raise VmckptError("the witness gave no answer")
-        return "the lease is ours with token 2" if self.free else None
+        return "took over the lease with token 2" if self.free else None
 
     def close(self) -> None:
         pass
@@ -142,7 +142,7 @@ def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
 
 def refusal(line: PeerConnection) -> str:
     """Why the backup goes on no more with this line."""
-    with pytest.raises(ConnectionLost, match="will not go on") as told:
+    with pytest.raises(ConnectionLost, match="refused to continue") as told:
         line.expect(Ack, SHORT)
     return str(told.value)
 

@@ -90,7 +90,7 @@ class Hosts:
     async def stop(self, known: Known) -> str | None:
         await asyncio.sleep(3)
         if self.stubborn:
-            return "it has not shut down in 2 min"
+            return "it did not shut down within 2 min"
         host = self.guests[known.host]
         host.remove(known.guest)
         return None

@@ -171,4 +171,4 @@ class Hosts:
         one.role = one.agent = False
         one.settled = one.ran
         one.qemu = one.qemu and one.ran
-        return {"did": ["ended the standby"]}
+        return {"did": ["stopped the standby"]}

@@ -271,7 +271,7 @@ class LeaseHolder:
 
     def check(self) -> None:
         if self.lost:
-            raise LeaseLost("another host has the lease")
+            raise LeaseLost("another host holds the lease")
 
     def validate(self) -> None:
         self._events.append("validated")

@@ -53,19 +53,20 @@ class Cell:
 
 
 NOTES = (
-    "What the writer may count on stays: condemnations that it does not know of wait for it.",
-    "Who pins writes and then looks for a deletion, who deletes writes and then looks for a pin:"
+    "Packs that the writer counts on stay: a condemnation that is not in its lock waits for it.",
+    "pin writes the pin, then looks for a deletion; delete writes its lock, then looks for a pin:"
     " one of the two gives way.",
-    "The first one to remove the manifest deletes it; to the other it was there, or is gone.",
-    "What is read may be gone after two collections, each with its grace time (a day if nothing is"
-    " said): a restore that takes longer needs a pin.",
-    "Wraps are replaced whole: who reads has the old ones or the new ones. Of a snapshot that is"
-    " being made, only the next rotation makes it open for a new key.",
+    "The command that removes the manifest first deletes the snapshot; the other one may find it"
+    " gone.",
+    "Objects that are being read may be gone after two collections, each with its grace time (one"
+    " day by default): pin the snapshot for a longer restore.",
+    "Wraps are replaced as a whole: a reader gets the old or the new ones. A snapshot that is being"
+    " created can be opened with a new key only after the next rotation.",
 )
-_HELD = "is collecting already"
+_HELD = "is already collecting garbage or repairing"
 _SPECIAL = {
     (Work.WRITE, Ask.GC): Cell(Work.WRITE, Ask.GC, note=1),
-    (Work.DELETE, Ask.PIN): Cell(Work.DELETE, Ask.PIN, 45, "or not for long", 2),
+    (Work.DELETE, Ask.PIN): Cell(Work.DELETE, Ask.PIN, 45, "or it is being deleted", 2),
     (Work.DELETE, Ask.DELETE): Cell(Work.DELETE, Ask.DELETE, note=3),
     (Work.READ, Ask.DELETE): Cell(Work.READ, Ask.DELETE, note=4),
     (Work.READ, Ask.GC): Cell(Work.READ, Ask.GC, note=4),
@@ -85,7 +86,7 @@ def table() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "| asked for | " + " | ".join(Work) + " |"
+    yield "| request | " + " | ".join(Work) + " |"
     yield "|---" * (len(Work) + 1) + "|"
     for ask in Ask:
         yield f"| {ask} | {' | '.join(_sign(one) for one in CELLS if one.ask is ask)} |"

@@ -82,4 +82,4 @@ def test_what_it_is_about_is_told_in_a_few_words() -> None:
 
 def test_an_action_of_another_part_is_not_done_here() -> None:
     scene = Scene(where=Where.JOBS, model=MODEL, guests=FLEET.guests[:1])
-    assert actions.why_not(BY_NAME["label"], scene) == "not here"
+    assert actions.why_not(BY_NAME["label"], scene) == "not available here"

@@ -63,9 +63,9 @@ async def test_an_empty_fleet_looks_intended() -> None:
     app = dashboard(source)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        assert "no host is known yet" in seen(app)
+        assert "no hosts yet" in seen(app)
         for key, text in (("2", "no job has run yet"), ("3", "no guest is protected"),
-                          ("4", "no snapshots"), ("7", "nothing was begun")):  # fmt: skip
+                          ("4", "no snapshots"), ("7", "no command was started")):  # fmt: skip
             await pilot.press(key)
             await pilot.pause()
             assert text in seen(app)

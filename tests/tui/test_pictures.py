@@ -18,7 +18,7 @@ from tests.tui.still import NOW, Still
 from vmckpt_tui.app import Dashboard
 from vmckpt_tui.screens.detail import GuardScreen
 
-BUSY = ("looking&#160;…", "asking&#160;", "no&#160;samples", "examining")
+BUSY = ("loading&#160;…", "running&#160;vmckpt", "no&#160;samples", "examining")
 PICTURES = Path(__file__).parent / "pictures"
 SIZES = [(80, 24), pytest.param((160, 48), marks=pytest.mark.long)]
 SCREENS = {

@@ -63,7 +63,7 @@ def test_a_good_inventory_is_read_whole() -> None:
         pytest.param(
             "uri: qemu+tls://beta/system",
             "uri: beta",
-            ":8: hosts.beta.uri: 'beta' is no libvirt URI",
+            ":8: hosts.beta.uri: 'beta' is not a libvirt URI",
             id="no-uri",
         ),
         pytest.param(
@@ -167,7 +167,7 @@ def test_a_store_that_is_nowhere_is_refused(url: str) -> None:
 @pytest.mark.parametrize("name", ["../x", "a/b", ".near", "a b", ""])
 def test_a_store_has_a_name_that_can_be_a_files(name: str) -> None:
     text = f"hosts: {{alpha: {{uri: qemu:///system}}}}\nstores: {{'{name}': /srv}}\n"
-    with pytest.raises(InventoryError, match="is no name for a store"):
+    with pytest.raises(InventoryError, match="is not a valid store name"):
         inventory.parse(text, Path("hosts.yaml"))
 
 
@@ -220,14 +220,14 @@ IPMI = "[{agent: fence_ipmilan, options: {ip: 10.9.0.11, password: hunter2}}]"
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        (LEVELS[LEVELS.index("      levels") :], "      levels: []\n", "there must be a level"),
+        (LEVELS[LEVELS.index("      levels") :], "      levels: []\n", "must not be empty"),
         (
             LEVELS[LEVELS.index("      levels") :],
             "      levels: hunter2\n",
             "must be a list of lev",
         ),
-        (IPMI, "[]", "hosts.alpha.fence: each level must have a device"),
-        (IPMI, IPMI[1:-1], "levels must be a list of levels, each one a list of devices"),
+        (IPMI, "[]", "hosts.alpha.fence: levels must not be empty, and each level must have a"),
+        (IPMI, IPMI[1:-1], "levels must be a list of levels, each a list of devices"),
         (IPMI, "hunter2", "levels must be a list of levels"),
         (IPMI, "[hunter2]", "level 1: must be agent: NAME and options"),
         ("agent: fence_ipmilan", "agent: [hunter2]", "level 1: agent must be"),
@@ -287,20 +287,20 @@ def test_a_host_without_a_fence_agent_has_none() -> None:
         ('lanplus: "1"', "lanplus: 1", "hosts.alpha.fence: lanplus must be text; put it in quotes"),
         ("password: hunter2", "password: 4711", "password must be text; put it in quotes"),
         ("password: hunter2", "password: [hunter2]", "password must be text; put it in quotes"),
-        ("password: hunter2", "password:hunter2", "a name in it is none of an option; write a"),
+        ("password: hunter2", "password:hunter2", "invalid option name; write a space after"),
         ("password: hunter2", 'password: "hunter2\\naction=on"', "password must be one line"),
         ("password: hunter2", 'password: "hunter2 "', "password must be one line"),
         ("password: hunter2", 'password: ""', "password must be one line"),
         ("password: hunter2", "password: !hunter2 x", "tags (!) are refused"),
         ("password: hunter2", "password: !hunter2!x y", "tags (!) are refused"),
         ("password: hunter2", "password: *hunter2", "aliases (&, *) are refused"),
-        ("username: admin", "action: reboot", "action is not yours to set"),
-        ("username: admin", "Option: on", "Option is not yours to set"),
-        ("username: admin", "password_file: /p", "password and password_file exclude each other"),
-        ("password: hunter2", "password_file: hunter2", "password_file must be a whole path"),
-        ("password: hunter2", "password_file: ~hunter2", "password_file must be a whole path"),
-        (FENCED[FENCED.index("{ip") :], "password=hunter2\n", "fence: options must be names with"),
-        (FENCED[FENCED.index("{ip") :], "[hunter2]\n", "fence: options must be names with"),
+        ("username: admin", "action: reboot", "action cannot be set: vmckpt"),
+        ("username: admin", "Option: on", "Option cannot be set: vmckpt"),
+        ("username: admin", "password_file: /p", "password and password_file are mutually"),
+        ("password: hunter2", "password_file: hunter2", "password_file must be an absolute path"),
+        ("password: hunter2", "password_file: ~hunter2", "password_file must be an absolute path"),
+        (FENCED[FENCED.index("{ip") :], "password=hunter2\n", "fence: options must be names and"),
+        (FENCED[FENCED.index("{ip") :], "[hunter2]\n", "fence: options must be names and"),
         (FENCED[FENCED.index("\n      agent") :], " hunter2\n", "fence: must be agent: NAME and"),
         (FENCED[FENCED.index("\n      agent") :], " [hunter2]\n", "fence: must be agent: NAME"),
         (
@@ -311,7 +311,7 @@ def test_a_host_without_a_fence_agent_has_none() -> None:
         (
             FENCED[FENCED.index("\n      agent") :],
             " {agent: x, password: hunter2}\n",
-            "unknown key 'password'; known are agent, levels, options",
+            "unknown key 'password'; known: agent, levels, options",
         ),
     ],
 )
@@ -343,6 +343,6 @@ def test_who_is_told_and_a_mistake_in_it_shows_no_secret() -> None:
         "https://[T0K3N",
         "https://:1/T0K3N",
     ):
-        with pytest.raises(InventoryError, match="is no URL") as caught:
+        with pytest.raises(InventoryError, match="not a URL") as caught:
             inventory.parse(GOOD + f"webhooks: [{{url: '{url}'}}]\n", PATH)
         assert "T0K3N" not in str(caught.value)

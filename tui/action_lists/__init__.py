@@ -1,1 +1,1 @@
-"""What can be done in each view."""
+"""The actions of each part of the dashboard."""

@@ -1,4 +1,4 @@
-"""What can be done with guests and hosts. Pure."""
+"""Actions on guests and hosts. Pure."""
 
 from vmckpt.model.guest import GuestState
 from vmckpt.units import show_bytes
@@ -24,12 +24,12 @@ def _can_move(scene: Scene) -> str | None:
         return why
     for guest in scene.guests:
         if (job := scene.busy(guest)) is not None:
-            return f"{guest.name} is busy: {job.operation.id}"
+            return f"{guest.name} is locked by job {job.operation.id}"
         if scene.protected(guest) is not None:
             return f"{guest.name} is protected"
         if guest.state in (GuestState.STANDBY, GuestState.TEST):
             return f"{guest.name} is a {guest.state}"
-    return None if scene.open_hosts() else "no other host is open"
+    return None if scene.open_hosts() else "no other host accepts guests"
 
 
 def _migrate(scene: Scene, answers: Answers) -> tuple[Words, ...]:
@@ -66,10 +66,10 @@ def _snapshot(scene: Scene, answers: Answers) -> tuple[Words, ...]:
 
 
 def _snapshot_fields(scene: Scene) -> tuple[Field, ...]:
-    name = Field(name="name", label="name", needed=False, hint="else the time")
-    if len(scene.guests) > 1:  # one consistent cut: always with memory
+    name = Field(name="name", label="name", needed=False, hint="default: time")
+    if len(scene.guests) > 1:  # a consistent cut always includes memory
         return (name,)
-    choices = (("with it", "yes"), ("disks only", "no"))
+    choices = (("memory and disks", "yes"), ("disks only", "no"))
     return (name, Field(name="memory", label="memory", choices=choices, value="yes"))
 
 
@@ -85,7 +85,7 @@ def _on_it(scene: Scene) -> str:
     here = [one for one in scene.model.fleet.guests if one.host == _name(scene)]
     active = [one for one in here if one.state.is_active]
     memory = show_bytes(sum(one.memory for one in active))
-    return f"{len(active)} guests that run ({memory}) and {len(here) - len(active)} that are off"
+    return f"{len(active)} running guests ({memory}) and {len(here) - len(active)} that are off"
 
 
 def _evacuate(scene: Scene, answers: Answers) -> tuple[Words, ...]:
@@ -100,16 +100,16 @@ def _enter(scene: Scene, answers: Answers) -> tuple[Words, ...]:
 def _closed(scene: Scene) -> str | None:
     if scene.host is None:
         return "no host is selected"
-    return None if scene.host.closed is not None else f"{scene.host.name} is in no maintenance"
+    return None if scene.host.closed is not None else f"{scene.host.name} is not in maintenance"
 
 
 def _open(scene: Scene) -> str | None:
     if scene.host is None:
         return "no host is selected"
-    return None if scene.host.closed is None else f"{scene.host.name} is in maintenance already"
+    return None if scene.host.closed is None else f"{scene.host.name} is already in maintenance"
 
 
-_WHY = Field(name="why", label="why", needed=False, hint="for whoever wonders")
+_WHY = Field(name="why", label="reason", needed=False, hint="shown by vmckpt maintenance list")
 
 ON_FLEET = (
     Action(
@@ -125,62 +125,63 @@ ON_FLEET = (
     ),
     Action(
         name="snapshot", key="s", label="Snapshot", where=_FLEET, fits=_guests,
-        help="Take a snapshot of a guest; of several marked ones, as one consistent cut",
+        help="Take a snapshot of a guest, or a consistent one of all marked guests",
         fields=_snapshot_fields, run=_snapshot,
     ),
     Action(
         name="evacuate", key="e", label="Evacuate", where=_FLEET, of_host=True, fits=_host,
-        help="Move all guests away from the host",
+        help="Move all guests off the host",
         fields=lambda scene: (policy(scene), _WHY), run=_evacuate,
         look=lambda scene, answers: ("evacuate", _name(scene),
                                      *option("--policy", answers, "policy"), "--dry-run"),
-        costs=lambda scene, _: f"{_name(scene)} has {_on_it(scene)}; all of them move",
+        costs=lambda scene, _: f"{_name(scene)} has {_on_it(scene)}; all of them will be moved",
     ),
     Action(
         name="explain", key="x", label="Explain", where=_FLEET, fits=_one_guest,
-        help="Which policy a guest gets, and why",
+        help="Show which policy applies to a guest, and why",
         look=lambda scene, _: ("policy", "explain", _names(scene)),
     ),
     Action(
         name="repopulate", key="r", label="Repopulate", where=_FLEET, fits=_closed, of_host=True,
         shown=False,
-        help="Bring back to the host what was moved away from it",
+        help="Move evacuated guests back to the host and end its maintenance",
         look=lambda scene, _: ("repopulate", _name(scene), "--dry-run"),
         run=lambda scene, _: (("repopulate", _name(scene), "--yes"),),
     ),
     Action(
         name="balance", key="b", label="Balance", where=_FLEET, fits=lambda _: None, shown=False,
-        help="Even out how full hosts are, by moves that pay for themselves",
+        help="Balance the load of hosts by migrations that pay off",
         look=lambda *_: ("balance", "--dry-run"), run=lambda *_: (("balance", "--yes"),),
-        costs=lambda *_: "all that the list below says moves",
+        costs=lambda *_: "all migrations listed below will be performed",
     ),
     Action(
         name="close", key="c", label="Maintenance", where=_FLEET, fits=_open, of_host=True,
         shown=False,
-        help="Place nothing new on the host", fields=lambda _: (_WHY,), run=_enter,
+        help="Put the host into maintenance, so that no guest is placed on it",
+        fields=lambda _: (_WHY,), run=_enter,
     ),
     Action(
         name="reopen", key="C", label="Leave maintenance", where=_FLEET, fits=_closed, of_host=True,
         shown=False,
-        help="The host may take guests again",
+        help="Take the host out of maintenance, so that guests can be placed on it",
         run=lambda scene, _: (("maintenance", "leave", _name(scene)),),
     ),
     Action(
         name="label", key="l", label="Label", where=_FLEET, fits=_one_guest, shown=False,
-        help="Give a guest a label, by which policies choose it",
-        fields=lambda _: (Field(name="label", label="label", hint="KEY=VALUE, or KEY- takes it"),),
+        help="Set or remove a label of a guest, by which policies select it",
+        fields=lambda _: (Field(name="label", label="label", hint="KEY=VALUE, or KEY- to remove"),),
         run=lambda scene, answers: (("label", _names(scene), answers.get("label", "")),),
     ),
     Action(
         name="prepare", key="P", label="Prepare", where=_FLEET, fits=_one_guest, shown=False,
-        help="Make a guest ready for fast snapshots and replication",
+        help="Prepare a guest for fast snapshots and replication",
         look=lambda scene, _: ("prepare", _names(scene), "--dry-run"),
         run=lambda scene, _: (("prepare", _names(scene), "--yes"),),
     ),
     Action(
         name="examine", key="d", label="Doctor", where=_FLEET, fits=_host, of_host=True,
         shown=False,
-        help="Examine the host: what is missing, and what mends it",
+        help="Check that the host has everything that migrations need",
         look=lambda scene, _: ("doctor", _name(scene)),
     ),
 )  # fmt: skip

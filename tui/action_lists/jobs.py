@@ -1,4 +1,4 @@
-"""What can be done with what is under way. Pure."""
+"""Actions on jobs. Pure."""
 
 from vmckpt.model.migration import JobPhase
 from vmckpt.units import show_bytes
@@ -19,16 +19,16 @@ def _active(scene: Scene) -> str | None:
     if scene.job is None:
         return "no job is selected"
     if not scene.job.operation.active:
-        return "it has ended"
+        return "the job has ended"
     if not is_move(scene.job) and not is_whole(scene.job):
-        return f"a {scene.job.operation.kind} job takes no orders"
+        return f"a {scene.job.operation.kind} job accepts no requests"
     return None
 
 
 def _moves(scene: Scene) -> str | None:
     if (why := _active(scene)) is not None:
         return why
-    return None if is_move(scene.job) else "it is about a whole host"
+    return None if is_move(scene.job) else "the job is for a whole host"
 
 
 def _phase(scene: Scene) -> str | None:
@@ -36,14 +36,14 @@ def _phase(scene: Scene) -> str | None:
 
 
 def _pre_copy(scene: Scene) -> str | None:
-    return _moves(scene) or ("it is in post-copy already" if _phase(scene) in _LATE else None)
+    return _moves(scene) or ("it is already in post-copy" if _phase(scene) in _LATE else None)
 
 
 def _cancel(scene: Scene) -> str | None:
     if (why := _active(scene)) is not None:
         return why
     late = is_move(scene.job) and _phase(scene) in _LATE
-    return "in post-copy nobody can go back" if late else None
+    return "post-copy cannot be cancelled" if late else None
 
 
 def _resume(scene: Scene) -> str | None:
@@ -51,7 +51,7 @@ def _resume(scene: Scene) -> str | None:
         return why
     if is_whole(scene.job) or _phase(scene) == JobPhase.POST_COPY_PAUSED:
         return None
-    return "nothing is broken or paused"
+    return "the job is neither broken nor paused"
 
 
 def _done(scene: Scene) -> str:
@@ -60,24 +60,24 @@ def _done(scene: Scene) -> str:
 
 def _cost_of_cancel(scene: Scene, _: Answers) -> str:
     if is_whole(scene.job):
-        return f"{_done(scene)} is done; nothing new begins, and what is on its way arrives"
+        return f"{_done(scene)} is done; running migrations complete, and no new ones start"
     guest = scene.job.operation.guest if scene.job is not None else ""
-    return f"{_done(scene)} of it is done and would be thrown away; {guest} stays where it is"
+    return f"{_done(scene)} is done and will be discarded; {guest} stays on the source"
 
 
 def _cost_of_postcopy(scene: Scene, _: Answers) -> str:
     left = "memory" if scene.remaining is None else show_bytes(scene.remaining)
     return (
-        f"{left} would be fetched over the network while the guest runs at the target;"
-        " from then on it cannot be cancelled, and it needs both hosts to live"
+        f"{left} will be fetched over the network while the guest runs on the target; the"
+        " migration can then not be cancelled, and the guest is lost if either host fails"
     )
 
 
 def _cost_of_pause(scene: Scene, _: Answers) -> str | None:
     if is_whole(scene.job):
         return None
-    left = "what is left" if scene.remaining is None else show_bytes(scene.remaining)
-    return f"the guest stands still until {left} has been sent"
+    left = "the rest" if scene.remaining is None else show_bytes(scene.remaining)
+    return f"the guest will be paused until {left} has been sent"
 
 
 def _word(word: str) -> tuple[tuple[str, ...], ...]:
@@ -92,57 +92,58 @@ ON_JOBS = (
     Action(
         name="open", key="o", label="Open", where=(Where.JOBS,), local=True, shown=False,
         fits=lambda scene: None if scene.job is not None else "no job is selected",
-        help="Watch the job, or see how it went",
+        help="Open the job, to watch it or to see how it went",
     ),
     Action(
         name="details", key="i", label="Details", where=_ANY, shown=False,
         fits=lambda scene: None if scene.job is not None else "no job is selected",
-        help="All there is on the job: report, decisions, requests",
+        help="Show the job in detail: report, decisions, requests",
         look=lambda scene, _: ("job", _id(scene)),
     ),
     Action(
         name="copy", key="y", label="Copy", where=_ANY, local=True, shown=False,
         fits=lambda scene: None if scene.job is not None else "no job is selected",
-        help="Copy all there is on the job as JSON",
+        help="Copy all data of the job as JSON",
     ),
     Action(
         name="bandwidth", key="b", label="Bandwidth", where=_MOVE, fits=_moves,
-        help="Limit how fast a migration sends", fields=lambda _: (_RATE,),
+        help="Limit the bandwidth of a migration", fields=lambda _: (_RATE,),
         run=lambda scene, answers: (
             ("set", _id(scene), "--bandwidth", answers.get("bandwidth", "")),),
     ),
     Action(
         name="downtime", key="d", label="Downtime", where=_MOVE, fits=_pre_copy,
-        help="The longest pause that QEMU may aim for", fields=lambda _: (_DOWNTIME,),
+        help="Set the longest downtime to aim for", fields=lambda _: (_DOWNTIME,),
         run=lambda scene, answers: (
             ("set", _id(scene), "--max-downtime", answers.get("downtime", "")),),
     ),
     Action(
         name="postcopy", key="t", label="Post-copy", where=_MOVE, fits=_pre_copy,
-        help="Let the guest go on at the target now", costs=_cost_of_postcopy,
+        help="Switch to post-copy: resume the guest on the target now",
+        costs=_cost_of_postcopy,
         run=lambda scene, _: _order("postcopy", scene),
     ),
     Action(
         name="cancel", key="c", label="Cancel", where=_ANY, fits=_cancel,
-        help="Give it up: a guest goes on where it was; of a host nothing new begins",
+        help="Cancel the job; a migrating guest keeps running on the source",
         costs=_cost_of_cancel, run=lambda scene, _: _order("cancel", scene),
     ),
     Action(
         name="pause", key="p", label="Pause", where=_ANY,
         fits=lambda scene: _active(scene) if is_whole(scene.job) else _pre_copy(scene),
-        help="A guest stands still, so that its move can end; of a host nothing new begins",
+        help="Pause a guest until its migration completes; for a host, start no more migrations",
         costs=_cost_of_pause, run=lambda scene, _: _order("pause", scene),
     ),
     Action(
         name="resume", key="r", label="Resume", where=_ANY, fits=_resume,
-        help="Go on with what was paused, or with a post-copy whose stream broke",
+        help="Resume a paused job, or a post-copy migration whose stream broke",
         run=lambda scene, _: _order("resume", scene),
     ),
     Action(
         name="recover", key="R", label="Recover", where=(Where.JOBS,),
-        help="Finish or undo what dead controllers left",
+        help="Recover interrupted jobs: finish or undo them",
         fits=lambda scene: None if any(one.unattended for one in scene.model.jobs)
-        else "all jobs are attended",
+        else "no job is orphaned",
         look=lambda *_: ("recover", "--dry-run"), run=lambda *_: _word("recover"),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What can be done with protections. Pure."""
+"""Actions on protections. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,32 +40,30 @@ def _trial(scene: Scene) -> Mapping[str, Any] | None:
 def _cost_of_failover(scene: Scene, _: Answers) -> str:
     seen = _seen(scene)
     behind = None if seen is None else seen.behind_s
-    lost = "an unknown time" if behind is None else show_seconds(behind)
+    lost = "an unknown amount" if behind is None else f"the last {show_seconds(behind)}"
     entry: Mapping[str, Any] = scene.entry or {}
     return (
-        f"{entry.get('guest')} goes on at {entry.get('backup')} from its last epoch: {lost} of what"
-        f" it did on {entry.get('primary')} is lost, none of it was seen outside"
+        f"{entry.get('guest')} will resume on {entry.get('backup')} from its last epoch: {lost} of"
+        f" its work on {entry.get('primary')} is lost, none of which was visible outside"
     )
 
 
 def _cost_of_switch(scene: Scene, _: Answers) -> str:
     seen = _seen(scene)
     pause = "a moment" if seen is None or seen.pause_s is None else show_seconds(seen.pause_s)
-    return (
-        f"the guest stands still for about {pause}; nothing is lost; it has no standby after that"
-    )
+    return f"the guest will be paused for about {pause}; nothing is lost; it then has no standby"
 
 
 def _cost_of_end(scene: Scene, _: Answers) -> str:
     entry: Mapping[str, Any] = scene.entry or {}
-    return f"the standby on {entry.get('backup')} is thrown away; a new one begins from nothing"
+    return f"the standby on {entry.get('backup')} is removed; a new one needs a complete copy"
 
 
 _DEAD = Field(
     name="dead", label="its host", needed=False,
-    choices=(("is dead by the lease, or its agent's word", ""),
-             ("is off: you know it, and say so", "--host-is-off"),
-             ("is powered off first, by its fence device", "--fence")),
+    choices=(("is dead, by the lease or its fence agent", ""),
+             ("is off: I have made sure of it", "--host-is-off"),
+             ("is powered off first, by its fence agent", "--fence")),
 )  # fmt: skip
 
 
@@ -76,33 +74,33 @@ def _failover(scene: Scene, *how: str) -> tuple[Words, ...]:
 ON_PROTECTION = (
     Action(
         name="watch", key="o", label="Open", where=_HERE, local=True, shown=False, fits=_some,
-        help="Watch the protection",
+        help="Open the protection, to watch it",
     ),
     Action(
         name="failover", key="f", label="Failover", where=_HERE, fits=_some,
-        help="Let the standby take over, if the guest's host is dead", costs=_cost_of_failover,
+        help="Fail over to the standby, if the guest's host is dead", costs=_cost_of_failover,
         fields=lambda _: (_DEAD,),
         run=lambda scene, answers: _failover(scene, *filter(None, [answers.get("dead")])),
     ),
     Action(
         name="switch", key="w", label="Switch", where=_HERE, fits=_ready,
-        help="Planned switch to the standby, while both hosts are well", costs=_cost_of_switch,
+        help="Switch to the standby without loss, while both hosts are up", costs=_cost_of_switch,
         run=lambda scene, _: _failover(scene, "--planned"),
     ),
     Action(
         name="test", key="t", label="Test", where=_HERE,
-        fits=lambda scene: _ready(scene) or ("a test runs" if _trial(scene) else None),
-        help="Run a copy of the standby without network; nothing is switched",
+        fits=lambda scene: _ready(scene) or ("a test is running" if _trial(scene) else None),
+        help="Start a test copy of the standby without network; switch nothing",
         run=lambda scene, _: _failover(scene, "--test"),
     ),
     Action(
         name="end-test", key="T", label="End test", where=_HERE,
-        fits=lambda scene: None if _trial(scene) else "no test runs",
-        help="Take the copy away again", run=lambda scene, _: _failover(scene, "--end-test"),
+        fits=lambda scene: None if _trial(scene) else "no test is running",
+        help="End the test copy", run=lambda scene, _: _failover(scene, "--end-test"),
     ),
     Action(
         name="unprotect", key="u", label="Unprotect", where=_HERE, fits=_some,
-        help="End the protection; the guest goes on", costs=_cost_of_end,
+        help="End the protection; the guest keeps running", costs=_cost_of_end,
         run=lambda scene, _: (("unprotect", _guest(scene)),),
     ),
 )  # fmt: skip

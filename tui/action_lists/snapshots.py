@@ -1,4 +1,4 @@
-"""What can be done with snapshots. Pure."""
+"""Actions on snapshots. Pure."""
 
 from vmckpt.model.guest import SnapshotNow
 from vmckpt.units import show_bytes
@@ -15,7 +15,9 @@ def _some(scene: Scene) -> str | None:
     if not all(one.id for one in scene.snapshots) or not scene.snapshots:
         return "no snapshot is selected"
     stores = {one.store for one in scene.snapshots}
-    return None if len(stores) == 1 else f"they are in several stores: {', '.join(sorted(stores))}"
+    return (
+        None if len(stores) == 1 else f"select snapshots of one store: {', '.join(sorted(stores))}"
+    )
 
 
 def _one(scene: Scene) -> str | None:
@@ -39,7 +41,7 @@ def _two(scene: Scene) -> str | None:
         return why
     if len(scene.snapshots) == 2 or (len(scene.snapshots) == 1 and _first(scene).parent):
         return None
-    return "mark two snapshots, or choose one that follows another"
+    return "mark two snapshots, or select one that has a parent"
 
 
 def _diff(scene: Scene, _: Answers) -> Words:
@@ -52,7 +54,7 @@ def _diff(scene: Scene, _: Answers) -> Words:
 
 def _hosts(scene: Scene) -> Field:
     names = tuple((one.name, one.name) for one in scene.model.fleet.hosts if one.error is None)
-    return Field(name="on", label="on host", choices=(("where it was taken", ""), *names),
+    return Field(name="on", label="on host", choices=(("the host where it was taken", ""), *names),
                  needed=False)  # fmt: skip
 
 
@@ -81,16 +83,16 @@ def _cost_of_restore(scene: Scene, answers: Answers) -> str:
         names = ", ".join(sorted(one.guest for one in whole))
         disks = show_bytes(sum(one.disks for one in whole))
         return (
-            f"{names} are ended if they run, and their disks ({disks}) are written over: what"
-            " they did since is lost"
+            f"{names} are stopped if they run, and their disks ({disks}) are overwritten: changes"
+            " since then are lost"
         )
     later = sum(
         one.guest_uuid == first.guest_uuid and one.made_at > first.made_at
         for one in scene.model.snapshots
     )
     return (
-        f"{first.guest} is ended if it runs, and its disks ({show_bytes(first.disks)}) are written"
-        f" over: what it did since is lost, but for {later} later snapshots"
+        f"{first.guest} is stopped if it runs, and its disks ({show_bytes(first.disks)}) are"
+        f" overwritten: changes since then are lost, except for {later} later snapshots"
     )
 
 
@@ -103,7 +105,8 @@ def _cost_of_delete(scene: Scene, _: Answers) -> str:
     found = [one for one in scene.snapshots if one.id]
     own = show_bytes(sum(one.new for one in found))
     return (
-        f"{len(found)} snapshots go for good; {own} were new in them, gc frees what no other needs"
+        f"{len(found)} snapshots are deleted for good; {own} were new in them, and gc frees what"
+        " no other snapshot needs"
     )
 
 
@@ -132,7 +135,7 @@ def _prune_fields(scene: Scene) -> tuple[Field, ...]:
 def _scheduled(scene: Scene) -> str | None:
     if (why := _some(scene)) is not None:
         return why
-    return None if _made_by_schedule(scene) else "no snapshot there was made by a schedule"
+    return None if _made_by_schedule(scene) else "no snapshot in the store is from a schedule"
 
 
 def _pinned(scene: Scene, *, wanted: bool) -> str | None:
@@ -140,83 +143,83 @@ def _pinned(scene: Scene, *, wanted: bool) -> str | None:
         return why
     if _first(scene).pinned is wanted:
         return None
-    return "it is not pinned" if wanted else "it is pinned"
+    return "the snapshot is not pinned" if wanted else "the snapshot is already pinned"
 
 
 ON_SNAPSHOTS = (
     Action(
         name="create", key="s", label="Snapshot", where=_HERE, fits=_one,
         help="Take a new snapshot of the same guest",
-        fields=lambda _: (Field(name="name", label="name", needed=False, hint="else the time"),),
+        fields=lambda _: (Field(name="name", label="name", needed=False, hint="default: time"),),
         run=lambda scene, answers: (
             ("snapshot", "create", _first(scene).guest_uuid, *option("--name", answers, "name"),
              *_in(scene)),),
     ),
     Action(
         name="restore", key="r", label="Restore", where=_HERE, fits=_one,
-        help="Bring the guest back as it was then", fields=_restore_fields,
+        help="Restore the guest's disks and memory from the snapshot", fields=_restore_fields,
         look=lambda scene, _: ("snapshot", "show", _first(scene).id, *_in(scene)),
         run=_restore, costs=_cost_of_restore,
     ),
     Action(
         name="fork", key="f", label="Fork", where=_HERE, fits=_one,
-        help="Restore it as another guest, with its network off",
+        help="Restore the snapshot as a new guest, with its network links down",
         fields=lambda scene: (Field(name="name", label="name"), _hosts(scene)), run=_fork,
     ),
     Action(
         name="diff", key="d", label="Diff", where=_HERE, fits=_two, look=_diff,
-        help="What changed between two marked ones, or since the one before",
+        help="Show what changed between two marked snapshots, or since the parent",
     ),
     Action(
         name="verify", key="v", label="Verify", where=_HERE, fits=_some,
-        help="Prove that they are whole, down to every chunk",
+        help="Verify that snapshots are complete and intact, down to every chunk",
         run=lambda scene, _: (("snapshot", "verify", *_ids(scene), "--deep", *_in(scene)),),
     ),
     Action(
         name="boot", key="V", label="Boot", where=_HERE, fits=_one, shown=False,
-        help="Prove it by restoring it beside the guest, without network",
+        help="Verify the snapshot by booting it as a test guest without network",
         run=lambda scene, _: (("snapshot", "verify", *_ids(scene), "--boot", *_in(scene)),),
     ),
     Action(
         name="show", key="x", label="Show", where=_HERE, fits=_one, shown=False,
-        help="All that is known of it",
+        help="Show the metadata of the snapshot",
         look=lambda scene, _: ("snapshot", "show", _first(scene).id, *_in(scene)),
     ),
     Action(
         name="prune", key="p", label="Prune", where=_HERE, fits=_scheduled, of_store=True,
-        help="Delete what a schedule made and no rule keeps; what goes is shown first",
+        help="Delete a schedule's snapshots that no rule keeps, after showing them",
         fields=_prune_fields,
         look=lambda scene, answers: (*_prune(scene, answers), "--dry-run"),
         run=lambda scene, answers: ((*_prune(scene, answers), "--yes"),),
-        costs=lambda *_: "what the list below says goes for good",
+        costs=lambda *_: "the deletions listed below cannot be undone",
     ),
     Action(
         name="schedule", key="w", label="Schedule", where=_HERE, fits=lambda _: None, shown=False,
-        help="What vmckpt run would do now, and when each guest is due",
+        help="Show what vmckpt run would do now, and when each guest is due",
         look=lambda *_: ("run", "--dry-run", "--once"),
     ),
     Action(
         name="pin", key="i", label="Pin", where=_HERE, shown=False,
-        fits=lambda scene: _pinned(scene, wanted=False), help="Keep it from being deleted",
-        fields=lambda _: (Field(name="why", label="why", needed=False),),
+        fits=lambda scene: _pinned(scene, wanted=False), help="Protect the snapshot from deletion",
+        fields=lambda _: (Field(name="why", label="reason", needed=False),),
         run=lambda scene, answers: (
             ("snapshot", "pin", _first(scene).id, *option("--why", answers, "why"), *_in(scene)),),
     ),
     Action(
         name="unpin", key="I", label="Unpin", where=_HERE, shown=False,
-        fits=lambda scene: _pinned(scene, wanted=True), help="Let it be deleted again",
+        fits=lambda scene: _pinned(scene, wanted=True), help="Allow the deletion of the snapshot",
         run=lambda scene, _: (("snapshot", "unpin", _first(scene).id, *_in(scene)),),
     ),
     Action(
         name="delete", key="D", label="Delete", where=_HERE, fits=_some, shown=False,
-        help="Delete the marked ones", costs=_cost_of_delete,
+        help="Delete the marked snapshots", costs=_cost_of_delete,
         run=lambda scene, _: (("snapshot", "delete", *_ids(scene), "--yes", *_in(scene)),),
     ),
     Action(
         name="gc", key="g", label="Collect", where=_HERE, fits=_some, shown=False, of_store=True,
-        help="Free what no snapshot of the store needs",
+        help="Remove objects that no snapshot of the store needs",
         look=lambda scene, _: ("snapshot", "gc", "--dry-run", *_in(scene)),
         run=lambda scene, _: (("snapshot", "gc", *_in(scene)),),
-        costs=lambda *_: "what the list below says goes for good",
+        costs=lambda *_: "the deletions listed below cannot be undone",
     ),
 )  # fmt: skip

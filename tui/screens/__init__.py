@@ -1,1 +1,1 @@
-"""Views of one thing, and dialogs."""
+"""Detail screens and dialogs."""

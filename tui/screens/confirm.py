@@ -1,4 +1,4 @@
-"""The question before something is done: what, with what in it, what comes of it, yes or no."""
+"""The dialog that fills in, previews and confirms an action."""
 
 import asyncio
 from typing import ClassVar
@@ -16,15 +16,15 @@ from vmckpt_tui import actions
 from vmckpt_tui.actions import Action, Field, Scene, Words, line
 
 _FRAME = 10
-"""Lines of everything but the fields and what is told."""
+"""Number of lines besides the fields and the preview."""
 _KEYS = 4
-"""Lines of yes and no, and of the frame."""
+"""Number of lines for the buttons and the frame."""
 _REST = 0.4
-"""Seconds after the last key before it is looked up what would come of it."""
+"""Seconds between the last change of a field and the start of the preview command."""
 
 
 class Order(ModalScreen[tuple[Words, ...] | None]):
-    """Ends with the commands to run, or None."""
+    """The dialog of an action. Dismissed with the commands to run, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "no", "Back"),
@@ -55,7 +55,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         self._fields = action.fields(scene)
         self._answers = {one.name: one.value for one in self._fields if one.value}
         self._waits = False
-        """For what would come of it, of something that destroys."""
+        """Whether yes is disabled until the preview of a destructive action has arrived."""
 
     def compose(self) -> ComposeResult:
         acts = self._action.run is not None
@@ -89,7 +89,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
             self.query_one("#yes").focus()
 
     def on_resize(self) -> None:
-        """What is told has the lines that are left; the question is always in sight."""
+        """Give the preview the remaining lines, so that the buttons are always visible."""
         most = int(self.size.height * 0.96)
         self.query_one("#told").styles.max_height = max(3, most - _FRAME - 2 * len(self._fields))
         self.query_one("#content").styles.max_height = max(1, most - _KEYS)
@@ -100,7 +100,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
     @on(Input.Changed)
     @on(Select.Changed)
     def changed(self, event: Input.Changed | Select.Changed) -> None:
-        """Something was filled in."""
+        """Store the new value of a field, and update the command line and the preview."""
         event.stop()
         name = (event.control.id or "").removeprefix("field-")
         value = event.value if isinstance(event.value, str) else ""
@@ -114,7 +114,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
 
     @on(Input.Submitted)
     def typed(self, event: Input.Submitted) -> None:
-        """Enter goes on: to the next field, then to yes or no."""
+        """Move the focus on Enter: to the next field, or to the buttons after the last field."""
         event.stop()
         self.focus_next()
 
@@ -125,7 +125,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         return self._action.run(self._scene, self._answers)
 
     def _tell(self) -> None:
-        """The command line, what it costs, and whether something is missing."""
+        """Show the command line, the cost, and the first field that is still empty."""
         gap = actions.missing(self._action, self._scene, self._answers)
         words = self._words()
         more = f"  (and {len(words) - 1} more)" if len(words) > 1 else ""
@@ -144,13 +144,13 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         look = self._action.look(self._scene, self._answers)
         gap = actions.missing(self._action, self._scene, self._answers)
         if look is None or gap is not None:
-            self.workers.cancel_node(self)  # what is being told is of something else by now
+            self.workers.cancel_node(self)  # a running preview is outdated
             self.query_one("#told").add_class("none")
             return
         self._waits = self._harms()
         self._may(False)
         self.query_one("#told").remove_class("none")
-        self.query_one("#text", Static).update(Text(f"asking {line(look)} …", style="dim"))
+        self.query_one("#text", Static).update(Text(f"running {line(look)} …", style="dim"))
         self.run_worker(self._look(look, rest), exclusive=True)
 
     async def _look(self, words: Words, rest: float) -> None:
@@ -158,31 +158,31 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         width = max(60, self.query_one("#told").size.width - 4)
         try:
             said = await self._commands.ask(words, width)
-            text = Text.from_ansi(said.text.rstrip() or "nothing")
+            text = Text.from_ansi(said.text.rstrip() or "no output")
         except OSError as exc:
-            text = Text(f"it cannot be asked: {exc}")
+            text = Text(f"cannot run the command: {exc}")
         self.query_one("#text", Static).update(text)
         self._waits = False
         self._may(actions.missing(self._action, self._scene, self._answers) is None)
 
     @on(Button.Pressed, "#no")
     def action_no(self) -> None:
-        """Nothing is done."""
+        """Close the dialog without running anything."""
         self._end(None)
 
     def _end(self, words: tuple[Words, ...] | None) -> None:
-        # A second Enter may be on its way when the first has closed it.
+        # A second Enter may still arrive after the first has closed the dialog.
         if self.app.screen is self:
             self.dismiss(words)
 
     @on(Button.Pressed, "#yes")
     def action_yes(self) -> None:
-        """It is done, if nothing is missing."""
+        """Close the dialog with the commands, if all required fields are filled."""
         if self._action.run is None:
             return
         gap = actions.missing(self._action, self._scene, self._answers)
         if gap is not None or self._waits:
-            self.notify(gap or "what would come of it is not known yet", severity="warning")
+            self.notify(gap or "wait for the preview", severity="warning")
             return
         self._end(self._words())
 
@@ -190,7 +190,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
 def _asked(one: Field) -> "Select[str] | Input":
     if one.choices is None:
         return Input(value=one.value, placeholder=one.hint, id=f"field-{one.name}", compact=True)
-    # As text: in a host's or a schedule's name nothing is markup.
+    # The labels are Text, so that names of hosts and schedules are not parsed as markup.
     choices = [(Text(label), value) for label, value in one.choices]
     return Select(
         choices, value=one.value, allow_blank=False, id=f"field-{one.name}", compact=True

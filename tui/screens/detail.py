@@ -1,4 +1,4 @@
-"""The screens of one migration, one job of a whole host, and one protection."""
+"""The detail screens: a migration, a job for a whole host, and a protection."""
 
 import asyncio
 import time
@@ -30,18 +30,19 @@ from vmckpt_tui.widgets.data_grid import Grid
 
 _BACK = Binding("escape,q", "app.pop_screen", "Back")
 _BEATS = 300
-"""Looks that are kept: five minutes."""
+"""Number of samples kept, one per second: five minutes."""
 _FEW = 60
+"""Minimum width of a sparkline, in samples."""
 _SERIES: dict[str, tuple[str, Callable[[float], str]]] = {
     "behind_s": ("behind (RPO)", show_seconds),
     "pause_s": ("pause", show_seconds),
     "bytes": ("sent per epoch", show_bytes),
 }
-"""Fields of a EpochMark."""
+"""Label and formatter of each sparkline, by the field of EpochMark."""
 
 
 class Detail(Screen[None]):
-    """A screen that looks again and again while it is seen."""
+    """A screen that polls its object while it is open."""
 
     where: ClassVar[Where]
     every: ClassVar[float] = 0.5
@@ -66,10 +67,10 @@ class Detail(Screen[None]):
                 wrong = await self._looked()
                 self.query_one("#wrong", Static).update(wrong)
                 self.query_one("#wrong").set_class(bool(wrong), "some")
-            except NoMatches:  # it was left meanwhile, and its parts are gone
+            except NoMatches:  # the screen was closed meanwhile
                 return
             self.refresh_bindings()
-            # What is slow to be asked is asked less often.
+            # Sources that answer slowly are polled less often.
             await asyncio.sleep(max(self.every, 4 * (time.monotonic() - began)))
 
     async def _looked(self) -> str:
@@ -80,10 +81,10 @@ class Detail(Screen[None]):
         return ""
 
     async def look(self) -> None:
-        """Ask, and show what is new."""
+        """Fetch and display new data. Raises VmckptError, OSError."""
 
     def show(self, model: Model) -> None:
-        """What the rest of the dashboard knows by now."""
+        """Set the newest data of the dashboard."""
         self.model = model
 
     def scene(self) -> Scene:
@@ -97,7 +98,7 @@ def _told_columns() -> Sequence[Column[Told]]:
     return (
         Column(label="at", width=9, right=True,
                cell=lambda one: (show_seconds(one.at), "dim")),
-        Column(label="what was decided, and why", width=20, grows=1,
+        Column(label="decisions and reasons", width=20, grows=1,
                cell=lambda one: (one.text, one.tone)),
     )  # fmt: skip
 
@@ -118,7 +119,7 @@ def _pass_columns() -> Sequence[Column[Pass]]:
 
 
 class MoveScreen(Detail):
-    """One migration: does it converge, and what is decided about it."""
+    """The screen of a migration: its convergence and its decisions."""
 
     where = Where.MOVE
     every = 0.4
@@ -146,11 +147,11 @@ class MoveScreen(Detail):
             yield Grid(_pass_columns(), lambda one: str(one.number), id="passes",
                        empty="no pass yet")  # fmt: skip
             yield Grid(_told_columns(), lambda one: f"{one.at} {one.text}", id="story",
-                       empty="nothing was decided yet")  # fmt: skip
+                       empty="no decisions yet")  # fmt: skip
         yield Keys()
 
     async def look(self) -> None:
-        """Only what is new is read."""
+        """Fetch and display the new events and samples. Raises VmckptError, OSError."""
         if self._detail is None:
             self._detail = await self.source.job(self._job)
             self.query_one("#story").focus()
@@ -161,7 +162,7 @@ class MoveScreen(Detail):
                 self._job, events[-1].seq if events else 0, samples[-1].seq if samples else 0
             )
             self._detail = migration_view.followed(last, news)
-            if not news.view.operation.active:  # with the report, and what was answered
+            if not news.view.operation.active:  # includes the report and the answers to requests
                 self._detail = await self.source.job(self._job)
         self._draw(self._detail)
 
@@ -177,7 +178,7 @@ class MoveScreen(Detail):
         self.query_one("#passes", Grid).show(migration_view.passes(detail.samples))
         story: Grid[Told] = self.query_one("#story", Grid)
         lines = migration_view.story(detail)
-        # Who reads further up is not torn away.
+        # The cursor follows new lines only if it is on the last one.
         newest = story.current is None or story.current is story.rows[-1]
         if list(lines) != list(story.rows):
             story.show(lines)
@@ -197,7 +198,7 @@ class MoveScreen(Detail):
 
 
 class DrainScreen(Detail):
-    """A host that is emptied or filled: who has arrived, who moves, who waits."""
+    """The screen of a job for a whole host: guests that have arrived, are moving, or wait."""
 
     where = Where.DRAIN
     every = 1.0
@@ -222,13 +223,13 @@ class DrainScreen(Detail):
         with VerticalScroll(id="loads"):
             yield Static("", id="bars", markup=False)
         yield Grid(evacuation_view.turn_columns(), lambda one: one.guest, id="turns",
-                   empty="nobody is to move")  # fmt: skip
+                   empty="no guests to move")  # fmt: skip
         yield Grid(_told_columns(), lambda one: f"{one.at} {one.text}", id="story",
-                   empty="nothing was decided yet")  # fmt: skip
+                   empty="no decisions yet")  # fmt: skip
         yield Keys()
 
     async def look(self) -> None:
-        """See Detail."""
+        """Fetch and display the job and its migrations. Raises VmckptError, OSError."""
         first = self._view is None
         detail = await self.source.job(self._job)
         parts = await self.source.parts(self._job)
@@ -257,18 +258,18 @@ class DrainScreen(Detail):
 
 
 def _without_agents(view: JobView) -> str:
-    """How a protection stands that no agents have in their hands."""
+    """Return the state of a protection that is not delegated to agents."""
     one = view.operation
     if not one.active:
         report = one.report or {}
-        return f"it is over: {report.get('why') or report.get('error') or view.doing}"
+        return f"ended: {report.get('why') or report.get('error') or view.doing}"
     if view.unattended:
-        return "nobody attends it; vmckpt recover settles it"
-    return f"{view.doing}, in the hands of process {one.controller.pid} on {one.controller.host}"
+        return "orphaned: its controller has ended; run vmckpt recover"
+    return f"{view.doing}, by process {one.controller.pid} on {one.controller.host}"
 
 
 class GuardScreen(Detail):
-    """One protection: how far the standby is behind, and what an epoch costs."""
+    """The screen of a protection: the lag of the standby, and the cost of an epoch."""
 
     where = Where.PROTECTION
     every = 1.0
@@ -295,7 +296,7 @@ class GuardScreen(Detail):
         yield Keys()
 
     async def look(self) -> None:
-        """See Detail."""
+        """Display the protection's status in the model. Raises VmckptError, OSError."""
         found = self.model.protections.get(self._job)
         if found is None:
             view = (await self.source.job(self._job)).view
@@ -309,7 +310,7 @@ class GuardScreen(Detail):
     async def _looked(self) -> str:
         wrong = await super()._looked()
         old = self.model.trouble.get("protections")
-        return wrong or (f"✗ this is how it last was: {old}" if old else "")
+        return wrong or (f"✗ the status shown is outdated: {old}" if old else "")
 
     def _draw(self, entry: Mapping[str, Any]) -> None:
         self.title_is(f"{self._job} {entry['guest']}: {entry['primary']} → {entry['backup']}")
@@ -319,7 +320,7 @@ class GuardScreen(Detail):
             f"{bar[:1]} {name} {took}" for name, bar, took in protection_view.parts(entry, 10)
         )
         self.query_one("#epoch", Static).update(
-            f"an epoch: ─ the guest runs  {legend}\n{protection_view.strip(entry, width)}"
+            f"epoch: ─ guest runs  {legend}\n{protection_view.strip(entry, width)}"
         )
         beat = protection_view.beat(entry)
         if beat is not None:
@@ -329,9 +330,9 @@ class GuardScreen(Detail):
             if not values:
                 continue
             least, most = show(min(values)), show(max(values))
-            told = f"{label}: {show(values[-1])}, between {least} and {most} while it was watched"
+            told = f"{label}: {show(values[-1])}, between {least} and {most} since it was opened"
             self.query_one(f"#of-{name}", Static).update(told)
-            # Time goes to the right from the first look on, and does not stretch.
+            # Padding keeps the time scale constant from the first sample on.
             self.query_one(f"#{name}", Sparkline).data = [0.0] * (_FEW - len(values)) + values
 
     def scene(self) -> Scene:

@@ -1,4 +1,4 @@
-"""What is shown of a job that is about a whole host. Pure."""
+"""Texts and columns of the screen of a job for a whole host. Pure."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ from vmckpt_tui.wording import bar, millis
 
 
 def facts(operation: Operation, found: Sequence[Turn], now: float) -> Sequence[str]:
-    """What stands above the moves."""
+    """Return the lines above the list of migrations: progress, and guests that stay."""
     told = summary(found)
     took = (operation.ended_at or now) - operation.began_at
     expected = operation.detail.get("expected_ms") or (None, None)
     lines = [
-        f"{bar(told.done, 20)} {told.done:.0%}: {told.arrived} arrived, {told.moving} on their way,"
-        f" {told.waiting} wait, {told.failed} failed; {show_seconds(took)} of"
+        f"{bar(told.done, 20)} {told.done:.0%}: {told.arrived} arrived, {told.moving} moving,"
+        f" {told.waiting} waiting, {told.failed} failed; {show_seconds(took)} of"
         f" {millis(expected[0])} to {millis(expected[1])} expected"
     ]
     left = (operation.report or operation.detail).get("left") or ()
@@ -26,7 +26,7 @@ def facts(operation: Operation, found: Sequence[Turn], now: float) -> Sequence[s
 
 
 def loads(fleet: FleetNow, operation: Operation, found: Sequence[Turn]) -> Sequence[str]:
-    """The hosts that take part, as bars of the memory their guests use."""
+    """Return a line for each host involved, with a bar of the memory that its guests use."""
     names = dict.fromkeys(
         [operation.source or "", *(one.source for one in found), *(one.target for one in found)]
     )
@@ -44,11 +44,11 @@ def loads(fleet: FleetNow, operation: Operation, found: Sequence[Turn]) -> Seque
 
 
 def turn_columns() -> Sequence[Column[Turn]]:
-    """Of the queue of moves."""
+    """Return the columns of the list of migrations."""
 
     def state(turn: Turn) -> Cell:
         if turn.state == WAITS:
-            return "○ waits", "dim"
+            return "○ waiting", "dim"
         if turn.state == COMPLETED:
             return "✓ arrived", "good"
         if turn.active:

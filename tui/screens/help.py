@@ -1,4 +1,4 @@
-"""The keys, from the one table of actions; and the same as commands to be searched."""
+"""The help screen and the command palette, both built from the table of actions."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -17,17 +17,17 @@ from vmckpt_tui.action_lists.all import TABLE
 from vmckpt_tui.actions import Action, Scene, Where
 
 GENERAL = (
-    ("1 … 7", "the parts; a click does it, too"),
-    ("↑ ↓ PgUp PgDn", "move; k and j, too"),
-    ("Enter", "open what the cursor is on"),
-    ("Space", "mark; what is done is done to all marked ones"),
-    ("/", "filter: type words; Esc takes them away"),
-    ("[ ]", "sort by another column; a click on its head, too"),
-    ("Tab", "between hosts and guests"),
+    ("1 … 7", "switch to a part; or click its name"),
+    ("↑ ↓ PgUp PgDn", "move the cursor; or k and j"),
+    ("Enter", "open the row under the cursor"),
+    ("Space", "mark a row; actions apply to all marked rows"),
+    ("/", "filter by words; Esc clears the filter"),
+    ("[ ]", "sort by the previous or next column; or click its header"),
+    ("Tab", "switch between hosts and guests"),
     ("Ctrl+P", "search all actions by name"),
-    ("?", "this help"),
-    ("Esc", "back"),
-    ("q", "leave; what was begun goes on"),
+    ("?", "show this help"),
+    ("Esc", "go back"),
+    ("q", "quit; running commands continue"),
 )
 _NAMES = {
     Where.FLEET: "Fleet: hosts and guests",
@@ -42,7 +42,7 @@ _NAMES = {
 
 
 def page(scene: Scene | None) -> Iterable[tuple[str, list[tuple[str, str, str]]]]:
-    """Titles, and below each: key, what it does, and why it cannot be done now. Pure."""
+    """Yield the title of each part, with rows of key, help, and why it is not available. Pure."""
     order = sorted(_NAMES, key=lambda where: scene is None or where is not scene.where)
     for where in order:
         rows = []
@@ -55,7 +55,7 @@ def page(scene: Scene | None) -> Iterable[tuple[str, list[tuple[str, str, str]]]
 
 
 class Help(ModalScreen[None]):
-    """All keys; those of here first."""
+    """The help screen: all keys, those of the current part first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark", "dismiss", "Back")]
     DEFAULT_CSS = """
@@ -87,13 +87,13 @@ def _table(rows: list[tuple[str, str, str]]) -> Table:
     for key, text, why in rows:
         told = Text(text)
         if why:
-            told.append(f"  (not now: {why})", "dim")
+            told.append(f"  (not available: {why})", "dim")
         table.add_row(Text(key), told)
     return table
 
 
 class Actions(Provider):
-    """What can be done here and now, for the command palette."""
+    """The available actions, for the command palette."""
 
     def _fitting(self) -> Iterable[tuple[Action, str]]:
         scene: Scene | None = getattr(self.app, "scene", lambda: None)()
@@ -102,12 +102,12 @@ class Actions(Provider):
                 yield one, f"{one.label}: {one.help}"
 
     async def discover(self) -> Hits:
-        """All of them."""
+        """Yield all available actions."""
         for one, text in self._fitting():
             yield DiscoveryHit(text, self._doing(one), text=text, help=f"key {one.key}")
 
     async def search(self, query: str) -> Hits:
-        """Those that are meant."""
+        """Yield the available actions that match the query."""
         matcher = self.matcher(query)
         for one, text in self._fitting():
             if (score := matcher.match(text)) > 0:
@@ -118,7 +118,7 @@ class Actions(Provider):
 
 
 class DoAction:
-    """Does one action, when it is called."""
+    """A callable that starts an action."""
 
     def __init__(self, provider: Provider, name: str) -> None:
         self._provider, self._name = provider, name

@@ -1,4 +1,4 @@
-"""What is shown of one migration. Pure."""
+"""Texts, rows and charts of the screen of a migration. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,36 +11,36 @@ from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
 from vmckpt_tui.wording import millis
 
 Points = tuple[tuple[float, ...], tuple[float, ...]]
-"""Times in seconds, and values."""
+"""Times in seconds, and the values at these times."""
 _MOST_POINTS = 400
-"""More than any screen has columns, at two points in each."""
+"""Enough for a chart of 200 columns, with two points in each column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """What a chart draws."""
+    """The data of a chart."""
 
     title: str
     unit: str
     solid: Points
     dotted: Points | None = None
     band: tuple[Points, Points] | None = None
-    """Its edges."""
+    """The two edges of the band."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Something that happened, for the list of decisions."""
+    """An entry in the list of decisions."""
 
     at: float
-    """Seconds since it began."""
+    """Seconds since the migration began."""
     text: str
     tone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One pass over memory, or what is known of it."""
+    """A pass over memory, with the values of its last sample."""
 
     number: int
     began: float
@@ -52,7 +52,7 @@ class Pass:
 
 
 def followed(detail: JobDetail, news: News) -> JobDetail:
-    """With what is new."""
+    """Return a job with new events and samples appended."""
     return JobDetail(
         view=news.view, forecast=detail.forecast, events=(*detail.events, *news.events),
         samples=(*detail.samples, *news.samples), requests=news.requests or detail.requests,
@@ -61,7 +61,7 @@ def followed(detail: JobDetail, news: News) -> JobDetail:
 
 
 def facts(detail: JobDetail) -> Sequence[tuple[str, str]]:
-    """The numbers as they are now."""
+    """Return the current figures as pairs of name and value."""
     operation = detail.view.operation
     report = operation.report or {}
     rows = [("phase", detail.view.doing)]
@@ -87,7 +87,7 @@ def _sampled(one: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _outlook(detail: JobDetail) -> list[tuple[str, str]]:
-    """What is still to come, beside what is allowed."""
+    """Return the expected downtime, with its limit, and the remaining time."""
     one = detail.samples[-1].values
     limit = None if detail.forecast is None else detail.forecast.values.get("max_downtime_ms")
     beside = "" if limit is None else f", limit {millis(limit)}"
@@ -111,7 +111,7 @@ def _seconds(milliseconds: float | None) -> Seconds | None:
 _REPORT = (
     ("total_ms", "total"),
     ("downtime_ms", "downtime, by QEMU"),
-    ("observed_downtime_ms", "blackout, outside"),
+    ("observed_downtime_ms", "observed downtime"),
 )
 
 
@@ -123,7 +123,7 @@ def _ended(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def rates(samples: Sequence[StoredSample]) -> Lines:
-    """Bandwidth, and how fast the guest writes."""
+    """Return the chart of bandwidth and dirty rate."""
     thin = _thinned(samples)
     known = [one for one in thin if one.values.get("dirty_rate") is not None]
     return Lines(
@@ -134,9 +134,9 @@ def rates(samples: Sequence[StoredSample]) -> Lines:
 
 
 def remaining(samples: Sequence[StoredSample], forecast: StoredForecast | None) -> Lines:
-    """What is still to be sent, and between which lines it was forecast to fall."""
+    """Return the chart of the memory left to send, with the forecast as a band."""
     thin = _thinned(samples)
-    # Pages of zeros are gone within a moment: what is left after that has to be sent.
+    # Pages of zeros are sent within a moment; the forecast applies to the rest.
     total = thin[0].values["remaining"] / MIB if thin else 0.0
     ends = None if forecast is None else expected(forecast.values)
     band = None
@@ -147,7 +147,7 @@ def remaining(samples: Sequence[StoredSample], forecast: StoredForecast | None) 
 
 
 def expected(values: Mapping[str, Any]) -> tuple[float, float] | None:
-    """When a forecast says that it ends, at the earliest and at the latest, in seconds."""
+    """Return the forecast's shortest and longest total time, in seconds; None without them."""
     told = (values.get("expected") or {}).get("total_ms")
     if not told or None in told:
         return None
@@ -161,7 +161,7 @@ def _points(samples: Sequence[StoredSample], key: str, unit: int) -> Points:
 
 
 def _thinned(samples: Sequence[StoredSample]) -> Sequence[StoredSample]:
-    """Not more than a screen can show; the first and the last stay."""
+    """Return at most about twice `_MOST_POINTS` samples, the first and the last included."""
     step = max(1, len(samples) // _MOST_POINTS)
     thin = list(samples[::step])
     if samples and thin[-1] is not samples[-1]:
@@ -170,7 +170,7 @@ def _thinned(samples: Sequence[StoredSample]) -> Sequence[StoredSample]:
 
 
 def passes(samples: Sequence[StoredSample]) -> Sequence[Pass]:
-    """One for each pass over memory, the last one as it is now."""
+    """Return the passes over memory; the last one as of the newest sample."""
     found: list[Pass] = []
     first: StoredSample | None = None
     for one in samples:
@@ -198,17 +198,17 @@ _TONES = {"decided": "bold", "checked": "warn"}
 
 
 def event_line(event: StoredEvent) -> Told | None:
-    """An event as a line; None if it is not worth one."""
+    """Return an event as an entry of the list; None if it is not shown."""
     text = wording.event(event.kind, event.values)
     tone = "" if event.values.get("rule") == "evacuate" else _TONES.get(event.kind, "dim")
-    # The list is called "decided, and why".
+    # The title of the list says that its lines are decisions.
     if text is None:
         return None
     return Told(at=event.at, text=text.removeprefix("decided "), tone=tone)
 
 
 def story(detail: JobDetail) -> Sequence[Told]:
-    """All that happened, and what operators asked for."""
+    """Return the events and the operators' requests, in the order of their times."""
     found = [line for event in detail.events if (line := event_line(event)) is not None]
     began = detail.view.operation.began_at
     for one in detail.requests:
@@ -219,6 +219,6 @@ def story(detail: JobDetail) -> Sequence[Told]:
 
 
 def elapsed(detail: JobDetail, now: float) -> str:
-    """For how long it has been under way."""
+    """Return how long a job has been running, or ran."""
     operation = detail.view.operation
     return show_seconds(max(0.0, (operation.ended_at or now) - operation.began_at))

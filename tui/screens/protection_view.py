@@ -1,4 +1,4 @@
-"""What is shown of protections. Pure."""
+"""Texts and columns for protections. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from vmckpt.units import show_bytes, show_seconds
 from vmckpt_tui.tables import Cell, Column, guarded
 
 Entry = Mapping[str, Any]
-"""See app.protection.job_status."""
+"""The status of a protection; see app.protection.job_status."""
 _PARTS = "░▒▓█▚▞▙▟"
-"""A pattern for each part of a pause, so that they can be told apart without colour."""
+"""Patterns that distinguish the parts of a pause without colour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochMark:
-    """One look at a protection."""
+    """A sample of a protection's epochs."""
 
     pause_s: float
     behind_s: float
@@ -24,7 +24,7 @@ class EpochMark:
 
 
 def beat(entry: Entry) -> EpochMark | None:
-    """What of a look is kept for the strip; None: the primary says nothing."""
+    """Return a sample for the sparklines; None if the primary reports no epochs."""
     ours = said(entry, "primary")
     median = ours.get("median")
     if median is None:
@@ -35,13 +35,16 @@ def beat(entry: Entry) -> EpochMark | None:
 
 
 def said(entry: Entry, role: str) -> Mapping[str, Any]:
-    """What one of the agents says."""
+    """Return the status that an agent reports. `role`: primary or backup."""
     told: Mapping[str, Any] = entry["says"].get(entry[role]) or {}
     return told
 
 
 def parts(entry: Entry, width: int) -> Sequence[tuple[str, str, str]]:
-    """What a pause is made of: a name, a bar that shows its share, and how long."""
+    """Return the parts of the median pause: name, bar and duration.
+
+    `width`: the length of all bars together, in characters.
+    """
     median = said(entry, "primary").get("median") or {}
     known = {
         key.removeprefix("pause_").removesuffix("_s").replace("_", " "): took
@@ -56,7 +59,10 @@ def parts(entry: Entry, width: int) -> Sequence[tuple[str, str, str]]:
 
 
 def strip(entry: Entry, width: int) -> str:
-    """An epoch as a line: how long the guest runs, and of what its pause is made."""
+    """Return an epoch as a line of `width` characters: the guest runs, then each part of its pause.
+
+    Empty if the primary reports no epochs.
+    """
     ours = said(entry, "primary")
     interval, median = ours.get("interval_s"), ours.get("median")
     if interval is None or median is None:
@@ -69,7 +75,7 @@ def strip(entry: Entry, width: int) -> str:
 
 
 def rows(entry: Entry) -> Sequence[tuple[str, str]]:
-    """How it stands, line by line."""
+    """Return the status as pairs of name and value."""
     seen, ours = status.parse_status(entry), said(entry, "primary")
     ready = "✓ ready" if seen.ready else "! not ready"
     found = [
@@ -79,7 +85,7 @@ def rows(entry: Entry) -> Sequence[tuple[str, str]]:
         ("failover", status.decided_by(entry)),
     ]
     if seen.in_the_way is not None:
-        found.append(("in the way", seen.in_the_way))
+        found.append(("problem", seen.in_the_way))
     if seen.behind_s is not None:
         worst = _time(ours.get("rpo_worst_s"))
         found.append(("behind (RPO)", f"{show_seconds(seen.behind_s)}, worst {worst}"))
@@ -100,12 +106,12 @@ def rows(entry: Entry) -> Sequence[tuple[str, str]]:
     if (lease := _lease(entry)) is not None:
         found.append(("lease", lease))
     if seen.end is not None:
-        found.append(("over", seen.end))
+        found.append(("ended", seen.end))
     return found
 
 
 def _lease(entry: Entry) -> str | None:
-    """What both say of the lease."""
+    """Return the state of the lease that each agent reports; None if none does."""
     told = [
         f"{entry[role]}: {said(entry, role)['lease']}"
         for role in ("primary", "backup")
@@ -119,7 +125,7 @@ def _time(value: float | None) -> str:
 
 
 def guard_columns() -> Sequence[Column[Entry]]:
-    """Of the list of protections."""
+    """Return the columns of the list of protections."""
 
     def behind(entry: Entry) -> float:
         return status.parse_status(entry).behind_s or 0.0

@@ -1,4 +1,4 @@
-"""Small parts that several screens are made of."""
+"""Small widgets that several screens share."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -18,7 +18,7 @@ from vmckpt_tui.actions import Model
 
 
 class Head(Horizontal):
-    """The line at the top: the parts of the dashboard, and what is wrong."""
+    """The line at the top: the parts of the dashboard, and the title."""
 
     DEFAULT_CSS = """
     Head { height: 1; background: $panel; }
@@ -45,16 +45,16 @@ class Head(Horizontal):
         return f"{self._title} · {self._HELP}" if self._title else self._HELP
 
     def show(self, here: str, counts: dict[str, str]) -> None:
-        """Which part is shown, and what the others have."""
+        """Highlight the visible part. `counts`: text after each part's name."""
         self._here, self._counts = here, counts
         self._fit(self.size.width)
 
     def on_resize(self, event: Resize) -> None:
-        # What is said while it is laid out is not laid out again.
+        # Texts that change during a layout are not laid out again.
         self.call_after_refresh(self._fit, event.size.width)
 
     def _fit(self, width: int) -> None:
-        """Where not all names have room, parts that are not shown have their number alone."""
+        """Show the names of all parts; if there is no room, only the numbers of hidden parts."""
         tabs = [*self.query(Tab)]
         texts = {
             tab: f"{tab.number} {tab.name_of}{self._counts.get(tab.name_of, '')}" for tab in tabs
@@ -71,24 +71,24 @@ class Head(Horizontal):
 
 
 class TextLine(Static):
-    """A text that is laid out again only if it is another one."""
+    """A line of text that is laid out again only if the text changes."""
 
     def __init__(self, text: str = "", *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(text, id=id, markup=False)
         self._said = text
 
     def say(self, text: str) -> None:
-        """Show it."""
+        """Set the text."""
         if text != self._said:
             self._said = text
             self.update(Text(text, overflow="ellipsis", no_wrap=True))
 
 
 class Tab(TextLine):
-    """One of the parts, to be clicked."""
+    """The name of a part, which a click selects."""
 
     class Wanted(Message):
-        """It was clicked."""
+        """Sent when the tab is clicked."""
 
         def __init__(self, name: str) -> None:
             super().__init__()
@@ -104,7 +104,7 @@ class Tab(TextLine):
 
 
 class Trouble(TextLine):
-    """Guests that have two copies, and what cannot be asked, a line each; away when all is well."""
+    """One line for each guest with two copies and each failed source; hidden if there are none."""
 
     DEFAULT_CSS = """
     Trouble { height: auto; max-height: 3; padding: 0 1; background: $error 20%; display: none; }
@@ -112,7 +112,7 @@ class Trouble(TextLine):
     """
 
     def show(self, model: Model) -> None:
-        """Everything at once."""
+        """Display the problems of a model."""
         lines = [f"✗ two copies: {one.text}; {MEND}" for one in model.copies]
         lines += [f"✗ {what}: {why}" for what, why in sorted(model.trouble.items())]
         self.set_class(bool(lines), "some")
@@ -120,7 +120,7 @@ class Trouble(TextLine):
 
 
 class Filter(Input):
-    """Typed into, it leaves only what has those words."""
+    """The input field for the words that rows must match."""
 
     DEFAULT_CSS = """
     Filter { height: 1; border: none; padding: 0 1; display: none; background: $surface; }
@@ -133,10 +133,10 @@ class Filter(Input):
     ]
 
     class Left(Message):
-        """Somebody is done with typing."""
+        """Sent when the field loses the focus to the list."""
 
     def open(self) -> None:
-        """Show it and type."""
+        """Show and focus the field."""
         self.add_class("open")
         self.focus()
 
@@ -148,25 +148,25 @@ class Filter(Input):
 
 
 class Facts(Widget):
-    """Names and values, in as many columns as there is room for."""
+    """Pairs of name and value, in up to three columns."""
 
     DEFAULT_CSS = "Facts { height: auto; padding: 0 1; }"
     _LEAST = 38
-    """Width of a column."""
+    """Minimum width of a column."""
 
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002  # Textual's word
         super().__init__(id=id)
         self._rows: Sequence[tuple[str, str]] = ()
 
     def show(self, rows: Sequence[tuple[str, str]]) -> None:
-        """New values."""
+        """Set the pairs of name and value."""
         if rows != self._rows:
             again = len(rows) != len(self._rows)
             self._rows = rows
             self.refresh(layout=again)
 
     def render(self) -> Text:
-        """Down the columns, as one reads a list."""
+        """Return the pairs, column by column."""
         width = max(1, self.size.width)
         columns = max(1, min(3, width // self._LEAST))
         lines = -(-len(self._rows) // columns)
@@ -188,7 +188,7 @@ class Facts(Widget):
 
 
 def _pad(text: Text, start: int, size: int) -> None:
-    """What was written since `start` becomes so wide, with a gap."""
+    """Pad or truncate the text after `start` to `size` characters, including a gap."""
     part = text[start:]
     part.truncate(size - 1, overflow="ellipsis", pad=True)
     text.right_crop(len(text) - start)
@@ -197,7 +197,7 @@ def _pad(text: Text, start: int, size: int) -> None:
 
 
 class Keys(Footer):
-    """The footer; it is only built again when the keys that it shows have changed."""
+    """The footer. It is rebuilt only if its keys have changed."""
 
     def __init__(self) -> None:
         super().__init__(show_command_palette=False)
@@ -206,12 +206,12 @@ class Keys(Footer):
     def compose(self) -> ComposeResult:
         for part in super().compose():
             if isinstance(part, FooterKey):
-                # It begins as compact, and each would be styled once more to undo that.
+                # Each key starts compact, and undoing that later would style each key again.
                 part.set_reactive(FooterKey.compact, self.compact)
             yield part
 
     async def recompose(self) -> None:
-        """Focus that moves asks for this, although it is mostly the same keys."""
+        """Rebuild the footer if its keys have changed. Textual calls this on every focus change."""
         active = self.screen.active_bindings.values()
         shown = tuple((one.binding, one.enabled) for one in active if one.binding.show)
         if shown != self._shown:

@@ -1,4 +1,4 @@
-"""Charts of one migration, as text."""
+"""Charts made of characters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from textual.widget import Widget
 from vmckpt_tui.screens.migration_view import Lines, Points
 
 _LEAST = 20
-"""Columns and lines below which nothing can be read from a chart."""
+"""Minimum width of a readable chart, in columns."""
 
 
 class Chart(Widget):
-    """One chart, as large as its place."""
+    """A chart that fills its container."""
 
     DEFAULT_CSS = "Chart { height: 1fr; width: 1fr; }"
 
@@ -23,13 +23,13 @@ class Chart(Widget):
         self._lines: Lines | None = None
 
     def show(self, lines: Lines) -> None:
-        """New points."""
+        """Set the data."""
         if lines != self._lines:
             self._lines = lines
             self.refresh()
 
     def render(self) -> RenderResult:
-        """The chart, or that there is none yet."""
+        """Return the chart, or a note that there are no samples yet."""
         lines, size = self._lines, self.size
         if lines is None or len(lines.solid[0]) < 2:
             return Text("no samples yet", style="dim")
@@ -40,7 +40,7 @@ class Chart(Widget):
 
 
 def _drawn(lines: Lines, width: int, height: int) -> Text:
-    # Loaded when the first chart is looked at: a start is not to wait for it.
+    # Imported with the first chart, so that it does not delay the start.
     import plotext  # type: ignore[import-untyped]  # noqa: PLC0415
 
     plot: Any = plotext
@@ -76,7 +76,7 @@ def _highest(points: Points) -> float:
 
 
 def _ticks(most: float) -> Sequence[float]:
-    """Three round numbers up to the highest."""
+    """Return two or three round numbers from 0 up to at most `most`."""
     step = 10 ** len(str(int(most / 2 or 1))) / 10
     nice = max(1, int(most / 2 / step)) * step
     return [0, nice, 2 * nice] if 2 * nice <= most else [0, nice]

@@ -1,4 +1,4 @@
-"""A table that draws only the lines that are seen: 20,000 rows cost as much as 20."""
+"""A table that draws only its visible rows, so that 20,000 rows cost as much as 20."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -20,7 +20,7 @@ _GAP = 2
 
 
 class Grid(ScrollView, Generic[T], can_focus=True):
-    """Rows with a cursor, marks and a sort order; each row has a key that outlives new data."""
+    """A table with a cursor, marks and a sort order. Each row has a key that new data keeps."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", show=False),
@@ -51,7 +51,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
     """
 
     class Moved(Message):
-        """The cursor or the marks are other ones."""
+        """Sent when the cursor or the marks have changed."""
 
         def __init__(self, grid: "Grid[Any]") -> None:
             super().__init__()
@@ -62,7 +62,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
             return self.grid
 
     class Chosen(Moved):
-        """Enter, or a second click."""
+        """Sent when a row is opened by Enter or a double click."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
         sort: int | None = None,
         marks: bool = False,
     ) -> None:
-        """`marks`: several may be chosen; elsewhere an order is for the row under the cursor."""
+        """Create an empty table. `sort`: index of a column. `marks`: whether rows can be marked."""
         super().__init__(id=id)
         self._columns, self._key, self._empty = tuple(columns), key, empty
         self._all: Sequence[T] = ()
@@ -87,7 +87,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
 
     @property
     def rows(self) -> Sequence[T]:
-        """As they are shown."""
+        """The rows in the order in which they are shown."""
         return self._rows
 
     @property
@@ -96,7 +96,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
 
     @property
     def selected(self) -> tuple[T, ...]:
-        """The marked rows, else the one under the cursor."""
+        """The marked rows; without marks the row under the cursor."""
         if self.marked:
             found = tuple(one for one in self._rows if self._key(one) in self.marked)
             if found:
@@ -105,17 +105,17 @@ class Grid(ScrollView, Generic[T], can_focus=True):
         return () if current is None else (current,)
 
     def show(self, rows: Sequence[T], *, empty: str | None = None) -> None:
-        """New data; the cursor stays with its row."""
+        """Set new rows; the cursor stays on its row. `empty`: text shown if there are none."""
         kept = self.current
         self._empty = self._empty if empty is None else empty
         self._all = rows
         if self.marked:
-            # Whoever is gone, or filtered away, is not acted on when it comes back.
+            # A row that has disappeared or is filtered out loses its mark, even if it returns.
             self.marked &= {self._key(one) for one in rows}
         self._order(None if kept is None else self._key(kept))
 
     def point_at(self, key: str) -> None:
-        """Put the cursor on a row."""
+        """Move the cursor to the row with this key."""
         self._seat(key)
         self.refresh()
 
@@ -145,7 +145,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
         self.virtual_size = Size(event.size.width, len(self._rows) + 1)
 
     def _lay_out(self, width: int) -> None:
-        """Give each column that has a place here its width."""
+        """Compute the widths of the columns that are shown at this width."""
         shown = [one for one in self._columns if width >= one.from_width]
         fixed = sum(one.width for one in shown) + _GAP * max(0, len(shown) - 1) + 2
         shares = sum(one.grows for one in shown)
@@ -155,7 +155,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
         ]
 
     def render_line(self, y: int) -> Strip:
-        """One line of the screen; the head stays where it is."""
+        """Return one line of the screen; line 0 is the header, which does not scroll."""
         width = self.size.width
         if not self._widths:
             self._lay_out(width)
@@ -213,7 +213,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
             self.post_message(self.Moved(self))
 
     def _follow(self) -> None:
-        """Keep the cursor in sight."""
+        """Scroll so that the cursor is visible."""
         height = max(1, self.size.height - 1)
         top = round(self.scroll_offset.y)
         if self._at < top:
@@ -229,7 +229,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
             self.post_message(self.Moved(self))
 
     def unmark(self) -> None:
-        """Forget all marks."""
+        """Clear all marks."""
         self.marked.clear()
         self.refresh()
         self.post_message(self.Moved(self))
@@ -239,7 +239,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
             self.post_message(self.Chosen(self))
 
     def action_sort(self, by: int) -> None:
-        """By the next column; past the last one, the other way round."""
+        """Sort by the next or previous column; past the last or first, reverse the order."""
         able = [at for at, one in enumerate(self._columns) if one.order is not None]
         if not able:
             return
@@ -274,7 +274,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
 
 
 def _fitted(text: str, size: int, *, right: bool) -> str:
-    """Exactly so wide, whatever letters it has."""
+    """Pad or truncate a text to exactly `size` terminal cells, for characters of any width."""
     text = text.translate(_STEERING)
     length = cell_len(text)
     if length > size:
@@ -282,8 +282,8 @@ def _fitted(text: str, size: int, *, right: bool) -> str:
     return " " * (size - length) + text if right else text + " " * (size - length)
 
 
-# What would steer the terminal, break the line, or turn the direction of writing for all that
-# comes after it.
+# Characters that would control the terminal, break the line, or change the writing direction of
+# the text after them.
 _STEERING = {
     one: "�"
     for first, last in (

@@ -1,10 +1,10 @@
-# Sourced by host.sh and controller.sh. Everything in it may be run again.
+# Sourced by host.sh and controller.sh. All functions can be run again.
 # shellcheck shell=bash
 source_dir=${VMCKPT_SOURCE:-/vmckpt}
 # shellcheck source=scripts/install
 source "$source_dir/scripts/install"
 
-# In a host of the lab, which shares /usr with its machine and has no systemd, files are all there is to try.
+# A host of the lab shares /usr with its machine and has no systemd, so only files can be tested there.
 rehearsal=${VMCKPT_REHEARSAL:-}
 
 packages() {
@@ -15,7 +15,7 @@ tell_systemd() {
     [ -n "$rehearsal" ] || systemctl "$@"
 }
 
-# Put lines between two marks of ours in a file, in place of those that are there; stdin: the lines.
+# Replace the lines between vmckpt's two markers in a file by those from stdin.
 keep_block() {
     local file=$1 begin="# vmckpt: begin" end="# vmckpt: end" rest
     touch "$file"
@@ -25,7 +25,7 @@ keep_block() {
     rm "$file.new"
 }
 
-# Names for addresses: subnet, then hosts in their order.
+# Write names of hosts to /etc/hosts. Arguments: the subnet, then the hosts in order.
 name_hosts() {
     local subnet=$1 number=11 name
     shift
@@ -38,7 +38,7 @@ name_hosts() {
     } | keep_block /etc/hosts
 }
 
-# A bridge `guests` over the card with nobody's address on it, as the lab's hosts have one.
+# Create the bridge `guests` on the network card that has no address, as on the lab's hosts.
 bridge_guests() {
     local address=$1 card
     ip link show guests >/dev/null 2>&1 || ip link add guests type bridge
@@ -47,7 +47,7 @@ bridge_guests() {
     for card in /sys/class/net/*; do
         card=${card##*/}
         case $card in eth* | en*) ;; *) continue ;; esac
-        # The one that vagrant has left alone.
+        # Vagrant gives this card no address.
         [ -n "$(ip -4 -o address show dev "$card")" ] || [ -e "/sys/class/net/$card/brport" ] ||
             ip link set "$card" master guests up
     done

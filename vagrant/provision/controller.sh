@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make this machine the controller: controller.sh SUBNET NAME... (the hosts). May be run again.
+# Set up this machine as the controller: controller.sh SUBNET HOST... Can be run again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 common=common.sh
@@ -26,7 +26,7 @@ tell_systemd restart nfs-kernel-server
     ssh-keygen -q -t ed25519 -N "" -C vmckpt-vagrant -f "$lab/shared/.keys/id_ed25519"
 install -m 600 "$lab/shared/.keys/id_ed25519" /root/.ssh/id_ed25519
 
-# The program, from the synced folder, for all users of this machine.
+# Install vmckpt from the synced folder for all users of this machine.
 rm -rf /opt/vmckpt.new
 mkdir -p /opt/vmckpt.new
 tar -c -C "$source_dir" --exclude ./.venv --exclude ./.tools --exclude ./.backports --exclude ./.git . |
@@ -37,7 +37,7 @@ mv /opt/vmckpt.new /opt/vmckpt
 [ -n "$rehearsal" ] || (cd /opt/vmckpt && install_python requirements-run.lock)
 ln -sf /opt/vmckpt/.venv/bin/vmckpt /usr/local/bin/vmckpt
 
-# The hosts, as vmckpt and its lab know them.
+# The inventory, for vmckpt and its lab.
 {
     echo "hosts:"
     number=11
@@ -59,10 +59,10 @@ END
 ln -sf /etc/vmckpt/hosts.yaml "$lab/hosts.yaml"
 echo "{\"name\": \"vagrant\", \"subnet\": $subnet, \"host_count\": $#, \"witness\": false}" >"$lab/lab.json"
 
-# Who watches guests from outside, as in the lab.
+# The observer that watches guests from outside, as in the lab.
 cat >/etc/systemd/system/vmckpt-observer.service <<END
 [Unit]
-Description=vmckpt, what is seen of the lab's guests from outside
+Description=vmckpt, observer of the lab's guests
 After=network-online.target
 
 [Service]
@@ -74,4 +74,4 @@ WantedBy=multi-user.target
 END
 tell_systemd daemon-reload
 tell_systemd enable --now vmckpt-observer
-echo "the controller is ready; once the hosts are: VMCKPT_INVENTORY=/etc/vmckpt/hosts.yaml vmckpt doctor"
+echo "the controller is ready; once the hosts are ready, run: VMCKPT_INVENTORY=/etc/vmckpt/hosts.yaml vmckpt doctor"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Make this machine a host: host.sh SUBNET NUMBER NAME... (all hosts in their order). May be run again.
+# Set up this machine as a host: host.sh SUBNET NUMBER HOST... (all hosts in order). Can be run again.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-# vagrant copies a script alone; the rest of it is in the synced folder.
+# Vagrant copies only this script; common.sh is then in the synced folder.
 common=common.sh
 [ -e "$common" ] || common=/vmckpt/vagrant/provision/common.sh
 # shellcheck source=vagrant/provision/common.sh
@@ -16,7 +16,7 @@ packages nfs-common chrony
 name_hosts "$subnet" "$@"
 bridge_guests ""
 
-# Storage that all hosts see under one path, and the kernel of the lab's guests.
+# Storage with the same path on all hosts, and the kernel of the lab's guests.
 for folder in /var/lib/vmckpt/labs/vagrant/shared /var/cache/vmckpt; do
     mkdir -p "$folder"
     grep -q " $folder nfs" /etc/fstab ||
@@ -24,12 +24,12 @@ for folder in /var/lib/vmckpt/labs/vagrant/shared /var/cache/vmckpt; do
     [ -n "$rehearsal" ] || mountpoint -q "$folder" || mount "$folder"
 done
 
-# Memory is sent over the network of the hosts, whatever names resolve to.
+# Memory is sent over the hosts' network, whatever their names resolve to.
 keep_block /etc/libvirt/qemu.conf <<END
 migration_host = "$address"
 migration_address = "$address"
 END
-# One key for root of all these machines: they are one person's.
+# All these machines share one key for root, as they have one owner.
 keys=/var/lib/vmckpt/labs/vagrant/shared/.keys
 if [ -d "$keys" ]; then
     install -d -m 700 /root/.ssh

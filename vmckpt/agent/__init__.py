@@ -1,1 +1,1 @@
-"""What runs on a host beside QEMU: it carries out one order, given in lines of JSON."""
+"""The agent: runs on a host beside QEMU, and carries out one order, given as lines of JSON."""

@@ -1,7 +1,7 @@
-"""The agent as one archive, made without any network of what is installed here.
+"""The agent as one archive, built from the packages installed here, without network access.
 
-In it: "bin/vmckpt-agent", which starts it, and below "site/" the files of the distributions that
-it imports. Its digest is that of its contents: the SHA-256 over "NAME\\0SHA-256\\n" of its files.
+The archive has the launcher "bin/vmckpt-agent" and, below "site/", the files of the distributions
+that the agent imports. Its digest is the SHA-256 over "NAME\\0SHA-256\\n" of all its files.
 """
 
 import gzip
@@ -42,20 +42,20 @@ MODULES = (
     "vmckpt.replication.watchdog.process",
     "vmckpt.store.backend.s3",
 )
-"""What is started on hosts, and what it imports late."""
+"""Modules that are started on hosts, and those that they import only when needed."""
 DISTRIBUTIONS = (
     "annotated-types", "blake3", "boto3", "botocore", "cffi", "cryptography", "jmespath",
     "libvirt-python", "numpy", "psycopg", "psycopg-binary", "pydantic", "pydantic-core",
     "python-dateutil", "s3transfer", "six", "tenacity", "typing-extensions", "typing-inspection",
     "urllib3", "zstandard",
 )  # fmt: skip
-"""What those import, besides vmckpt itself; a test holds it against what they do import."""
-_PERHAPS = {"psycopg-binary"}  # psycopg finds the libpq of the host without it
+"""Distributions that those modules import, besides vmckpt itself. A test compares them."""
+_PERHAPS = {"psycopg-binary"}  # without it, psycopg uses the host's libpq
 _NEVER = {"__pycache__", "tests"}
 _COMPILERS = {".a", ".c", ".h", ".pxd", ".pyc", ".pyi", ".pyx"}
-# Of a hundred services that botocore knows: those that a store and its logins need.
+# botocore has data of hundreds of services; a store and its logins need only these.
 _SERVICES = {"s3", "signin", "sso", "sso-oidc", "sts"}
-_OTHER_PYTHONS = "zstandard/_cffi."  # as large as what CPython uses
+_OTHER_PYTHONS = "zstandard/_cffi."  # CPython does not use it, and it is as large as what it uses
 _START = b"""\
 #!/bin/sh
 # Starts the agent of this folder, wherever that is, and lets it see nothing else of Python's.
@@ -64,35 +64,38 @@ export PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 exec "${0%/*}/python3" -m vmckpt.agent.main "$@"
 """
 _SITE = "site"
-_WHEN = 315532800  # 1980: the archive is the same whenever it is made
+_WHEN = 315532800  # 1980, a fixed time, so that each build gives the same archive
 _KEPT = "agents"
 _COMPILED = 16 << 20
 _BLOCK = 4096
-_KILLED = 3600.0  # seconds: whoever began a file that long ago does not go on with it
+_KILLED = 3600.0  # seconds after which an unfinished archive is considered abandoned
 _making = threading.Lock()
-_LEVEL = 4  # of gzip: 6 takes twice as long for 3 % less
+_LEVEL = 4  # gzip's level 6 takes twice as long, and saves only 3 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What an agent of our version is made of."""
+    """The contents of an archive of the agent, in our version."""
 
     name: str
     digest: str
     size: Bytes
-    """On a disk, with what Python compiles of it."""
+    """Size on disk once unpacked, including Python's compiled files."""
     files: Mapping[str, Path]
-    """By name in the archive, without the launcher."""
+    """Local path of each file but the launcher, by its name in the archive."""
 
 
 @cache
 def current() -> Bundle:
-    """What is installed here, read anew by each process. Raises RemoteError and OSError."""
+    """Return the bundle of what is installed here, read once per process.
+
+    Raises RemoteError if a distribution is missing, and OSError.
+    """
     return made_of(dict(sorted(_files())))
 
 
 def made_of(files: Mapping[str, Path]) -> Bundle:
-    """A bundle of these files. Raises OSError."""
+    """Return a bundle of these files, given by their names in the archive. Raises OSError."""
     digests = {LAUNCHER: hashlib.sha256(_START).hexdigest()}
     size = _COMPILED
     for name, path in files.items():
@@ -107,7 +110,7 @@ def made_of(files: Mapping[str, Path]) -> Bundle:
 
 def _files() -> Iterator[tuple[str, Path]]:
     own = Path(vmckpt.__file__).parent
-    # Its folder, since an installation from a checkout has no list of its files.
+    # The folder is listed, since an installation from a checkout has no list of its files.
     yield from _below(own, own.parent)
     for name in DISTRIBUTIONS:
         try:
@@ -116,10 +119,11 @@ def _files() -> Iterator[tuple[str, Path]]:
             if name not in _PERHAPS:
                 raise RemoteError(
                     f"the agent cannot be sent to hosts: {name} is not installed here",
-                    hint="install vmckpt here with all that it requires, or on the hosts",
+                    hint="install vmckpt here with all its dependencies, or install it on the"
+                    " hosts",
                 ) from None
             continue
-        if found.files is None:  # a distribution's package: it may have no list
+        if found.files is None:  # packages of Linux distributions may lack a list of files
             for top in (found.read_text("top_level.txt") or name).split():
                 yield from _of_module(top)
         for file in found.files or ():
@@ -151,10 +155,10 @@ def _is_needed(file: PurePosixPath) -> bool:
 
 
 def archive(bundle: Bundle) -> Path:
-    """The bundle as a file, made once for each digest. Raises OSError."""
+    """Return the path of the bundle's archive, built once for each digest. Raises OSError."""
     folder = state_folder(os.environ, root=os.geteuid() == 0) / _KEPT
     path = folder / f"{bundle.name}.tar.gz"
-    with _making:  # several hosts want the same at once
+    with _making:  # several hosts may need the archive at the same time
         if not path.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make(bundle, path)
@@ -197,7 +201,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
 
 
 def forget(path: Path) -> None:
-    """Have an archive made anew the next time: it may be damaged."""
+    """Delete an archive that may be damaged, so that it is built anew the next time."""
     with suppress(OSError):
         path.unlink()
     current.cache_clear()

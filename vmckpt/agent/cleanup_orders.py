@@ -1,4 +1,7 @@
-"""Orders for what a restore leaves to be done; apart, for recovery reads them at every start."""
+"""Orders that clean up after a restore.
+
+They have a module of their own because recovery imports them at every start.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,30 +14,30 @@ class DiscardOrder:
 
     snapshot: str
     images: Mapping[str, str]
-    """Where each disk is, by its name in the guest."""
+    """Path of each disk's image, by its name in the guest."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "do": "discard"}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "DiscardOrder":
-        """Raises TypeError."""
+        """Parse an order from its JSON. Raises TypeError."""
         return cls(**{key: value for key, value in told.items() if key != "do"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishOrder:
-    """See that the disks of a guest that was restored lazily come in to their end."""
+    """Fetch the remaining disk contents of a guest that was restored lazily."""
 
     guest: str
     host: str
     dry: bool = False
-    """Only look."""
+    """Only inspect; change nothing."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "do": "finish-lazy"}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "FinishOrder":
-        """Raises TypeError."""
+        """Parse an order from its JSON. Raises TypeError."""
         return cls(**{key: value for key, value in told.items() if key != "do"})

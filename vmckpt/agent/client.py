@@ -1,4 +1,4 @@
-"""The controller's side of an agent: find or install the program, send an order, hear it out."""
+"""The controller's side of an agent: install the program if needed, and send it an order."""
 
 import asyncio
 import logging
@@ -25,16 +25,16 @@ from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, Seconds, show_bytes
 
 LIBVIRT = "qemu:///system"
-"""As an agent finds it, on its own host."""
+"""URI of libvirt for an agent, on its own host."""
 _NAME = "vmckpt-agent"
 _MODULE = ("-P", "-m", "vmckpt.agent.main")
-"""-P: nothing is imported from the current directory, which may be any."""
+"""-P keeps Python from importing modules from the current directory, which may be any."""
 log = logging.getLogger("vmckpt.installing")
-# Told to people, whatever else is not: a first order takes a minute longer over a slow line.
+# Always shown, since the first order takes a minute longer over a slow link.
 log.setLevel(logging.INFO)
-# An agent of our version that is installed there, else the one beside this program if the host
-# sees it, too: it is the same machine, or no other user there can have made such a path. Standard
-# input is this script.
+# Prints the path of an installed agent of our version, or else this program's own interpreter if
+# the host has it, too. That path is safe if the host is this machine, or if no other user of the
+# host can have created it. The script itself is on standard input.
 _FIND = (
     PROGRAMS
     + r"""
@@ -51,15 +51,15 @@ print(bundle.vmckpt.__version__)'
 )
 _installing: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]]
 _installing = WeakKeyDictionary()
-"""By host: many orders at once bring it there once."""
+"""A lock per host, so that concurrent orders install the agent only once."""
 _FRESH = Seconds(60.0)
 _known: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, tuple[str, ...]]]]
 _known = WeakKeyDictionary()
-"""By host: what was found, and when."""
+"""For each host, when an agent was found there, and its command."""
 
 
 async def cached_command(host: Host) -> tuple[str, ...]:
-    """As `ensure_agent`, which takes half a second there: not asked again for a minute."""
+    """Return the result of `ensure_agent`, cached for a minute because it takes half a second."""
     found = _known.setdefault(asyncio.get_running_loop(), {})
     at, words = found.get(host.name, (-_FRESH, ()))
     if time.monotonic() - at >= _FRESH:
@@ -69,9 +69,9 @@ async def cached_command(host: Host) -> tuple[str, ...]:
 
 
 async def ensure_agent(host: Host) -> tuple[str, ...]:
-    """What starts an agent there, which is installed if need be.
+    """Return the command that starts an agent on a host; install the agent if necessary.
 
-    Raises RemoteError if there is none and none can be.
+    Raises RemoteError if the host has no agent and none can be installed.
     """
     if host.ssh is None:
         return _here(host)
@@ -82,7 +82,10 @@ async def ensure_agent(host: Host) -> tuple[str, ...]:
 
 
 async def require_agent(host: Host) -> None:
-    """Raises RemoteError if no agent is there and none could be brought; nothing is changed."""
+    """Check that a host has an agent, or that one can be installed. Changes nothing.
+
+    Raises RemoteError otherwise.
+    """
     if host.ssh is None:
         _here(host)
         return
@@ -95,7 +98,7 @@ async def require_agent(host: Host) -> None:
 
 def _untouched(host: Host) -> RemoteError:
     return RemoteError(
-        f"{host.name}: no vmckpt-agent there, and nothing may be changed there",
+        f"{host.name}: no vmckpt-agent there, and the host is read-only",
         hint=agent_install.BY_HAND,
     )
 
@@ -120,12 +123,12 @@ async def _found(remote: Remote) -> tuple[str, ...] | None:
 
 
 def _boot() -> str:
-    """This machine's kernel since its start: no other has the same."""
+    """Return the boot ID of this machine, which no other machine shares."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 async def _installed(remote: Remote) -> str:
-    """The launcher of our bundle there."""
+    """Install our bundle on a host if it is not there. Returns the path of its launcher."""
     host = remote.host
     made = await _bundle(host)
     parcel = _parcel(host, made)
@@ -161,20 +164,20 @@ def _not_made(host: Host, exc: OSError) -> RemoteError:
     where = f"{exc.filename}: " if exc.filename else ""
     return RemoteError(
         f"{host.name}: no vmckpt-agent there, and none can be sent: {where}{exc.strerror or exc}",
-        hint="see that the files of vmckpt can be read here and its state folder be written",
+        hint="make vmckpt's own files readable here, and its state folder writable",
     )
 
 
 def _parcel(host: Host, made: bundle.Bundle) -> Parcel:
     return Parcel(
-        # Beside its state, which is on a disk, too.
+        # Next to the agent's state, which is on disk as well.
         folder=f"{host.agent_state.rstrip('/')}-versions", name=made.name, digest=made.digest,
         unpacked=made.size, modules=bundle.MODULES,
     )  # fmt: skip
 
 
 Answer = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
-"""Answers what an agent asks: the question, and what it is about."""
+"""Answers an agent's request, given its name and its arguments."""
 
 
 async def _nothing(_: str, __: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,10 +191,11 @@ async def run_order(
     stop: asyncio.Event,
     answer: Answer = _nothing,
 ) -> dict[str, Any]:
-    """Have an order carried out on a host; what the agent told at its end.
+    """Have an agent on `host` carry out an order. Returns the agent's result.
 
-    Raises what the agent tells, and RemoteError if it ended without a word, or tells what makes no
-    sense: then it is unknown how far it came.
+    `answer` answers the agent's requests; setting `stop` asks the agent to stop. Raises the error
+    that the agent reports. Raises RemoteError if the agent ends without a result or sends an
+    invalid message; how much of the order it carried out is then unknown.
     """
     async with AgentProcess(host, await cached_command(host)) as agent:
         await agent.send(order)
@@ -215,9 +219,9 @@ async def run_order(
 
 @contextmanager
 def sensible(host: Host) -> Iterator[None]:
-    """While what an agent told is read: a host may tell anything.
+    """Wrap the parsing of an agent's message, since a host may send anything.
 
-    Raises RemoteError where it is not what was asked for.
+    Raises RemoteError if the message is invalid.
     """
     try:
         yield
@@ -226,14 +230,14 @@ def sensible(host: Host) -> Iterator[None]:
     ) as exc:  # fmt: skip
         why = str(exc)[:80]
         raise RemoteError(
-            f"{host.name}: what its agent tells makes no sense: {why!r}",
-            hint=f"see that vmckpt is the same version there; vmckpt doctor {host.name}",
+            f"{host.name}: invalid message from its agent: {why!r}",
+            hint=f"install the same version of vmckpt there; run vmckpt doctor {host.name}",
         ) from exc
 
 
 def _mapping(told: object) -> dict[str, Any]:
     if not isinstance(told, dict):
-        raise TypeError(f"{str(told)[:40]!r} in the place of names and values")
+        raise TypeError(f"expected names and values, not {str(told)[:40]!r}")
     return told
 
 

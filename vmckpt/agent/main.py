@@ -1,10 +1,10 @@
-"""The program `vmckpt-agent`: takes one order on stdin, carries it out, and ends."""
+"""The program `vmckpt-agent`: reads one order from stdin, carries it out, and exits."""
 
 import sys
 
 from vmckpt import __version__
 
-# Asked before each order, so it must not wait for all that an order needs.
+# The controller asks for the version before each order, so the answer must not wait for imports.
 if sys.argv[1:] == ["--version"] and (
     __name__ == "__main__" or sys.argv[0].endswith("/vmckpt-agent")
 ):
@@ -27,10 +27,13 @@ log = logging.getLogger("vmckpt.agent")
 
 
 def main() -> None:
-    """Exit status 0 when the order was carried out, 1 when it was told why not."""
+    """Read one order and carry it out.
+
+    Exits with status 0 on success, and 1 after it has sent an error to the controller.
+    """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
-    os.umask(0o022)  # folders of ours that QEMU enters; what is private says so
-    # The terminal's Ctrl-C is the controller's to handle.
+    os.umask(0o022)  # QEMU must enter some of our folders; private files set their own mode
+    # The controller handles Ctrl-C of the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ControllerChannel(sys.stdin, sys.stdout)
     stop_signals.set_on((signal.SIGTERM, signal.SIGHUP), channel.stop)
@@ -39,11 +42,11 @@ def main() -> None:
     except VmckptError as exc:
         channel.send(error=error_as_json(exc))
         sys.exit(1)
-    # Whatever it is, the controller must hear of it, and the exits above have undone what was set.
+    # The controller must receive any error; context managers have undone the changes by now.
     except Exception as exc:
-        log.exception("the order was not carried out")
+        log.exception("the order failed")
         if not isinstance(exc, OSError):
-            failed = VmckptError(f"unexpected: {type(exc).__name__}: {exc}")
+            failed = VmckptError(f"unexpected error: {type(exc).__name__}: {exc}")
         else:
             where = f"{exc.filename}: " if exc.filename else ""
             hint = exc.hint if isinstance(exc, FileRefused) else None
@@ -69,11 +72,13 @@ ORDERS = {
     "serve": ("orders:RestoreOrder", "restore.lazy_server:serve"),
     "unrestore": ("orders:UnrestoreOrder", "restore.undo_restore:unrestore"),
 }
-"""How each is read and carried out. An order pays only for the modules that it needs."""
+"""For each kind of order, the class that parses it and the function that carries it out.
+
+They are imported by name, so that an order loads only the modules that it needs."""
 
 
 def named(name: str) -> Any:
-    """What is meant by a module and a name in it."""
+    """Import and return what `MODULE:NAME` names; modules are relative to `vmckpt.agent`."""
     module, _, what = name.partition(":")
     return getattr(import_module(f"vmckpt.agent.{module}"), what)
 
@@ -83,11 +88,11 @@ def _carry_out(channel: ControllerChannel) -> dict[str, Any]:
         told = channel.order()
         kind = str(told.get("do"))
         if kind not in ORDERS:
-            raise BadInput(f"an order that is not known: {kind!r}", hint="update vmckpt there")
+            raise BadInput(f"unknown order {kind!r}", hint="update vmckpt on the host")
         parse, do = (named(name) for name in ORDERS[kind])
         order = parse.from_json(told)
     except (ValueError, TypeError, KeyError, AttributeError, EOFError) as exc:
-        raise BadInput(f"no order that can be read: {exc}") from exc
+        raise BadInput(f"invalid order: {exc}") from exc
     if state := getattr(order, "state", ""):
         host_directories.check_state(Path(state))
     return dict(do(order, channel))

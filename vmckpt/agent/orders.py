@@ -1,4 +1,4 @@
-"""What an agent is told to do, as its controller writes it."""
+"""Orders that a controller sends to an agent."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +9,7 @@ from vmckpt.model.disk import StorePlace, line_folder
 
 
 def _fields(told: Mapping[str, Any], *lists: str) -> dict[str, Any]:
-    """An order's fields out of its JSON; those named are tuples. Raises KeyError, TypeError."""
+    """Return an order's fields from JSON, with `lists` as tuples. Raises KeyError, TypeError."""
     fields = {key: value for key, value in told.items() if key != "do"}
     if "store" in fields:
         fields["store"] = StorePlace(**fields["store"])
@@ -20,18 +20,18 @@ def _fields(told: Mapping[str, Any], *lists: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateOrder:
-    """Take a snapshot of a guest that runs on this host."""
+    """Take a snapshot of a guest on this host."""
 
     guest: str
-    """Its UUID."""
+    """UUID of the guest."""
     uri: str
-    """libvirt's, as seen on the host."""
+    """URI of libvirt, as seen on the host."""
     host: str
     store: StorePlace
     state: str
-    """A folder on the host for what outlives the agent."""
+    """Folder on the host for files that outlive the agent."""
     snapshot: str
-    """The id it gets."""
+    """ID of the new snapshot."""
     name: str
     by: str
     owner: str
@@ -40,37 +40,37 @@ class CreateOrder:
     tags: Mapping[str, str]
     group: str | None
     salt: str | None
-    """The domain's, as hex; None: nothing is encrypted."""
+    """Salt of the encryption domain, as hex; None: the store is not encrypted."""
     admins: tuple[str, ...]
-    """Public keys as hex, for whom the data key is wrapped."""
+    """Public keys of the administrators, as hex; the data key is wrapped with each of them."""
     signer: str
-    """The controller's public key, as hex: it signs when it is asked."""
+    """Public key of the controller, as hex. The controller signs on request."""
     way: str = "auto"
-    """How memory is captured: see choose_method.MemoryMethod."""
+    """Method of capturing memory: see choose_method.MemoryMethod."""
 
     @property
     def folder(self) -> Path:
-        """Where captured memory is laid down until it is stored."""
+        """Folder of the captured memory until it is stored."""
         return Path(self.state) / "spool" / self.snapshot
 
     @property
     def line(self) -> Path:
-        """Where the line state of the guest in that store is."""
+        """Folder of the guest's parent state for that store."""
         return line_folder(self.state, self.guest, self.store.name)
 
     def as_json(self) -> dict[str, Any]:
-        """With the domain's salt: for the host, and for no log or journal."""
+        """Return the order as JSON. It contains the salt: never log it or put it in the journal."""
         return {**asdict(self), "do": "create"}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "CreateOrder":
-        """Raises KeyError, TypeError."""
+        """Parse an order from its JSON. Raises KeyError, TypeError."""
         return cls(**_fields(told, "admins"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutBackOrder:
-    """See that nothing of a snapshot's taking is left on this host."""
+    """Undo whatever an interrupted snapshot has left on this host."""
 
     guest: str
     uri: str
@@ -79,16 +79,16 @@ class PutBackOrder:
     state: str
     snapshot: str
     capture: str | None
-    """What the capture noted before it began; None: it had not begun."""
+    """Undo record that the capture wrote before it began; None: it had not begun."""
     backup: str | None
     freeze: str | None
     hold: str | None = None
     dry: bool = False
-    """Only look."""
+    """Only inspect; change nothing."""
 
     @property
     def folder(self) -> Path:
-        """Where captured memory was laid down."""
+        """Folder of the captured memory."""
         return Path(self.state) / "spool" / self.snapshot
 
     def as_json(self) -> dict[str, Any]:
@@ -96,60 +96,62 @@ class PutBackOrder:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "PutBackOrder":
-        """Raises KeyError, TypeError."""
+        """Parse an order from its JSON. Raises KeyError, TypeError."""
         return cls(**_fields(told))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOrder:
-    """Bring a snapshot back to life on this host."""
+    """Restore a snapshot on this host."""
 
     guest: str
-    """The UUID it has from now on."""
+    """UUID of the restored guest."""
     uri: str
     host: str
     store: StorePlace
     state: str
     snapshot: str
     data_key: str | None
-    """As hex; None: it is not encrypted."""
+    """Data key of the snapshot, as hex; None: it is not encrypted."""
     trusted: tuple[str, ...]
-    """Public keys of writers whose manifests are believed, as hex."""
+    """Public keys of the writers whose manifests are trusted, as hex."""
     xml: str | None
-    """What the guest is started with; None: only its disks are wanted."""
+    """Definition to start the guest with; None: restore its disks only."""
     images: Mapping[str, str]
-    """Where each disk is to be, by its name in the guest, and each small file, by its name in the
+    """Paths to restore to: of disks, by name in the guest, and of small files, by name in the
     snapshot."""
     replace: bool
-    """Images that are there are replaced; the guest that used them has ended."""
+    """Replace existing images; the guest that used them has ended."""
     links_down: bool
-    """Nobody hears of it on the network."""
+    """Start the guest with the links of its network cards down."""
     paused: bool
     others: tuple[StorePlace, ...] = ()
-    """Stores that are asked for what that one has lost."""
+    """Other stores, which are read if that one has lost data."""
     follows: bool = False
-    """It is the guest itself: its next snapshot goes on from this one."""
+    """The guest is the original one, not a fork: this snapshot is the parent of its next one."""
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Images of other guests with their guest and format: none of ours may be, or be below, one."""
+    """Guest and format of each image of other guests. No path to restore to may be such an image,
+    or be in its backing chain."""
 
     @property
     def folder(self) -> Path:
-        """For the FIFO and sockets of this one restore."""
+        """Folder of the FIFO and sockets of this restore."""
         return Path(self.state) / "spool" / f"restore-{self.snapshot}"
 
     def as_json(self) -> dict[str, Any]:
-        """With the snapshot's key: for the host, and for no log or journal."""
+        """Return the order as JSON. It contains the data key: never log it or put it in the
+        journal."""
         return {**asdict(self), "do": "restore"}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "RestoreOrder":
-        """Raises KeyError, TypeError."""
+        """Parse an order from its JSON. Raises KeyError, TypeError."""
         return cls(**_fields(told, "trusted"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrestoreOrder:
-    """See that a restore that was interrupted is either whole or not there, on this host."""
+    """Finish or undo an interrupted restore on this host."""
 
     guest: str
     uri: str
@@ -158,17 +160,17 @@ class UnrestoreOrder:
     snapshot: str
     images: Mapping[str, str]
     made: Mapping[str, str] | None
-    """Marks of the disks' new images, by name; None: none had been put in its place yet."""
+    """Marks of the disks' new images, by name; None: no image had been swapped in yet."""
     empty: tuple[str, ...] = ()
-    """Where nothing was before, by name."""
+    """Names of the files that replaced nothing."""
     memory: bool = True
-    """A guest was to be started from it."""
+    """The restore was to start a guest."""
     dry: bool = False
-    """Only look."""
+    """Only inspect; change nothing."""
 
     @property
     def folder(self) -> Path:
-        """See RestoreOrder.folder."""
+        """Folder of the FIFO and sockets of that restore; see RestoreOrder.folder."""
         return Path(self.state) / "spool" / f"restore-{self.snapshot}"
 
     def as_json(self) -> dict[str, Any]:
@@ -176,49 +178,53 @@ class UnrestoreOrder:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "UnrestoreOrder":
-        """Raises KeyError, TypeError."""
+        """Parse an order from its JSON. Raises KeyError, TypeError."""
         return cls(**_fields(told, "empty"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOrder:
-    """One of them."""
+    """Carry out one step of a protection on this host.
+
+    `what` selects the step; `agent.replication.orders` lists them. Which other fields a step reads
+    is noted below.
+    """
 
     what: str
-    """See `agent.replication.orders`."""
     guest: str
     uri: str
     host: str
     session: Mapping[str, Any] | None = None
-    """As Session's JSON."""
+    """The session as JSON."""
     xml: str = ""
     peer: str = ""
-    """The other agent's certificate."""
+    """Certificate of the other host's agent."""
     wish: str | None = None
     leave: str = ""
-    """With a wish to go on alone: the name that it was asked for under."""
+    """`ask`, with the wish to run unprotected: the name of the request that it grants."""
     owner: str | None = None
-    """To end: only a protection of this session; None: any."""
+    """`end`: only end a protection of this session; None: end any."""
     standby_gone: bool = False
-    """To end a primary: nothing is left that could take over."""
+    """`end` of a primary: no standby is left that could take over."""
     define: bool = True
-    """To end a primary: the guest is this host's again, and gets its definition back."""
+    """`end` of a primary: the guest stays on this host, and its definition is stored again."""
     state: str = ""
-    """To end: where what outlives a reboot was kept."""
+    """`end`: folder of the files that outlive a reboot."""
     images: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """To look at what was there before: path and format of each, by disk."""
+    """`before`: path and format of each image, by disk."""
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Images of other guests with their guest and format."""
+    """`before`: guest and format of each image of other guests."""
     folder: str = ""
-    """To look for room: where images are to be made, perhaps another user's."""
+    """`room`: folder for the new images. Its owner may be another user."""
     files: Sequence[str] = ()
-    """To look for room: files that must be there, too."""
+    """`room`: files that must exist on the host."""
 
     def as_json(self) -> dict[str, Any]:
-        """With the lease's password: for the host, and for no log or journal."""
+        """Return the order as JSON. It contains the password of the lease store: never log it or
+        put it in the journal."""
         return {**asdict(self), "do": "replica"}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "ReplicaOrder":
-        """Raises KeyError, TypeError."""
+        """Parse an order from its JSON. Raises KeyError, TypeError."""
         return cls(**{key: value for key, value in told.items() if key != "do"})

@@ -1,8 +1,8 @@
-"""What an agent and its controller say to each other: one JSON object a line, on stdin and stdout.
+"""The protocol between an agent and its controller: one JSON object per line, on stdin and stdout.
 
-The controller says what is to be done, once; then it only answers, or asks to stop. The agent tells
-how far it is, asks before it changes anything that would have to be undone, and ends with "done" or
-"error". If the controller goes away, the agent stops as if it had been told to.
+The controller sends one order; after that it only answers requests, or asks the agent to stop. The
+agent reports progress, sends a request before each change that might have to be undone, and ends
+with "done" or "error". If the controller disappears, the agent stops as if asked to.
 """
 
 import json
@@ -18,23 +18,23 @@ from vmckpt.units import Seconds
 
 _INTERVAL = Seconds(0.2)
 _LONGEST = 2000
-"""Characters of an error of the other end."""
+"""Maximum length of an error received from the other end, in characters."""
 _GONE: dict[str, Any] = {}
 
 
 class ControllerChannel:
-    """The agent's end."""
+    """The agent's end of the connection to its controller."""
 
     def __init__(self, heard: IO[str], said: IO[str]) -> None:
         self.stop = threading.Event()
-        """Set when the controller wants no more of it, or is gone."""
+        """Set when the controller asks the agent to stop, or has disappeared."""
         self._heard, self._said = heard, said
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
         self._lock = threading.Lock()
         self._told_at = float("-inf")
 
     def order(self) -> dict[str, Any]:
-        """What is to be done; from then on answers are listened to. Raises ValueError, EOFError."""
+        """Read the order, and start to listen for answers. Raises ValueError, EOFError."""
         line = self._heard.readline()
         if not line:
             raise EOFError("no order")
@@ -56,7 +56,7 @@ class ControllerChannel:
         self._answers.put(_GONE)
 
     def send(self, **what: Any) -> None:
-        """Say something; a controller that hears nothing any more is noticed by what it says."""
+        """Send a message. If the controller no longer reads, `stop` is set."""
         with self._lock:
             try:
                 self._said.write(json.dumps(what, separators=(",", ":")) + "\n")
@@ -65,20 +65,23 @@ class ControllerChannel:
                 self.stop.set()
 
     def progress(self, **what: Any) -> None:
-        """Say how far it is, not more often than somebody can read."""
+        """Send progress; drops a message that follows the last one by less than 0.2 s."""
         now = time.monotonic()
         if now - self._told_at >= _INTERVAL:
             self._told_at = now
             self.send(progress=what)
 
     def request(self, what: str, *, limit: Seconds | None = None, **about: Any) -> Any:
-        """Ask and wait for the answer. Raises VmckptError if it is no, Cancelled if the controller
-        is gone, or says nothing for so long: then nothing more may be asked."""
+        """Send a request and wait for its answer, at most `limit`.
+
+        Raises VmckptError if the controller refuses, and Cancelled if it is gone or has not
+        answered in time; no other request may be sent after that.
+        """
         self.send(ask=what, about=about)
         try:
             told = self._answers.get(timeout=limit)
         except queue.Empty:
-            raise Cancelled(f"the controller has said nothing for {limit:g} s") from None
+            raise Cancelled(f"the controller did not answer in {limit:g} s") from None
         if told is _GONE:
             self._answers.put(_GONE)
             raise Cancelled("the controller is gone")
@@ -94,12 +97,12 @@ _WIRE_KINDS: Mapping[str, type[VmckptError]] = {
     "WentBack": errors.GuardRolledBack, "Dismissed": errors.Superseded,
     "GuestBusy": errors.GuestLocked, "Unattended": errors.OrphanedJobs,
 }  # fmt: skip
-"""Errors that are called otherwise here than what the other end, of any version, reads."""
+"""Names of errors in messages, where they differ from our class names; all versions send these."""
 _KIND_OF = {made: kind for kind, made in _WIRE_KINDS.items()}
 
 
 def error_as_json(error: VmckptError) -> dict[str, Any]:
-    """An error as it is told to the other end."""
+    """Return the message that reports an error to the other end."""
     return {
         "kind": _KIND_OF.get(type(error), type(error).__name__), "message": error.message,
         "mend": error.hint, "undone": _undone(error),
@@ -107,7 +110,7 @@ def error_as_json(error: VmckptError) -> dict[str, Any]:
 
 
 def _undone(error: BaseException) -> bool:
-    """Whether all was put back; what came after may hide that something was not."""
+    """Return whether all changes were undone, according to the error and all its causes."""
     told: BaseException | None = error
     while told is not None:
         if isinstance(told, VmckptError) and not told.undone:
@@ -117,7 +120,10 @@ def _undone(error: BaseException) -> bool:
 
 
 def error_from_json(told: Mapping[str, Any], host: str) -> VmckptError:
-    """The other end's error as one of ours; of a kind that is not known, the general one."""
+    """Return an error that the other end of the connection, on `host`, reported.
+
+    An error of an unknown kind becomes a VmckptError.
+    """
     name = str(told.get("kind"))
     kind = _WIRE_KINDS.get(name) or getattr(errors, name, VmckptError)
     message, hint = str(told.get("message"))[:_LONGEST], told.get("mend")

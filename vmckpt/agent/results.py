@@ -1,7 +1,7 @@
-"""What an agent answers when a snapshot is made or brought back, on both ends. Pure.
+"""An agent's answers to orders that create or restore a snapshot, for both ends. Pure.
 
-`parse` of each takes what an agent said, which may be anything: it raises ValueError, TypeError,
-LookupError or AttributeError if that makes no sense. `client.sensible` makes one error of these.
+Each `parse` reads an agent's answer, which may be anything, and raises ValueError, TypeError,
+LookupError or AttributeError if it is invalid. `client.sensible` turns these into one error.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,37 +12,38 @@ from vmckpt.units import Bytes, Seconds
 
 _AGES, _LARGEST = 1e9, 1 << 62
 TEXTS, TEXT = 100, 2000
-"""How many texts are taken of an agent, and how many characters of each."""
+"""Maximum number of texts accepted from an agent, and maximum length of each, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateResult:
-    """How a snapshot was made."""
+    """How a snapshot was created, and what it cost."""
 
     pause: Seconds
-    """For how long the guest stood still."""
+    """How long the guest was paused."""
     way: str
-    """The memory method that was used."""
+    """Method by which memory was captured."""
     why: str
+    """Reason for that method."""
     phases: Mapping[str, Seconds] = field(default_factory=dict)
-    """What the pause was spent on, by name."""
+    """Duration of each phase of the pause, by name."""
     held: Seconds | None = None
-    """For how long the guest's output was held; None: it was not."""
+    """How long the guest's output was buffered; None: it was not."""
     took: Seconds
     read: Bytes
     same: Bytes
-    """Read, and in the store already."""
+    """Data that was in the store already."""
     zero: Bytes
     written: Bytes
     warnings: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As the agent says it."""
+        """Return the result as the agent sends it."""
         return asdict(self)
 
     @staticmethod
     def parse(told: Mapping[str, Any]) -> "CreateResult":
-        """See the module."""
+        """Parse an agent's answer. Raises as described in the module's docstring."""
         return CreateResult(
             pause=_seconds(told["pause"]), way=str(told["way"]), why=str(told["why"]),
             phases={str(name): _seconds(time) for name, time in told["phases"].items()},
@@ -55,22 +56,22 @@ class CreateResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
-    """How a snapshot was brought back."""
+    """How a snapshot was restored."""
 
     disks: Seconds
     memory: Seconds
     took: Seconds
     warnings: Sequence[str] = ()
     whole: bool = True
-    """Nothing is read from the store any more."""
+    """The disks are complete: nothing is read from the store any more."""
 
     def as_json(self) -> dict[str, Any]:
-        """As the agent says it."""
+        """Return the result as the agent sends it."""
         return asdict(self)
 
     @staticmethod
     def parse(told: Mapping[str, Any]) -> "RestoreResult":
-        """See the module."""
+        """Parse an agent's answer. Raises as described in the module's docstring."""
         return RestoreResult(
             disks=_seconds(told["disks"]), memory=_seconds(told["memory"]),
             took=_seconds(told["took"]), warnings=_texts(told.get("warnings", [])),
@@ -79,7 +80,7 @@ class RestoreResult:
 
 
 def size(told: object) -> Bytes:
-    """A number of bytes that an agent tells. Raises ValueError."""
+    """Return a number of bytes from an agent's answer. Raises ValueError."""
     return Bytes(int(_number(told, _LARGEST)))
 
 
@@ -88,13 +89,13 @@ def _seconds(told: object) -> Seconds:
 
 
 def _texts(told: object) -> tuple[str, ...]:
-    """No more of them than can be read."""
+    """Return a list of texts, cut to TEXTS entries of TEXT characters."""
     if not isinstance(told, list):
-        raise TypeError(f"{str(told)[:40]!r} in the place of a list")
+        raise TypeError(f"expected a list, not {str(told)[:40]!r}")
     return tuple(str(one)[:TEXT] for one in told[:TEXTS])
 
 
 def _number(told: object, most: float) -> float:
     if isinstance(told, bool) or not isinstance(told, int | float) or not 0 <= told <= most:
-        raise ValueError(f"{str(told)[:40]!r} in the place of a number")
+        raise ValueError(f"expected a number from 0 to {most:g}, not {str(told)[:40]!r}")
     return told

@@ -1,4 +1,4 @@
-"""Prove snapshots by booting them."""
+"""Verify snapshots by booting them."""
 
 import asyncio
 import time
@@ -24,9 +24,11 @@ async def boot(
     *, on: str | None, folder: str | None, watch: Seconds, identity: Identity | None,
     each: Callable[[Booted], None],
 ) -> tuple[Booted, ...]:  # fmt: skip
-    """Bring snapshots to life, one after the other; `each` hears of every one.
+    """Boot snapshots, one after the other, and call `each` with every result.
 
-    Without words the newest of every guest. Raises Cancelled and what restoring raises.
+    `words`: the snapshots' IDs or names; empty: the newest snapshot with memory of every guest.
+    `watch`: for how long each must run, in seconds. Returns the results. Raises BadInput if a
+    snapshot contains no memory, Cancelled, and what restoring raises.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -36,8 +38,8 @@ async def boot(
         opened = await asyncio.to_thread(snapshots.opened_in, place, word, identity)
         if opened.public.contents is not Contents.MEMORY:
             raise BadInput(
-                f"{opened.public.id} has no memory: it cannot be seen to run",
-                hint="restore it as another guest with --as, and start that",
+                f"snapshot {opened.public.id} contains no memory, so it cannot be booted",
+                hint="restore it as another guest with --as, and start that guest",
             )
         host = inventory.host(on or opened.public.host)
         booted = await boot_test.boot(host, opened, folder, watch, caller)
@@ -48,7 +50,10 @@ async def boot(
 
 
 def _record(place: StorePlace, booted: Booted, caller: Caller) -> None:
-    """Write it down beside the snapshot; a store that cannot be written is no proof against it."""
+    """Record the result beside the snapshot.
+
+    A store that cannot be written causes only a warning: it says nothing about the snapshot.
+    """
     keys = snapshots.keyring().signing()
     found = Checked(
         depth=results.BOOT, at=time.time(), good=booted.lives,
@@ -58,7 +63,7 @@ def _record(place: StorePlace, booted: Booted, caller: Caller) -> None:
     try:
         results.record(snapshots.open_place(place), booted.snapshot, found, keys)
     except StoreError as exc:
-        caller.warn(f"what was found could not be written down: {exc}")
+        caller.warn(f"the result was not recorded: {exc}")
 
 
 def _newest(place: StorePlace) -> list[str]:

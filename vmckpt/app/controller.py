@@ -1,7 +1,7 @@
-"""What every application service takes: the inventory, the policies and the caller.
+"""The context of every application service: the inventory, the policies and the caller.
 
-The services, one module for each capability, take a `Controller`, report by a stream of events
-(`model.events`) and return frozen data. A front end loads only the services that it uses.
+Each service is a module for one capability. It takes a `Controller`, reports by a stream of events
+(`model.events`) and returns frozen data. A front end loads only the services that it uses.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,19 @@ __all__ = ["Caller", "Controller", "Inventory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
-    """What a command acts with: the hosts and stores it knows, its policies, and its listener."""
+    """The context of a command: its hosts and stores, its policies, and its caller."""
 
     inventory: Inventory
     policies: "Sequence[Policy]" = ()
-    """Empty where no policy decides anything."""
+    """Empty for commands that no policy affects."""
     caller: Caller
 
 
 def load_inventory(explicit: Path | None = None) -> Inventory:
-    """`explicit`, else VMCKPT_INVENTORY, else ./hosts.yaml, else the running lab's."""
+    """Load the inventory from `explicit`, VMCKPT_INVENTORY, ./hosts.yaml or the running lab.
+
+    The first that exists is used. Raises InventoryError if there is none, or it is invalid.
+    """
     path = inventory_path(explicit)
     if path is None:
         raise InventoryError(
@@ -42,10 +45,10 @@ def load_inventory(explicit: Path | None = None) -> Inventory:
 
 
 def inventory_path(explicit: Path | None = None) -> Path | None:
-    """Where `load_inventory` finds it; None if there is none."""
+    """Return the path that `load_inventory` reads, or None if there is no inventory."""
     if (found := inventories.find(explicit)) is not None:
         return found
-    from vmckpt.util import plugins  # noqa: PLC0415 - reads what is installed, which takes a while
+    from vmckpt.util import plugins  # noqa: PLC0415 - listing installed packages takes a while
 
     others = (find() for _, find in plugins.added("vmckpt.inventories"))
     return next((path for path in others if path is not None), None)

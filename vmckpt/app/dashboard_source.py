@@ -1,4 +1,4 @@
-"""What the dashboard shows: real hosts and the journal, a simulation, or a recording."""
+"""Data sources of the dashboard: real hosts and the journal, a simulation, or a recording."""
 
 import asyncio
 import time
@@ -35,45 +35,46 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _AT_ONCE = 16
-"""Hosts that are asked at the same time."""
+"""Number of hosts that are polled at the same time."""
 _FIRST, _LATER = 3.0, 0.5
-"""Seconds that hosts are waited for: to connect takes longer than to ask again."""
+"""Seconds to wait for hosts, at the first poll and later: the first one has to connect."""
 _REST, _LONGEST = 9.0, 120.0
-"""So many times as long as it took to ask a host it is left alone, and so many seconds at most."""
+"""The pause between two polls of a host: a multiple of the last poll's duration, and its maximum in
+seconds."""
 _Look = tuple[HostNow, tuple[GuestNow, ...]]
 
 
 class Source(Protocol):
-    """What is looked at. Every call may raise VmckptError and be made again later."""
+    """A source of the dashboard's data. Every call may raise VmckptError and be repeated later."""
 
     title: str
-    """What it is, if it is not the hosts of an inventory: "a simulation"."""
+    """What the source is, such as "a simulation"; empty for the hosts of an inventory."""
 
     async def fleet(self) -> FleetNow: ...
 
     async def jobs(self, ended: int) -> Sequence[JobView]:
-        """All active ones, and of the ended ones so many of the latest."""
+        """Return all active jobs, and the latest `ended` jobs that have ended."""
 
     async def job(self, id_: str) -> JobDetail:
-        """One of them, whole."""
+        """Return one job with all its details."""
 
     async def news(self, id_: str, event: int, sample: int) -> News:
-        """What came after that event and that sample."""
+        """Return a job's events and samples after the given ones."""
 
     async def parts(self, id_: str) -> Sequence[JobView]:
-        """The migrations of a job of a whole host, the first one first."""
+        """Return the migrations that belong to a job for a whole host, the first one first."""
 
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
-        """How they stand, by job; as app.protection.job_status tells it."""
+        """Return the status of each protection, by job; see app.protection.job_status."""
 
     async def snapshots(self) -> Sequence[SnapshotNow]:
-        """Of all stores, the oldest first."""
+        """Return the snapshots of all stores, the oldest of each store first."""
 
     async def close(self) -> None: ...
 
 
 class Live:
-    """The hosts of an inventory, and the journal."""
+    """The hosts of an inventory and the journal, read on each call."""
 
     title = ""
 
@@ -86,24 +87,24 @@ class Live:
         self._known: dict[str, _Look] = {}
         self._not_before: dict[str, float] = {}
         self._looked: dict[str, float] = {}
-        """When each host's last answer was asked for, by time.monotonic()."""
+        """When the poll that each host answered last began, by time.monotonic()."""
         self._twice: dict[str, float] = {}
-        """When guests (their UUIDs) were first seen to run on two hosts, by the same clock."""
+        """When each guest (by UUID) was first seen running on two hosts, by the same clock."""
         self._held: Mapping[str, str] = {}
-        """Why hosts are closed, as far as the journal last said."""
+        """Why hosts are closed, as last read from the journal."""
         self._opening = asyncio.Lock()
         self._journal: Journal | None = None
 
     async def close(self) -> None:
         for task in self._asking.values():
             task.cancel()
-        # All at once: one that is silent takes seconds.
+        # Connections are closed concurrently, because a silent host takes seconds.
         await asyncio.gather(*(one.__aexit__() for one in self._hosts.values()))
         if self._journal is not None:
             await asyncio.to_thread(self._journal.close)
 
     async def fleet(self) -> FleetNow:
-        """Whoever takes long is shown as it was; it is not waited for."""
+        """Poll the hosts. A slow host is not waited for: its last known state is shown."""
         first = not self._asking
         now = time.monotonic()
         for name in self._glancers:
@@ -135,7 +136,7 @@ class Live:
                 self._looked[name] = began
             except HypervisorError as exc:
                 self._known[name] = self._silent(name, exc.message), ()
-            # Whoever is silent takes long, and one of the places to ask: not again at once.
+            # A silent host occupies a slot for long, so it is not polled again immediately.
             ended = time.monotonic()
             self._not_before[name] = ended + min(_LONGEST, _REST * (ended - began))
 
@@ -155,7 +156,7 @@ class Live:
         return await self._read(lambda journal: journal_jobs.parts(journal, id_))
 
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
-        from vmckpt.app import protection  # noqa: PLC0415  # what it needs is loaded at need
+        from vmckpt.app import protection  # noqa: PLC0415  # loads modules only this needs
 
         found = (
             await self._read(lambda journal: journal.delegated_to_agents()) if _journal() else ()
@@ -168,7 +169,7 @@ class Live:
         return await asyncio.to_thread(_snapshots, self._inventory)
 
     async def _read(self, ask: Callable[["Journal"], T]) -> T:
-        """From the journal, which stays open."""
+        """Run a query on the journal, which stays open."""
         async with self._opening:
             if self._journal is None:
                 self._journal = await asyncio.to_thread(
@@ -178,12 +179,15 @@ class Live:
 
 
 def _journal() -> bool:
-    """Whether there is one: before the first job there is none."""
+    """Return whether a journal exists; there is none before the first job."""
     return location.there(location.default())
 
 
 def _held() -> Mapping[str, str] | None:
-    """Why hosts are closed; None: the journal cannot be read, which is told elsewhere."""
+    """Return why hosts are closed, or None if the journal cannot be read.
+
+    That error is reported elsewhere.
+    """
     try:
         return {name: one.closed for name, one in maintenance.held().items()}
     except JournalError:
@@ -196,7 +200,7 @@ def _jobs(journal: "Journal", ended: int) -> Sequence[JobView]:
 
 
 def _snapshots(inventory: Inventory) -> Sequence[SnapshotNow]:
-    # Who keeps no snapshots does not load what they need.
+    # Imported here, so that only callers that list snapshots load what this needs.
     from vmckpt.app import snapshots  # noqa: PLC0415
 
     found: list[SnapshotNow] = []
@@ -227,16 +231,16 @@ def _snapshot(store: str, one: Any) -> SnapshotNow:
 
 
 def simulated(text: str) -> Showing:
-    """Hosts and guests that are made up: "24x300". Raises BadInput."""
+    """Return a simulated fleet of "24x300" hosts and guests, or another size. Raises BadInput."""
     hosts, guests = fleet.parsed(text)
     return Showing(hosts, guests)
 
 
 def replayed(path: Path) -> Replayed:
-    """A recorded migration, as it went. Raises BadInput."""
+    """Return a replay of a recorded migration. Raises BadInput."""
     return Replayed(path)
 
 
 def policies() -> Sequence[Policy]:
-    """Those that come with vmckpt."""
+    """Return the policies that come with vmckpt."""
     return loader.survey(loader.folder(None, None)).policies

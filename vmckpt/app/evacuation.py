@@ -1,4 +1,4 @@
-"""Evacuate hosts and bring guests back, on real hosts or on those that a file describes."""
+"""Evacuate hosts and bring guests back, on real hosts or in a fleet described by a file."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,10 @@ from vmckpt.util.config_file import likely
 
 
 class Emptying:
-    """One order, from the plan to its end. Use as `async with`."""
+    """An evacuation, repopulation or rebalancing, from its plan to its report.
+
+    Use as `async with`. The constructor raises InventoryError for an unknown host.
+    """
 
     def __init__(self, controller: Controller, task: Task) -> None:
         inventory, policies, caller = controller.inventory, controller.policies, controller.caller
@@ -56,16 +59,16 @@ class Emptying:
         await self._hosts.__aexit__(None, None, None)
 
     async def plan(self) -> Plan:
-        """What would be done; see planner.plan and planner.balanced."""
+        """Make the plan of the task; see planner.plan and planner.balanced."""
         if self._task.kind is Kind.BALANCE:
             return await planner.balanced(self._hosts, self._scope, self._task, self._caller)
         return await planner.plan(self._hosts, self._scope, self._task, self._caller)
 
     async def carry_out(self, plan: Plan, why: str, abort: asyncio.Event) -> Report:
-        """Do what the plan's task says; see service.begin.
+        """Carry out the plan; see service.begin.
 
-        A host to be emptied is in maintenance from before the first move on; one to be filled again
-        is taken out of that.
+        A host to be emptied enters maintenance before the first move; a host to be filled again
+        leaves it. Raises ReadOnly; GuestLocked, Blocked and Cancelled before anything has begun.
         """
         self._inventory.may_act()
         task, new = plan.task, False
@@ -94,37 +97,43 @@ class Emptying:
 
 
 def _emptied(host: str) -> bool:
-    """Whether another controller empties it: it began between our look and our lease, and found the
-    host in maintenance."""
+    """Return whether another controller is emptying the host.
+
+    That controller may have started between our check and our request for the lease, and found the
+    host in maintenance already.
+    """
     with jobs.open_journal() as journal:
         held = journal.holder(host_resource(host))
     return held is not None and held.kind == Kind.EVACUATE
 
 
 async def put_in_order(controller: Controller) -> None:
-    """What dead controllers left, before anything is planned."""
+    """Recover what dead controllers left behind, before anything is planned."""
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     inventory.may_act()
     await recovering.recover_before(inventory, policies, caller)
 
 
 def back_to(host: str, policy: str | None) -> Task:
-    """The order to bring back all that was moved away from a host since it was emptied.
+    """Return the task that brings back all guests moved away from a host since it was emptied.
 
-    Raises BadInput if nothing was, or if that is not finished.
+    Raises BadInput if no guest was moved away, or if the evacuation has not finished.
     """
     if (task := away_from(host, policy)) is not None:
         return task
     closed = host in maintenance.held()
     raise BadInput(
         f"no guest was moved away from {host} by vmckpt evacuate",
-        hint=f"vmckpt maintenance leave {host} ends its maintenance"
+        hint=f"run vmckpt maintenance leave {host} to end its maintenance"
         if closed else f"move guests there with vmckpt migrate GUEST --to {host}",
     )  # fmt: skip
 
 
 def away_from(host: str, policy: str | None) -> Task | None:
-    """The same; None if nothing was. Raises BadInput if that is not finished."""
+    """Return the task that brings guests back to a host, or None if no guest was moved away.
+
+    Raises BadInput if the evacuation has not finished.
+    """
     with jobs.open_journal() as journal:
         found = journal.on_host([str(Kind.EVACUATE)], host)
         closings = journal.on_host([MAINTENANCE], host)
@@ -140,11 +149,11 @@ def away_from(host: str, policy: str | None) -> Task | None:
         if one.began_at < since:
             continue
         noted = service.noted(one.id, {str(left["guest"]) for left in _list(one.report, "left")})
-        # Not who only made room, nor whose standby went: the guest was elsewhere all the time.
+        # Guests that made room, and guests whose standby was moved, ran on other hosts before.
         guests |= {
             moved.uuid for moved in noted.moved if moved.source == host and not moved.standby
         }
-        start |= noted.told  # one that runs is not started
+        start |= noted.told  # a guest that runs already is not started
         called |= noted.called
     if not guests and not start:
         return None
@@ -155,7 +164,10 @@ def away_from(host: str, policy: str | None) -> Task | None:
 
 
 def was_emptied(host: str) -> bool:
-    """Whether somebody is to come back to it, or is being moved away. Raises JournalError."""
+    """Return whether guests are to come back to a host, or are still being moved away.
+
+    Raises JournalError.
+    """
     try:
         return away_from(host, None) is not None
     except BadInput:
@@ -168,19 +180,25 @@ def _list(told: Mapping[str, Any] | None, key: str) -> Sequence[Mapping[str, Any
 
 
 def maintained() -> Sequence[Held]:
-    """Hosts in maintenance, by name."""
+    """Return the hosts in maintenance, sorted by name."""
     found = maintenance.held()
     return [found[name] for name in sorted(found)]
 
 
 def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
-    """Nothing new is placed on a host from now on; whether that is new. Raises BadInput."""
+    """Put a host into maintenance: nothing new is placed on it until it leaves.
+
+    Returns the maintenance, and whether it is new. Raises InventoryError, ReadOnly.
+    """
     inventory.may_act()
     return maintenance.enter(inventory.host(host).name, why)
 
 
 def leave(inventory: Inventory, host: str) -> Held:
-    """It may take guests again. Raises BadInput if it is in no maintenance."""
+    """Take a host out of maintenance, so that guests may be placed there again.
+
+    Returns the maintenance that ended. Raises ReadOnly, BadInput if the host is not in maintenance.
+    """
     inventory.may_act()
     return maintenance.leave(host)
 
@@ -191,17 +209,18 @@ _PLAYS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imagined:
-    """A plan for a fleet of a file, and how it went when it was played."""
+    """A plan for a fleet described by a file, and the outcome of simulating it."""
 
     plan: Plan
     plays: int
+    """Number of simulations."""
     total: Range
-    """Seconds, of the plays."""
+    """Duration of the simulations, in seconds."""
     arrived: int
-    """Guests that did in every play."""
+    """The lowest number of guests that arrived in a simulation."""
 
     def as_json(self) -> dict[str, Any]:
-        """As a plan, and `played`; times in milliseconds."""
+        """Return the plan's JSON with `played` added; times are in milliseconds."""
         told = {
             "plays": self.plays, "arrived": self.arrived,
             "total_ms": [round(self.total.low * 1000, 1), round(self.total.high * 1000, 1)],
@@ -210,8 +229,11 @@ class Imagined:
 
 
 def emptied(path: Path, task: Task, folder: Path | None) -> Imagined:
-    """How a host of a fleet that a file describes would be emptied, and how that would go where
-    durations are off and some moves fail. Raises BadInput, PolicyError."""
+    """Plan a task for a fleet described by a file, and simulate the plan.
+
+    In the simulations, durations differ from the forecast and some moves fail. Raises BadInput,
+    PolicyError.
+    """
     run = loader.load_one(task.policy or planner.DEFAULT, loader.folder(folder, None)).evacuation
     limits = terms(run, task.kind)
     found = fleet_file.load(path, run.cpu_overcommit)

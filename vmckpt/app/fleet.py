@@ -16,7 +16,7 @@ from vmckpt.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:
-    """A host and what it says, or why it says nothing."""
+    """A host and its facts, or the reason why it did not answer."""
 
     host: Host
     facts: HostFacts | None
@@ -24,7 +24,7 @@ class HostView:
 
 
 async def hosts(inventory: Inventory) -> list[HostView]:
-    """All hosts, asked at once."""
+    """Ask all hosts at the same time. A host that does not answer has its error in the result."""
 
     async def one(host: Host) -> HostView:
         async with Hypervisor(host) as hypervisor:
@@ -41,8 +41,11 @@ async def hosts(inventory: Inventory) -> list[HostView]:
 async def guests(
     inventory: Inventory, within: Seconds | None = None
 ) -> tuple[list[tuple[Host, Guest]], Mapping[str, str]]:
-    """All guests of all hosts that answer, `within` that time if it is given, and the errors of
-    those that do not."""
+    """List the guests of all hosts.
+
+    `within`: time limit for each host, in seconds. Returns the guests, each with its host, and the
+    errors of the hosts that do not answer, by host.
+    """
 
     async def one(host: Host) -> list[Guest] | str:
         async with Hypervisor(host) as hypervisor:
@@ -52,7 +55,7 @@ async def guests(
             except HypervisorError as exc:
                 return exc.message
             except TimeoutError:
-                return "it does not answer at once"
+                return "it does not answer in time"
 
     everyone = list(inventory.hosts.values())
     answers = await asyncio.gather(*(one(host) for host in everyone))
@@ -75,9 +78,10 @@ async def copies(
     found: Sequence[tuple[Host, Guest]] | None = None,
     within: Seconds | None = None,
 ) -> tuple[Copies, ...]:
-    """Guests that have two copies. `found`: what `guests` has just told, if it was asked.
+    """Find guests that run on two hosts.
 
-    Hosts are asked once more before a guest is named: one that moved meanwhile was seen on both.
+    `found`: the guests as just returned by `guests`, if it was called. The hosts are asked once
+    more before a guest is reported, because a guest that moved meanwhile was seen on both hosts.
     """
     if found is None:
         found, _ = await guests(inventory, within)
@@ -96,7 +100,11 @@ def _copies(found: Sequence[tuple[Host, Guest]]) -> tuple[Copies, ...]:
 async def label(
     inventory: Inventory, guest: str, changes: Mapping[str, str | None]
 ) -> Mapping[str, str]:
-    """Change labels of a guest (None: take it away); all that it has then."""
+    """Change labels of a guest; the value None removes a label. Returns all labels it has then.
+
+    Raises ReadOnly; GuestLocked if the guest is on two hosts or a job holds it; BadInput if no
+    guest, or more than one, has this name.
+    """
     inventory.may_act()
     found, errors = await guests(inventory)
     at = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
@@ -104,18 +112,18 @@ async def label(
     if len(active) > 1 and len({one.uuid for _, one in active}) == 1:
         ends = " and ".join(host.name for host, _ in active)
         raise GuestLocked(
-            f"{guest} is on {ends}: a migration is under way, or it was left on one of them;"
+            f"guest {guest} is on {ends}: it is being migrated, or a copy was left behind;"
             " nothing was changed",
-            hint="label it once it has arrived, or undefine it where it does not belong",
+            hint="label it after the migration, or undefine it where it does not belong",
         )
     if len(active) != 1:
-        where = f" (not asked: {', '.join(errors)})" if errors else ""
-        raise BadInput(f"{len(active)} guests are called {guest}{where}", hint="run vmckpt guests")
+        where = f" (no answer from {', '.join(errors)})" if errors else ""
+        raise BadInput(f"{len(active)} guests are named {guest}{where}", hint="run vmckpt guests")
     host, one = active[0]
     if one.locked:
         raise GuestLocked(
-            f"a job holds {guest} on {host.name}: {one.job}; nothing was changed",
-            hint="label it once that has ended",
+            f"guest {guest} on {host.name} is locked by a job: {one.job}; nothing was changed",
+            hint="label it after the job has ended",
         )
     kept = {**one.labels, **changes}
     labels = {name: value for name, value in kept.items() if value is not None}
@@ -125,6 +133,6 @@ async def label(
 
 
 def no_guest(inventory: Inventory, name: str, found: Sequence[tuple[Host, Guest]]) -> BadInput:
-    """The error for a guest that no host knows, with those that are called nearly so."""
+    """Return the error for a guest that no host knows; its hint lists similar names."""
     hint = meant(name, {guest.name for _, guest in found}, "run vmckpt guests")
     return BadInput(f"no guest {name!r} on {', '.join(inventory.hosts)}", hint=hint)

@@ -1,4 +1,4 @@
-"""Run a risky command under guard: a checkpoint, the command, a look, and the way back."""
+"""Run a risky command under guard: take a checkpoint, run it, check the guest, and roll back."""
 
 import asyncio
 import time
@@ -35,11 +35,11 @@ async def guard(
     controller: Controller, store: str | None, request: GuardRequest,
     *, identity: Identity | None, outside: Outside,
 ) -> GuardResult:  # fmt: skip
-    """Run a command that may harm a guest; if it or the check fails, the guest goes back.
+    """Run a command that may harm a guest; roll the guest back if the command or the check fails.
 
-    Setting `caller.stop` gives it up: before the command is run nothing is left, after that the
-    guest goes back. Raises what taking and restoring raise. That the way back is open is tried
-    before the command is run.
+    A restore of the checkpoint is rehearsed before the command runs. Setting `caller.stop` cancels:
+    before the command runs, the checkpoint is deleted; after that, the guest is rolled back. Raises
+    KeyRefused, Cancelled, ReadOnly, and what taking and restoring raise.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -77,18 +77,18 @@ async def guard(
 
 
 def _can_open(keys: Keyring, identity: Identity | None) -> None:
-    """Raises KeyRefused if nobody here could open a snapshot that is taken now."""
+    """Check that a snapshot taken now could be opened here. Raises KeyRefused."""
     if not keys.encrypts:
         return
     if identity is None:
         raise KeyRefused(
-            "snapshots are encrypted, and there is no way back without a key; nothing was done",
-            hint="name an identity with --identity, or by VMCKPT_IDENTITY",
+            "snapshots are encrypted and cannot be restored without a key; nothing was done",
+            hint="name an identity with --identity or VMCKPT_IDENTITY",
         )
     if public_of(identity()) not in {one.key for one in keys.admins()}:
         raise KeyRefused(
             "snapshots are not encrypted for this identity; nothing was done",
-            hint="vmckpt snapshot keys list shows for whom they are",
+            hint="run vmckpt snapshot keys list to see whose keys open them",
         )
 
 
@@ -96,15 +96,18 @@ async def _way_is_open(
     controller: Controller, place: StorePlace, taken: Taken,
     identity: Identity | None,
 ) -> Opened:  # fmt: skip
-    """Try all of a restore that changes nothing. If it cannot be, the snapshot goes again."""
+    """Rehearse a restore of the checkpoint without changing anything.
+
+    Deletes the checkpoint if it cannot be restored, and raises what the rehearsal raises.
+    """
     inventory, caller = controller.inventory, controller.caller
     try:
         opened = await asyncio.to_thread(snapshots.opened_in, place, taken.id, identity)
         back = RestoreRequest(snapshot=taken.id, end_running=True)
-        # What it warns of is what another host may lack: this one runs the guest.
+        # Its warnings concern what another host may lack; this host runs the guest.
         await restore.rehearse(inventory.host(taken.host), opened, back)
     except VmckptError:
-        caller.warn("there would be no way back: the command was not run")
+        caller.warn("the checkpoint cannot be restored; the command was not run")
         await asyncio.to_thread(_delete, place, taken.id)
         raise
     return opened
@@ -115,7 +118,7 @@ def _delete(place: StorePlace, snapshot: str) -> None:
 
 
 async def _states(inventory: Inventory, guest: str) -> tuple[dict[str, GuestState], list[str]]:
-    """How a guest is on each host that knows it, and which hosts do not answer."""
+    """Return a guest's state on each host that knows it, and the hosts that do not answer."""
     found, errors = await fleet.guests(inventory)
     named = {host.name: one.state for host, one in found if guest in (one.uuid, one.name)}
     return named, list(errors)
@@ -123,7 +126,7 @@ async def _states(inventory: Inventory, guest: str) -> tuple[dict[str, GuestStat
 
 @dataclass(slots=True, kw_only=True)
 class _Guarding:
-    """A guard from the moment that its checkpoint is there."""
+    """A guarded run whose checkpoint exists, until its result is recorded."""
 
     controller: Controller
     place: StorePlace
@@ -154,7 +157,7 @@ class _Guarding:
         except VmckptError as exc:
             self.recorder.finish(Outcome.FAILED, {"error": str(exc)})
             self.caller.warn(
-                f"the checkpoint {self.taken.id} is kept; the way back is"
+                f"checkpoint {self.taken.id} is kept; to restore it, run"
                 f" {guard_rules.way_back(self.taken.id, self.place.name)}"
             )
             raise
@@ -171,13 +174,16 @@ class _Guarding:
         return done
 
     async def _wrong(self) -> str:
-        """Run the command, and look at the guest; why it must go back, or nothing."""
+        """Run the command and check the guest.
+
+        Returns why the guest must be rolled back, or an empty string.
+        """
         try:
             self.status = await self.outside.run(
                 self.request.command, guard_rules.guard_env(self.taken)
             )
         except BadInput as exc:
-            self.status = 127  # as a shell says it
+            self.status = 127  # a shell's status for a command that cannot be run
             self.caller.warn(str(exc))
         why = guard_rules.wrong_with_command(self.status, stopped=self.caller.stop.is_set())
         return why or await self._wrong_after()
@@ -208,12 +214,15 @@ class _Guarding:
                 self.request.check, told, Seconds(max(left, 0.1))
             )  # fmt: skip
         except TimeoutError:
-            return "the check did not end in time"
+            return "the check did not finish in time"
         return "" if status == 0 else f"the check failed: {in_words(status)}"
 
     async def _back(self, why: str) -> Restored:
-        """Put the checkpoint in place of what the guest has become; nothing breaks this off."""
-        self.caller.warn(f"{why}: {self.taken.guest} goes back to {self.taken.id}")
+        """Restore the checkpoint in place of the guest's present state; this cannot be cancelled.
+
+        Raises what restoring raises.
+        """
+        self.caller.warn(f"{why}; restoring {self.taken.guest} from {self.taken.id}")
         states, _ = await _states(self.controller.inventory, self.opened.public.guest_uuid)
         runs = [host for host, state in states.items() if state.is_active]
         request = RestoreRequest(

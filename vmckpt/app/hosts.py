@@ -1,4 +1,4 @@
-"""Hosts: doctor, and preparing guests for snapshots and replication."""
+"""Examine hosts, and prepare guests for snapshots and replication."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from vmckpt.snapshot.prepare import Readiness
 
 
 async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, ...]:
-    """Examine the named hosts, or all."""
+    """Examine the named hosts, or all hosts if `names` is empty. Raises InventoryError."""
     chosen = [inventory.host(name) for name in names] or list(inventory.hosts.values())
     examined = await gather.examine(chosen, list(inventory.hosts.values()))
     now = datetime.now(UTC)
@@ -35,7 +35,7 @@ async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, .
 
 
 async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding, ...]:
-    """What is right and wrong with what snapshots need."""
+    """Check hosts and this controller for what snapshots need."""
     folders = {
         name: place.url for name, place in inventory.stores.items() if "://" not in place.url
     }
@@ -67,13 +67,20 @@ def _controller(inventory: Inventory) -> ControllerReady:
 
 
 async def guest_readiness(inventory: Inventory, guest: str) -> Readiness:
-    """What a guest lacks, wherever it is; see snapshot.prepare."""
+    """Find what a guest lacks for snapshots and replication; see snapshot.prepare.readiness.
+
+    Raises BadInput if no host has the guest, HostUnreachable if the guest may be on a host that
+    does not answer.
+    """
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
     return await _with_lease_store(inventory, await prepare.readiness(host, guest))
 
 
 async def make_ready(controller: Controller, guest: str) -> Readiness:
-    """Change what is stored of it; see snapshot.prepare."""
+    """Add what a guest lacks to its stored definition; see snapshot.prepare.make_ready.
+
+    Raises ReadOnly, and what `guest_readiness` and snapshot.prepare.make_ready raise.
+    """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     host = snapshots.host_of(inventory, guest, await fleet.guests(inventory))
@@ -81,7 +88,7 @@ async def make_ready(controller: Controller, guest: str) -> Readiness:
 
 
 async def _with_lease_store(inventory: Inventory, found: Readiness) -> Readiness:
-    """A guest is ready for replication only if what decides a failover is."""
+    """Add the findings on the lease store: without it a guest is not ready for replication."""
     if inventory.lease is None:
         return found
     seen = await asyncio.to_thread(replicas.examine, inventory.lease)

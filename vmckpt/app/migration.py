@@ -1,4 +1,4 @@
-"""Migrations: begin, plan, control, resume, recover and replay them."""
+"""Begin, plan, control, resume, recover and replay migrations."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 
 async def migrate(controller: Controller, request: MigrateRequest) -> MigrationReport:
-    """See migration.service.migrate; finds the guest's host if the request does not name it.
+    """Migrate a guest; see migration.service.migrate.
 
-    Raises ReadOnly, as everything here that acts, if only looking is allowed.
+    Finds the guest's host if the request does not name it. Raises ReadOnly if changes are not
+    allowed, as does everything in this module that acts.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
@@ -47,18 +48,23 @@ async def migrate(controller: Controller, request: MigrateRequest) -> MigrationR
     report = await service.migrate(setting, request, caller)
     if report.outcome is not Outcome.UNKNOWN or report.job is None:
         return report
-    # Recovery may know what to do where an engine may only wait.
+    # Recovery may settle the outcome where an engine can only wait.
     try:
         found = await recovering.recover_job(inventory, policies, caller, report.job)
     except JournalError as exc:
         return replace(report, warnings=(*report.warnings, str(exc)))
-    said = (f"it was not known at first; then: {found.truth}", *found.did, *found.warnings)
+    said = (
+        f"the outcome was unknown at first; recovery: {found.truth}", *found.did, *found.warnings,
+    )  # fmt: skip
     outcome = found.outcome or report.outcome
     return replace(report, outcome=outcome, warnings=(*report.warnings, *said))
 
 
 async def _put_in_order_and_find(controller: Controller, request: MigrateRequest) -> Setting:
-    """What dead controllers left is put in order first; meanwhile the guest is looked for."""
+    """Recover what dead controllers left behind, and find the guest meanwhile.
+
+    The guest is searched for again if recovery changed anything.
+    """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if request.dry_run:
         return await _setting(controller, request)
@@ -76,13 +82,13 @@ async def _put_in_order_and_find(controller: Controller, request: MigrateRequest
 
 
 async def plan(controller: Controller, request: MigrateRequest) -> tuple[Plan, Host, Host]:
-    """What a migration would be, by migration.service.plan; and its source and target."""
+    """Plan a migration; see migration.service.plan. Returns the plan, the source and the target."""
     setting = await _setting(controller, request)
     return await service.plan(setting, request, controller.caller), setting.source, setting.target
 
 
 def _observer(control: Path) -> OutsideView | None:
-    """What watches guests from outside, if a package that does is installed."""
+    """Return the observer of guests from an installed package, or None."""
     return next((made(control) for _, made in plugins.added("vmckpt.observers")), None)
 
 
@@ -98,9 +104,10 @@ async def _setting(controller: Controller, request: MigrateRequest) -> Setting:
 
 
 async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
-    """Look at every operation that nobody attends, and finish or undo it.
+    """Finish or undo every job whose controller is gone.
 
-    What still runs in libvirt is watched to its end; `caller.stop` ends the watching alone.
+    A migration that libvirt still runs is watched until it ends; `caller.stop` only stops watching.
+    `dry_run`: report without changing anything.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not dry_run:
@@ -109,21 +116,23 @@ async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
 
 
 def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
-    """End an unattended job by the operator's word. No host is asked or touched.
+    """End an orphaned job in the journal at the operator's request. No host is asked or changed.
 
-    Raises BadInput, ReadOnly, and GuestLocked if somebody attends it.
+    Raises BadInput, ReadOnly, and GuestLocked if the job has a live controller.
     """
     _may_act(inventory)
     with jobs.open_journal() as journal:
         operation = journal.operation(job)
         journal.take_over(operation)
         journal.finish(operation.id, Outcome.UNKNOWN, {FORGOTTEN: controller_identity.asked_by()})
-    ended = Settled(truth="it is over, by your word; no host was asked", outcome=Outcome.UNKNOWN)
+    ended = Settled(
+        truth="it was ended at your request; no host was asked", outcome=Outcome.UNKNOWN
+    )
     return Recovered(operation=operation, settled=ended)
 
 
 def _may_act(inventory: Callable[[], Inventory]) -> None:
-    """Raises ReadOnly; what needs no host is done without an inventory, too."""
+    """Check that changes are allowed, also without an inventory. Raises ReadOnly."""
     try:
         known = inventory()
     except BadInput:
@@ -135,9 +144,10 @@ def _may_act(inventory: Callable[[], Inventory]) -> None:
 def replay(
     path: Path, folder: Path | None, wanted: str | None, mode: Mode | None
 ) -> "ReplayReport":
-    """What a policy (by name or file; None: the default) would have made of a recorded migration.
-    `folder`: None: that beside the inventory, if there is one.
+    """Replay a recorded migration under another policy.
 
+    `folder`: the folder of policies; None: the one beside the inventory, if there is one. `wanted`:
+    a policy's name or file; None: the default policy. `mode`: replaces the mode of the policy.
     Raises BadInput and PolicyError.
     """
     policy = loader.load_one(
@@ -149,22 +159,22 @@ def replay(
 
 
 def of_whole_host(job: str) -> bool:
-    """Whether a job is about a host and all its guests. Raises BadInput if there is none such."""
+    """Return whether a job is for a host with all its guests. Raises BadInput: no such job."""
     with jobs.open_journal() as journal:
         return journal.operation(job, ended=True).kind in WHOLE_HOST
 
 
 def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
-    """Let a job of a whole host go on that was paused. Raises BadInput, ReadOnly, OrphanedJobs."""
+    """Continue a paused job for a whole host. Raises BadInput, ReadOnly, OrphanedJobs."""
     _may_act(inventory)
     with jobs.open_journal() as journal:
         return jobs.control(journal, job, RequestKind.GO_ON, {})
 
 
 async def resume(controller: Controller, job: str) -> MigrationReport:
-    """Go on with a broken post-copy whose controller has ended.
+    """Resume a broken post-copy whose controller has ended.
 
-    Raises BadInput if there is nothing to resume, GuestLocked if somebody is at it.
+    Raises BadInput if there is nothing to resume, GuestLocked if the job has a live controller.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     inventory.may_act()
@@ -173,12 +183,12 @@ async def resume(controller: Controller, job: str) -> MigrationReport:
         if not operation.active:
             raise BadInput(
                 f"{operation.id} has ended: {operation.outcome}; there is nothing to resume",
-                hint=f"vmckpt job {operation.id} tells how",
+                hint=f"run vmckpt job {operation.id} for details",
             )
         jobs.refuse_uncontrolled(operation)
         if operation.kind != MIGRATE:
             raise BadInput(
-                f"{operation.id} is a {operation.kind} job: only a migration is resumed",
+                f"{operation.id} is a {operation.kind} job; only migrations can be resumed",
                 hint="run vmckpt recover",
             )
         setting = migrate_recover.setting_of(operation, inventory, policies)
@@ -194,16 +204,17 @@ def control(
     arguments: Mapping[str, Any],
     warn: Callable[[str], None],
 ) -> Answer:
-    """Ask a running job for something; without its controller libvirt is asked directly.
+    """Send a request to a running job.
 
-    Without an inventory that is left out.
+    If the job's controller is gone, libvirt is asked directly, which needs an inventory. Raises
+    BadInput, ReadOnly, OrphanedJobs.
     """
     _may_act(inventory)
 
     def direct(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Answer:
         try:
             hosts_ = inventory()
-            # As its controller, for this one call: nobody else may act on the guest meanwhile.
+            # Taking over the job for this one call keeps other controllers off the guest.
             with recorder.taken_over(journal, operation, warn) as kept:
                 return asyncio.run(direct_control.act(hosts_, operation, kind, arguments, kept))
         except (BadInput, HostUnreachable) as exc:
@@ -214,10 +225,10 @@ def control(
 
 
 async def _find(inventory: Inventory, name: str, to: str) -> Host:
-    """The host that a guest is to be moved away from.
+    """Return the host that a guest is to be moved away from.
 
-    Raises BadInput if no host knows it, HostUnreachable if one that may know it does not answer,
-    OutcomeUnknown if it is active on two hosts.
+    Raises BadInput if no host knows the guest, HostUnreachable if a host that may know it does not
+    answer, OutcomeUnknown if the guest is active on two hosts.
     """
     found, errors = await fleet.guests(inventory)
     called = [
@@ -227,7 +238,7 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
     ]
     leaving = [host for host, guest in found if name in (guest.name, guest.uuid) and guest.leaves]
     if len(leaving) == 1:
-        return leaving[0]  # preflight says what it is busy with
+        return leaving[0]  # preflight reports the job that holds the guest
     states = locate.one_guest(name, called, to=to)
     holder = locate.holder(name, states, to=to)
     if holder is not None and (states[holder].is_active or not errors):
@@ -235,8 +246,8 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
     if errors:
         silent = "; ".join(at_host(*one) for one in errors.items())
         raise HostUnreachable(
-            f"no host that answers runs guest {name}; not asked: {silent}",
+            f"guest {name} is on no host that answers; no answer from {silent}",
             host=next(iter(errors)),
-            hint="mend the host, or name the source with --from",
+            hint="fix the host, or name the source with --from",
         )
     raise fleet.no_guest(inventory, name, found)

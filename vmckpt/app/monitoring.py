@@ -30,31 +30,35 @@ if TYPE_CHECKING:
 _FOLLOW = 1.0
 _LOOK = 10.0
 _STORES = 300.0
-"""Stores are listed so often, and when a snapshot has ended: in a bucket that costs."""
+"""Seconds between two listings of the stores; each listing of a bucket costs money. Stores are also
+listed when a snapshot or a verification has ended."""
 
 
 @dataclass(slots=True)
 class Monitor:
-    """Looks at everything, again and again, and tells it; an async context manager."""
+    """Polls the journal, hosts and stores, exports metrics and sends pages.
+
+    Use as `async with`.
+    """
 
     inventory: Inventory
     wishes: WebhookOptions
     warn: Callable[[str], None]
     whose: Callable[[], Awaitable[LeaseOwner]]
-    """Which service sends pages."""
+    """Asks which service sends pages."""
     exporter: Exporter = field(default_factory=Exporter)
     served: Served | None = None
     _source: Live = field(init=False)
     _posters: list[Poster] = field(default_factory=list)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _due: deque[Page] = field(default_factory=lambda: deque(maxlen=MOST))
-    """Not sent yet: it is not known whether another service does."""
+    """Pages not sent yet, because it is unknown whether another service sends them."""
     _lasting: Mapping[str, Lasting] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
     _stores: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __aenter__(self) -> "Monitor":
-        """Raises OSError if the endpoint's address cannot be had, BadInput."""
+        """Start. Raises OSError if the endpoint's address cannot be bound, BadInput."""
         if self.wishes.webhooks:
             self._posters = [Poster(one, self.warn) for one in self.inventory.webhooks]
         if self.wishes.metrics is not None:
@@ -67,11 +71,11 @@ class Monitor:
         return self
 
     async def _lasting_work(self, work: Callable[[], Awaitable[None]]) -> None:
-        """One that ends by a fault of ours says so: what it tells would stand still in silence."""
+        """Run `work`, and warn if a bug ends it: its metrics would silently stop changing."""
         try:
             await work()
         except Exception as exc:  # noqa: BLE001
-            self.warn(f"{work.__name__.strip('_')} has ended, please report it: {exc!r}")
+            self.warn(f"{work.__name__.strip('_')} ended unexpectedly; please report this: {exc!r}")
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
@@ -84,16 +88,16 @@ class Monitor:
 
     @property
     def told(self) -> Sequence[str]:
-        """What it does, a line each."""
+        """What the monitor does, one line for each endpoint and receiver."""
         lines = [f"pages go to {one.shown}" for one in self.inventory.webhooks if self._posters]
         if self.served is not None and self.wishes.metrics is not None:
             lines.append(f"metrics are at http://{self.served.address}/metrics")
         return lines
 
-    # Looking
+    # Polling
 
     async def _follow(self) -> None:
-        """What happens, from now on."""
+        """Follow what the journal records from now on."""
         journal: Journal | None = None
         follower: Follower | None = None
         try:
@@ -105,7 +109,7 @@ class Monitor:
                         follower = await asyncio.to_thread(Follower, journal)
                     happened = await asyncio.to_thread(follower.look)
                 except JournalError as exc:
-                    self._say_once("journal", f"the journal does not answer: {exc}")
+                    self._say_once("journal", f"cannot read the journal: {exc}")
                 else:
                     self._answers("journal")
                     await self._take(happened)
@@ -122,12 +126,12 @@ class Monitor:
         await self._send([page for one in happened if (page := alerts.of_happening(one))])
 
     async def _look(self) -> None:
-        """How hosts, jobs and protections stand."""
+        """Poll hosts, jobs and protections, and send a page for each trouble."""
         while True:
             await self._see("hosts", self._source.fleet, "fleet")
             await self._see("jobs", lambda: self._source.jobs(0), "jobs")
             await self._see("protections", self._source.protections, "protections")
-            with suppress(VmckptError):  # told above
+            with suppress(VmckptError):  # reported above
                 await self._count_moves()
             found = troubles(self.exporter.now)
             now = Seconds(time.monotonic())
@@ -154,25 +158,25 @@ class Monitor:
             self._stores.clear()
 
     async def _see(self, what: str, look: Callable[[], Awaitable[Any]], name: str) -> None:
-        """Look, and keep what is seen; what cannot be seen stays as it was, with its old time."""
+        """Update one part of the health snapshot; if that fails, the part and its time stay."""
         try:
             seen = await look()
         except (VmckptError, OSError) as exc:
-            self._say_once(what, f"{what} cannot be looked at: {exc}")
+            self._say_once(what, f"cannot read {what}: {exc}")
             return
         self._answers(what)
         now = self.exporter.now
         looked = {**now.looked, what: time.time()}
         self.exporter.now = _with(now, name, seen, looked)
 
-    # Telling
+    # Sending
 
     async def _send(self, pages: Sequence[Page]) -> None:
         if not self._posters:
             return
         self._due.extend(pages)
         if not self._due or (whose := await self.whose()) is LeaseOwner.UNSURE:
-            return  # twice is better than never
+            return  # a page sent twice is better than none
         if whose is LeaseOwner.OURS:
             for page in self._due:
                 for poster in self._posters:

@@ -1,4 +1,4 @@
-"""Policies as the operator names them: the shelf's, or a file."""
+"""Load policies that the operator names: those of the inventory's folder, or a file."""
 
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from vmckpt.policy.model import Policy
 def load_policies(
     inventory: Inventory, folder: Path | None = None, wanted: str | None = None
 ) -> tuple[tuple[Policy, ...], str | None]:
-    """All policies, and the name of the wanted one, which may be a file beside them.
+    """Load the policies, and resolve the wanted policy, which may be a file instead.
 
-    Raises PolicyError.
+    Returns the policies and the name of the wanted policy, or None. If `wanted` is a file, that
+    policy alone is returned. Raises PolicyError.
     """
     place = loader.folder(folder, inventory.path)
     if wanted is not None and loader.is_path(wanted):
@@ -26,6 +27,8 @@ def load_policies(
 
 
 def survey_policies(inventory: Inventory, folder: Path | None = None) -> Shelf:
-    """Those that can be read, and what is wrong with the others: going on with a broken move must
-    not wait for a typing error."""
+    """Load the policies that can be read, and collect what is wrong with the others.
+
+    A broken migration must be resumable even if a policy contains a typing error.
+    """
     return loader.survey(loader.folder(folder, inventory.path))

@@ -1,4 +1,4 @@
-"""Protect guests: start, stop, fail over, and say how they stand."""
+"""Protect guests: start, stop, fail over, test and report protections."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,23 +33,26 @@ _NOTHING = ProtectionStatus()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What an operator asks for."""
+    """An operator's request to protect a guest."""
 
     guest: str
     to: str | None
-    """None: with `reverse`, where the guest was before."""
+    """The host for the standby; None with `reverse`: the host that the guest ran on before."""
     policy: str | None
-    """By name; None: the guest's own."""
+    """Name of a policy; None: the policy that is selected for the guest."""
     wishes: Mapping[str, Any]
-    """Of policy.model.Protection, instead of the policy's."""
+    """Overrides of fields of policy.model.Protection."""
     storage: str | None
     dry_run: bool
     reverse: bool = False
-    """The standby takes the images that the guest had there before."""
+    """The standby reuses the images that the guest left on its former host."""
 
 
 async def protect(controller: Controller, request: Request, told: Told) -> Protected:
-    """See protection.start.protect; finds the guest's host, and the policy that is for it."""
+    """Protect a guest; see protection.start.protect. Finds the guest's host and its policy.
+
+    Raises ReadOnly, BadInput, Blocked, GuestLocked, HostUnreachable and what starting raises.
+    """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
         inventory.may_act()
@@ -77,40 +80,47 @@ async def protect(controller: Controller, request: Request, told: Told) -> Prote
 
 
 def _earlier(uuid: str, host: str) -> Earlier | None:
-    """How a guest (a UUID) came to the host where it runs. Raises GuestLocked: it is protected."""
+    """Return the protection by which a guest (a UUID) came to its host, or None if unknown.
+
+    Raises GuestLocked if the guest is protected.
+    """
     with jobs.open_journal() as journal:
         found = [one for one in journal.recent(uuid, 0.0) if one.kind == active.KIND]
         if busy := next((one for one in found if one.active), None):
             raise GuestLocked(
                 f"guest {busy.guest} is protected ({busy.id}); nothing was changed",
-                hint=f"if it has failed over, vmckpt recover ends that; else vmckpt unprotect"
+                hint=f"run vmckpt recover if it has failed over, otherwise vmckpt unprotect"
                 f" {busy.guest}",
             )
         return resync.earlier(((one, journal.steps(one.id)) for one in found), host)
 
 
 def _to(request: Request, earlier: Earlier | None, host: str) -> str:
-    """Where the standby is to be. Raises BadInput."""
+    """Return the host for the standby. Raises BadInput."""
     if earlier is not None and request.to not in (None, earlier.host):
         raise BadInput(
-            f"{request.guest} was on {earlier.host} before, and not on {request.to}",
-            hint="leave --to out; or leave --reverse out, and all of its disks are copied",
+            f"guest {request.guest} ran on {earlier.host} before, not on {request.to}",
+            hint="leave out --to, or leave out --reverse to copy its disks completely",
         )
     if earlier is not None:
         return earlier.host
     if request.to is not None:
         return request.to
-    what = f"nothing is known of a protection that brought {request.guest} to {host}"
+    what = f"the journal has no protection that brought {request.guest} to {host}"
     raise BadInput(
         what if request.reverse else f"no host for the standby of {request.guest}",
-        hint=f"vmckpt protect {request.guest} --to HOST",
+        hint=f"run vmckpt protect {request.guest} --to HOST",
     )
 
 
 async def unprotect(
     controller: Controller, guest: str, *, lost_journal: bool = False
 ) -> StopResult:
-    """See protection.stop.unprotect, and `_known`."""
+    """End a guest's protection; see protection.stop.unprotect.
+
+    `lost_journal`: if the journal has no such protection, adopt it from its hosts. Raises ReadOnly,
+    BadInput if the guest is not protected, and what stopping raises.
+    """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     known = await _known(controller, guest, lost_journal=lost_journal)
@@ -120,8 +130,11 @@ async def unprotect(
 async def _known(
     controller: Controller, guest: str, *, lost_journal: bool, dead: bool = False
 ) -> Known:
-    """A guest's protection as the journal has it. `lost_journal`: else as its hosts have it, see
-    protection.adopt. Raises VmckptError."""
+    """Return a guest's protection from the journal.
+
+    `lost_journal`: if the journal has none, adopt it from its hosts; see protection.adopt. Raises
+    VmckptError.
+    """
     inventory, caller = controller.inventory, controller.caller
     if not lost_journal:
         return active.of(inventory, guest)
@@ -130,8 +143,8 @@ async def _known(
     found, errors = await fleet.guests(inventory)
     uuids = {one.uuid for _, one in found if guest in (one.name, one.uuid)}
     if len(uuids) != 1:
-        silent = f"; {' and '.join(errors)} cannot be asked" if errors else ""
-        raise BadInput(f"{guest} is not protected{silent}", hint="vmckpt status lists them")
+        silent = f"; no answer from {' and '.join(errors)}" if errors else ""
+        raise BadInput(f"guest {guest} is not protected{silent}", hint="run vmckpt status")
     return await adopt.adopt(inventory, guest, uuids.pop(), caller.warn, dead=dead)
 
 
@@ -139,8 +152,12 @@ async def failover(
     controller: Controller, guest: str, *, planned: bool = False, dead: bool = False,
     fence: bool = False, lost_journal: bool = False,
 ) -> StopResult:  # fmt: skip
-    """See protection.stop, and `_known`. `planned` goes with neither of the others, nor `dead` with
-    `fence`; `lost_journal` goes with `dead` alone."""
+    """Fail a guest over to its standby; see protection.stop.
+
+    `planned`, `dead` and `fence` exclude each other; `lost_journal`, which adopts the protection
+    from its hosts, is allowed with `dead` only. Raises ReadOnly, BadInput if the guest is not
+    protected, and what the failover raises.
+    """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     known = await _known(controller, guest, lost_journal=lost_journal, dead=dead)
@@ -150,24 +167,28 @@ async def failover(
 
 
 async def test(controller: Controller, guest: str) -> TestedFailover:
-    """See protection.test_failover.begin."""
+    """Start a test failover of a guest; see protection.test_failover.begin."""
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     return await test_failover.begin(active.of(inventory, guest), caller)
 
 
 async def end_test(controller: Controller, guest: str) -> TestedFailover:
-    """See protection.test_failover.end."""
+    """End a guest's test failover; see protection.test_failover.end."""
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     return await test_failover.end(active.of(inventory, guest), caller)
 
 
 async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, Any]]:
-    """How protections stand, one entry each: what the journal and both agents say."""
+    """Return the status of a guest's protection, or of all protections.
+
+    An entry contains what the journal and both agents report. Raises BadInput if `guest` is not
+    protected.
+    """
     found = [one for one in active.active() if guest in (None, one.guest, one.guest_uuid)]
     if guest is not None and not found:
-        raise BadInput(f"{guest} is not protected", hint="run vmckpt status")
+        raise BadInput(f"guest {guest} is not protected", hint="run vmckpt status")
     told = await asyncio.gather(*(job_status(inventory, one) for one in found))
     if any(one["judge"] == Judge.WATCH for one in told):
         kept = await asyncio.to_thread(_watch_is_kept)
@@ -178,7 +199,7 @@ async def status(inventory: Inventory, guest: str | None) -> Sequence[dict[str, 
 
 
 def _watch_is_kept() -> bool:
-    """Whether a service does, and lives."""
+    """Return whether a live service runs the failure detector."""
     with jobs.open_journal(read_only=True) as journal:
         holder = journal.holder(leases.lease_of(leases.VIGIL))
         return holder is not None and jobs.attended(journal, holder) is not False
@@ -187,10 +208,10 @@ def _watch_is_kept() -> bool:
 async def job_status(
     inventory: Inventory, operation: Operation, *, at_once: bool = False
 ) -> dict[str, Any]:
-    """How one of them stands. `at_once`: a host that does not take a call in a second, or
-    does not answer in eight, is silent.
+    """Return the status of one protection.
 
-    One of its hosts may be in another inventory only.
+    `at_once`: a host that does not accept a connection within one second, or does not answer within
+    eight seconds, counts as unreachable. So does a host that is not in this inventory.
     """
     names = [name for name in (operation.source, operation.target) if name]
     hosts = {name: inventory.hosts[name] for name in names if name in inventory.hosts}
@@ -201,7 +222,7 @@ async def job_status(
     if at_once:
         takes = await asyncio.gather(*(_takes_calls(host) for host in hosts.values()))
         silent |= {
-            name: agent_client.unreachable(f"{name} is silent")
+            name: agent_client.unreachable(f"{name} does not answer")
             for name, yes in zip(hosts, takes, strict=True)
             if not yes
         }
@@ -209,7 +230,7 @@ async def job_status(
     limit = _ANSWERS if at_once else None
     told = silent | await agent_client.both(asked, operation.guest_uuid or "", limit)
     if protection_status.has_taken_over(told.get(operation.target or "", _NOTHING)):
-        # The guest's end here must not be older news than its beginning there.
+        # The primary is asked again, as its answer may be older than the backup's takeover.
         first = {name: host for name, host in asked.items() if name == operation.source}
         told |= await agent_client.both(first, operation.guest_uuid or "", limit)
     ready, why = protection_status.readiness(
@@ -228,7 +249,10 @@ async def job_status(
 async def protection_summaries(
     inventory: Inventory, operations: Sequence[Operation]
 ) -> Mapping[str, dict[str, Any]]:
-    """How they stand at once, by job; without those of hosts that the inventory does not have."""
+    """Return the status of several protections, by job, without waiting for silent hosts.
+
+    Protections with a host that is not in the inventory are left out.
+    """
     found = [one for one in operations if {one.source, one.target} <= set(inventory.hosts)]
     told = await asyncio.gather(*(job_status(inventory, one, at_once=True) for one in found))
     return {operation.id: one for operation, one in zip(found, told, strict=True)}

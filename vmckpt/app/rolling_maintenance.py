@@ -1,4 +1,4 @@
-"""Maintain hosts one after the other: empty each, run a command there, check it, fill it again."""
+"""Maintain hosts one after the other: empty each, run a command, check it, bring guests back."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from vmckpt.units import Seconds, show_seconds
 
 _AGAIN = Seconds(5.0)
 _WHATEVER = 'eval "$1"'
-"""What the operator wrote is for a shell, all of it."""
+"""Has a shell interpret the operator's whole command."""
 _BROKEN = -1
-"""What ssh says of a command whose connection broke."""
+"""The exit status that ssh reports if the connection broke."""
 _STOPPING = "stopping"
 _START = """\
 cat /proc/sys/kernel/random/boot_id
@@ -32,7 +32,10 @@ sed 's/.*) //' /proc/1/stat | cut -d' ' -f20
 [ "$(systemctl is-system-running 2>/dev/null)" != stopping ] &&
     [ ! -e /run/systemd/shutdown/scheduled ] || echo stopping
 """
-"""Says which start of the host this is: its kernel's, and its first process's in a container."""
+"""Prints which boot of the host this is, and whether it is shutting down.
+
+A boot is identified by the kernel's boot ID and, for a container, the start of its first process.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +43,27 @@ class RollingOptions:
     """What is done to each host."""
 
     command: str
-    """By a shell of the host, once it is empty; it may reboot it."""
+    """Run by a shell on the empty host; it may reboot the host."""
     before: str | None
-    """The same before its first guest leaves; it must not reboot it."""
+    """Run likewise before the first guest leaves; it must not reboot the host."""
     after: str | None
-    """The same once its guests are back."""
+    """Run likewise after the guests are back."""
     policy: str | None
     limit: Seconds
-    """How long the command may take."""
+    """How long each command may take, in seconds."""
     healthy_in: Seconds
-    """How long the host may take to be well again after that."""
+    """How long the host may take to be healthy again after the command, in seconds."""
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rolled:
-    """What became of one host."""
+    """The result of one host's maintenance."""
 
     host: str
     emptied: Report
     filled: Report | None
-    """None: nobody had to be brought back."""
+    """None: no guest had to be brought back."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -76,9 +79,11 @@ async def roll(
     controller: Controller, hosts: Sequence[str], options: RollingOptions,
     *, show: Show, abort: asyncio.Event,
 ) -> list[Rolled]:  # fmt: skip
-    """One host after the other; the first that goes wrong is the last, and stays in maintenance.
+    """Maintain hosts one after the other; the first failure ends the run.
 
-    Raises Blocked, GuestsRemaining, HookFailed, RemoteError, Cancelled.
+    A host that fails after it was emptied stays in maintenance. `show` is called with each plan;
+    `abort` cancels migrations in progress. Returns a result for each host. Raises ReadOnly,
+    BadInput, Blocked, GuestsRemaining, HookFailed, RemoteError, Cancelled.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -93,23 +98,26 @@ async def roll(
     await asyncio.to_thread(_free, hosts, options.why)
     for host in chosen:
         if caller.stop.is_set():
-            raise Cancelled(f"stopped before {host.name}; it and what follows are untouched")
+            raise Cancelled(f"stopped before {host.name}; it and the hosts after it are unchanged")
         await asyncio.to_thread(_free, [host.name], options.why)
         done.append(await _one(controller, host, options, show=show, abort=abort))
     return done
 
 
 def _free(hosts: Sequence[str], why: str) -> None:
-    """Who closed a host for a reason of his own does not want guests back there. Raises Blocked."""
+    """Check that no host is in maintenance for another reason. Raises Blocked.
+
+    Guests must not be brought back to a host that was closed for another reason.
+    """
     held = maintenance.held()
     for name in hosts:
         one = held.get(name)
         if one is not None and (one.asked_by, one.why) != (controller_identity.asked_by(), why):
-            # Who ends it by hand gives up who was moved away: they come back by repopulate alone.
+            # Leaving maintenance by hand gives up the guests that only repopulate brings back.
             ends = "repopulate" if evacuation.was_emptied(name) else "maintenance leave"
             raise Blocked(
-                f"{name}: {one.closed}; it is untouched",
-                hint=f"leave it out, or end that with vmckpt {ends} {name}",
+                f"{name}: {one.closed}; it was not changed",
+                hint=f"leave the host out, or run vmckpt {ends} {name} first",
             )
 
 
@@ -126,12 +134,12 @@ async def _one(
             if plan.left:
                 first = plan.left[0]
                 raise Blocked(
-                    f"{host.name}: {first.tenant.name} has no place to go to: {first.why}",
+                    f"{host.name}: no host can take {first.tenant.name}: {first.why}",
                     hint=first.hint,
                 )
             if before is not None:
                 if caller.stop.is_set():
-                    raise Cancelled(f"stopped; {host.name} is untouched")
+                    raise Cancelled(f"stopped; {host.name} is unchanged")
                 caller.warn(f"{host.name}: running: {before}")
                 await _run(host, "--before", before, options.limit, "nothing was moved")
             done = await emptying.carry_out(plan, options.why, abort)
@@ -142,14 +150,16 @@ async def _one(
         Task(kind=Kind.EVACUATE, host=host.name, policy=options.policy), options.before
     )
     if caller.stop.is_set():
-        raise Cancelled(f"stopped; {host.name} is empty, in maintenance, and nothing was run there")
+        raise Cancelled(
+            f"stopped; {host.name} is empty and in maintenance, and the command was not run"
+        )
     caller.warn(f"{host.name}: empty; running: {options.command}")
-    empty = f"it is empty and in maintenance; mend it, then vmckpt repopulate {host.name}"
+    empty = f"it is empty and in maintenance; fix it, then run vmckpt repopulate {host.name}"
     left = await _run(host, "the command", options.command, options.limit, empty, may_go=True)
-    caller.warn(f"{host.name}: waiting until it is well")
+    caller.warn(f"{host.name}: waiting until it is healthy")
     await _well(inventory, host, options.healthy_in, caller.stop, left=left)
     back = evacuation.away_from(host.name, options.policy)
-    if back is None:  # nobody was there
+    if back is None:  # the host had no guests
         evacuation.leave(inventory, host.name)
         filled = None
     else:
@@ -158,35 +168,39 @@ async def _one(
         if caller.stop.is_set():
             raise Cancelled(f"stopped; {host.name} has its guests back, and --after was not run")
         caller.warn(f"{host.name}: running: {options.after}")
-        back_again = "it takes guests again, and has its own back"
+        back_again = "it accepts guests again, and its own guests are back"
         await _run(host, "--after", options.after, options.limit, back_again)
     return Rolled(host=host.name, emptied=emptied, filled=filled)
 
 
 def _complete(host: Host, done: Report) -> None:
-    """Raises GuestsRemaining if not all is well: the next host may be where that matters."""
+    """Check that every guest was moved and kept its standby. Raises GuestsRemaining.
+
+    Otherwise the next host may be the one that an affected guest depends on.
+    """
     if done.ended.left:
         first = done.ended.left[0]
         raise GuestsRemaining(
-            f"{host.name}: {first.tenant.name} is left: {first.why}", hint=first.hint
+            f"{host.name}: {first.tenant.name} was not moved: {first.why}", hint=first.hint
         )
     if done.bare:
         lost = done.bare[0]
-        raise GuestsRemaining(f"{host.name}: {lost.guest} has no standby any more", hint=lost.hint)
+        raise GuestsRemaining(f"{host.name}: {lost.guest} lost its standby", hint=lost.hint)
 
 
 async def _run(
     host: Host, name: str, command: str, limit: Seconds, stands: str, *, may_go: bool = False
 ) -> str | None:
-    """One that says no stops everything. `stands`: how the host is then.
+    """Run a command on the host. `stands`: the state of the host after a failure, for the hint.
 
-    With `may_go` a command whose connection breaks may have rebooted the host: which start of it
-    that was is returned, None if the command ended. Raises HookFailed; RemoteError if there is no
-    connection to begin with.
+    With `may_go`, a broken connection is no failure, since the command may have rebooted the host.
+    Returns the boot during which the connection broke, or None if the command ended. Raises
+    HookFailed if the command fails, and RemoteError if the host cannot be reached in the first
+    place.
     """
     loop = asyncio.get_running_loop()
     async with Remote(host) as remote:
-        start, _ = await _started(remote)  # that there is no connection is another matter
+        start, _ = await _started(remote)  # raises if there is no connection to begin with
         began = loop.time()
         try:
             answer = await remote.run(["sh", "-c", _WHATEVER, "sh", command], limit=limit)
@@ -198,32 +212,32 @@ async def _run(
         return start
     if answer.status != 0:
         raise HookFailed(
-            f"{host.name}: {name} ended with {answer.status}:"
-            f" {last_line(answer.err or answer.out, 'it said nothing')}",
+            f"{host.name}: {name} exited with status {answer.status}:"
+            f" {last_line(answer.err or answer.out, 'no output')}",
             hint=stands,
         )
     return None
 
 
 async def _started(remote: Remote) -> tuple[str, bool]:
-    """Which start of a host this is, and whether it is about to go down. Raises RemoteError."""
+    """Return which boot of a host this is, and whether it is shutting down. Raises RemoteError."""
     told = (await remote.run(["sh", "-s"], text=_START)).out.split()
     return " ".join(told[:2]), _STOPPING in told[2:]
 
 
 async def _unwell(inventory: Inventory, host: Host, left: str | None) -> str | None:
-    """What is wrong with a host; `left`: as of `_run`. None: nothing."""
+    """Return what is wrong with a host, or None. `left`: the boot that `_run` returned."""
     try:
         async with Remote(host) as remote:
             start, stopping = await _started(remote)
     except RemoteError as exc:
         return exc.message
     if stopping:
-        return "it is about to go down"
+        return "it is shutting down"
     if left == start:
         return (
-            "the connection to the command broke and the host has not been restarted since: the"
-            " command may still be at work there"
+            "the connection to the command broke and the host has not restarted since; the"
+            " command may still be running there"
         )
     found = await app_hosts.doctor(inventory, [host.name])
     return next((one.text for one in found if one.severity is Severity.BLOCKER), None)
@@ -232,7 +246,11 @@ async def _unwell(inventory: Inventory, host: Host, left: str | None) -> str | N
 async def _well(
     inventory: Inventory, host: Host, limit: Seconds, stop: asyncio.Event, *, left: str | None
 ) -> None:
-    """Wait until nothing is wrong with it, twice: one that is about to go down still answers."""
+    """Wait until two checks in a row find the host healthy. `limit`: in seconds.
+
+    A single check does not suffice, because a host that is about to shut down still answers. Raises
+    Cancelled, and HookFailed after the time limit.
+    """
     loop = asyncio.get_running_loop()
     until, good = loop.time() + limit, 0
     while True:
@@ -241,10 +259,14 @@ async def _well(
         if good >= 2:
             return
         if stop.is_set():
-            raise Cancelled(f"{host.name} is empty and in maintenance; vmckpt repopulate fills it")
+            raise Cancelled(
+                f"stopped; {host.name} is empty and in maintenance; to bring its guests back, run"
+                f" vmckpt repopulate {host.name}"
+            )
         if loop.time() > until:
             raise HookFailed(
-                f"{host.name} is not well after {show_seconds(limit)}: {why or 'it just was not'}",
+                f"{host.name} is not healthy after {show_seconds(limit)}:"
+                f" {why or 'only its last check passed'}",
                 hint=f"run vmckpt doctor {host.name}; it is empty and in maintenance",
             )
         await asyncio.sleep(_AGAIN)

@@ -33,9 +33,9 @@ from vmckpt.snapshot.request import Taken, TakeRequest
 from vmckpt.store.format.metadata import SCHEDULE
 
 PAGES = "pages"
-"""What a service claims so that of several one alone sends them."""
+"""Name of the lease that lets only one of several services send pages."""
 _REMEMBERED = 180 * 86400.0
-"""How far back the journal is asked."""
+"""How far back the journal is read, in seconds."""
 _FRESH = 300.0
 
 
@@ -48,8 +48,12 @@ async def run(
     tell: Callable[[Told], None],
     wishes: WebhookOptions = NOBODY,
 ) -> int:
-    """Do what schedules ask for until the caller stops it; how much went wrong. Raises ReadOnly,
-    JournalError, LeaseLost, BadInput, OSError if the address for metrics cannot be had."""
+    """Run the schedules until the caller stops the service. Returns the number of failures.
+
+    `identity`: opens encrypted snapshots, to verify them. `once`: do what is due now, then end.
+    `tell` is called with every event; `wishes` asks for metrics and pages. Raises ReadOnly,
+    JournalError, LeaseLost, BadInput, and OSError if the address for metrics cannot be bound.
+    """
     inventory, stop = controller.inventory, controller.caller.stop
     inventory.may_act()
     warn = controller.caller.warn
@@ -64,7 +68,7 @@ async def run(
     async with AsyncExitStack() as around:
         around.push_async_callback(claims.end)
         if wishes != NOBODY:
-            # Only who tells others loads what that needs.
+            # Loaded only by a service that exports metrics or sends pages.
             from vmckpt.app.monitoring import Monitor  # noqa: PLC0415
 
             whose = functools.partial(asyncio.to_thread, claims.owner_of, PAGES)
@@ -97,14 +101,16 @@ async def _is_ours(what: str, claims: ScheduleLeases) -> bool:
 
 
 def keeps_watch(inventory: Inventory) -> bool:
-    """Whether a service that stays has to: some host has a fence agent."""
+    """Return whether a lasting service must run the failure detector: a host has a fence agent."""
     return any(host.fence is not None for host in inventory.hosts.values())
 
 
 @asynccontextmanager
 async def _detecting(detector: FailureDetector, stop: asyncio.Event) -> AsyncIterator[None]:
-    """It is kept as long as the block lasts; what it was at is seen through. A service whose watch
-    ends by a fault of ours ends, and is started again by whoever sees to that."""
+    """Run the failure detector while the block lasts; a failover in progress is completed.
+
+    If a bug ends the detector, the service stops as well, so that its supervisor restarts it.
+    """
     task = asyncio.create_task(detector.keep(), name="vigil")
     task.add_done_callback(lambda ended: None if ended.cancelled() else stop.set())
     try:
@@ -117,13 +123,13 @@ async def _detecting(detector: FailureDetector, stop: asyncio.Event) -> AsyncIte
 async def due_now(
     controller: Controller, wanted: ScheduleSelection, tell: Callable[[Told], None]
 ) -> tuple[Agenda, Scene]:
-    """What is due when, and why; nothing is done."""
+    """Return what is due when and why, and what that is based on, without acting."""
     setting = _setting(controller, wanted, identity=None, tell=tell, recover=_nothing)
     return await Service(setting, None, asyncio.Event()).look()
 
 
 async def _nothing() -> None:
-    """Nothing is put in order by who only looks."""
+    """Recover nothing, as `due_now` must not act."""
 
 
 def _setting(
@@ -166,7 +172,7 @@ def _setting(
 
 
 class _Past:
-    """What the journal tells of guests, for a while."""
+    """What the journal has on guests, cached for _FRESH seconds."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, Sequence[Operation]]] = {}
@@ -184,5 +190,5 @@ def _past(guest: str, now: float) -> Sequence[Operation]:
     try:
         with jobs.open_journal(read_only=True) as journal:
             return journal.recent(guest, now - _REMEMBERED)
-    except JournalError:  # there is none yet: then nothing is known
+    except JournalError:  # there is no journal yet
         return ()

@@ -1,4 +1,4 @@
-"""What is in snapshot stores: show, verify, prune, copy, browse, and their keys."""
+"""Show, verify, prune, copy and browse the snapshots in stores, and manage their keys."""
 
 import os
 import time
@@ -47,33 +47,39 @@ _LOCAL_TIME = Path("/etc/localtime")
 
 
 def open_store(inventory: Inventory, name: str | None) -> Store:
-    """A store of the inventory. Raises InventoryError, NotInStore, StoreNewer, StoreError."""
+    """Open a store of the inventory, the first one if `name` is None.
+
+    Raises InventoryError, NotInStore, StoreNewer, StoreError.
+    """
     return open_place(inventory.store(name))
 
 
 def located(inventory: Inventory, store: str | None, word: str) -> Found:
-    """A snapshot in the store of that name, or wherever it is. Raises NotInStore, StoreError."""
+    """Find a snapshot in the named store, or in all stores if `store` is None.
+
+    Raises InventoryError, NotInStore, StoreError.
+    """
     places = [inventory.store(store)] if store is not None else list(inventory.stores.values())
     return catalog.find_anywhere(places or [inventory.store()], open_place, word)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A snapshot, and what opens it."""
+    """A snapshot, the stores that have it, and a function that opens it."""
 
     looked: Looked
     stores: tuple[str, ...]
-    """Those that have it, the one that was read first."""
+    """Names of the stores that have the snapshot; it was read from the first."""
     verdict: VerifySummary
-    """What checks of it found there."""
+    """Results of its checks, as recorded in that store."""
     admins: tuple[Named, ...]
-    """Whose names are known here."""
+    """The administrators known to this controller, to name the snapshot's recipients."""
     open: Callable[[], Private]
     """Reads the private part. Raises KeyRefused, StoreError."""
 
 
 def show(inventory: Inventory, store: str | None, word: str, identity: Identity | None) -> Shown:
-    """Look at a snapshot. Raises NotInStore, BadInput, StoreError."""
+    """Inspect a snapshot. Raises InventoryError, NotInStore, BadInput, StoreError."""
     found = located(inventory, store, word)
     opened = found.store
     ring = keyring()
@@ -90,7 +96,7 @@ def show(inventory: Inventory, store: str | None, word: str, identity: Identity 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What changed between two snapshots, at most."""
+    """What changed at most between two snapshots."""
 
     before: Public
     after: Public
@@ -98,12 +104,12 @@ class Compared:
 
     @property
     def changed(self) -> int:
-        """Bytes."""
+        """Number of changed bytes."""
         return sum(one.size for one in self.regions)
 
     @property
     def follows(self) -> bool:
-        """The newer one was made from the older: then figures are mostly exact."""
+        """Whether the newer snapshot was based on the older: then the figures are mostly exact."""
         return self.after.parent == self.before.id
 
     def as_json(self) -> dict[str, Any]:
@@ -135,7 +141,10 @@ def compare(
     words: tuple[str, str],
     identity: Identity | None,
 ) -> Compared:
-    """What changed from the first to the second. Raises NotInStore, BadInput, StoreError."""
+    """Compare two snapshots of a store, the older first.
+
+    Raises NotInStore, BadInput, KeyRefused, StoreError.
+    """
     opened = open_store(inventory, store)
     trusted = keyring().trusted()
     before, after = (catalog.inspect(opened, catalog.find(opened, word), trusted) for word in words)
@@ -154,10 +163,10 @@ def verify(
     progress: Progress,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Proved:
-    """Prove some snapshots, or all of a store, and write down what was found.
+    """Verify snapshots, or all of a store if `words` is empty, and record the results in the store.
 
-    What is wrong is told, not raised. Without a store's name, it is the one that the first of the
-    snapshots is found in.
+    Damage is reported in the result, not raised. If `store` is None, the store is the one in which
+    the first snapshot is found. In a read-only inventory, the results are not recorded.
     """
     if store is None and words:
         opened = located(inventory, None, words[0]).store
@@ -173,24 +182,26 @@ def verify(
             by = controller_identity.asked_by()
             results.write_down(opened, found, ring.signing(), by=by, at=time.time())
         except StoreError as exc:
-            warn(f"what was found is not written down: {exc}")
+            warn(f"the result was not recorded: {exc}")
     return found
 
 
 def repair(
     inventory: Inventory, store: str | None, sources: Sequence[str], progress: Progress
 ) -> Repaired:
-    """Mend a store, with what others have of it. Raises ReadOnly, BadInput, StoreError."""
+    """Repair a store with data from the stores `sources`. Raises ReadOnly, BadInput, StoreError."""
     inventory.may_act()
     opened = open_store(inventory, store)
     others = [open_store(inventory, one) for one in dict.fromkeys(sources)]
     if any(one.id == opened.id for one in others):
-        raise BadInput("a store cannot be mended from itself", hint="name another one with --from")
+        raise BadInput(
+            "a store cannot be repaired from itself", hint="name another store with --from"
+        )
     return verify_repair.repair(opened, others, progress)
 
 
 def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
-    """Keep a snapshot from being deleted; its id. Raises NotInStore, StoreError."""
+    """Protect a snapshot from deletion. Returns its ID. Raises ReadOnly, NotInStore, StoreError."""
     inventory.may_act()
     opened = open_store(inventory, store)
     id_ = catalog.find(opened, word)
@@ -199,7 +210,7 @@ def pin(inventory: Inventory, store: str | None, word: str, why: str) -> str:
 
 
 def unpin(inventory: Inventory, store: str | None, word: str) -> str:
-    """Let a snapshot be deleted again; its id. Raises NotInStore, StoreError."""
+    """Remove a snapshot's pin. Returns its ID. Raises ReadOnly, NotInStore, StoreError."""
     inventory.may_act()
     opened = open_store(inventory, store)
     id_ = catalog.find(opened, word)
@@ -209,49 +220,63 @@ def unpin(inventory: Inventory, store: str | None, word: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPlan:
-    """Snapshots that are to be deleted."""
+    """Snapshots that are to be deleted; nothing is deleted before `delete` is iterated."""
 
     store: Store
     ids: tuple[str, ...]
     known: dict[str, Public]
-    """What those tell of themselves that can be read."""
+    """Public metadata of the snapshots that can be read, by ID."""
 
     def delete(self) -> Iterator[str]:
-        """Delete them; tells the id of each. Raises BadInput if one is pinned, StoreError."""
+        """Delete the snapshots, and yield the ID of each.
+
+        Raises StoreError, and BadInput if a snapshot is pinned.
+        """
         for id_ in self.ids:
             self.store.delete(id_)
             yield id_
 
 
 def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> DeletionPlan:
-    """Find what is to be deleted. Raises ReadOnly, NotInStore, BadInput, also if one is pinned."""
+    """Find the snapshots that are to be deleted.
+
+    Raises ReadOnly, NotInStore, StoreError, and BadInput, also if a snapshot is pinned.
+    """
     inventory.may_act()
     opened = open_store(inventory, store)
     ids = tuple(dict.fromkeys(catalog.find(opened, word) for word in words))
     for id_ in sorted(opened.pins().intersection(ids)):
         raise BadInput(
-            f"snapshot {id_} is pinned; nothing was deleted", hint=f"vmckpt snapshot unpin {id_}"
+            f"snapshot {id_} is pinned; nothing was deleted",
+            hint=f"run vmckpt snapshot unpin {id_}",
         )
     return DeletionPlan(store=opened, ids=ids, known=catalog.readable(opened, ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """What pruning makes of each snapshot."""
+    """The decision of pruning on each snapshot; nothing is deleted before `carry_out`."""
 
     store: Store
     schedule: str
     fates: tuple[PruneDecision, ...]
 
     def carry_out(self) -> Iterator[PruneDecision]:
-        """Delete what goes; tells of each. Raises StoreError."""
+        """Delete the snapshots that are not kept, and yield the decision on each.
+
+        Raises StoreError.
+        """
         return snapshot_prune.carry_out(self.store, self.fates)
 
 
 def prune(
     inventory: Inventory, store: str | None, keep: Keep, schedule: str | None, *, dry_run: bool
 ) -> Pruning:
-    """See what a schedule's retention makes of its snapshots. Raises BadInput, StoreError."""
+    """Apply retention rules to a schedule's snapshots, without deleting any.
+
+    `schedule`: its name; None: the only one in the store. `dry_run`: allowed in a read-only
+    inventory. Raises ReadOnly, BadInput, StoreError.
+    """
     if not dry_run:
         inventory.may_act()
     opened = open_store(inventory, store)
@@ -262,7 +287,7 @@ def prune(
 
 
 def local_zone() -> tzinfo:
-    """The time zone of this machine, with its summer times; UTC if it has none."""
+    """Return the time zone of this machine, with daylight saving time; UTC if it has none."""
     named = os.environ.get("TZ", "").lstrip(":")
     path = _LOCAL_TIME
     if named.startswith("/"):
@@ -283,7 +308,11 @@ def collect(
     dry_run: bool,
     say: Callable[[str], None],
 ) -> tuple[str, Collected]:
-    """Remove what no snapshot needs; where that was. Raises StoreError."""
+    """Remove data that no snapshot needs.
+
+    `grace`: age, in seconds, below which unused data stays. Returns the store's location and what
+    was removed. Raises ReadOnly, StoreError.
+    """
     if not dry_run:
         inventory.may_act()
     opened = open_store(inventory, store)
@@ -296,7 +325,10 @@ def collect(
 def copy(
     inventory: Inventory, words: Sequence[str], from_: str | None, to: str, progress: Progress
 ) -> Iterator[Moved]:
-    """Copy snapshots into another store; tells of each. Raises BadInput, StoreError."""
+    """Copy snapshots into another store, and yield the result of each.
+
+    Raises ReadOnly, NotInStore, BadInput, StoreError.
+    """
     inventory.may_act()
     source, target = open_store(inventory, from_), open_store(inventory, to)
     ids = dict.fromkeys(catalog.find(source, word) for word in words)
@@ -306,46 +338,55 @@ def copy(
 def export(
     inventory: Inventory, store: str | None, word: str, path: Path, progress: Progress
 ) -> Moved:
-    """Write a snapshot into a new file. Raises BadInput, StoreError."""
+    """Write a snapshot to a new file. Raises NotInStore, BadInput, StoreError."""
     opened = open_store(inventory, store)
     return archive.export(opened, catalog.find(opened, word), path, progress)
 
 
 def import_(inventory: Inventory, store: str | None, path: Path, progress: Progress) -> Moved:
-    """Put what a file holds into a store. Raises KeyRefused, StoreError."""
+    """Import the snapshot in a file into a store.
+
+    Raises ReadOnly, BadInput, KeyRefused if its writer is not trusted, StoreError.
+    """
     inventory.may_act()
     return archive.import_(open_store(inventory, store), path, keyring().trusted(), progress)
 
 
 def load_identity(path: Path, passphrase: keys_identity.Passphrase | None) -> Identity:
-    """Loads the identity in a file when it is first needed, and once."""
+    """Return a function that loads the identity in a file when first called, and keeps it."""
     return cache(lambda: keys_identity.load(path, passphrase))
 
 
 def new_identity(path: Path, passphrase: str | None) -> bytes:
-    """Make an administrator's identity; its public key. Raises KeyRefused."""
+    """Create an administrator's identity in a new file. Returns its public key.
+
+    Raises ReadOnly, KeyRefused.
+    """
     inventories.may_act()
     return keys_identity.create(path, passphrase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """The keys of this controller, without any secret."""
+    """The public part of this controller's keys."""
 
     writer: Named | None
-    """Its own, under which others can trust it; None: it has signed nothing yet."""
+    """Its own key, by which others can trust it; None: it has not signed anything yet."""
     domain: str | None
     admins: tuple[Named, ...]
     writers: tuple[Named, ...]
 
 
 def keys() -> Keys:
-    """What this controller encrypts for, signs with and trusts. Raises KeyRefused."""
+    """Return the keys that this controller encrypts for, signs with and trusts.
+
+    Raises KeyRefused.
+    """
     ring = keyring()
     writers = ring.writers()
     others = {one.key for one in writers}
     return Keys(
-        # Looking makes no key.
+        # A call of ring.writer() would create a missing key, which looking must not do.
         writer=ring.writer() if ring.trusted() - others else None,
         domain=ring.domain(),
         admins=ring.admins(),
@@ -354,43 +395,46 @@ def keys() -> Keys:
 
 
 def add_key(name: str, text: str) -> Named:
-    """Encrypt new snapshots for one more. Raises KeyRefused."""
+    """Encrypt new snapshots for another administrator, too. Raises ReadOnly, KeyRefused."""
     inventories.may_act()
     return keyring().add_admin(name, text)
 
 
 def remove_key(name: str) -> None:
-    """Encrypt new snapshots no more for somebody. Raises KeyRefused."""
+    """Stop encrypting new snapshots for an administrator. Raises ReadOnly, KeyRefused."""
     inventories.may_act()
     keyring().remove_admin(name)
 
 
 def trust(name: str, text: str) -> Named:
-    """Believe what one more writer has signed. Raises KeyRefused."""
+    """Trust the snapshots that another writer signed. Raises ReadOnly, KeyRefused."""
     inventories.may_act()
     return keyring().trust(name, text)
 
 
 def distrust(name: str) -> None:
-    """Believe a writer no more. Raises KeyRefused."""
+    """Stop trusting a writer. Raises ReadOnly, KeyRefused."""
     inventories.may_act()
     keyring().distrust(name)
 
 
 def export_salt(path: Path, passphrase: str | None) -> str:
-    """Put the domain's salt into a new file; the domain. Raises KeyRefused."""
+    """Write the domain's salt to a new file. Returns the domain. Raises ReadOnly, KeyRefused."""
     inventories.may_act()
     return keys_keyring.write(keyring(), path, passphrase)
 
 
 def import_salt(path: Path, passphrase: keys_identity.Passphrase | None) -> str:
-    """Join the domain whose salt is in a file; the domain. Raises KeyRefused."""
+    """Join the domain whose salt is in a file. Returns the domain. Raises ReadOnly, KeyRefused."""
     inventories.may_act()
     return keys_keyring.load(keyring(), path, passphrase)
 
 
 def heirs(drop: str | None) -> tuple[Named, ...]:
-    """For whom snapshots are after a rotation. Raises KeyRefused if there is nobody."""
+    """Return the administrators whose keys open the snapshots after a rotation.
+
+    `drop`: name of the key to remove. Raises KeyRefused if there is no such key, or none is left.
+    """
     admins = keyring().admins()
     if drop is not None and drop not in {one.name for one in admins}:
         raise KeyRefused(
@@ -400,7 +444,7 @@ def heirs(drop: str | None) -> tuple[Named, ...]:
     left = tuple(one for one in admins if one.name != drop)
     if not left:
         raise KeyRefused(
-            "no administrator's key would be left: nobody could read the snapshots",
+            "no administrator's key would be left to read the snapshots",
             hint="add one with vmckpt snapshot keys add NAME KEY",
         )
     return left
@@ -415,9 +459,10 @@ def rotate(
     dry_run: bool,
     progress: Callable[[int, int], None],
 ) -> Iterator[Rotated]:
-    """Wrap the keys of all snapshots anew, in these stores or all; tells of each store.
+    """Rewrap the data keys of all snapshots in the named stores, or in all stores.
 
-    Raises KeyRefused, StoreError.
+    `drop`: name of an administrator's key to remove. Yields the result of each store. Raises
+    ReadOnly, KeyRefused, StoreError.
     """
     if not dry_run:
         inventory.may_act()
@@ -425,7 +470,7 @@ def rotate(
     key, trusted = identity(), keyring().trusted()
     opened = [open_store(inventory, name) for name in stores or inventory.stores]
     if drop is not None and not dry_run:
-        # First: what is made meanwhile is not for the key that goes.
+        # Removed first, so that snapshots taken meanwhile are not encrypted for this key.
         keyring().remove_admin(drop)
     admins = [one.key for one in left]
     for store in opened:
@@ -436,8 +481,11 @@ def rotate(
 def opened(
     inventory: Inventory, store: str | None, snapshot: str, identity: Identity | None
 ) -> Iterator[Browse]:
-    """A snapshot that a trusted writer signed, to be looked into, in the store of that name or
-    wherever it is. Raises StoreError, BadInput."""
+    """Open a snapshot of a trusted writer for browsing, while the block lasts.
+
+    It is looked for in the named store, or in all stores if `store` is None. Raises NotInStore,
+    StoreError, BadInput.
+    """
     found = located(inventory, store, snapshot)
     trusted = keyring().trusted()
     looked = catalog.inspect(found.store, found.id, trusted)

@@ -1,4 +1,4 @@
-"""Snapshots of one guest and of a group: create, list, restore."""
+"""Create, list and restore snapshots of guests and of groups."""
 
 import asyncio
 import os
@@ -36,11 +36,11 @@ from vmckpt.store.repository import Store
 
 _CACHE = "cache"
 FoundGuests = tuple[Sequence[tuple[Host, Guest]], Mapping[str, str]]
-"""What fleet.guests tells."""
+"""The result of fleet.guests: guests with their hosts, and errors by host."""
 
 
 def keyring() -> Keyring:
-    """The keys of this controller."""
+    """Return the keys of this controller."""
     return Keyring(_state() / FOLDER)
 
 
@@ -49,19 +49,25 @@ def _state() -> Path:
 
 
 def open_place(where: StorePlace) -> Store:
-    """A store of the inventory. Raises NotInStore, StoreNewer, StoreError."""
+    """Open a store of the inventory. Raises NotInStore, StoreNewer, StoreError."""
     return repository.opened(where, cache=_state() / _CACHE)
 
 
 def init(inventory: Inventory, name: str | None) -> str:
-    """Make a store where the inventory says; where that is. Raises BadInput if it is there."""
+    """Create a store of the inventory. Returns its location.
+
+    Raises ReadOnly, InventoryError, StoreError, and BadInput if the store exists.
+    """
     inventory.may_act()
     store = Store.create(backend_of(inventory.store(name).url))
     return store.backend.where
 
 
 async def take(controller: Controller, store: str | None, request: TakeRequest) -> Taken:
-    """Take a snapshot of a guest, wherever it runs; see snapshot.create.take."""
+    """Take a snapshot of a guest, on whichever host it runs; see snapshot.create.take.
+
+    Raises ReadOnly, InventoryError, and what `find` and snapshot.create.take raise.
+    """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     kept_in = inventory.store(store)
@@ -70,12 +76,16 @@ async def take(controller: Controller, store: str | None, request: TakeRequest) 
 
 
 def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
-    """Where a guest runs, by what the hosts have told. Raises BadInput, HostUnreachable."""
+    """Return the host of a guest. `told`: the hosts' answers. Raises BadInput, HostUnreachable."""
     return find(inventory, guest, told)[0]
 
 
 def find(inventory: Inventory, guest: str, told: FoundGuests) -> tuple[Host, Guest]:
-    """A guest and where it runs, by what the hosts have told. Raises BadInput, HostUnreachable."""
+    """Return a guest and its host. `told`: the hosts' answers.
+
+    Raises BadInput if no host has the guest or several have it, HostUnreachable if it may be on a
+    host that does not answer.
+    """
     found, errors = told
     called = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
     running = [(host, one) for host, one in called if one.state.is_active] or called
@@ -83,11 +93,14 @@ def find(inventory: Inventory, guest: str, told: FoundGuests) -> tuple[Host, Gue
         return running[0]
     if running:
         where = ", ".join(host.name for host, _ in running)
-        raise BadInput(f"{guest} is on {where}", hint="name it by its UUID, or wait for its move")
+        raise BadInput(
+            f"guest {guest} is on several hosts: {where}",
+            hint="name it by its UUID, or wait until its migration has ended",
+        )
     if errors:
         name, why = next(iter(errors.items()))
         raise HostUnreachable(
-            f"no host that answers runs guest {guest}; not asked: {at_host(name, why)}",
+            f"guest {guest} is on no host that answers; no answer from {at_host(name, why)}",
             host=name,
         )
     raise fleet.no_guest(inventory, guest, found)
@@ -102,9 +115,12 @@ async def restore(
     identity: Identity | None,
     closed_too: bool = False,
 ) -> Restored:
-    """Bring a snapshot back, on the host it was taken on or another; see snapshot.restore.restore.
+    """Restore a snapshot; see snapshot.restore.restore.
 
-    Raises Blocked if that is in maintenance, but with `closed_too`: then the guest is there."""
+    `on`: the host; None: the host on which the snapshot was taken. Raises ReadOnly, NotInStore,
+    StoreError, BadInput, what restoring raises, and Blocked if the host is in maintenance, unless
+    `closed_too` is set, for a guest that is there already.
+    """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     opened = await asyncio.to_thread(opened_anywhere, inventory, store, request.snapshot, identity)
@@ -117,20 +133,23 @@ async def restore(
 def opened_anywhere(
     inventory: Inventory, name: str | None, word: str, identity: Identity | None
 ) -> Opened:
-    """Open a snapshot in the store of that name, or in the first that has it; what that has lost of
-    it is read from the others. Raises NotInStore, StoreError, BadInput."""
+    """Open a snapshot in the named store, or in the first store that has it if `name` is None.
+
+    In the latter case, data that the store has lost is read from the other stores. Raises
+    NotInStore, StoreError, BadInput.
+    """
     places = list(inventory.stores.values()) or [inventory.store()]
     if name is not None:
         return opened_in(inventory.store(name), word, identity)
     found = catalog.find_anywhere(places, open_place, word)
     opened = opened_in(found.tiers[0].place, found.id, identity)
-    # A chunk may be in a store that does not have this snapshot, but one that shares it.
+    # A store that lacks this snapshot may have another one with the same chunk.
     others = tuple(one for one in places if one.name != opened.store.name)
     return replace(opened, others=others)
 
 
 def opened_in(place_: StorePlace, word: str, identity: Identity | None) -> Opened:
-    """Open a snapshot that a trusted writer signed. Raises StoreError, BadInput."""
+    """Open a snapshot that a trusted writer signed. Raises NotInStore, StoreError, BadInput."""
     store = open_place(place_)
     trusted = keyring().trusted()
     id_ = catalog.find(store, word)
@@ -144,32 +163,36 @@ def opened_in(place_: StorePlace, word: str, identity: Identity | None) -> Opene
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRow:
-    """A snapshot as its store tells it."""
+    """A snapshot in the list of a store."""
 
     id: str
     public: Public | None
-    """None: it cannot be read."""
+    """None: the snapshot cannot be read."""
     pinned: bool
     trusted: bool
-    """It was signed by a writer that is trusted here."""
+    """Whether a writer that is trusted here signed it."""
     wrong: str | None
+    """Why the snapshot cannot be read; None: it can."""
     group: GroupCompleteness | None = None
-    """The cut it is part of."""
+    """The group that the snapshot belongs to, and how many of its members the store has."""
     verdict: VerifySummary = UNKNOWN
-    """What checks of it found."""
+    """Results of its checks."""
 
 
 async def listed(
     inventory: Inventory, store: str | None, guest: str | None
 ) -> Sequence[SnapshotRow]:
-    """The snapshots of a store, the oldest first; those that cannot be read, last."""
+    """List the snapshots of a store, the oldest first; those that cannot be read come last.
+
+    `guest`: only those of this guest, by name or UUID. Raises InventoryError, StoreError.
+    """
     return await asyncio.to_thread(listing, inventory, store, guest)
 
 
 def listing(
     inventory: Inventory, name: str | None, guest: str | None = None
 ) -> Sequence[SnapshotRow]:
-    """The same, waited for."""
+    """List the snapshots of a store, blocking; see `listed`."""
     store = open_place(inventory.store(name))
     pins, trusted = store.pins(), keyring().trusted()
     found = []
@@ -209,8 +232,11 @@ async def take_group(
     names: Sequence[str],
     request: TakeRequest,
 ) -> GroupTaken:
-    """Create a snapshot of several guests at one instant, wherever they run; see
-    snapshot.group.create."""
+    """Create a snapshot of several guests at one instant; see snapshot.group.create.
+
+    The guests may run on different hosts. Raises ReadOnly, BadInput, HostUnreachable, and what
+    taking raises.
+    """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
     told = rules.check_names(names)
@@ -230,9 +256,10 @@ async def restore_group(
     on: str | None,
     identity: Identity | None,
 ) -> GroupRestored:
-    """Bring a whole group back (`request.snapshot` is its id); see snapshot.group.restore.
+    """Restore a group of snapshots (`request.snapshot` is its ID); see snapshot.group.restore.
 
-    Raises NotInStore if it is not whole in one store, BadInput.
+    Raises ReadOnly, NotInStore if no store has the complete group, BadInput for options that do not
+    apply to groups, Blocked if a host is in maintenance, and what restoring raises.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -242,7 +269,7 @@ async def restore_group(
     }  # fmt: skip
     said = next((name for name, value in alone.items() if value), None)
     if said is not None:
-        raise BadInput(f"{said} is for one guest, and {request.snapshot} is a group")
+        raise BadInput(f"{said} does not apply to groups, and {request.snapshot} is a group")
     opened = await asyncio.to_thread(_opened, inventory, store, request.snapshot, identity)
     members = [(inventory.host(on or one.public.host), one) for one in opened]
     for host in {one.name for one, _ in members}:
@@ -255,13 +282,16 @@ async def restore_group(
 def _opened(
     inventory: Inventory, name: str | None, id_: str, identity: Identity | None
 ) -> list[Opened]:
-    """All snapshots of a group."""
+    """Open all snapshots of a group."""
     members = _members(inventory, name, id_)
     return [opened_anywhere(inventory, name, one.id, identity) for one in members]
 
 
 def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Public]:
-    """Those of the first store that has the group whole. Raises NotInStore, StoreError."""
+    """Return the group's members in the first store that has all of them.
+
+    Raises NotInStore, StoreError.
+    """
     places = [inventory.store(name)] if name else list(inventory.stores.values())
     there = []
     for place in places or [inventory.store()]:
@@ -277,5 +307,5 @@ def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Publi
             return [one for one in told if one.group == id_]
         if standing is not None:
             there.append(f"{place.name}: {standing}")
-    said = "; ".join([f"no store has a whole group {id_}", *there])
-    raise NotInStore(said, hint="vmckpt snapshot list shows what is there")
+    said = "; ".join([f"no store has the complete group {id_}", *there])
+    raise NotInStore(said, hint="run vmckpt snapshot list")

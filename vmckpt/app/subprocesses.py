@@ -1,7 +1,7 @@
 """Start vmckpt's own commands, each as a process that outlives this one.
 
-What the dashboard does is done by the same commands that people type. A migration begun there goes
-on when the dashboard is closed, or the terminal it was in is lost.
+The dashboard runs the same commands that people type. A migration started there continues when the
+dashboard is closed or its terminal is lost.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from vmckpt.model.events import Begun, Said
 
 PROGRAM = (sys.executable, "-P", "-m", "vmckpt.cli.app")
 _MOST = 1 << 20
-"""Of a command's output so many bytes are read, the last ones."""
+"""Number of bytes that are read from the end of a command's output."""
 
 
 class Processes:
-    """Processes of this machine. `more`: for their environment."""
+    """Runs commands as processes of this machine. `more`: variables added to their environment."""
 
     def __init__(self, more: Mapping[str, str]) -> None:
         self._more = more
 
     async def ask(self, words: Sequence[str], width: int) -> Said:
-        """See Commands."""
+        """Run a command to its end; see model.events.Commands."""
         process = await asyncio.create_subprocess_exec(
             *PROGRAM, *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, env=self._environment(width), start_new_session=True,
@@ -38,15 +38,15 @@ class Processes:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGTERM)  # what it has started, too
+                    os.killpg(process.pid, signal.SIGTERM)  # with the processes it started
                 await process.wait()
         return Said(text=_text(out), code=process.returncode)
 
     def start(self, words: Sequence[str], width: int) -> Begun:
-        """See Commands."""
-        # A file without a name: the command may write on when nobody reads it any more.
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # it is closed with what was begun
-        # A session of its own: Ctrl-C in this terminal, or its end, is not meant for it.
+        """Start a command and return at once; see model.events.Commands."""
+        # An unnamed file lets the command keep writing after this process is gone.
+        file = tempfile.TemporaryFile()  # noqa: SIM115  # _Process closes it
+        # In a session of its own the command survives Ctrl-C in this terminal, and its end.
         process = subprocess.Popen(
             [*PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             env=self._environment(width), start_new_session=True,
@@ -58,7 +58,7 @@ class Processes:
 
 
 class _Process:
-    """See Begun."""
+    """A command that was started; see model.events.Begun."""
 
     def __init__(
         self, words: tuple[str, ...], process: subprocess.Popen[bytes], file: IO[bytes]

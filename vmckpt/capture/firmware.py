@@ -1,6 +1,6 @@
-"""What a machine keeps beside its disks: NVRAM and the state of a TPM, as small files of its host.
+"""Firmware state: NVRAM and the state of an emulated TPM, as small files on the guest's host.
 
-Names in a snapshot: "nvram", and "tpm/…" for what is in the TPM's folder.
+Their names in a snapshot are "nvram", and "tpm/…" for files in the TPM's folder.
 """
 
 import errno
@@ -25,13 +25,15 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def nvram(xml: str) -> str | None:
-    """Where a guest's NVRAM is on its host; None: it has none, or not as a file."""
+    """Return the path of a guest's NVRAM on its host; None if it has none in a file."""
     return path_of(domain_xml.tree(xml, "domain"))
 
 
 def tpm(xml: str, uuid: str) -> str | None:
-    """The folder with the state of a guest's TPM on its host; None: it has no emulated one, or
-    its state is at a place of its own."""
+    """Return the folder of a guest's TPM state on its host.
+
+    Returns None if the guest has no emulated TPM, or if its definition sets another path.
+    """
     node = domain_xml.tree(xml, "domain").find("devices/tpm")
     if node is None or node.find("backend[@type='emulator']") is None or tpm_elsewhere(node):
         return None
@@ -39,13 +41,16 @@ def tpm(xml: str, uuid: str) -> str | None:
 
 
 def tpm_elsewhere(node: ET.Element) -> str | None:
-    """Where the state of a TPM is that the operator put at a place of its own (libvirt 10.10)."""
+    """Return the path of the TPM's state if the definition sets it (libvirt 10.10)."""
     source = node.find("backend/source")
-    return None if source is None else source.get("path") or "a place of its own"
+    return None if source is None else source.get("path") or "a custom location"
 
 
 def own_nvram(xml: str, name: str) -> str:
-    """A definition with NVRAM of its own, beside the one it names; as it is if it names none."""
+    """Return a definition whose NVRAM is a new file, named after `name`, in the same folder.
+
+    A definition without NVRAM is returned unchanged.
+    """
     path = nvram(xml)
     if path is None:
         return xml
@@ -61,9 +66,9 @@ def own_nvram(xml: str, name: str) -> str:
 
 
 def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:
-    """Where a snapshot's small files go on the host where the guest is to be `xml`.
+    """Return the paths of a snapshot's small files for a guest with the definition `xml`.
 
-    Raises ValueError for a name that nobody gives.
+    Raises ValueError for a name that no snapshot of such a guest has.
     """
     found = {}
     for name in names:
@@ -71,25 +76,25 @@ def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:
         where = nvram(xml) if kind == NVRAM else tpm(xml, uuid) if kind == TPM else None
         parts = PurePosixPath(rest).parts
         if where is None or ".." in parts or rest.startswith("/") or (kind == NVRAM) == bool(rest):
-            raise ValueError(f"it has a file {name!r}, for which the guest has no place")
+            raise ValueError(f"the guest has no place for the snapshot's file {name!r}")
         found[name] = str(PurePosixPath(where, *parts))
     return found
 
 
 def there(xml: str, uuid: str) -> bool:
-    """Whether a guest has any of it."""
+    """Return whether a guest has NVRAM or TPM state that can be captured."""
     return nvram(xml) is not None or tpm(xml, uuid) is not None
 
 
 def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
-    """All of them, of a paused guest; on its host. Raises HypervisorError.
+    """Read all files of a paused guest, on its host. Raises HypervisorError.
 
-    QEMU and the TPM's program own these directories, so no link in them is followed.
+    QEMU and swtpm own these directories, so no symbolic link in them is followed.
     """
     path, folder = nvram(xml), tpm(xml, uuid)
     found: dict[str, bytes] = {}
     try:
-        if path is not None and Path(path).exists():  # it is made when the guest first starts
+        if path is not None and Path(path).exists():  # libvirt creates it at the first start
             found[NVRAM] = _content(opened(Path(path)), path, host)
         if folder is not None and Path(folder).exists():
             found |= {f"{TPM}/{name}": data for name, data in _below(Path(folder), host)}
@@ -101,7 +106,7 @@ def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
 
 
 def _below(top: Path, host: str) -> Iterator[tuple[str, bytes]]:
-    """The regular files of a TPM, by their paths in its folder."""
+    """Yield the regular files of a TPM's folder, with their paths in it."""
     left = _MOST
     with Folder(top) as folder, folder.listed() as listed:
         for inside, file in _files(listed, ""):
@@ -113,17 +118,17 @@ def _below(top: Path, host: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _files(at: int, below: str) -> Iterator[tuple[str, int]]:
-    """All regular files in a directory and below, open, with their paths in it. Raises OSError.
+    """Yield all regular files below a directory, open, with their paths in it. Raises OSError.
 
-    Not by os.fwalk, which in Python 3.11 waits for ever at a FIFO that its owner has put in the
-    place of a directory meanwhile.
+    os.fwalk is not used: in Python 3.11 it blocks on a FIFO by which the owner replaced a directory
+    meanwhile.
     """
     for name in sorted(os.listdir(at)):
         inside = f"{below}{name}"
         mode = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode):
             if inside.count("/") >= _DEEPEST:
-                raise OSError(errno.ENAMETOOLONG, "too many directories in each other", inside)
+                raise OSError(errno.ENAMETOOLONG, "too many nested directories", inside)
             inner = os.open(name, _FOLDER, dir_fd=at)
             try:
                 yield from _files(inner, f"{inside}/")
@@ -137,7 +142,7 @@ def _content(file: int, path: str, host: str) -> bytes:
     with os.fdopen(file, "rb") as content:
         seen = os.fstat(file)
         if not stat.S_ISREG(seen.st_mode):
-            raise HypervisorError(f"{host}: {path} is no regular file", host=host)
+            raise HypervisorError(f"{host}: {path} is not a regular file", host=host)
         if seen.st_size > _LARGEST:
             raise HypervisorError(f"{host}: {path} is too large for a snapshot", host=host)
         return content.read(_LARGEST)

@@ -1,6 +1,6 @@
-"""Room on a host for what a snapshot lays down there: looked at before, and watched meanwhile.
+"""Check the free space for a snapshot's temporary files, before the capture and during it.
 
-The file system may be that of guests' images, and a full one stops all of them.
+The file system may also hold guests' images, and a full one pauses all these guests.
 """
 
 import os
@@ -16,19 +16,22 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import GIB, Bytes, Seconds, show_bytes
 
 RESERVE = Bytes(GIB)
-"""What stays free for everybody else."""
+"""Space that must stay free for other programs."""
 _EVERY = Seconds(0.5)
 _HELD = re.compile(r"^(?:VmRSS|VmSwap|HugetlbPages):\s+(\d+) kB", re.MULTILINE)
-_MEND = "make room there, or name another folder with agent_state in hosts.yaml"
+_MEND = "free some space there, or set another folder with agent_state in hosts.yaml"
 
 
 def resident_memory(status: str) -> Bytes:
-    """What a process has of memory, from its /proc/PID/status. Pure."""
+    """Return the resident and swapped memory of a process, from its /proc/PID/status. Pure."""
     return Bytes(sum(int(kib) << 10 for kib in _HELD.findall(status)))
 
 
 def memory(monitor: Commands) -> Bytes:
-    """How much an image of a guest's memory takes at most: pages never touched are holes in it."""
+    """Return the maximum size of an image of the guest's memory, in bytes.
+
+    Pages that were never touched take no space. Raises HypervisorError.
+    """
     told: Mapping[str, Any] = monitor.ask("query-memory-size-summary")
     whole = int(told["base-memory"]) + int(told.get("plugged-memory", 0))
     try:
@@ -44,31 +47,37 @@ def memory(monitor: Commands) -> Bytes:
 
 
 def free(folder: Path) -> Bytes:
-    """In a folder's file system. Raises OSError."""
+    """Return the free bytes on a folder's file system. Raises OSError."""
     stat = os.statvfs(folder)
     return Bytes(stat.f_bavail * stat.f_frsize)
 
 
 def require_space(folder: Path, wanted: Bytes) -> None:
-    """Raises CaptureFailed if there is no room for so much, and OSError."""
+    """Check that a folder's file system has space for `wanted` bytes and the reserve.
+
+    Raises CaptureFailed, OSError.
+    """
     there = free(folder)
     if there < wanted + RESERVE:
         raise CaptureFailed(
-            f"{folder} has {show_bytes(there)} free; the snapshot may take {show_bytes(wanted)}"
-            f" there, and {show_bytes(RESERVE)} must stay free for others: nothing was captured",
+            f"{folder} has {show_bytes(there)} free; the snapshot may need {show_bytes(wanted)},"
+            f" and {show_bytes(RESERVE)} must stay free for other programs; nothing was captured",
             hint=_MEND,
         )
 
 
 class Watch:
-    """Looks now and then whether others have room still."""
+    """Checks the free space while a snapshot is taken."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._looked = clock()
 
     def look(self) -> None:
-        """To be called over and over. Raises CaptureFailed, once half of the reserve is gone."""
+        """Check the free space, at most every 0.5 s; to be called often.
+
+        Raises CaptureFailed once less than half of the reserve is free, and OSError.
+        """
         now = self._clock()
         if now - self._looked < _EVERY:
             return
@@ -76,7 +85,7 @@ class Watch:
         there = free(self._folder)
         if there < RESERVE // 2:
             raise CaptureFailed(
-                f"{self._folder} has only {show_bytes(there)} free: the snapshot was given up"
-                " before other programs there stop",
+                f"{self._folder} has only {show_bytes(there)} free; the snapshot was cancelled to"
+                " leave space for other programs",
                 hint=_MEND,
             )

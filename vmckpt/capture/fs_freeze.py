@@ -1,7 +1,7 @@
-"""The guest's file systems held still around the instant of a snapshot, never longer than a limit.
+"""Freeze a guest's file systems around the instant of a snapshot, for a limited time.
 
-Whatever happens they go on: at the end, when the limit is reached (a thread of its own sees to
-that), and after a crash by recovery, from the facts that were noted first.
+They are thawed in any case: at the end of the block, by a thread when the limit is reached, or
+after a crash by recovery, from a record that is written first.
 """
 
 import json
@@ -23,7 +23,7 @@ _BETWEEN = Seconds(0.5)
 
 
 class Agent(Protocol):
-    """What is used of `hypervisor.guest_agent.GuestAgent`."""
+    """The part of `hypervisor.guest_agent.GuestAgent` that is used here."""
 
     def there(self) -> bool: ...
     def frozen(self) -> bool: ...
@@ -33,28 +33,28 @@ class Agent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsFreezeUndo:
-    """Whose file systems may be held still."""
+    """The undo record of a freeze."""
 
     guest: str
-    """Its UUID."""
+    """UUID of the guest whose file systems may be frozen."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError if it is none."""
+        """Parse a record from JSON. Raises ValueError if the text is not such a record."""
         told = json.loads(text)
         if not isinstance(told, dict) or not isinstance(told.get("guest"), str):
-            raise ValueError(f"no facts of a freeze: {text[:60]!r}")
+            raise ValueError(f"invalid undo record of a freeze: {text[:60]!r}")
         return cls(guest=told["guest"])
 
 
 class FsFreeze:
-    """File systems held still while it is open. Use as `with FsFreeze(...) as quiet`.
+    """Freezes a guest's file systems. Use as `with FsFreeze(...) as quiet`.
 
-    A guest without an agent, or with one that fails, is captured all the same, as after a power
-    cut; `finding` says so. `release` lets it go on before the end.
+    Without a guest agent, or if the agent fails, the guest is captured in a crash-consistent state,
+    and `finding` reports that. `release` thaws the file systems before the end of the block.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class FsFreeze:
         note: Callable[[FsFreezeUndo], object],
         between: Seconds = _BETWEEN,
     ) -> None:
-        """`guest` is a UUID. `note` writes the facts down, before the first change."""
+        """`guest`: a UUID; `note`: stores the undo record, before the first change."""
         self._agent, self._guest, self._limit = agent, guest, limit
         self._note, self._between = note, between
         self._lock = threading.Lock()
         self._held = False
-        """It may be that file systems stand still."""
+        """File systems may be frozen."""
         self._trouble: tuple[str, str] | None = None
         self._done = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="thaw", daemon=True)
@@ -86,7 +86,7 @@ class FsFreeze:
         try:
             self._agent.freeze(limit=self._limit)
         except HypervisorError as exc:
-            self._trouble = ("not-frozen", f"they could not be held still: {exc}")
+            self._trouble = ("not-frozen", f"freezing them failed: {exc}")
             self._let_go()
         except BaseException:
             self.__exit__()
@@ -101,17 +101,17 @@ class FsFreeze:
 
     @property
     def held(self) -> bool:
-        """Whether they have stood still from the beginning until now."""
+        """Whether the file systems have been frozen since the block was entered."""
         return self._held and self._trouble is None
 
     def release(self) -> bool:
-        """The instant is taken, they may go on; whether they stood still until now."""
+        """Thaw the file systems, after the instant. Returns whether they were frozen until now."""
         held = self.held
         self._let_go()
         return held
 
     def finding(self, guest: str) -> Finding | None:
-        """What went wrong with it; None: nothing."""
+        """Return what went wrong; None if nothing did. `guest`: the guest's name."""
         if self._trouble is None:
             return None
         code, why = self._trouble
@@ -119,17 +119,17 @@ class FsFreeze:
             code=code,
             severity=Severity.INFO if code == "no-agent" else Severity.WARNING,
             where=guest,
-            text=f"its file systems are captured as after a power cut: {why}",
-            hint="install qemu-guest-agent in it" if code == "no-agent" else None,
+            text=f"its file systems are only crash-consistent: {why}",
+            hint="install qemu-guest-agent in the guest" if code == "no-agent" else None,
         )
 
     def _watch(self) -> None:
         if not self._done.wait(self._limit) and self._held:
-            self._trouble = ("thawed-early", f"they may stand still for {self._limit:g} s at most")
+            self._trouble = ("thawed-early", f"they were thawed at the limit of {self._limit:g} s")
             self._let_go()
 
     def _let_go(self) -> None:
-        """Until it is sure that they go on, or nobody answers any more."""
+        """Thaw the file systems, and check that they are; gives up after five attempts."""
         with self._lock:
             for attempt in range(_TRIES):
                 if not self._held:
@@ -140,11 +140,11 @@ class FsFreeze:
                     self._agent.thaw()
                     self._held = self._agent.frozen()
                 except HypervisorError as exc:
-                    log.warning("letting the guest's file systems go on: %s", exc)
+                    log.warning("thawing the guest's file systems failed: %s", exc)
             if self._held:
                 self._held = False
                 self._trouble = (
                     "still-frozen",
-                    "they may still stand still, the guest agent does not answer;"
+                    "they may still be frozen, as the guest agent does not answer;"
                     f" run virsh domfsthaw {self._guest}",
                 )

@@ -1,8 +1,8 @@
-"""What a capture switches on in QEMU, and how it is put back, also by somebody else later.
+"""Change QEMU's migration settings for a capture, and restore them, also from another process.
 
-The facts are told before the first change (intent before action). `break_off` needs nothing but
-them and is right whenever the capture died; for a background snapshot it must run on the guest's
-host, as root.
+The settings to restore are recorded before the first change (intent before action). `break_off`
+needs only that record, and is correct whenever the capture died. After a background snapshot, it
+must run as root on the guest's host.
 """
 
 import json
@@ -19,17 +19,17 @@ from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
-# libvirt keeps this one on and needs it for its own migrations.
+# libvirt keeps this capability on, and needs it for its own migrations.
 EVENTS = "events"
 BACKGROUND = "background-snapshot"
 IGNORE_SHARED = "x-ignore-shared"
-# QEMU's own limit of 128 MiB/s would hold the guest's writes up.
+# QEMU's default limit of 128 MiB/s would delay the guest's writes.
 NO_LIMIT = 1 << 50
-# Under which QEMU knows the pipe that we gave to it.
+# QEMU's name of the pipe that it was given.
 PIPE = "vmckpt"
 
 ACTIVE = ("setup", "active", "device", "wait-unplug", "pre-switchover", "cancelling", "colo")
-# QEMU is in the middle of a migration's end; nothing may be asked of it.
+# QEMU is completing a migration, and must not get commands.
 _BUSY = ("finish-migrate",)
 STOPPED = ("paused", "postmigrate")
 _PATIENCE = Seconds(20.0)
@@ -37,7 +37,7 @@ _RESCUE_TURN = 0.05
 
 
 class Commands(Protocol):
-    """What is used of `hypervisor.qmp.QmpMonitor`."""
+    """The part of `hypervisor.qmp.QmpMonitor` that captures use."""
 
     @property
     def host(self) -> str: ...
@@ -57,43 +57,46 @@ class Commands(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undo:
-    """What was so before a capture began."""
+    """The undo record of a capture: the settings before it began."""
 
     guest: str
-    """Its UUID."""
+    """UUID of the guest."""
     capabilities: dict[str, bool]
-    """Those that are changed, as they were."""
+    """Original values of the capabilities that the capture changes."""
     bandwidth: int
     """QEMU's max-bandwidth, in bytes per second."""
     runs: bool
-    """It ran, or is to run afterwards."""
+    """The guest is to run after the capture."""
     folder: str
-    """To be removed, with what is in it; empty: none."""
+    """Folder to remove, with its contents; empty: none."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Undo":
-        """Raises ValueError if it is none."""
+        """Parse a record from JSON. Raises ValueError if the text is not such a record."""
         told = json.loads(text)
         try:
             undo = cls(**told)
         except TypeError as exc:
-            raise ValueError(f"no facts of a capture: {text[:60]!r}") from exc
+            raise ValueError(f"invalid undo record of a capture: {text[:60]!r}") from exc
         forms = {"guest": str, "capabilities": dict, "bandwidth": int, "runs": bool, "folder": str}
         wrong = [key for key, form in forms.items() if not isinstance(told[key], form)]
         if wrong or not all(isinstance(on, bool) for on in undo.capabilities.values()):
-            raise ValueError(f"no facts of a capture: {text[:60]!r}")
+            raise ValueError(f"invalid undo record of a capture: {text[:60]!r}")
         return undo
 
 
 Note = Callable[[Undo], None]
-"""Writes the facts down, so that they outlive us; called before the first change."""
+"""Stores the undo record where it outlives this process; called before the first change."""
 
 
 def changed(now: Mapping[str, bool], want: str | None) -> dict[str, bool]:
-    """The capabilities that must change, as they are now. Only `want` and events may be on."""
+    """Return the current values of the capabilities that must change.
+
+    Only `want` and "events" may be on during the capture. Raises KeyError if QEMU lacks `want`.
+    """
     if want is not None and want not in now:
         raise KeyError(want)
     wrong: dict[str, bool] = {
@@ -107,15 +110,18 @@ def changed(now: Mapping[str, bool], want: str | None) -> dict[str, bool]:
 def settings_facts(
     monitor: Commands, *, want: str | None, runs: bool | None, folder: Path | None
 ) -> Undo:
-    """The facts before a capture. `runs`: whether it must run afterwards; None: as it is now.
+    """Return the undo record for a capture, without changing anything.
 
-    Raises CannotCapture if something else migrates the guest, or QEMU has no such capability.
+    `want`: the capability that the capture needs; `runs`: whether the guest is to run afterwards,
+    None: if it runs now; `folder`: a folder to remove when the capture is undone. Raises
+    CannotCapture if the guest is being migrated, its state forbids a capture, or QEMU lacks the
+    capability; and HypervisorError.
     """
     status = monitor.ask("query-migrate").get("status", "none")
     if status in ACTIVE or status.startswith("postcopy"):
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} is in a migration ({status})",
-            hint="try again when it has ended",
+            f"{monitor.name} on {monitor.host} is being migrated ({status})",
+            hint="try again when the migration has ended",
         )
     told = monitor.ask("query-migrate-capabilities")
     now = {str(one["capability"]): bool(one["state"]) for one in told}
@@ -123,19 +129,19 @@ def settings_facts(
         capabilities = changed(now, want)
     except KeyError:
         raise CannotCapture(
-            f"QEMU of {monitor.name} on {monitor.host} does not know {want}",
-            hint="use another way of capture",
+            f"QEMU of {monitor.name} on {monitor.host} does not support {want}",
+            hint="use another capture method",
         ) from None
     state = monitor.run_state()
     if state == "postmigrate":
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} was paused by an earlier migration or snapshot,"
-            " after which QEMU captures nothing until it has run again",
-            hint="resume it, then pause it again if it shall not run",
+            f"{monitor.name} on {monitor.host} was paused by an earlier migration or snapshot, and"
+            " QEMU cannot capture it before it has run again",
+            hint="resume the guest, then pause it again if it should not run",
         )
     if state not in ("running", "paused"):
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} is {state}", hint="try again when it runs"
+            f"{monitor.name} on {monitor.host} is {state}", hint="try again when the guest runs"
         )
     return Undo(
         guest=monitor.guest,
@@ -147,27 +153,31 @@ def settings_facts(
 
 
 def set_capabilities(monitor: Commands, wanted: Mapping[str, bool]) -> None:
-    """Switch capabilities. Raises HypervisorError."""
+    """Set migration capabilities. Raises HypervisorError."""
     if wanted:
         told = [{"capability": name, "state": on} for name, on in wanted.items()]
         monitor.tell("migrate-set-capabilities", {"capabilities": told})
 
 
 def set_bandwidth(monitor: Commands, limit: int) -> None:
-    """Limit QEMU's stream, in bytes per second. Raises HypervisorError."""
+    """Limit QEMU's migration stream, in bytes per second. Raises HypervisorError."""
     monitor.tell("migrate-set-parameters", {"max-bandwidth": limit})
 
 
 def apply(monitor: Commands, undo: Undo) -> None:
-    """Turn everything to what the capture needs: each capability to the other side, no limit."""
+    """Set what the capture needs: toggle the recorded capabilities, and remove the limit.
+
+    Raises HypervisorError.
+    """
     set_capabilities(monitor, {name: not on for name, on in undo.capabilities.items()})
     set_bandwidth(monitor, NO_LIMIT)
 
 
 def restore(monitor: Commands, undo: Undo) -> None:
-    """Put everything back as it was; the guest goes on if it is to run. Raises HypervisorError.
+    """Restore the settings after a capture has ended, and resume the guest if it is to run.
 
-    For a capture that has ended. What somebody paused meanwhile stays paused.
+    A guest that the user paused meanwhile stays paused. Raises HypervisorError, and CaptureFailed
+    if the capture does not end.
     """
     wait_for_end(monitor)
     set_capabilities(monitor, undo.capabilities)
@@ -178,9 +188,10 @@ def restore(monitor: Commands, undo: Undo) -> None:
 
 
 def break_off(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
-    """The same for one that still runs, failed or died; may be repeated. Raises CaptureFailed, too.
+    """Cancel a capture that runs, failed or died, and restore the settings; may be repeated.
 
-    `at_once`: right after it died, so that a guest which was to stand still is stopped again.
+    `at_once`: the capture has just died, so that a guest that was paused before it is paused again.
+    Raises HypervisorError, and CaptureFailed if the guest may hang.
     """
     with ExitStack() as stack:
         if BACKGROUND in undo.capabilities:
@@ -194,10 +205,10 @@ def break_off(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
 
 
 def give_up(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
-    """The same for one whose stream is still taken by somebody: QEMU comes to its end by itself.
+    """Let a capture whose stream is still being read complete, then restore the settings.
 
-    QEMU 7.2 keeps memory marked after a background snapshot that was broken off, and every
-    migration fails until another one has come to its end.
+    A background snapshot is not cancelled, since QEMU 7.2 keeps memory write-protected after that,
+    and every migration fails until another background snapshot completes. Raises as `break_off`.
     """
     left, since = None, time.monotonic()
     while time.monotonic() - since < _PATIENCE:
@@ -212,10 +223,10 @@ def give_up(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
 
 
 class Rescue:
-    """Frees the guest's memory over and over while a background snapshot is broken off.
+    """Removes the write protection of the guest's memory while a background snapshot is cancelled.
 
-    Nothing may be asked before: QEMU's main loop itself can hang in such memory, and then answers
-    nobody. What the snapshot would have become is of no interest any more.
+    Must be entered before any command is sent: QEMU's main loop can block on protected memory, and
+    then answers no command. The snapshot is lost, so its memory need not be protected any more.
     """
 
     def __init__(self, monitor: Commands) -> None:
@@ -229,7 +240,7 @@ class Rescue:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Once more, when nothing can protect it again. Raises CaptureFailed."""
+        """Remove the protection once more, now that QEMU adds none. Raises CaptureFailed."""
         self._over.set()
         self._thread.join()
         try:
@@ -238,7 +249,7 @@ class Rescue:
             if kind is None:
                 raise CaptureFailed(
                     f"{self._monitor.name} on {self._monitor.host} may hang: a background snapshot"
-                    f" broke off, and its memory is still write-protected: {exc}",
+                    f" failed, and the guest's memory is still write-protected: {exc}",
                     hint="run vmckpt recover as root on that host",
                 ) from exc
 
@@ -261,7 +272,7 @@ class Rescue:
 
 
 def wait_for_end(monitor: Commands) -> None:
-    """Wait until QEMU is through with a migration. Raises CaptureFailed."""
+    """Wait until QEMU has ended a migration. Raises CaptureFailed after 20 s."""
     give_up = time.monotonic() + _PATIENCE
     while True:
         status = monitor.ask("query-migrate").get("status", "none")
@@ -270,31 +281,31 @@ def wait_for_end(monitor: Commands) -> None:
         if time.monotonic() > give_up:
             raise CaptureFailed(
                 f"QEMU of {monitor.name} on {monitor.host} does not end the capture ({status})",
-                hint="look at query-migrate there",
+                hint="check query-migrate there",
             )
         time.sleep(0.01)
 
 
 def why_failed(status: Mapping[str, Any]) -> str:
-    """Why a migration has failed, from QEMU's answer to `query-migrate`."""
+    """Return why a migration failed, from QEMU's answer to `query-migrate`."""
     if why := status.get("error-desc"):
         return str(why)
     if status.get("status") == "failed":
-        # Of what ends a migration late, QEMU 7.2 leaves this out (migration_completion).
-        return "QEMU gives no reason, as if a disk, or what it is mirrored to, could not be flushed"
-    return f"QEMU says {status.get('status')!r}"
+        # QEMU 7.2 omits the reason of late failures (migration_completion).
+        return "QEMU gives no reason; flushing a disk or its mirror may have failed"
+    return f"QEMU reports {status.get('status')!r}"
 
 
 def capture_failed(monitor: Commands, why: str) -> CaptureFailed:
-    """The error for a capture that broke off."""
+    """Return the error for a capture that failed."""
     return CaptureFailed(
-        f"the capture of {monitor.name} on {monitor.host} broke off: {why}",
-        hint="look at QEMU's log there, then try again",
+        f"the capture of {monitor.name} on {monitor.host} failed: {why}",
+        hint="check QEMU's log there, then try again",
     )
 
 
 def drop_pipe(monitor: Commands) -> None:
-    """Let QEMU forget a pipe that it was given and did not use."""
+    """Close a pipe that QEMU was given and did not use. Raises HypervisorError."""
     try:
         monitor.tell("closefd", {"fdname": PIPE})
     except HypervisorError as exc:

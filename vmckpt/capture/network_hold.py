@@ -1,9 +1,8 @@
-"""A guest's output held: what it sends waits in QEMU until it is let out, and nothing is lost.
+"""Buffer a guest's output: packets that it sends wait in QEMU until they are released.
 
-For each card a `filter-buffer` between it and the network. It never stays longer than a limit:
-QEMU itself lets out what is older, and a process beside us (`network_hold_undo_process`) takes the
-filters away when we die or hang. QEMU drops what comes after 10,000 packets: hold for as short as
-can be.
+Each network card gets a `filter-buffer`. Output is never buffered for longer than a limit: QEMU
+releases older packets itself, and an undo process (`network_hold_undo_process`) removes the filters
+if this process dies or hangs. QEMU drops packets beyond 10,000, so buffer for as short as possible.
 """
 
 import json
@@ -25,10 +24,10 @@ from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 LIMIT = Seconds(15.0)
-"""Output is held no longer."""
+"""Maximum time for which output is buffered."""
 _MARGIN = Seconds(0.5)
 HELD = b"h"
-"""What the keeper is told when holding begins."""
+"""Message to the undo process that buffering begins."""
 _MARK = "vmckpt-hold-"
 _OUTSIDE = ("hostdev", "vhostuser", "vdpa")
 """Kinds of card whose packets QEMU never sees."""
@@ -36,7 +35,7 @@ _VHOST = "/dev/vhost-net"
 
 
 class Commands(migration_settings.Commands, Protocol):
-    """What is used of `hypervisor.qmp.QmpMonitor`."""
+    """The part of `hypervisor.qmp.QmpMonitor` that is used here."""
 
     def described(self) -> str: ...
 
@@ -46,17 +45,17 @@ class Card:
     """A network card of a running guest."""
 
     name: str
-    """libvirt's: "net0"."""
+    """libvirt's alias, such as "net0"."""
     kind: str
     """bridge, network, direct, hostdev, ..."""
     model: str | None
     driver: str | None
-    """Who moves its packets, if that was told: "qemu" or "vhost"."""
+    """Backend driver, if the definition sets one: "qemu" or "vhost"."""
     queues: int
 
 
 def cards(xml: str) -> tuple[Card, ...]:
-    """A running guest's cards, those among its passed-through devices too."""
+    """Return a running guest's network cards, and its passed-through PCI devices."""
     root = domain_xml.tree(xml, "domain")
     found = []
     for node in root.findall("devices/interface"):
@@ -71,7 +70,7 @@ def cards(xml: str) -> tuple[Card, ...]:
                 queues=int(told.get("queues", "1")),
             )
         )
-    # What a passed-through device is nobody can tell from here; it may well be a card.
+    # The kind of a passed-through device is unknown here, so it is assumed to be a card.
     for node in root.findall("devices/hostdev"):
         if node.get("type") == "pci":
             name = _attribute(node.find("alias"), "name") or "a passed-through device"
@@ -84,12 +83,12 @@ def _attribute(node: ET.Element | None, name: str) -> str | None:
 
 
 def why_not(card: Card, *, vhost: bool) -> str | None:
-    """Why the output of a card cannot be held; None: it can. Pure.
+    """Return why the output of a card cannot be buffered; None if it can. Pure.
 
-    `vhost`: its QEMU uses the kernel's vhost for some card, and libvirt does not tell for which.
+    `vhost`: QEMU uses the kernel's vhost for some card; libvirt does not report for which.
     """
     if card.kind in _OUTSIDE:
-        return f"its {card.name} ({card.kind}) sends past QEMU"
+        return f"its {card.name} ({card.kind}) bypasses QEMU"
     virtio = (card.model or "").startswith("virtio")
     if card.driver == "vhost" or (vhost and virtio and card.driver is None):
         return f"its {card.name} uses vhost"
@@ -100,50 +99,52 @@ def why_not(card: Card, *, vhost: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldUndo:
-    """What holding leaves behind if it dies."""
+    """The undo record of buffered output."""
 
     guest: str
-    """Its UUID."""
+    """UUID of the guest."""
     cards: tuple[str, ...]
     runs: bool
-    """It ran before."""
+    """The guest ran before."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError if it is none."""
+        """Parse a record from JSON. Raises ValueError if the text is not such a record."""
         told = json.loads(text)
         try:
             undo = cls(**(told | {"cards": tuple(told["cards"])}))
         except (TypeError, LookupError) as exc:
-            raise ValueError(f"no facts of held output: {text[:60]!r}") from exc
+            raise ValueError(f"invalid undo record of buffered output: {text[:60]!r}") from exc
         words = all(isinstance(one, str) for one in (undo.guest, *undo.cards))
         if not words or not isinstance(undo.runs, bool):
-            raise ValueError(f"no facts of held output: {text[:60]!r}")
+            raise ValueError(f"invalid undo record of buffered output: {text[:60]!r}")
         return undo
 
 
 def hold_facts(monitor: Commands) -> HoldUndo:
-    """The facts before the guest's output is held; nothing is changed.
+    """Return the undo record for buffering the guest's output, without changing anything.
 
-    Raises CannotCapture, naming the cards, if it cannot be, and HypervisorError.
+    Raises CannotCapture, which names the cards whose output cannot be buffered, and
+    HypervisorError.
     """
     known = cards(monitor.described())
     vhost = _uses_vhost(monitor.guest)
     reasons = [why for card in known if (why := why_not(card, vhost=vhost)) is not None]
     if reasons:
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host}: its output cannot be held: {', '.join(reasons)}",
-            hint="give its cards <driver name='qemu'/> without queues, and start it anew",
+            f"{monitor.name} on {monitor.host}: its output cannot be buffered:"
+            f" {', '.join(reasons)}",
+            hint="give its cards <driver name='qemu'/> without queues, and restart the guest",
         )
     names = tuple(card.name for card in known)
     return HoldUndo(guest=monitor.guest, cards=names, runs=monitor.run_state() == "running")
 
 
 def _uses_vhost(guest: str) -> bool:
-    """Whether QEMU has the kernel's vhost open, for any card. Only true on the guest's host."""
+    """Return whether the guest's QEMU, on this host, uses the kernel's vhost for any card."""
     process = identity.hold(guest)
     if process is None:
         return False
@@ -156,9 +157,9 @@ def _uses_vhost(guest: str) -> bool:
 
 
 class OutputHold:
-    """Output that can be held and let out once. Use as `with OutputHold(...) as hold`.
+    """Buffers a guest's output once. Use as `with OutputHold(...) as hold`.
 
-    Leaving it lets all out, whatever happened.
+    Leaving the block releases all output in any case.
     """
 
     def __init__(
@@ -169,11 +170,11 @@ class OutputHold:
         limit: Seconds = LIMIT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`undo`: from `hold_facts`, and noted since."""
+        """`undo`: from `hold_facts`, and recorded by the caller."""
         self._monitor, self._undo, self._limit, self._clock = monitor, undo, limit, clock
         self._keeper: UndoProcess | None = None
         self._since: float | None = None
-        """When holding began; None: nothing is held."""
+        """When buffering began; None: nothing is buffered."""
 
     def __enter__(self) -> Self:
         facts = json.dumps({"undo": self._undo.to_json(), "limit": self._limit})
@@ -187,13 +188,13 @@ class OutputHold:
     def __exit__(
         self, kind: object = None, error: BaseException | None = None, trace: object = None
     ) -> None:
-        """Raises CaptureFailed if some of it may still be held."""
+        """Release the output. Raises CaptureFailed if some of it may still be buffered."""
         self.drop()
         if self._keeper is not None:
             self._keeper.__exit__(kind, error, trace)
 
     def begin(self) -> None:
-        """From now on nothing gets out. Raises CannotCapture, HypervisorError."""
+        """Buffer all output from now on. Raises CannotCapture, HypervisorError."""
         assert self._keeper is not None
         self._keeper.tell(HELD)
         self._since = self._clock()
@@ -202,31 +203,31 @@ class OutputHold:
                 self._monitor.tell("object-add", _filter(card, self._limit))
         except QmpRefused as exc:
             raise CannotCapture(
-                f"{self._monitor.name} on {self._monitor.host}: its output cannot be held:"
+                f"{self._monitor.name} on {self._monitor.host}: its output cannot be buffered:"
                 f" {exc.message}",
-                hint="give its cards <driver name='qemu'/> without queues, and start it anew",
+                hint="give its cards <driver name='qemu'/> without queues, and restart the guest",
             ) from exc
 
     def let_go(self) -> Seconds:
-        """All goes out, in its order; how long it was held.
+        """Release all output, in order. Returns how long it was buffered.
 
-        Raises CaptureFailed if some of it may have gone out before, and HypervisorError.
+        Raises CaptureFailed if some of it may have been released before, and HypervisorError.
         """
         if self._since is None:
-            raise ValueError("no output is held")
+            raise ValueError("no output is buffered")
         held = Seconds(self._clock() - self._since)
         gone = remove(self._monitor, self._undo.cards)
         self._over()
         if gone or held > self._limit - _MARGIN:
             raise CaptureFailed(
-                f"{self._monitor.name} on {self._monitor.host}: its output was not held to the end"
-                f" ({held:.1f} s; {self._limit:g} s is the limit)",
+                f"{self._monitor.name} on {self._monitor.host}: its output was released too early"
+                f" (buffered for {held:.1f} s; the limit is {self._limit:g} s)",
                 hint="try again when hosts and network are less busy",
             )
         return held
 
     def drop(self) -> None:
-        """The same for a cut that failed; fine if all is out. Where that fails the keeper tries."""
+        """Release all output after a failure. If that fails, the undo process tries again."""
         with suppress(HypervisorError):
             if self._since is not None:
                 remove(self._monitor, self._undo.cards)
@@ -239,7 +240,7 @@ class OutputHold:
 
 
 def _filter(card: str, limit: Seconds) -> dict[str, object]:
-    """A filter that takes what the guest sends ("rx" is as the network sees it)."""
+    """Return a filter for what the guest sends ("rx" is the network's point of view)."""
     return {
         "qom-type": "filter-buffer",
         "id": _MARK + card,
@@ -250,9 +251,9 @@ def _filter(card: str, limit: Seconds) -> dict[str, object]:
 
 
 def remove(monitor: migration_settings.Commands, names: Sequence[str]) -> tuple[str, ...]:
-    """Take the filters of cards away, which lets out what they hold; those that had none.
+    """Remove the filters of cards, which releases their output.
 
-    Tries all of them. Raises HypervisorError.
+    Returns the cards that had no filter. Tries all cards before it raises HypervisorError.
     """
     gone, failed = [], None
     for name in names:
@@ -269,10 +270,11 @@ def remove(monitor: migration_settings.Commands, names: Sequence[str]) -> tuple[
 
 
 def put_back(monitor: migration_settings.Commands, undo: HoldUndo, *, resume: bool = False) -> None:
-    """Let out what a dead cut holds; may be repeated. Raises HypervisorError.
+    """Release the output that a dead group snapshot left buffered; may be repeated.
 
-    `resume`: the guest runs on, too, if it stands still and no capture is at work. For one whose
-    agent hangs: the cut is lost by then, so nothing can be wrong with it.
+    `resume`: also resume the guest if it is paused without a running capture. This is for an agent
+    that hangs: the group snapshot has failed by then, so it cannot become inconsistent. Raises
+    HypervisorError.
     """
     remove(monitor, undo.cards)
     if not resume or not undo.runs or monitor.run_state() != "paused":

@@ -1,6 +1,6 @@
-"""The process beside held output: if the cut is killed, or hangs too long, it lets all go.
+"""The undo process of buffered output: releases it if the group snapshot is killed or hangs.
 
-Nothing heavy is loaded before that: it is started for every cut, and hardly ever needed.
+It is started for each group snapshot and rarely has work, so it imports large modules only then.
 """
 
 import json
@@ -17,8 +17,10 @@ _BETWEEN = 0.5
 
 
 def main() -> None:
-    """Sleep until the cut has ended, is gone, or has held output for too long. Exit status 1: it
-    may still be held."""
+    """Sleep until the snapshot has ended, was killed, or has buffered output for too long.
+
+    Exits with status 1 if output may still be buffered.
+    """
     facts = json.loads(sys.argv[1])
     told = json.loads(facts["undo"])
     word = os.read(0, 1)
@@ -32,7 +34,7 @@ def main() -> None:
 
 
 def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
-    """Whether all is let go."""
+    """Release the output; retries for 30 s. Returns success."""
     from vmckpt.capture import network_hold  # noqa: PLC0415
     from vmckpt.errors import HypervisorError  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
@@ -45,7 +47,7 @@ def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
             return True
         with suppress(HypervisorError):
             if not identity.runs(facts.guest):
-                return True  # a QEMU that has ended holds nothing
+                return True  # QEMU has ended, and its buffers with it
         time.sleep(_BETWEEN)
     return False
 

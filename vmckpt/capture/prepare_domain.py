@@ -1,6 +1,6 @@
-"""What a guest's definition lacks for fast snapshots and for replication. Pure.
+"""Add to a guest's definition what fast snapshots and replication need. Pure.
 
-Only the stored definition is changed; what of it the running guest has not yet needs a restart.
+Only the persistent definition is changed. A running guest must be restarted to use the changes.
 """
 
 import copy
@@ -11,25 +11,29 @@ from xml.etree import ElementTree as ET
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.finding import Finding, Severity
 
-# Cards whose frames never pass through QEMU's own queues.
+# Kinds of cards whose frames bypass QEMU.
 _OUTSIDE = {"hostdev", "vhostuser", "vdpa"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What must change, and what was found."""
+    """The changed definition, and the findings."""
 
     xml: str | None
-    """The definition as it should be; None: it is so already."""
+    """The new definition; None: no change is necessary."""
     findings: tuple[Finding, ...]
     restart: bool
-    """The guest runs, and not yet as it should be."""
+    """The guest runs without the required settings, and must be restarted."""
 
 
 def prepare(
     stored: ET.Element, running: ET.Element | None, disks: Sequence[DiskFacts] = ()
 ) -> Prepared:
-    """Compare a definition with what it should be. `running` is the live one; None: it is off."""
+    """Compare a definition with the required settings, and return the changed one.
+
+    `stored`: the persistent definition; `running`: the live one, None if the guest is off; `disks`:
+    facts of its disks, for findings about them.
+    """
     root = copy.deepcopy(stored)
     name = root.findtext("name", "?")
     findings: list[Finding] = []
@@ -50,7 +54,7 @@ def prepare(
 
 
 class _Part:
-    """One thing that a definition should have."""
+    """One setting that a definition should have."""
 
     code: str
     good: str
@@ -58,19 +62,19 @@ class _Part:
     why: str
 
     def change(self, root: ET.Element) -> bool:
-        """Make it so; whether anything had to change."""
+        """Add the setting to a definition. Returns whether anything was changed."""
         raise NotImplementedError
 
     def lacking(self, root: ET.Element) -> bool:
-        """Whether anything would have to change."""
+        """Return whether a definition lacks the setting."""
         return self.change(copy.deepcopy(root))
 
 
 class _Memory(_Part):
     code = "memory"
-    good = "its memory is a file that others can map"
-    bad = "its memory is its own"
-    why = "snapshots with a short pause, and replication, map it"
+    good = "its memory is a file that other processes can map"
+    bad = "its memory is private"
+    why = "snapshots with a short pause and replication need to map it"
 
     def change(self, root: ET.Element) -> bool:
         backing = root.find("memoryBacking")
@@ -78,7 +82,7 @@ class _Memory(_Part):
             backing = ET.Element("memoryBacking")
             _after(root, backing, "currentMemory", "memory", "maxMemory")
         changed = False
-        # Huge pages are files already.
+        # Huge pages are in files anyway.
         if backing.find("hugepages") is None:
             source = _child(backing, "source")
             changed = source.get("type") != "file"
@@ -95,9 +99,9 @@ class _Memory(_Part):
 
 class _Generation(_Part):
     code = "vmgenid"
-    good = "it is told when it was restored (vmgenid)"
+    good = "it can detect that it was restored (vmgenid)"
     bad = "it has no vmgenid"
-    why = "without it a restored guest repeats random numbers and identities"
+    why = "without vmgenid, a restored guest repeats random numbers and identities"
 
     def change(self, root: ET.Element) -> bool:
         if root.find("genid") is not None:
@@ -109,8 +113,8 @@ class _Generation(_Part):
 class _Network(_Part):
     code = "network-driver"
     good = "its virtio cards send through QEMU"
-    bad = "a virtio card sends past QEMU"
-    why = "only QEMU can hold output back until a checkpoint is safe"
+    bad = "a virtio card bypasses QEMU"
+    why = "only QEMU can buffer output until a checkpoint is safe"
 
     def change(self, root: ET.Element) -> bool:
         changed = False
@@ -135,7 +139,7 @@ def _child(parent: ET.Element, tag: str) -> ET.Element:
 
 
 def _after(root: ET.Element, new: ET.Element, *tags: str) -> None:
-    """Put an element where people look for it; libvirt takes any order."""
+    """Insert an element after one of `tags`, where readers expect it; libvirt takes any order."""
     for tag in tags:
         found = root.find(tag)
         if found is not None:
@@ -146,10 +150,10 @@ def _after(root: ET.Element, new: ET.Element, *tags: str) -> None:
 
 def _told(part: _Part, guest: str, *, wanted: bool, waits: bool) -> Finding:
     if wanted:
-        when = ", from its next start on" if waits else ""
+        when = ", effective at its next start" if waits else ""
         text = f"{part.bad}; will be changed{when}: {part.why}"
     elif waits:
-        text = f"{part.bad} until it is restarted: {part.why}"
+        text = f"{part.bad} until the guest is restarted: {part.why}"
     else:
         return Finding(code=part.code, severity=Severity.OK, where=guest, text=part.good)
     hint = f"shut {guest} down and start it again (a reboot is not enough)" if waits else None
@@ -157,45 +161,46 @@ def _told(part: _Part, guest: str, *, wanted: bool, waits: bool) -> Finding:
 
 
 def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """QEMU can follow what is written to a file of memory only in a file system of memory."""
+    """Point out that the memory files must be on tmpfs, the only file system where QEMU can track
+    writes to them."""
     if root.find("memoryBacking/source[@type='file']") is not None:
         yield Finding(
             code="memory-folder", severity=Severity.INFO, where=guest,
-            text="its memory will be a file in the folder that its host's libvirt has for such",
-            hint="see that memory_backing_dir in each host's qemu.conf is on a tmpfs (/dev/shm)",
+            text="its memory will be a file in libvirt's memory_backing_dir on its host",
+            hint="set memory_backing_dir in each host's qemu.conf to a tmpfs (/dev/shm)",
         )  # fmt: skip
 
 
 def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """Cards that nobody can make send through QEMU."""
+    """Report cards that cannot be changed to send through QEMU."""
     for card in root.findall("devices/interface"):
         if card.get("type") in _OUTSIDE:
             mac = card.find("mac")
             address = mac.get("address", "?") if mac is not None else "?"
             yield Finding(
                 code="network-outside", severity=Severity.WARNING, where=guest,
-                text=f"card {address} ({card.get('type')}) sends past QEMU: its output cannot be"
-                " held back, so no replication and no consistent group snapshot",
-                hint="give it a virtio card on a bridge",
+                text=f"card {address} ({card.get('type')}) bypasses QEMU: its output cannot be"
+                " buffered, so replication and consistent group snapshots are not possible",
+                hint="replace it with a virtio card on a bridge",
             )  # fmt: skip
 
 
 def _images(guest: str, disks: Sequence[DiskFacts]) -> Iterator[Finding]:
-    """Images that cannot note what is written; they are not converted here."""
+    """Report images that cannot have a dirty bitmap; they are not converted here."""
     for disk in disks:
         if disk.device != "disk" or disk.read_only or disk.source is None:
             continue
         known, hint = "disk-bitmaps", None
         if disk.format != "qcow2":
-            why = f"{disk.format} images cannot note what is written, so it is read whole each time"
+            why = f"{disk.format} images cannot track writes, so each snapshot reads all of it"
             if disk.kind in ("file", "block"):
                 new = f"{disk.source}.qcow2"
                 hint = f"with {guest} off: qemu-img convert -O qcow2 {disk.source} {new}"
         elif disk.version == 2:
-            why = "an image of the old qcow2 version 2: it is read whole each time"
+            why = "its image has the old qcow2 version 2, so each snapshot reads all of it"
             hint = f"with {guest} off: qemu-img amend -f qcow2 -o compat=1.1 {disk.source}"
         else:
-            text = f"disk {disk.name}: only what changed is read"
+            text = f"disk {disk.name}: snapshots read only what changed"
             yield Finding(code=known, severity=Severity.OK, where=guest, text=text)
             continue
         text = f"disk {disk.name}: {why}"

@@ -1,1 +1,1 @@
-"""The command line: results on stdout, progress and errors on stderr."""
+"""The command line: results go to stdout, progress and errors to stderr."""

@@ -1,5 +1,8 @@
-"""Where the program begins, before anything of it is loaded: Ctrl-C meets nothing half ready, and
-no file takes the number of a standard stream that is closed."""
+"""The program's entry point. It prepares the process before it loads the rest of the package.
+
+Ctrl-C during the load exits cleanly, and closed standard streams are replaced with /dev/null, so
+that no other file gets their descriptors.
+"""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The program `vmckpt`: its commands, and the one place where errors become exit codes."""
+"""The program `vmckpt`: its commands, and the mapping of errors to exit codes."""
 
 import importlib
 import logging
@@ -16,12 +16,12 @@ from vmckpt.cli.commands import Place, place_of, places
 from vmckpt.errors import BadInput, VmckptError
 from vmckpt.journal import location
 
-# Typer has a click of its own and exports only the end of its error tree.
+# Typer bundles click and does not export ClickException, the base class of BadParameter.
 _ClickException = cast("type[Exception]", typer.BadParameter.__mro__[2])
 
 
 class _Commands(typer.core.TyperGroup):
-    """All commands, each loaded with the libraries it needs when it is asked for."""
+    """The group of all commands. A command and its libraries are loaded when it is first used."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         return list(places())
@@ -39,13 +39,13 @@ class _Commands(typer.core.TyperGroup):
 
 
 def loaded(name: str, place: Place) -> Any:
-    """The command of that name as click has it."""
+    """Import a command and return its click command object."""
     found = getattr(importlib.import_module(f"{place.package}.{place.module}"), place.name)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(rich_markup_mode=None, add_completion=False)
         alone.command(name)(found)
         found = alone
-    # As a group it has no options of its own for completion.
+    # An app with one command becomes a plain command: a group would add completion options.
     group = found.registered_callback or len(found.registered_commands) > 1
     made = typer.main.get_group(found) if group else typer.main.get_command(found)
     made.name = name
@@ -53,7 +53,7 @@ def loaded(name: str, place: Place) -> Any:
 
 
 def _shortened(text: str, room: int) -> str:
-    """As many of its words as have room in a line, as click does it."""
+    """Shorten a text to `room` characters at a word boundary, as click does."""
     if len(text) <= room:
         return text
     return text[: room - 2].rpartition(" ")[0] + "..."
@@ -80,25 +80,25 @@ def _version(asked: bool) -> None:
 def options(
     context: typer.Context,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log what libvirt and ssh say to stderr.")
+        bool, typer.Option("--verbose", "-v", help="Log messages of libvirt and ssh to stderr.")
     ] = False,
     journal: Annotated[
         str | None,
         typer.Option(
             metavar="FILE|URL|none",
             envvar=location.VARIABLE,
-            help="Where jobs are recorded: postgresql://USER@HOST/DB serves several machines. No"
-            " password in it: ~/.pgpass.",
+            help="Where jobs are recorded. postgresql://USER@HOST/DB is shared by several"
+            " machines; put its password in ~/.pgpass.",
         ),
     ] = None,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Look and do not touch; also by VMCKPT_READ_ONLY=1.")
+        bool, typer.Option("--read-only", help="Forbid all changes, like VMCKPT_READ_ONLY=1.")
     ] = False,
     _show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Live-migrate QEMU/KVM guests under libvirt."""
+    """Migrate, replicate and snapshot QEMU/KVM guests under libvirt."""
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.CRITICAL,
         handlers=[output.log_handler()],
@@ -114,19 +114,22 @@ def options(
 
 
 def _choose_journal(journal: str, *, typed: bool) -> None:
-    """Raises BadInput if it was typed with a password in it; JournalError as `location.choose`."""
+    """Use a journal. `typed`: it was given on the command line.
+
+    Raises BadInput if a typed URL contains a password, and what `location.choose` raises.
+    """
     if typed and location.has_password(journal):
         raise BadInput(
-            "--journal has a password in it, which every user of this machine can read (ps)",
-            hint="change that password; put the new one in ~/.pgpass or PGPASSFILE, or the URL in"
+            "--journal contains a password, which every user of this machine can read with ps",
+            hint="change the password, then put it in ~/.pgpass or PGPASSFILE, or the URL in"
             f" {location.VARIABLE}",
         )
     location.choose(journal)
 
 
 def run(args: list[str]) -> int:
-    """Run one command; the exit code."""
-    # Commands without a handler of their own end on SIGTERM as on Ctrl-C: cleaned up.
+    """Run one command. Returns its exit code; errors are printed, not raised."""
+    # SIGTERM acts like Ctrl-C, so that commands without their own handler also clean up.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         result = app(args, standalone_mode=False, prog_name="vmckpt")
@@ -142,14 +145,14 @@ def run(args: list[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
-    except OSError as exc:  # no permission, no room: the machine's own words are the best
+    except OSError as exc:  # no permission, disk full: the system's message is the clearest
         output.complain(f"{exc.filename or 'this machine'}: {exc.strerror or exc}")
         return 1
     return result if isinstance(result, int) else 0
 
 
 def _in_one_line(error: Exception) -> str:
-    """A complaint about the command line, and where to read on."""
+    """Return a command line error as one line, with the --help command as a hint."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "vmckpt"
     text: str = getattr(error, "format_message", error.__str__)()

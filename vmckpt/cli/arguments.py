@@ -1,6 +1,6 @@
 """Options and argument types that several commands share, and shell completion.
 
-Completion wants names soon or none: what is wrong is said by the command itself.
+Completion must be fast, so errors yield no names; the command itself reports them.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 _SOON = Seconds(1.5)
-"""A host that does not answer by then has no guests to be completed."""
+"""Completion leaves out guests of hosts that do not answer within this time."""
 _LATEST = 50
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+:-]*")
-"""The shell inserts what is completed as if it had been typed: nothing that it would run."""
+"""Names that are completed. The shell inserts them unquoted, so they contain no shell syntax."""
 Complete = Callable[[typer.Context, str], list[str]]
 
 
 def _quietly(names: Callable[[typer.Context], Iterable[str]]) -> Complete:
-    """Those that begin as what was typed; none if they cannot be told."""
+    """Make a completion function that filters names by prefix and returns none on errors."""
 
     @wraps(names)
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -40,7 +40,7 @@ def _quietly(names: Callable[[typer.Context], Iterable[str]]) -> Complete:
         except (VmckptError, OSError, TimeoutError):
             return []
 
-    del complete.__wrapped__  # typer looks at the parameters
+    del complete.__wrapped__  # typer inspects the parameters of the wrapper
     return complete
 
 
@@ -52,13 +52,13 @@ def _inventory(ctx: typer.Context) -> "Inventory":
 
 @_quietly
 def hosts(ctx: typer.Context) -> Iterable[str]:
-    """Hosts of hosts.yaml."""
+    """Complete hosts of hosts.yaml."""
     return _inventory(ctx).hosts
 
 
 @_quietly
 def guests(ctx: typer.Context) -> Iterable[str]:
-    """Guests of the hosts that answer at once."""
+    """Complete guests of the hosts that answer within `_SOON`."""
     from vmckpt.app import fleet
 
     found, _ = asyncio.run(fleet.guests(_inventory(ctx), _SOON))
@@ -67,7 +67,7 @@ def guests(ctx: typer.Context) -> Iterable[str]:
 
 @_quietly
 def jobs(_: typer.Context) -> Iterable[str]:
-    """Jobs that run, else the latest ones; and their guests."""
+    """Complete running jobs, or the latest jobs if none is running; and their guests."""
     from vmckpt.journal import jobs as journal_jobs
 
     with journal_jobs.open_journal(read_only=True) as journal:
@@ -77,18 +77,18 @@ def jobs(_: typer.Context) -> Iterable[str]:
 
 
 def seconds(text: str) -> Seconds:
-    """A time argument."""
+    """Parse a time argument. Raises BadParameter unless it is more than zero."""
     try:
         value = units.parse_seconds(text)
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from None
     if value <= 0:
-        raise typer.BadParameter(f"{text!r}: must be more than nothing")
+        raise typer.BadParameter(f"{text!r}: must be more than zero")
     return value
 
 
 def rate(text: str) -> BytesPerSecond:
-    """A rate argument."""
+    """Parse a rate argument. Raises BadParameter."""
     try:
         return units.parse_rate(text)
     except ValueError as exc:
@@ -96,12 +96,12 @@ def rate(text: str) -> BytesPerSecond:
 
 
 def probe_time(text: str) -> Seconds:
-    """A time argument, or "off"."""
+    """Parse a time argument, or "off", which is 0. Raises BadParameter."""
     return Seconds(0.0) if text == "off" else seconds(text)
 
 
 def help_alone(context: typer.Context) -> None:
-    """What a group of commands says if none of them is asked for."""
+    """Print the help of a group of commands if no command was given."""
     if context.invoked_subcommand is None:
         output.out.print(context.get_help())
 
@@ -109,39 +109,41 @@ def help_alone(context: typer.Context) -> None:
 GUEST = Annotated[str, typer.Argument(help="Name or UUID of the guest.", autocompletion=guests)]
 HOST = Annotated[
     str,
-    typer.Argument(metavar="HOST", help="As hosts.yaml calls it.", autocompletion=hosts),
+    typer.Argument(metavar="HOST", help="Name of the host in hosts.yaml.", autocompletion=hosts),
 ]
 JOB = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="Its id, the beginning of it, or its guest.",
+        help="ID of the job, the beginning of its ID, or its guest.",
         autocompletion=jobs,
     ),
 ]
 INVENTORY = Annotated[
     Path | None,
     typer.Option(
-        "--inventory", "-i", help="hosts.yaml; else VMCKPT_INVENTORY, ./hosts.yaml, the lab's."
+        "--inventory",
+        "-i",
+        help="Inventory file. Default: VMCKPT_INVENTORY, ./hosts.yaml, the lab's.",
     ),
 ]
 POLICY = Annotated[
     str | None,
-    typer.Option(metavar="NAME|FILE", help="The policy; else the one that is for the guest."),
+    typer.Option(metavar="NAME|FILE", help="Policy. Default: the policy that matches the guest."),
 ]
 POLICIES = Annotated[
     Path | None,
     typer.Option(
         "--policies",
         metavar="DIR",
-        help="Your own policies; else VMCKPT_POLICIES, policies next to hosts.yaml,"
+        help="Folder of your policies. Default: VMCKPT_POLICIES, policies next to hosts.yaml,"
         " /etc/vmckpt/policies.",
     ),
 ]
 PROBE = Annotated[
     Seconds | None,
     typer.Option(
-        parser=probe_time, metavar="TIME|off", help="How long the guest is measured before."
+        parser=probe_time, metavar="TIME|off", help="How long to measure the guest's writes first."
     ),
 ]
-JSON = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout.")]
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON value to stdout.")]

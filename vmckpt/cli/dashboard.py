@@ -25,32 +25,35 @@ _FLEET = "24x300"
 def dashboard(
     fleet: Annotated[
         str | None,
-        typer.Argument(metavar="[FLEET]", help=f"With --simulate: HOSTSxGUESTS; else {_FLEET}."),
+        typer.Argument(
+            metavar="[FLEET]", help=f"With --simulate: HOSTSxGUESTS. Default: {_FLEET}."
+        ),
     ] = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Hosts, guests and jobs are made up.")
+        bool, typer.Option("--simulate", help="Show simulated hosts, guests and jobs.")
     ] = False,
     replay: Annotated[
-        Path | None, typer.Option(metavar="TRACE", help="Play what migrate --trace has written.")
+        Path | None, typer.Option(metavar="TRACE", help="Replay a file written by migrate --trace.")
     ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Show it in a browser.")] = False,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="With --serve.")] = 8010,
-    host: Annotated[
-        str, typer.Option(help="With --serve: the address to listen at.")
-    ] = "127.0.0.1",
+    serve: Annotated[bool, typer.Option("--serve", help="Serve it to web browsers.")] = False,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="With --serve: port to listen on.")
+    ] = 8010,
+    host: Annotated[str, typer.Option(help="With --serve: address to listen on.")] = "127.0.0.1",
     url: Annotated[
-        str | None, typer.Option(help="With --serve: how browsers see it, behind a proxy.")
+        str | None, typer.Option(help="With --serve: public URL, if it is behind a proxy.")
     ] = None,
     inventory: INVENTORY = None,
 ) -> None:
-    """Look at hosts, guests and jobs in the terminal, and act on them by keys.
+    """Show hosts, guests and jobs in the terminal, and act on them.
 
-    Everything that runs is shown, wherever it was begun; ? tells all keys. What is begun there is
-    shown first as the command it is, with what would come of it, and goes on when the dashboard is
-    closed. With --read-only (vmckpt --read-only dashboard) nothing can be begun.
+    The dashboard shows all running jobs of the journal, whichever controller started them. Press ?
+    for the keys. Before it starts a job it shows the command and its expected effect. Such jobs
+    keep running when the dashboard is closed. Use vmckpt --read-only dashboard to forbid actions.
 
-    --serve prints an address with a token in it: whoever has that may do what you may do. It
-    listens on this machine alone unless --host says otherwise, and speaks no TLS of its own.
+    --serve prints an address that contains a token. Everyone with this address has your rights, so
+    keep it secret. The server listens on this machine only unless --host says otherwise, and has no
+    TLS.
 
     Examples:
 
@@ -65,16 +68,19 @@ def dashboard(
     from vmckpt import inventory as inventories
 
     if fleet is not None and not simulate:
-        raise BadInput(f"{fleet!r}: hosts are made up with --simulate", hint="add --simulate")
+        raise BadInput(f"{fleet!r}: a fleet requires --simulate", hint="add --simulate")
     if simulate and replay is not None:
-        raise BadInput("--simulate and --replay are two things", hint="say one of them")
-    if inventory is not None:  # what is begun from there is to find it, too
+        raise BadInput("--simulate and --replay are mutually exclusive", hint="use one of them")
+    if inventory is not None:  # commands that the dashboard starts must use it, too
         os.environ[inventories.VARIABLE] = str(inventory.absolute())
     if serve:
         _serve(fleet, replay, simulate=simulate, host=host, port=port, url=url)
         return
     if not (sys.stdout.isatty() or "TEXTUAL_DRIVER" in os.environ):
-        raise BadInput("this is no terminal", hint="run it in one; scripts take vmckpt jobs --json")
+        raise BadInput(
+            "stdout is not a terminal",
+            hint="run it in a terminal, or use vmckpt jobs --json in scripts",
+        )
     _show(fleet, replay, simulate=simulate)
 
 
@@ -82,9 +88,9 @@ def _serve(
     fleet: str | None, replay: Path | None, *, simulate: bool, host: str, port: int, url: str | None
 ) -> None:
     from vmckpt.app import controller
-    from vmckpt_tui import web  # only who serves loads a web server
+    from vmckpt_tui import web  # only --serve loads the web server
 
-    # What is wrong with it is told here, not in a browser.
+    # Errors are reported here rather than in a browser.
     if simulate or replay is not None:
         _made_up(fleet, replay)
     else:
@@ -93,14 +99,14 @@ def _serve(
     words += ["--simulate", fleet or _FLEET] if simulate else []
     words += ["--replay", str(replay.absolute())] if replay is not None else []
     if host not in ("127.0.0.1", "::1", "localhost"):
-        output.say(f"warning: {host} can be reached from outside; the token goes there in clear")
+        output.say(f"warning: {host} is reachable from outside; the token is sent unencrypted")
     web.serve(words, host=host, port=port, url=url, say=output.say)
 
 
 def _made_up(
     fleet: str | None, replay: Path | None
 ) -> "tuple[Showing | Replayed, Sequence[Policy]]":
-    """What stands for hosts and commands, and the policies. Raises BadInput."""
+    """Return the source of simulated or replayed data, and the policies. Raises BadInput."""
     from vmckpt.app import dashboard_source
 
     made = (
@@ -110,7 +116,7 @@ def _made_up(
 
 
 def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
-    # The terminal toolkit is loaded by this command alone.
+    # Only this command loads the terminal toolkit.
     from vmckpt import inventory as inventories
     from vmckpt.app import controller, policies
     from vmckpt.policy.loader import Shelf
@@ -126,7 +132,7 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
     known = controller.load_inventory()
     try:
         found = policies.survey_policies(known)
-    except PolicyError as exc:  # there is no such folder
+    except PolicyError as exc:  # the folder does not exist
         found = Shelf((), (str(exc),))
     place = {} if known.path is None else {inventories.VARIABLE: str(Path(known.path).absolute())}
     shown.run(

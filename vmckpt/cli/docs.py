@@ -1,4 +1,4 @@
-"""vmckpt manual and vmckpt schema: manual pages, and the schemas of what --json prints."""
+"""vmckpt manual and vmckpt schema: manual pages, and JSON Schemas of --json output."""
 
 import json as jsonlib
 import re
@@ -20,10 +20,13 @@ manual_app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @manual_app.command()
 def manual(
     folder: Annotated[
-        Path, typer.Option("--to", metavar="DIR", help="A folder man1, of a MANPATH; it is made.")
+        Path,
+        typer.Option("--to", metavar="DIR", help="A man1 folder of MANPATH, created if missing."),
     ],
 ) -> None:
-    """Write a manual page for every command, from the same text as --help.
+    """Write a manual page for every command.
+
+    The pages have the same text as --help.
 
     Examples:
 
@@ -31,7 +34,7 @@ def manual(
 
         vmckpt manual --to /usr/local/share/man/man1
     """
-    # The page of all commands needs all of them: they are loaded here alone.
+    # The pages require all commands; only this command loads them all.
     from vmckpt.cli import app as cli_app
 
     found = pages("vmckpt", typer.main.get_command(cli_app.app))
@@ -41,11 +44,11 @@ def manual(
             (folder / name).write_text(text)
     except OSError as exc:
         raise BadInput(f"{exc.filename or folder}: {exc.strerror}") from None
-    output.say(f"{len(found)} pages are in {folder}; man vmckpt shows the first")
+    output.say(f"{len(found)} pages written to {folder}; run man vmckpt")
 
 
 def pages(path: str, command: Any, parent: Any = None) -> Mapping[str, str]:
-    """The page of a command and those of what is below it, by file name."""
+    """Return the pages of a command and of its subcommands, by file name."""
     context = command.context_class(command, info_name=path.rpartition(" ")[2], parent=parent)
     found = {f"{path.replace(' ', '-')}.1": _page(path, command, context)}
     for name in _below(command, context):
@@ -81,13 +84,13 @@ def _options(command: Any, context: Any) -> list[str]:
     records = [one.get_help_record(context) for one in command.get_params(context)]
     told = []
     for words, text in filter(None, records):
-        # "GUEST <str>": its type says nothing new.
+        # "GUEST <str>": the type is left out, as it adds nothing.
         told += [".TP", f".B {_roff(words.partition(' <')[0])}", _roff(text or "")]
     return [".SH OPTIONS", *told] if told else []
 
 
 def _described(text: str) -> list[str]:
-    """The paragraphs of a command's help; what is indented is to be typed."""
+    """Format the paragraphs of a command's help. Indented paragraphs are examples."""
     told = [".SH DESCRIPTION"]
     for part in re.split(r"\n\s*\n", text.strip()):
         lines = part.split("\n")
@@ -101,7 +104,7 @@ def _described(text: str) -> list[str]:
 
 
 def _roff(text: str) -> str:
-    """A text as troff takes it."""
+    """Escape a text for troff."""
     plain = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in plain.split("\n"))
 
@@ -113,14 +116,16 @@ _END = ".json"
 @schema_app.command()
 def schema(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="As it is typed.")
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND]...", help="The command, like snapshot create."),
     ] = None,
     json: JSON = False,
 ) -> None:
-    """Print the JSON Schema of what a command prints with --json; without COMMAND, which have one.
+    """Print the JSON Schema of a command's --json output.
 
-    What a command tells line by line has the schema of a line. Fields may be added; none goes or
-    changes its meaning without a word in the change log.
+    Without COMMAND it lists the commands that have a schema. For commands that print one JSON
+    object per line, the schema describes one line. Fields may be added at any time; the change log
+    lists fields that are removed or change their meaning.
 
     Examples:
 
@@ -140,16 +145,16 @@ def schema(
 
 
 def names() -> list[str]:
-    """Commands that print JSON, as they are typed."""
+    """Return the commands that print JSON, like "snapshot create"."""
     files = (one.name for one in _folder().iterdir())
     return sorted(one.removesuffix(_END).replace("_", " ") for one in files if one.endswith(_END))
 
 
 def of(name: str) -> dict[str, Any]:
-    """The schema of a command's output. Raises BadInput."""
+    """Return the schema of a command's output. Raises BadInput if the command has none."""
     if name not in names():
         raise BadInput(
-            f"no command {name!r} prints JSON", hint="vmckpt schema tells which commands do"
+            f"no command {name!r} prints JSON", hint="run vmckpt schema for a list of those that do"
         )
     text = _folder().joinpath(name.replace(" ", "_") + _END).read_text()
     return dict(jsonlib.loads(text))

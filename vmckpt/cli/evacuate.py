@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 _NAMED = 8
-"""So many guests are named that go somewhere for one reason."""
+"""Maximum number of guests that are named for each target and reason."""
 
 
 class Story:
-    """What happens, a line each, on stderr; on a terminal also how far each guest is."""
+    """The progress of an evacuation: log lines on stderr, and on a terminal a panel of moves."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -53,7 +53,7 @@ class Story:
             case Decided():
                 at = show_seconds(now - self._began)
                 output.say(f"{at:>8} {event.decision.action}: {event.decision.reason}")
-                self._logged = now  # who has just read something waits for the next line
+                self._logged = now  # delays the next progress line
             case OnItsWay(sampled=None):
                 self._rows.pop(event.guest, None)
             case OnItsWay(sampled=Sampled() as sampled):
@@ -63,11 +63,11 @@ class Story:
                     at = show_seconds(now - self._began)
                     output.say(f"{at:>8} {progress.rows_line(list(self._rows.values()))}")
             case _:
-                pass  # what a single move tells is in its own job
+                pass  # each move has a job of its own, which records its other events
 
     @contextmanager
     def going(self, title: str) -> Iterator[None]:
-        """While moves are made."""
+        """Show the panel of moves on a terminal while the context is open."""
         if not output.err.is_terminal:
             yield
             return
@@ -81,11 +81,11 @@ class Story:
     def _panel(self, title: str) -> Group:
         elapsed = Seconds(0.0 if self._began is None else time.monotonic() - self._began)
         rows = list(self._rows.values())
-        return progress.rows_panel(title, f"{len(rows)} on their way", elapsed, rows)
+        return progress.rows_panel(title, f"{len(rows)} moving", elapsed, rows)
 
     @contextmanager
     def looking(self, what: str) -> Iterator[None]:
-        """Something that takes a while."""
+        """Show `what` is in progress while the context is open."""
         if not output.err.is_terminal:
             output.say(f"{what} ...")
             yield
@@ -95,18 +95,22 @@ class Story:
 
 
 def show_plan(plan: "Plan", console: Console) -> None:
-    """Who goes where and why, how full hosts become, and what stands against it."""
+    """Print the moves of a plan, their reasons, the load of hosts, and guests that stay."""
     from vmckpt.evacuation.task import Kind
 
     host = plan.task.host
     if plan.going:
         _moves(plan, console)
     for tenant in plan.shut_down:
-        console.print(f"{tenant.name}: is shut down and started again by vmckpt repopulate {host}")
+        console.print(f"{tenant.name}: will be shut down; vmckpt repopulate {host} starts it again")
     for tenant in plan.suspended:
-        console.print(f"{tenant.name}: is saved there and goes on by vmckpt repopulate {host}")
+        console.print(
+            f"{tenant.name}: will be suspended to disk; vmckpt repopulate {host} resumes it"
+        )
     for tenant in plan.starts:
-        console.print(f"{tenant.name}: is started there again ({show_bytes(tenant.memory)})")
+        console.print(
+            f"{tenant.name}: will be started on {host} again ({show_bytes(tenant.memory)})"
+        )
     if plan.course.loads:
         _hosts(plan, console)
     for name, why in sorted(plan.silent.items()):
@@ -117,17 +121,17 @@ def show_plan(plan: "Plan", console: Console) -> None:
     stops = plan.shut_down or plan.suspended
     if not (plan.going or plan.left or stops or plan.starts or plan.not_started):
         text = {
-            Kind.EVACUATE: f"{host} is empty", Kind.BALANCE: "no move would pay for itself",
-        }.get(plan.task.kind, f"{host} has all that was moved away and still runs")  # fmt: skip
-        console.print(f"{text}; nothing is to be done")
+            Kind.EVACUATE: f"{host} is empty", Kind.BALANCE: "no move would pay off",
+        }.get(plan.task.kind, f"all evacuated guests still running are on {host}")  # fmt: skip
+        console.print(f"{text}; nothing to do")
         return
     total = plan.total.show(show_seconds)
-    console.print(f"{len(plan.going)} moves, {total} in all")
+    console.print(f"{len(plan.going)} moves, {total} in total")
 
 
 def _moves(plan: "Plan", console: Console) -> None:
     begins = {one.move.name: one.begins for one in plan.course.steps}
-    table = output.table("guest", "to", ">size", "how", ">begins", ">takes", ">downtime")
+    table = output.table("guest", "to", ">size", "mode", ">begins", ">takes", ">downtime")
     going = sorted(plan.going, key=lambda one: begins.get(one.tenant.name, 0.0))
     for one in going:
         found, begin = plan.check(one), begins.get(one.tenant.name)
@@ -154,7 +158,7 @@ def _moves(plan: "Plan", console: Console) -> None:
 
 
 def _size(going: "Assignment", found: "Checked | None") -> str:
-    """Of its memory; of one that is off, what travels."""
+    """Format the size of a guest's memory; of a guest that is off, the bytes to copy."""
     from vmckpt.evacuation.plan.inventory import TravelMethod
 
     if found is None or found.mode != TravelMethod.OFFLINE:
@@ -163,9 +167,7 @@ def _size(going: "Assignment", found: "Checked | None") -> str:
 
 
 def _hosts(plan: "Plan", console: Console) -> None:
-    table = output.table(
-        "host", ">memory", ">before", ">at most", ">after", ">CPUs before", ">after"
-    )
+    table = output.table("host", ">memory", ">before", ">peak", ">after", ">CPUs before", ">after")
     for one in plan.course.loads:
         table.add_row(
             one.host, show_bytes(one.memory), show_bytes(one.before), show_bytes(one.most),
@@ -175,19 +177,20 @@ def _hosts(plan: "Plan", console: Console) -> None:
 
 
 def show_plays(found: "Imagined") -> None:
-    """How a plan on paper went when it was played."""
+    """Print the outcome of simulating a plan for a fleet from a file."""
     from vmckpt.app import evacuation
 
     if found.plan.going:
         output.out.print(
-            f"played {found.plays} times, durations off by up to {evacuation.LUCK.off:.0%} and"
-            f" {evacuation.LUCK.fails:.0%} of the moves failing: {found.total.show(show_seconds)},"
-            f" {found.arrived} of {len(found.plan.going)} arrived each time"
+            f"simulated {found.plays} times, with durations off by up to {evacuation.LUCK.off:.0%}"
+            f" and {evacuation.LUCK.fails:.0%} of the moves failing:"
+            f" {found.total.show(show_seconds)},"
+            f" at least {found.arrived} of {len(found.plan.going)} guests arrived"
         )
 
 
 def show_report(report: "Report") -> None:
-    """What became of each guest."""
+    """Print the outcome for each guest."""
     from vmckpt.evacuation.task import Kind
 
     if report.arrived:
@@ -204,7 +207,7 @@ def show_report(report: "Report") -> None:
     for name in report.started:
         output.out.print(f"started: {name}")
     for lost in report.bare:
-        output.out.print(output.styled("bold", f"{lost.guest} has no standby any more"))
+        output.out.print(output.styled("bold", f"{lost.guest} has lost its standby"))
         output.out.print(f"        → {lost.hint}")
     for left in report.ended.left:
         output.out.print(output.styled("bold", f"left: {left.tenant.name}:"), left.why)
@@ -212,13 +215,13 @@ def show_report(report: "Report") -> None:
     took = show_seconds(report.ended.took)
     if report.task.kind is Kind.EVACUATE and not report.ended.left:
         host = report.task.host
-        then = f"repopulate {host} brings them back"
+        then = f"repopulate {host} to move its guests back"
         if not report.comes_back:
-            then = f"maintenance leave {host} ends that"
-        output.out.print(f"{host} is empty after {took}, and in maintenance; vmckpt {then}")
+            then = f"maintenance leave {host} to end the maintenance"
+        output.out.print(f"{host} is empty after {took}, and in maintenance; run vmckpt {then}")
     else:
         open_again = report.task.kind is Kind.REPOPULATE
-        more = f"; {report.task.host} takes guests again" if open_again else ""
+        more = f"; {report.task.host} accepts guests again" if open_again else ""
         output.out.print(f"{len(report.ended.arrived)} moved in {took}{more}")
 
 
@@ -227,12 +230,15 @@ repopulate_app = typer.Typer(name="repopulate", rich_markup_mode=None, add_compl
 balance_app = typer.Typer(name="balance", rich_markup_mode=None, add_completion=False)
 _POLICY = Annotated[
     str | None,
-    typer.Option(metavar="NAME|FILE", help="For all guests; else each one's own, or maintenance."),
+    typer.Option(
+        metavar="NAME|FILE",
+        help="Policy for all guests. Default: each guest's own policy, or maintenance.",
+    ),
 ]
 _DRY = Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")]
-_YES = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_YES = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 _PARTLY = Annotated[
-    bool, typer.Option("--partly", help="Begin even if not all guests have a place to go to.")
+    bool, typer.Option("--partly", help="Start even if some guests cannot be moved.")
 ]
 
 
@@ -240,32 +246,36 @@ _PARTLY = Annotated[
 def evacuate(
     host: HOST,
     to: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only to these hosts; else to any.")
+        str | None, typer.Option(metavar="A,B", help="Target hosts. Default: all other hosts.")
     ] = None,
     policy: _POLICY = None,
     partly: _PARTLY = False,
-    why: Annotated[str, typer.Option(help="For whoever wonders why it is closed.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, shown by vmckpt maintenance list.")] = "",
     dry_run: _DRY = False,
     yes: _YES = False,
     fleet: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Plan for hosts that a file describes; none is asked."),
+        typer.Option(
+            metavar="FILE", help="Plan for the fleet that a file describes; contact no host."
+        ),
     ] = None,
     policies: POLICIES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Move all guests away from a host, so that it can be switched off.
+    """Move all guests off a host.
 
-    First the plan: each guest's new host, how long it takes, how full hosts become, and everything
-    that stands against it. Then it is carried out: the host is in maintenance, nothing new is
-    placed on it (vmckpt maintenance leave HOST ends that), and each move is a migration of its own.
-    A failed one is tried again, on another host if one failed it; nobody is stopped whose policy
-    does not ask for it. Ctrl-C: nothing new begins and what is on its way arrives; twice: that goes
-    back, too. A killed one goes on with vmckpt recover.
+    Use it before you switch a host off. It shows the plan first: the new host of each guest, the
+    duration, the load of the hosts, and all blockers. Then it puts the host into maintenance, so
+    that no guest is placed on it until vmckpt maintenance leave HOST, and runs one migration for
+    each guest. A failed migration is retried, on another host if its target failed. Guests are shut
+    down or suspended only if their policy says so.
 
-    Ends with 0 if all have left, 26 if some are left or a guest elsewhere has lost its standby, 21
-    if it was not begun.
+    Ctrl-C starts no more moves and waits for running ones; a second Ctrl-C cancels those, too. If
+    the command is killed, vmckpt recover continues the evacuation.
+
+    Exit codes: 0 if all guests have left, 26 if some have not or a guest on another host has lost
+    its standby, 21 if the evacuation did not start.
 
     Examples:
 
@@ -281,11 +291,11 @@ def evacuate(
 
     hosts = None if to is None else frozenset(one.strip() for one in to.split(",") if one.strip())
     if hosts is not None and not hosts:
-        raise typer.BadParameter("--to names no host")
+        raise typer.BadParameter("--to contains no host")
     order = Task(kind=Kind.EVACUATE, host=host, to=hosts, policy=policy)
     if fleet is not None:
         if not dry_run:
-            raise BadInput("a fleet of a file can only be planned for", hint="add --dry-run")
+            raise BadInput("--fleet requires --dry-run", hint="add --dry-run")
         _imagine(order, fleet, policies, json=json)
         return
     _ask(order, _EvacuateOptions(dry_run, yes, partly, why, json), inventory, policies)
@@ -302,10 +312,10 @@ def repopulate(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Bring back to a host what vmckpt evacuate moved away, and end its maintenance.
+    """Move evacuated guests back to a host and end its maintenance.
 
-    Guests that were shut down for it are started again. Nobody is brought back to a host that has
-    become too small for all; who finds no room stays where it is, and runs.
+    Guests that the evacuation shut down or suspended are started again. If the host no longer has
+    room for all guests, those that do not fit stay where they are.
 
     Examples:
 
@@ -328,11 +338,11 @@ def balance(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Even out how full hosts are, by moves that pay for themselves.
+    """Balance the load of hosts by migrations that pay off.
 
-    Proposed is what makes loads more equal by enough to stay so, and saves more over the next hour
-    than it costs while it lasts; often that is nothing. What a policy says of evacuations counts:
-    who stays, labels, keep_free, how many at once.
+    A move is proposed if it makes the load lastingly more even, and saves more over the next hour
+    than it costs while it runs. Often there is no such move. The evacuate section of the policies
+    applies: guests that stay, labels, keep_free, the number of concurrent moves.
 
     Examples:
 
@@ -360,7 +370,7 @@ def _imagine(order: "Task", fleet: Path, policies: Path | None, *, json: bool) -
 
 @dataclass(frozen=True, slots=True)
 class _EvacuateOptions:
-    """How the order is to be handled."""
+    """Options of evacuate, repopulate and balance."""
 
     dry_run: bool
     yes: bool
@@ -375,7 +385,10 @@ def _ask(
     from vmckpt.evacuation.task import Kind
 
     if not (options.dry_run or options.yes or sys.stdin.isatty()):
-        raise BadInput("nobody is there to say yes to the plan", hint="add --yes, or --dry-run")
+        raise BadInput(
+            "stdin is not a terminal, so the plan cannot be confirmed",
+            hint="add --yes or --dry-run",
+        )
     report = asyncio.run(_run(order, options, inventory, folder))
     if report is None:
         return
@@ -394,7 +407,7 @@ def _ask(
     if report.bare:
         first = report.bare[0]
         raise GuestsRemaining(
-            f"{first.guest}, which ran elsewhere, has no standby any more", hint=first.hint
+            f"{first.guest}, which runs on another host, has lost its standby", hint=first.hint
         )
 
 
@@ -406,8 +419,8 @@ async def _run(
 
     abort = asyncio.Event()
     stop = stop_on_signals(
-        "stopping: nothing new begins; what is on its way arrives (once more: it goes back)",
-        "what is on its way goes back", abort,
+        "stopping: waiting for running moves (press Ctrl-C again to cancel them)",
+        "cancelling running moves", abort,
     )  # fmt: skip
     known = controller.load_inventory(inventory)
     shelf, forced = with_policy(known, folder, order.policy)
@@ -418,7 +431,7 @@ async def _run(
     if not options.dry_run:
         await evacuation.put_in_order(acting)
     async with Emptying(acting, order) as emptying:
-        with story.looking(f"looking at {len(known.hosts)} hosts and their guests"):
+        with story.looking(f"examining {len(known.hosts)} hosts and their guests"):
             plan = await emptying.plan()
         if options.dry_run and options.json:
             output.print_json(plan.as_json())
@@ -428,7 +441,7 @@ async def _run(
             _refuse(plan, order, partly=False)
             return None
         _refuse(plan, order, partly=options.partly)
-        # Nothing else is under way: who presses Ctrl-C at the question wants to leave it.
+        # Nothing runs yet, so Ctrl-C at the question leaves the command.
         if not options.yes and not _agreed(order):
             output.say("nothing was changed")
             raise typer.Exit(130)
@@ -439,18 +452,21 @@ async def _run(
 def with_policy(
     known: "controller.Inventory", folder: Path | None, policy: str | None
 ) -> tuple[tuple[Policy, ...], str | None]:
-    """All policies, that of a file among them, and the name of the one asked for."""
+    """Load all policies, and the requested one if `policy` is a file.
+
+    Returns the policies, and the name of the requested one. Raises PolicyError.
+    """
     from vmckpt.app import policies as app_policies
 
     shelf, forced = app_policies.load_policies(known, folder, policy)
-    if forced is not None and policy != forced:  # a file: the others are needed, too
+    if forced is not None and policy != forced:  # a file: other policies are needed as well
         rest = app_policies.load_policies(known, folder)[0]
         shelf = (*shelf, *(one for one in rest if one.name != forced))
     return tuple(shelf), forced
 
 
 def _refuse(plan: "Plan", order: "Task", *, partly: bool) -> None:
-    """Raise Blocked if somebody has no place to go to."""
+    """Raise Blocked if a guest has no target host, unless `partly`."""
     from vmckpt.evacuation.task import Kind
 
     if not plan.left or partly:
@@ -458,19 +474,22 @@ def _refuse(plan: "Plan", order: "Task", *, partly: bool) -> None:
     first = plan.left[0]
     many = f"{len(plan.left)} guests have" if len(plan.left) > 1 else "one guest has"
     raise Blocked(
-        f"{many} no place to go to: {first.tenant.name}: {first.why}; nothing was changed",
-        hint=f"{first.hint}; or --partly moves the others"
-        if order.kind is Kind.EVACUATE else f"{first.hint}; or --partly brings back the others",
+        f"{many} no target host: {first.tenant.name}: {first.why}; nothing was changed",
+        hint=f"{first.hint}; or use --partly to move the others"
+        if order.kind is Kind.EVACUATE
+        else f"{first.hint}; or use --partly to move the others back",
     )  # fmt: skip
 
 
 def _agreed(order: "Task") -> bool:
     from vmckpt.evacuation.task import Kind
 
-    what = {Kind.EVACUATE: "empty it", Kind.REPOPULATE: "fill it"}.get(order.kind, "move them")
+    what = {
+        Kind.EVACUATE: f"evacuate {order.host}", Kind.REPOPULATE: f"repopulate {order.host}",
+    }.get(order.kind, "balance the hosts")  # fmt: skip
     stops = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return typer.confirm(f"{order.host}: {what} like this?", err=True)
+        return typer.confirm(f"{what} as planned?", err=True)
     except typer.Abort:
         return False
     finally:

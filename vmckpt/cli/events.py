@@ -1,4 +1,4 @@
-"""vmckpt events: what all operations tell, from the journal."""
+"""vmckpt events: the events of all jobs, from the journal."""
 
 import sys
 import time
@@ -25,27 +25,30 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def events(
     about: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WHAT...]", help="Only of these guests, hosts or jobs; else all."),
+        typer.Argument(
+            metavar="[WHAT...]", help="Only events of these guests, hosts or jobs. Default: all.",
+        ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Show new events until Ctrl-C.")
     ] = False,
     since: Annotated[
         Seconds | None,
         typer.Option(
             parser=seconds, metavar="TIME",
-            help="How far back, like 15min; else 1h, and with --follow from now on.",
+            help="How far back to start, like 15min. Default: 1h; with --follow, now.",
         ),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a line.")
+        bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
 ) -> None:  # fmt: skip
-    """Show what operations began, told and ended, of all controllers of this journal.
+    """Show the events of all jobs in the journal.
 
-    Everything is there: migrations with each decision and its reason, snapshots, protections,
-    evacuations, the service. With --json a line is an object with "at", "event" ("began", "ended",
-    "decided", "phase-changed", ...), "job", "kind", "guest", "source", "target" and "values".
+    These are the events of all controllers that use the journal: migrations with each decision and
+    its reason, snapshots, protections, evacuations, and the service. With --json each line is an
+    object with "at", "event" ("began", "ended", "decided", "phase-changed", ...), "job", "kind",
+    "guest", "source", "target" and "values".
 
     Examples:
 
@@ -66,7 +69,7 @@ def events(
                 for one in follower.look():
                     if not about or concerns(one, about):
                         _show(one, json=json)
-                if not follow or output.out.quiet:  # quiet: nobody reads it any more
+                if not follow or output.out.quiet:  # quiet: the reader of the pipe is gone
                     return
                 sys.stdout.flush()
                 time.sleep(_LOOK_EVERY)
@@ -75,7 +78,7 @@ def events(
 
 
 def concerns(one: "Happening", about: Sequence[str]) -> bool:
-    """Whether it is about one of these guests, hosts or jobs."""
+    """Return whether an event belongs to one of these guests, hosts or jobs."""
     operation = one.operation
     named = (
         operation.id, operation.guest, operation.guest_uuid, operation.source, operation.target,

@@ -25,38 +25,46 @@ app = typer.Typer(name="guard", rich_markup_mode=None, add_completion=False)
 @app.command()
 def guard(
     guest: GUEST,
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="What may harm it.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD...", help="Risky command to run on this machine.")
+    ],
     check: Annotated[
-        str | None, typer.Option(metavar="CMD", help="Ends with 0 if all is well; run by a shell.")
+        str | None,
+        typer.Option(metavar="CMD", help="Shell command that exits with 0 if the guest is well."),
     ] = None,
     check_for: Annotated[
         Seconds | None,
         typer.Option(
-            parser=seconds, metavar="TIME", help="The check is tried again for so long; else 60s."
+            parser=seconds, metavar="TIME", help="Retry the check for this long. Default: 60s."
         ),
     ] = None,
     drop: Annotated[
-        bool, typer.Option("--drop/--keep", help="Delete the checkpoint if all is well.")
+        bool, typer.Option("--drop/--keep", help="Delete the checkpoint on success.")
     ] = False,
-    name: Annotated[str | None, typer.Option(help="What it is called; else the time.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the checkpoint. Default: the time.")
+    ] = None,
     on_restore: Annotated[
         str | None,
-        typer.Option(metavar="CMD", help="Run here once the guest went back; see restore."),
+        typer.Option(
+            metavar="CMD", help="Shell command to run here after a restore; see snapshot restore."
+        ),
     ] = None,
     identity: IDENTITY = None,
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Run a risky command under guard: if it or the check fails, the guest goes back.
+    """Run a risky command; restore the guest if it fails.
 
-    A checkpoint of memory and disks is taken, and it is tried that it could be restored here; then
-    the command is run, on this machine. If it ends with 0, the guest runs and the check ends with
-    0, the checkpoint stays, tagged "guard". Else, or after Ctrl-C, the guest is put back where it
-    was: what it did since is lost. Both find VMCKPT_GUEST, VMCKPT_HOST and VMCKPT_SNAPSHOT.
+    First vmckpt takes a checkpoint of memory and disks, and tests that it could be restored. Then
+    it runs the command on this machine, and the check. If both exit with 0 and the guest is
+    running, the checkpoint is kept, tagged "guard". Otherwise, or after Ctrl-C, the guest is
+    restored to the checkpoint; everything it did since is lost. The command and the check find
+    VMCKPT_GUEST, VMCKPT_HOST and VMCKPT_SNAPSHOT in their environment.
 
-    Ends with 0 if all is well, 23 if the guest went back, 130 if it did so after Ctrl-C. If vmckpt
-    is killed, nothing is taken back: vmckpt recover says how.
+    Exit codes: 0 on success, 23 if the guest was restored, 130 if it was restored after Ctrl-C. If
+    vmckpt is killed, the guest is not restored; vmckpt recover shows how to restore it.
 
     Examples:
 
@@ -69,7 +77,7 @@ def guard(
     from vmckpt.snapshot.guard_rules import CHECK_FOR, Ending, GuardRequest
 
     if not command:
-        raise BadInput("no command to be guarded", hint="add it after --")
+        raise BadInput("no command to run", hint="add it after --")
     known = controller.load_inventory(inventory)
     request = GuardRequest(
         guest=guest, command=tuple(command), name=name, check=check,
@@ -82,7 +90,7 @@ def guard(
         raise failed
     if not json:
         fate = "deleted" if done.ending is Ending.DROPPED else f"kept as {done.taken.id}"
-        output.out.print(f"all is well with {done.taken.guest}; its checkpoint is {fate}")
+        output.out.print(f"{done.taken.guest}: the command succeeded; the checkpoint is {fate}")
 
 
 async def _guard(
@@ -99,20 +107,20 @@ async def _guard(
 
 
 def stop_of(outside: "Outside") -> asyncio.Event:
-    """Set by a signal, which also reaches the command: the terminal's Ctrl-C does so by itself.
+    """Return an event that SIGINT, SIGTERM and SIGHUP set; the command gets the signal as well.
 
-    A second one ends the command at once.
+    A terminal sends Ctrl-C to the command by itself. A second signal kills the command.
     """
     stop = asyncio.Event()
 
     def stopped(number: int) -> None:
         if stop.is_set():
-            outside.pass_on(signal.SIGKILL)  # a command that hears nothing keeps nobody waiting
-            output.say("still at it: the guest is not left half way")
+            outside.pass_on(signal.SIGKILL)  # do not wait for a command that ignores signals
+            output.say("still stopping; the guest is not left half restored")
         else:
             if not (number == signal.SIGINT and sys.stdin.isatty()):
                 outside.pass_on(number)
-            output.say("stopping: the guest will be as it was")
+            output.say("stopping: the guest will be as it was before")
             stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -121,12 +129,14 @@ def stop_of(outside: "Outside") -> asyncio.Event:
 
 
 def ended(done: "GuardResult") -> VmckptError | None:
-    """What the command ends with; None if all is well."""
+    """Return the error that the command ends with, or None if it succeeded."""
     if done.restored is None:
         return None
-    where = f"{done.taken.guest} is as it was at {done.taken.id}"
+    where = f"{done.taken.guest} was restored to {done.taken.id}"
     if done.stopped:
         return Cancelled(f"stopped; {where}")
     if done.restored.hook:
-        return HookFailed(f"{done.why}; {where}, but on_restore ended with {done.restored.hook}")
-    return GuardRolledBack(f"{done.why}; {where} (it took {show_seconds(done.restored.took)})")
+        return HookFailed(
+            f"{done.why}; {where}, but the --on-restore command exited with {done.restored.hook}"
+        )
+    return GuardRolledBack(f"{done.why}; {where} in {show_seconds(done.restored.took)}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def hosts(inventory: INVENTORY = None, json: JSON = False) -> None:
-    """Show all hosts: versions, memory, guests.
+    """List hosts with their versions, memory and guests.
 
     Example:
 
@@ -76,9 +76,10 @@ def _host_json(view: "fleet.HostView") -> dict[str, Any]:
 
 
 def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
-    """Show all guests of all hosts.
+    """List the guests of all hosts.
 
-    A guest whose CPUs run on more than one host is named at the end (exit code 27).
+    Ends with exit code 27, and an error that names the guest, if the CPUs of a guest run on more
+    than one host.
 
     Example:
 
@@ -114,12 +115,15 @@ def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
 def label(
     guest: GUEST,
     labels: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE|KEY-", help="To set, or to take away.")
+        list[str],
+        typer.Argument(metavar="KEY=VALUE|KEY-", help="Label to set, or with KEY- to remove."),
     ],
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Give a guest labels, by which policies choose it; they move with it.
+    """Set or remove labels of a guest.
+
+    Policies select guests by their labels. Labels move with the guest.
 
     Examples:
 
@@ -133,7 +137,7 @@ def label(
     for text in labels:
         key, equals, value = text.partition("=")
         if not equals and not text.endswith("-"):
-            raise typer.BadParameter(f"{text!r}: write KEY=VALUE, or KEY- to take it away")
+            raise typer.BadParameter(f"{text!r}: write KEY=VALUE to set it, or KEY- to remove it")
         changes[key if equals else text[:-1]] = value if equals else None
     now = asyncio.run(fleet.label(controller.load_inventory(inventory), guest, changes))
     if json:
@@ -164,16 +168,18 @@ def _guest_json(host: Host, guest: Guest) -> dict[str, Any]:
 def doctor(
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(help="Hosts to examine; all if none.", autocompletion=arguments.hosts),
+        typer.Argument(help="Hosts to check. Default: all.", autocompletion=arguments.hosts),
     ] = None,
     inventory: INVENTORY = None,
     json: JSON = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what is wrong.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show only warnings and blockers.")
+    ] = False,
 ) -> None:
-    """Examine hosts: is everything there that migrations need?
+    """Check that hosts have everything that migrations need.
 
-    Every finding that is not ok names what mends it. Exit code 21 if something keeps migrations
-    from working.
+    It also checks the requirements of snapshots and replication. Warnings and blockers come with a
+    hint on how to fix them. Ends with exit code 21 if there is a blocker.
 
     Example:
 
@@ -191,7 +197,7 @@ def doctor(
         output.findings(output.out, shown)
     count = sum(finding.severity is Severity.BLOCKER for finding in found)
     if count:
-        raise Blocked(f"{count} finding(s) keep migrations from working", hint="see above")
+        raise Blocked(f"{count} finding(s) prevent migrations", hint="follow the hints above")
 
 
 prepare_app = typer.Typer(name="prepare", rich_markup_mode=None, add_completion=False)
@@ -205,11 +211,12 @@ def prepare(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Make a guest ready for fast snapshots and for replication.
+    """Prepare a guest for fast snapshots and replication.
 
-    Says what is ready, and changes the rest in its stored definition: memory that its host can map,
-    an id that tells it when it was restored, cards whose output can be held back. A guest that runs
-    stays as it is until it was shut down and started. Images are not converted: it says how.
+    It shows what is ready, and changes the rest in the guest's stored definition: shared memory
+    that the host can map, a generation ID by which the guest notices a restore, network cards whose
+    output can be buffered. The changes take effect when the guest is shut down and started again.
+    Disk images are not converted; the findings show how to convert them.
 
     Examples:
 
@@ -240,7 +247,7 @@ async def _make_ready(inventory: "controller.Inventory", guest: str) -> "Readine
     from vmckpt.app import hosts as app_hosts
 
     def unheard(_: Event) -> None:
-        """It is over before anybody could read."""
+        """Ignore progress, as the change takes only a moment."""
 
     caller = controller.Caller(emit=unheard, warn=output.say, stop=asyncio.Event())
     acting = controller.Controller(inventory=inventory, caller=caller)
@@ -253,8 +260,8 @@ def _in_words(found: "Readiness", *, dry_run: bool) -> str:
     elif found.lacks:
         done = f"the definition of {found.guest} on {found.host} would be changed"
     else:
-        done = f"the definition of {found.guest} on {found.host} is as it should be"
+        done = f"the definition of {found.guest} on {found.host} needs no change"
     if found.restart:
-        then = "would be" if dry_run and found.lacks else "is"
-        return f"{done}; it {then} so once {found.guest} was shut down and started"
+        then = "would take" if dry_run and found.lacks else "takes"
+        return f"{done}; it {then} effect when {found.guest} is shut down and started again"
     return done

@@ -1,4 +1,4 @@
-"""vmckpt jobs, job, set, postcopy, cancel and pause: other terminals' operations."""
+"""vmckpt jobs, job, set, postcopy, cancel and pause: jobs that were started anywhere."""
 
 import asyncio
 import time
@@ -26,20 +26,22 @@ if TYPE_CHECKING:
 
 def jobs(
     everything: Annotated[
-        bool, typer.Option("--all", "-a", help="Also those that have ended.")
+        bool, typer.Option("--all", "-a", help="Include jobs that have ended.")
     ] = False,
     guest: Annotated[
-        str | None, typer.Option(help="Only those of this guest, by its name or UUID.")
+        str | None, typer.Option(help="Only jobs of this guest, by its name or UUID.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many that have ended.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Maximum number of ended jobs.")
+    ] = 50,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Show the jobs that run, or all, the latest first.
+    """List running jobs, or all jobs, newest first.
 
-    "unattended" is a job whose controller has ended before the job did. The agents of protections
-    are asked how far their standby is behind, where their hosts answer at once. A guest that has
-    two copies by what they say is named at the end (exit code 27).
+    A job in state "unattended" has lost its controller; run vmckpt recover. For protections, the
+    agents on hosts that answer immediately report how far the standby is behind. Ends with exit
+    code 27, and an error that names the guest, if the agents report two copies of a guest.
 
     Examples:
 
@@ -57,7 +59,7 @@ def jobs(
     elif views:
         output.out.print(table(views, time.time(), entries))
     else:
-        output.say("no jobs" if everything else "no job runs; vmckpt jobs --all shows past ones")
+        output.say("no jobs" if everything else "no running jobs; see vmckpt jobs --all")
     if entries:
         from vmckpt.protection.copies import of_protections
 
@@ -68,7 +70,11 @@ def jobs(
 def protections(
     views: "Sequence[JobView]", inventory: Path | None
 ) -> Mapping[str, Mapping[str, Any]]:
-    """How those of them stand that agents go on with, by job; none without an inventory."""
+    """Ask the agents of protections for their status.
+
+    Returns, by job ID, the status of each job that is delegated to agents. Empty if there is no
+    such job, or no inventory and none was named; a named one that is missing raises InventoryError.
+    """
     from vmckpt.app import controller as app_controller
 
     found = [
@@ -78,7 +84,7 @@ def protections(
     ]
     if not found:
         return {}
-    # What protections need is loaded by those alone who have one.
+    # These modules are loaded only if there is a protection.
     from vmckpt.app import protection
 
     try:
@@ -86,7 +92,7 @@ def protections(
     except InventoryError as exc:
         if inventory is not None:
             raise
-        output.say(f"protections are shown as the journal has them: {exc}")
+        output.say(f"warning: showing protections from the journal only: {exc}")
         return {}
     return asyncio.run(protection.protection_summaries(known, found))
 
@@ -121,7 +127,7 @@ def table(
     now: float,
     entries: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Table:
-    """The list of jobs; fits into 80 columns. `entries`: what `protections` tells."""
+    """Return the table of jobs, which fits into 80 columns. `entries`: from `protections`."""
     shown = output.table("job", "guest", "from → to", "state", ">done", "began", "by")
     for view in views:
         operation = view.operation
@@ -138,7 +144,7 @@ def table(
 
 
 def job(job: JOB, json: JSON = False) -> None:
-    """Show everything there is on a job: report, decisions, forecast, requests.
+    """Show a job in detail: report, decisions, forecast, requests.
 
     Example:
 
@@ -155,7 +161,7 @@ def job(job: JOB, json: JSON = False) -> None:
 
 
 def show(console: Console, found: "JobDetail", now: float) -> None:
-    """A job for people."""
+    """Print a job in detail."""
     view, operation = found.view, found.view.operation
     console.print(f"{operation.id} {operation.guest}: {view.doing}, {operation.way}")
     facts = output.table("", "")
@@ -180,7 +186,7 @@ def _facts(found: "JobDetail", now: float) -> list[tuple[str, str]]:
     by = operation.asked_by + (f" from {operation.asked_from}" if operation.asked_from else "")
     facts = [("began", wording.clock(operation.began_at, now)), ("asked by", by)]
     if operation.active:
-        alive = {True: "alive", False: "dead", None: "cannot be seen from here"}
+        alive = {True: "alive", False: "dead", None: "cannot be checked from here"}
         process = f"process {controller.pid} on {controller.host}"
         facts.append(("controller", f"{process}, {alive[found.view.attended]}"))
     if operation.ended_at is not None:
@@ -198,8 +204,8 @@ def _facts(found: "JobDetail", now: float) -> list[tuple[str, str]]:
 _TIMES = {
     "total_ms": "total",
     "setup_ms": "setup",
-    "downtime_ms": "downtime, as QEMU says",
-    "observed_downtime_ms": "blackout, seen from outside",
+    "downtime_ms": "downtime, from QEMU",
+    "observed_downtime_ms": "downtime, observed",
 }
 
 
@@ -222,11 +228,11 @@ def set_(
     job: JOB,
     bandwidth: Annotated[
         str | None,
-        typer.Option(metavar="RATE", help="New limit, like 200MiB/s or 1gbit, or unlimited."),
+        typer.Option(metavar="RATE", help="Bandwidth limit, like 200MiB/s, 1gbit or unlimited."),
     ] = None,
     max_downtime: Annotated[
         Seconds | None,
-        typer.Option(parser=seconds, metavar="TIME", help="Longest pause QEMU may aim for."),
+        typer.Option(parser=seconds, metavar="TIME", help="Longest downtime to aim for."),
     ] = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -245,7 +251,7 @@ def set_(
     if max_downtime is not None:
         wanted.append((RequestKind.MAX_DOWNTIME, {"seconds": max_downtime}))
     if not wanted:
-        raise typer.BadParameter("say what to set: --bandwidth, --max-downtime or both")
+        raise typer.BadParameter("nothing to set; use --bandwidth, --max-downtime or both")
     _ask(job, wanted, inventory, json=json)
 
 
@@ -254,14 +260,15 @@ def _limit(text: str) -> BytesPerSecond | None:
         return None
     limit = rate(text)
     if limit < MIB:
-        raise typer.BadParameter("libvirt limits in whole MiB/s: 1MiB/s is the least")
+        raise typer.BadParameter("libvirt sets limits in whole MiB/s; the minimum is 1MiB/s")
     return limit
 
 
 def postcopy(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
-    """Switch a running migration to post-copy: the guest goes on at the target at once.
+    """Switch a running migration to post-copy.
 
-    From then on the guest's memory is on both hosts: it cannot be cancelled any more.
+    The guest resumes on the target immediately and fetches its remaining memory from the source.
+    Until that is complete its memory is on both hosts, so the migration can no longer be cancelled.
 
     Example:
 
@@ -271,7 +278,9 @@ def postcopy(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
 
 
 def cancel(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
-    """Cancel a running job: its guest goes on where it was. An evacuation begins nothing new.
+    """Cancel a running job.
+
+    The guest of a migration keeps running on the source. An evacuation starts no more moves.
 
     Examples:
 
@@ -283,9 +292,10 @@ def cancel(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
 
 
 def pause(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
-    """Let the guest of a running migration stand still, so that the migration can end.
+    """Pause a migrating guest so that its migration can complete.
 
-    An evacuation begins nothing new until vmckpt resume.
+    The guest resumes when the migration ends. A paused evacuation starts no more moves until
+    vmckpt resume.
 
     Examples:
 
@@ -303,7 +313,10 @@ def _ask(
     *,
     json: bool,
 ) -> None:
-    """Ask one thing after the other, and say what became of each."""
+    """Send requests to a job one after the other, and print the answers.
+
+    Raises BadInput if one is refused.
+    """
     from vmckpt.app import controller as app_controller
     from vmckpt.app import migration
     from vmckpt.journal import jobs as journal_jobs

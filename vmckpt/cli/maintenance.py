@@ -28,13 +28,16 @@ app = typer.Typer(name="maintenance", invoke_without_command=True, rich_markup_m
 
 @app.callback()
 def maintenance_options(context: typer.Context) -> None:
-    """Which hosts are in maintenance: nothing new is placed on them."""
+    """Show and set which hosts are in maintenance.
+
+    No guest is placed on a host in maintenance.
+    """
     help_alone(context)
 
 
 @app.command("list")
 def list_(json: JSON = False) -> None:
-    """Hosts that are in maintenance, since when, and who asked for it.
+    """List hosts in maintenance, with the start, the user and the reason.
 
     Example:
 
@@ -65,10 +68,12 @@ def list_(json: JSON = False) -> None:
 @app.command()
 def enter(
     host: HOST,
-    why: Annotated[str, typer.Option(help="For whoever wonders.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, shown by vmckpt maintenance list.")] = "",
     inventory: INVENTORY = None,
 ) -> None:
-    """Place nothing new on a host; guests that are there stay (vmckpt evacuate moves them).
+    """Put a host into maintenance, so that no guest is placed on it.
+
+    Guests on the host stay there; vmckpt evacuate moves them off.
 
     Example:
 
@@ -77,13 +82,15 @@ def enter(
     from vmckpt.app import evacuation
 
     held, new = evacuation.enter(_known(inventory), host, why)
-    said = "is in maintenance" if new else f"was in maintenance already, by {held.asked_by}"
+    said = "is in maintenance" if new else f"is already in maintenance, by {held.asked_by}"
     output.say(f"{held.host} {said}")
 
 
 @app.command()
 def leave(host: HOST, inventory: INVENTORY = None) -> None:
-    """The host may take guests again; nobody is moved (vmckpt repopulate brings them back).
+    """Take a host out of maintenance, so that guests can be placed on it.
+
+    No guest is moved; vmckpt repopulate moves evacuated guests back.
 
     Example:
 
@@ -92,7 +99,7 @@ def leave(host: HOST, inventory: INVENTORY = None) -> None:
     from vmckpt.app import evacuation
 
     held = evacuation.leave(_known(inventory), host)
-    output.say(f"{held.host} may take guests again")
+    output.say(f"{held.host} accepts guests again")
 
 
 def _known(path: Path | None) -> "controller.Inventory":
@@ -112,40 +119,49 @@ roll_app = typer.Typer(name="roll", rich_markup_mode=None, add_completion=False)
 def roll(
     hosts: Annotated[
         list[str],
-        typer.Argument(metavar="HOST...", help="In this order.", autocompletion=arguments.hosts),
+        typer.Argument(
+            metavar="HOST...", help="Hosts, in this order.", autocompletion=arguments.hosts
+        ),
     ],
     run: Annotated[
-        str, typer.Option(metavar="CMD", help="By a shell on each host once it is empty.")
+        str, typer.Option(metavar="CMD", help="Shell command to run on each host once it is empty.")
     ],
     before: Annotated[
-        str | None, typer.Option(metavar="CMD", help="The same before its first guest leaves.")
+        str | None,
+        typer.Option(metavar="CMD", help="Shell command to run before the first guest leaves."),
     ] = None,
     after: Annotated[
-        str | None, typer.Option(metavar="CMD", help="The same once its guests are back.")
+        str | None, typer.Option(metavar="CMD", help="Shell command to run once guests are back.")
     ] = None,
     limit: Annotated[
-        Seconds, typer.Option(parser=seconds, metavar="TIME", help="Each CMD may take that long.")
+        Seconds, typer.Option(parser=seconds, metavar="TIME", help="Time limit for each command.")
     ] = "30m",  # type: ignore[assignment]
     healthy_in: Annotated[
         Seconds,
-        typer.Option(parser=seconds, metavar="TIME", help="And to be well again after it."),
+        typer.Option(
+            parser=seconds, metavar="TIME", help="Time limit for the host to be healthy again."
+        ),
     ] = "15m",  # type: ignore[assignment]
     policy: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="As for vmckpt evacuate.")
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Policy for all guests. Default: each guest's own policy, or maintenance.",
+        ),
     ] = None,
-    why: Annotated[str, typer.Option(help="For whoever wonders why a host is closed.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    why: Annotated[str, typer.Option(help="Reason, shown by vmckpt maintenance list.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     policies: POLICIES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Host after host: empty it, run a command on it, wait until it is well, bring guests back.
+    """Maintain hosts in turn: evacuate, run a command, repopulate.
 
-    The command may reboot the host (that breaks the connection, which is no error); --before and
-    --after must not. Well is what vmckpt doctor has nothing against. The first host that goes wrong
-    is the last one, and stays in maintenance if it was to be emptied; those before it are done.
-    Begun again, hosts that are empty already are not emptied again, but commands run there once
-    more.
+    The command may reboot the host, which is no error although it breaks the connection; --before
+    and --after must not. Guests are moved back once the host is healthy, which means that vmckpt
+    doctor finds no blocker. At the first failure the run ends; the failed host stays in maintenance
+    if its evacuation had started, and the hosts before it are done. If you repeat the command, it
+    does not empty hosts again that are empty, but it runs the commands on them again.
 
     Examples:
 
@@ -158,7 +174,7 @@ def roll(
     from vmckpt.app.rolling_maintenance import RollingOptions
 
     if not yes and not sys.stdin.isatty():
-        raise BadInput("nobody is there to say yes", hint="add --yes")
+        raise BadInput("stdin is not a terminal, so no confirmation is possible", hint="add --yes")
     if not yes:
         commands = ", then ".join(one for one in (before, run, after) if one)
         typer.confirm(f"{', then '.join(hosts)}: {commands}?", err=True, abort=True)
@@ -188,8 +204,8 @@ async def _run(
 
     abort = asyncio.Event()
     stop = stop_on_signals(
-        "stopping: nothing new begins; what is on its way arrives (once more: it goes back)",
-        "what is on its way goes back", abort,
+        "stopping: waiting for running moves (press Ctrl-C again to cancel them)",
+        "cancelling running moves", abort,
     )  # fmt: skip
     known = controller.load_inventory(inventory)
     shelf, forced = with_policy(known, folder, options.policy)
@@ -201,7 +217,7 @@ async def _run(
     with story.going(f"roll {', '.join(hosts)}"):
         return await rolling_maintenance.roll(
             acting, hosts, options, abort=abort,
-            # What is shown besides on a terminal would erase what another console has written.
+            # The live panel on stderr would overwrite a plan on stdout, so both use one console.
             show=lambda plan: show_plan(
                 plan, output.err if json or output.err.is_terminal else output.out
             ),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def migration_error(report: MigrationReport) -> VmckptError | None:
-    """None if it ended well."""
+    """Return the error for a migration's outcome; None if it completed or was only planned."""
     return _ERRORS[report.outcome](report)
 
 
@@ -48,7 +48,7 @@ def _blocked(report: MigrationReport) -> VmckptError:
     noun = "reason" if count == 1 else "reasons"
     return Blocked(
         f"{report.guest} cannot move from {report.source} to {report.target}: {count} {noun}",
-        hint="see above; nothing was changed",
+        hint="see the findings above; nothing was changed",
     )
 
 
@@ -65,7 +65,7 @@ def _timed_out(report: MigrationReport) -> VmckptError:
 
 def _not_converged(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
-        f"given up, as policy {report.policy} wants it; {report.guest} runs on {report.source}",
+        f"policy {report.policy} gave up the migration; {report.guest} runs on {report.source}",
         hint="see the decisions above, or use --policy must-finish",
     )
 
@@ -78,36 +78,38 @@ def _failed(report: MigrationReport) -> VmckptError:
 
 def _shut_off(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
-        f"{report.guest} ended meanwhile and runs on neither {report.source} nor {report.target}",
-        hint="look at its console and log, then start it with virsh start (should libvirtd say"
-        " that a job still holds it, restart that libvirtd first)",
+        f"{report.guest} shut down during the migration and runs on neither {report.source} nor"
+        f" {report.target}",
+        hint="check its console and log, then run virsh start (if libvirtd reports that a job holds"
+        " the domain, restart libvirtd first)",
     )
 
 
 def _postcopy_paused(report: MigrationReport) -> VmckptError:
     return PostcopyPaused(
-        f"the stream is broken and {report.guest} waits on {report.target} for memory that is on"
-        f" {report.source}; nothing is lost as long as both are left alone",
-        hint=f"mend the network, then run vmckpt resume {report.job}"
+        f"the post-copy stream broke: {report.guest} waits on {report.target} for memory that is"
+        f" still on {report.source}; nothing is lost unless one of the two is stopped",
+        hint=f"fix the network, then run vmckpt resume {report.job}"
         if report.job is not None
-        else "mend the network, then run virsh migrate --postcopy-resume with all its options",
+        else "fix the network, then run virsh migrate --postcopy-resume with all its options",
     )
 
 
 def _lost(report: MigrationReport) -> VmckptError:
     return OutcomeUnknown(
-        f"one end of {report.guest}'s post-copy died, and part of its memory with it; the other end"
-        f" stands still on {report.source} or {report.target}",
+        f"part of {report.guest}'s memory is lost: one end of its post-copy migration died, and the"
+        f" other is paused on {report.source} or {report.target}",
         host=report.target,
-        hint=f"run virsh destroy {report.guest} there, then start it from its disks",
+        hint=f"run virsh destroy {report.guest} on that host, then start the guest from its disks",
     )
 
 
 def _unknown(report: MigrationReport) -> VmckptError:
     return OutcomeUnknown(
-        f"it is not known where {report.guest} runs ({'; '.join(report.warnings)})",
+        f"it is unknown where {report.guest} runs ({'; '.join(report.warnings)})",
         host=report.source,
-        hint=f"look with virsh at {report.source} and {report.target} before anything is started",
+        hint=f"run virsh list --all on {report.source} and {report.target} before you start the"
+        " guest",
     )
 
 
@@ -128,42 +130,40 @@ _ERRORS: Mapping[Outcome, Callable[[MigrationReport], VmckptError | None]] = {
 
 def migrate(
     guest: GUEST,
-    to: Annotated[
-        str, typer.Option("--to", help="Host to move it to.", autocompletion=arguments.hosts)
-    ],
+    to: Annotated[str, typer.Option("--to", help="Target host.", autocompletion=arguments.hosts)],
     from_: Annotated[
         str | None,
         typer.Option(
             "--from",
-            help="Host it is on; found by itself if left out.",
+            help="Source host. Default: the host that runs the guest.",
             autocompletion=arguments.hosts,
         ),
     ] = None,
     policy: POLICY = None,
     policies: POLICIES = None,
-    mode: Annotated[Mode | None, typer.Option(help="Instead of the policy's.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="Override the policy's mode.")] = None,
     bandwidth: Annotated[
         BytesPerSecond | None,
-        typer.Option(parser=rate, metavar="RATE", help="Limit, like 200MiB/s or 1gbit."),
+        typer.Option(parser=rate, metavar="RATE", help="Bandwidth limit, like 200MiB/s or 1gbit."),
     ] = None,
     max_downtime: Annotated[
         Seconds | None,
-        typer.Option(parser=seconds, metavar="TIME", help="Longest pause to aim for."),
+        typer.Option(parser=seconds, metavar="TIME", help="Longest downtime to aim for."),
     ] = None,
     timeout: Annotated[
         Seconds | None,
-        typer.Option(parser=seconds, metavar="TIME", help="Give up after that, like 5m."),
+        typer.Option(parser=seconds, metavar="TIME", help="Give up after this time, like 5m."),
     ] = None,
-    tls: Annotated[Tls | None, typer.Option(help="Instead of the policy's.")] = None,
+    tls: Annotated[Tls | None, typer.Option(help="Override the policy's TLS setting.")] = None,
     copy_storage: Annotated[
         CopyKind | None, typer.Option(help="Copy disks that the hosts do not share.")
     ] = None,
     probe: PROBE = None,
     observe: Annotated[
-        bool, typer.Option("--observe", help="Decide and tell, but leave it all to QEMU.")
+        bool, typer.Option("--observe", help="Report decisions, but do not act on them.")
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Record samples and decisions in that file.")
+        Path | None, typer.Option(help="Record samples and decisions in this file.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")] = False,
     inventory: INVENTORY = None,
@@ -171,9 +171,10 @@ def migrate(
 ) -> None:
     """Move a running guest to another host.
 
-    How is said by the guest's policy (vmckpt policy explain GUEST); options here go before it. All
-    reasons against it are shown at once, before anything is changed. Ctrl-C cancels: the guest goes
-    on where it was. From another terminal: vmckpt watch, set, postcopy, cancel.
+    The guest's policy decides how to migrate (vmckpt policy explain GUEST); options given here
+    override it. Before it changes anything, the command checks for blockers and shows all of them.
+    Ctrl-C cancels the migration; the guest keeps running on the source. To control the migration
+    from another terminal, use vmckpt watch, set, postcopy, pause and cancel.
 
     Examples:
 
@@ -190,9 +191,9 @@ def migrate(
     from vmckpt.migration.request import MigrateRequest, PolicyOverrides
 
     if bandwidth is not None and bandwidth < MIB:
-        raise typer.BadParameter("libvirt limits in whole MiB/s: 1MiB/s is the least")
+        raise typer.BadParameter("libvirt sets limits in whole MiB/s; the minimum is 1MiB/s")
     if max_downtime is not None and max_downtime > 2000:
-        raise typer.BadParameter("QEMU takes a downtime of 2000s at the most")
+        raise typer.BadParameter("QEMU limits the downtime to at most 2000s")
     request = MigrateRequest(
         guest=guest,
         to=to,
@@ -226,7 +227,7 @@ async def _run(
     from vmckpt.app import controller, migration
     from vmckpt.app import policies as app_policies
 
-    stop = stop_on_signals("stopping: waiting until the guest is seen running on the source")
+    stop = stop_on_signals("stopping: waiting for confirmation that the guest runs on the source")
     known = controller.load_inventory(inventory)
     shelf, forced = app_policies.load_policies(known, folder, request.policy)
     request = dataclasses.replace(request, policy=forced)
@@ -242,10 +243,11 @@ def resume(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Go on with a post-copy whose stream broke, or with an evacuation that was paused.
+    """Resume a broken post-copy migration or a paused evacuation.
 
-    The guest waits on the target for memory that the source still holds; nothing is lost. This
-    tries again and again, for as long as the policy says; Ctrl-C stops trying and changes nothing.
+    If the stream of a post-copy migration breaks, the guest waits on the target for memory that the
+    source still holds; nothing is lost. The command retries the connection for as long as the
+    policy allows. Ctrl-C stops the retries and changes nothing.
 
     Examples:
 
@@ -287,7 +289,7 @@ async def _resume(job: str, inventory: Path | None, folder: Path | None) -> Migr
 
 
 def _show(report: MigrationReport) -> None:
-    """The report for people, on stdout."""
+    """Print the report to stdout."""
     if report.outcome in (Outcome.BLOCKED, Outcome.PLANNED):
         shown = [f for f in report.findings if f.severity is not Severity.WARNING]
         output.findings(output.out, shown)
@@ -308,8 +310,10 @@ def _show(report: MigrationReport) -> None:
         at, numbers = show_seconds(one.at - report.began), wording.numbers(one.numbers)
         output.out.print(f"at {at}: {one.action}, because {one.reason} {numbers}".rstrip())
     for image in report.left_behind:
-        if not report.stays:  # else it is told below, and is not to be removed by hand either
-            output.out.print(f"left on {report.source}: {image}; remove it once all is well")
+        if not report.stays:  # a warning below explains images that must not be removed by hand
+            output.out.print(
+                f"left on {report.source}: {image}; remove it when you no longer need it"
+            )
     for image in report.removed:
         output.out.print(f"removed from {report.source}: {image}")
     for warning in report.warnings:
@@ -323,10 +327,10 @@ def _figures(report: MigrationReport) -> None:
     if totals is not None and totals.setup is not None:
         figures.add_row("setup", show_seconds(totals.setup))
     if totals is not None and totals.downtime is not None:
-        who = "its agents say" if report.driver is Driver.AGENTS else "QEMU says"
-        figures.add_row(f"downtime, as {who}", show_seconds(totals.downtime))
+        who = "the agents" if report.driver is Driver.AGENTS else "QEMU"
+        figures.add_row(f"downtime, from {who}", show_seconds(totals.downtime))
     if report.observed_downtime is not None:
-        figures.add_row("blackout, seen from outside", show_seconds(report.observed_downtime))
+        figures.add_row("downtime, observed", show_seconds(report.observed_downtime))
     _forecast(report, figures)
     figures.add_row("iterations", str(report.iterations))
     figures.add_row("transferred", show_bytes(report.transferred))
@@ -334,14 +338,14 @@ def _figures(report: MigrationReport) -> None:
 
 
 _MARKS = (
-    ("total", "total, as forecast", show_seconds),
-    ("downtime", "downtime, as forecast", show_seconds),
-    ("sent", "transferred, as forecast", show_bytes),
+    ("total", "total, forecast", show_seconds),
+    ("downtime", "downtime, forecast", show_seconds),
+    ("sent", "transferred, forecast", show_bytes),
 )
 
 
 def _forecast(report: MigrationReport, figures: Table) -> None:
-    """The forecast's ranges, below what was measured."""
+    """Add the forecast's ranges to the table of measured figures."""
     score = (report.forecast or {}).get("score") or {}
     for key, label, show in _MARKS:
         if (mark := score.get(key)) is not None:

@@ -1,7 +1,7 @@
-"""Where output goes: results to stdout, everything else to stderr; Ctrl-C and SIGTERM.
+"""Output of commands: results go to stdout, everything else to stderr; and stop on signals.
 
-Names, errors and what hosts say are others' words: what would steer a terminal in them is shown
-(as "\\x1b"), never sent.
+Names, errors and answers of hosts are untrusted text. Their terminal control characters are printed
+as escapes (like "\\x1b"), never sent to the terminal.
 """
 
 import asyncio
@@ -21,44 +21,44 @@ from rich.text import Text
 
 from vmckpt.model.finding import Finding, Severity
 
-# Into a pipe or a file nothing is wrapped: a line stays a line for grep.
+# Lines are not wrapped in a pipe or a file, so that grep finds whole lines.
 _PIPED_WIDTH = 200
 WIDTH = "VMCKPT_WIDTH"
 _LONGEST_LINE = 4000
-# Control characters, what turns the direction of writing, other line ends, halves of characters.
+# Control characters, bidirectional controls, other line separators, surrogates.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 
 
 def styled(style: str, text: str) -> Text:
-    """A text of ours or others', in a style; nothing in it is taken for markup."""
+    """Return a sanitised text in a style. Markup in it is not interpreted."""
     return Text(harmless(text), style)
 
 
 def harmless(text: str) -> str:
-    """A text without what would steer a terminal; line breaks stay."""
+    """Replace terminal control characters in a text with escapes. Line breaks stay."""
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def in_one_line(text: str) -> str:
-    """As `harmless`, and no line breaks: nobody's name can look like a line of ours."""
+    """Sanitise a text as `harmless` does, and join its lines, so that it cannot forge a line."""
     return harmless(" ".join(text.split("\n")))[:_LONGEST_LINE]
 
 
 class _Console(Console):
-    """A console whose reader may go away: what runs goes on without it."""
+    """A console that sanitises its text, and is silent once its reader has closed the pipe."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich does it, but for what is not ours in the text."""
-        # The options are rich's own; which there are differs between its versions.
+        """Render a sanitised text as rich does."""
+        # rich's options are passed on as they are: they differ between its versions.
         return super().render_str(harmless(text), **options)
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        """The last place before the terminal: text that never was a string of ours, too."""
+        """Sanitise all text just before it is written, also text that rich made itself."""
         encoding = self.encoding
         return super()._render_buffer(
             part if part.control else part._replace(text=_known(harmless(part.text), encoding))
@@ -67,13 +67,13 @@ class _Console(Console):
 
 
 def _known(text: str, encoding: str) -> str:
-    """What the terminal has no character for is shown by its number."""
+    """Replace characters that the terminal's encoding lacks with escapes."""
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _console(*, stderr: bool) -> Console:
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
-    # Whoever shows it to people, as the dashboard does, says how wide that is.
+    # A program that shows the output, such as the dashboard, sets the width.
     shown = os.environ.get(WIDTH, "")
     width = int(shown) if shown.isdecimal() and int(shown) else None
     return _Console(
@@ -98,49 +98,49 @@ _STYLES = {
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
-    """One JSON value on stdout; of several, each is a line."""
+    """Print one JSON value to stdout. `line`: it is one of several, each on its own line."""
     sys.stdout.write(as_json(value, indent=None if line else 2) + "\n")
     if line:
         sys.stdout.flush()
 
 
 def as_json(value: Any, *, indent: int | None = None) -> str:
-    """JSON that can be read as it is, without what would steer a terminal."""
+    """Format a value as JSON, unescaped as far as it is safe to print to a terminal."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8", "surrogatepass")
     except UnicodeEncodeError:
         return json.dumps(value, indent=indent)
-    # JSON itself has none of these: they stand in strings.
+    # These characters occur only in strings, as JSON's own syntax has none of them.
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class _LogFormatter(logging.Formatter):
-    """For what libraries log: libvirt's and ssh's words."""
+    """A formatter that sanitises messages of libraries such as libvirt and ssh."""
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
 
 
 def log_handler() -> logging.Handler:
-    """Writes to stderr what is logged, without what would steer a terminal."""
+    """Return a handler that writes sanitised log messages to stderr."""
     made = logging.StreamHandler()
     made.setFormatter(_LogFormatter("%(relativeCreated)6d ms %(name)s: %(message)s"))
     return made
 
 
 def say(line: str) -> None:
-    """One line of progress on stderr, as it is, whatever the terminal's width."""
+    """Print one line of progress to stderr, unwrapped."""
     err.print(Text(in_one_line(line)), soft_wrap=True)
 
 
 def complain(line: str) -> None:
-    """One line of complaint on stderr."""
+    """Print one error line to stderr."""
     err.print(Text.assemble(("error:", "bold red"), " ", in_one_line(line)), soft_wrap=True)
 
 
 def findings(console: Console, found: Iterable[Finding]) -> None:
-    """Findings, one paragraph each, with what to do about them."""
+    """Print findings, each with its hint on a second line."""
     for finding in found:
         style = _STYLES[finding.severity]
         console.print(
@@ -155,7 +155,7 @@ def findings(console: Console, found: Iterable[Finding]) -> None:
 
 
 def table(*columns: str) -> Table:
-    """A table without lines; columns that begin with '>' are right-aligned."""
+    """Make a table without borders. Columns whose name begins with '>' are right-aligned."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         right = column.startswith(">")
@@ -163,13 +163,17 @@ def table(*columns: str) -> Table:
     return made
 
 
-_STILL = "still stopping; it cannot be left half done"
+_STILL = "still stopping; this step cannot be interrupted"
 
 
 def stop_on_signals(
     first: str, second: str = _STILL, again: asyncio.Event | None = None
 ) -> asyncio.Event:
-    """Set by Ctrl-C and SIGTERM, which say `first`; the next ones say `second`, and set `again`."""
+    """Return an event that Ctrl-C and SIGTERM set.
+
+    The first signal prints `first`. The second one prints `second` and sets `again`, if given;
+    later ones print that the command is still stopping.
+    """
     stop = asyncio.Event()
 
     def cancel() -> None:

@@ -1,4 +1,4 @@
-"""vmckpt plan, and policy replay: what would happen."""
+"""vmckpt plan and vmckpt policy replay: what a migration would do, or would have done."""
 
 import asyncio
 import dataclasses
@@ -28,24 +28,27 @@ _LOOK = Seconds(10.0)
 
 def plan(
     guest: GUEST,
-    to: Annotated[
-        str, typer.Option("--to", help="Host it would move to.", autocompletion=arguments.hosts)
-    ],
+    to: Annotated[str, typer.Option("--to", help="Target host.", autocompletion=arguments.hosts)],
     from_: Annotated[
-        str | None, typer.Option("--from", help="Host it is on.", autocompletion=arguments.hosts)
+        str | None,
+        typer.Option(
+            "--from",
+            help="Source host. Default: the host that runs the guest.",
+            autocompletion=arguments.hosts,
+        ),
     ] = None,
     policy: POLICY = None,
     policies: POLICIES = None,
-    mode: Annotated[Mode | None, typer.Option(help="Instead of the policy's.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="Override the policy's mode.")] = None,
     probe: PROBE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Say what a migration would be, and change nothing.
+    """Show what a migration would do, without changing anything.
 
-    Shows all reasons against it, the policy that the guest gets, and for each mode how long it
-    would take, how long the guest would stand still and how much would be sent, as ranges. The
-    guest's writing is looked at for up to ten seconds, if that tells more than one second does.
+    It shows all blockers, the policy that applies to the guest, and a forecast for each mode: the
+    duration, the downtime and the bytes sent, as ranges. It measures the guest's writes for up to
+    ten seconds if one second is not enough for a good forecast.
 
     Example:
 
@@ -68,7 +71,9 @@ def plan(
     else:
         _show(made, source, target)
     if made.blocked:
-        raise Blocked(f"{guest} cannot move to {to}", hint="see above; nothing was changed")
+        raise Blocked(
+            f"{guest} cannot move to {to}", hint="see the findings above; nothing was changed"
+        )
 
 
 async def _plan(
@@ -122,7 +127,7 @@ def _show(made: "Plan", source: Host, target: Host) -> None:
     if made.outlook is None:
         return
     table = output.table("mode", ">total", ">downtime", ">sent", "")
-    table.columns[0].min_width = max(len(mode) for mode in Mode)  # the last thing to be left out
+    table.columns[0].min_width = max(len(mode) for mode in Mode)  # never shorten the mode
     for one in made.outlook.forecasts:
         table.add_row(
             str(one.mode),
@@ -135,7 +140,7 @@ def _show(made: "Plan", source: Host, target: Host) -> None:
     chosen = made.outlook.of(made.mode)
     for planned in chosen.planned if chosen is not None else ():
         at = show_seconds(planned.at)
-        output.out.print(f"after {at} or so: {planned.action}, because {planned.reason}")
+        output.out.print(f"after about {at}: {planned.action}, because {planned.reason}")
     curve = forecast.curve_in_words(made.outlook.facts)
     output.out.print(f"the guest: {curve}")
     for line in made.outlook.facts.basis:
@@ -156,15 +161,16 @@ def _verdict(one: "Forecast") -> str:
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="Written by vmckpt migrate --trace FILE.")],
+    file: Annotated[Path, typer.Argument(help="Trace written by vmckpt migrate --trace FILE.")],
     policy: POLICY = None,
     policies: POLICIES = None,
-    mode: Annotated[Mode | None, typer.Option(help="Instead of the policy's.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="Override the policy's mode.")] = None,
     json: JSON = False,
 ) -> None:
-    """Show what a policy would have done in a migration that was recorded.
+    """Show what a policy would have done in a recorded migration.
 
-    As far as it would have done the same, the record is followed; from there on it is simulated.
+    The recording is followed as long as the policy decides the same. From the first different
+    decision on, the migration is simulated.
 
     Example:
 
@@ -177,17 +183,17 @@ def replay(
         output.print_json(told.as_json())
         return
     say = output.out.print
-    before = f"{told.recorded_policy}, {told.outcome or 'it breaks off'}"
+    before = f"{told.recorded_policy}, {told.outcome or 'incomplete'}"
     say(f"{told.guest} under policy {told.policy}, mode {told.mode} (recorded: {before})")
     for one in told.result.decided:
         say(f"at {show_seconds(one.at)}: {one.action}, because {one.reason}")
     if told.result.differs_at is None:
-        say("it would have done what was done")
+        say("all decisions are as recorded")
         return
-    did = told.result.recorded or "nothing was done"
-    say(f"from {show_seconds(told.result.differs_at)} on it differs: recorded is {did}")
+    did = told.result.recorded or "no decision"
+    say(f"decisions differ from {show_seconds(told.result.differs_at)} on; recorded: {did}")
     if (then := told.result.then) is not None:
         for one in then.planned:
-            say(f"at {show_seconds(one.at)} or so: {one.action}, because {one.reason}")
-        end = "it completes" if then.completed else "it does not complete"
-        say(f"{end}, after {show_seconds(then.total)} or so")
+            say(f"at about {show_seconds(one.at)}: {one.action}, because {one.reason}")
+        end = "completes" if then.completed else "ends without completing"
+        say(f"the migration {end} after about {show_seconds(then.total)}")

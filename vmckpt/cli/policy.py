@@ -1,4 +1,4 @@
-"""vmckpt policy: what policies there are, which one a guest gets, and whether a file is right."""
+"""vmckpt policy: list, show, check and explain policies."""
 
 import asyncio
 from pathlib import Path
@@ -25,13 +25,17 @@ app = typer.Typer(
 
 @app.callback()
 def policy_options(context: typer.Context) -> None:
-    """Policies: how migrations are to be done, and which one a guest gets."""
+    """Show, check and explain policies.
+
+    A policy defines how a guest is migrated, protected and snapshotted, and which guests it applies
+    to.
+    """
     help_alone(context)
 
 
 @app.command("list")
 def list_(policies: POLICIES = None, inventory: INVENTORY = None, json: JSON = False) -> None:
-    """Show all policies, your own and those that came with vmckpt.
+    """List all policies, your own and those shipped with vmckpt.
 
     Example:
 
@@ -86,7 +90,7 @@ def show(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Show every value of a policy, where it comes from and what it is for.
+    """Show every value of a policy, its line in the file and its meaning.
 
     Examples:
 
@@ -106,10 +110,12 @@ def show(
 
 @app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Policies, or folders of them.")],
+    files: Annotated[list[Path], typer.Argument(help="Policy files, or folders of them.")],
     json: JSON = False,
 ) -> None:
-    """Say all that is wrong with policies, one line each; exit code 4 if there is anything.
+    """Check policy files and print all problems.
+
+    It prints one line per problem, and ends with exit code 4 if there is one.
 
     Example:
 
@@ -127,26 +133,30 @@ def check(
         )
     else:
         for path, wrong in found.items():
-            for line in wrong or (f"{path}: good",):
+            for line in wrong or (f"{path}: valid",):
                 output.out.print(line, soft_wrap=True)
     bad = [path for path, wrong in found.items() if wrong]
     if bad:
         count = sum(map(len, found.values()))
         noun = "problem" if count == 1 else "problems"
-        raise PolicyError(f"{count} {noun}; good are {len(found) - len(bad)} of {len(found)} files")
+        raise PolicyError(
+            f"{count} {noun}; {len(found) - len(bad)} of {len(found)} files are valid"
+        )
 
 
 @app.command()
 def explain(
     guest: GUEST,
     policy: Annotated[
-        str | None, typer.Option("--policy", "-p", help="As if this one were asked for.")
+        str | None, typer.Option("--policy", "-p", help="Explain the choice with --policy NAME.")
     ] = None,
     policies: POLICIES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Show which policy a guest gets, why not another one, and every value of it.
+    """Show which policy applies to a guest, and why.
+
+    It also shows why other policies do not apply, and every value of the policy.
 
     Example:
 
@@ -165,7 +175,7 @@ def explain(
         memory=found.memory,
     )
     if policy is not None and loader.is_path(policy):
-        # A file of its own is used whatever is wrong with others.
+        # A named file is used even if other policies are invalid.
         own, others = loader.load_file(Path(policy)), loader.survey(folder).policies
         known, policy = (*(one for one in others if one.name != own.name), own), own.name
     else:
@@ -202,7 +212,10 @@ def _folder(policies: Path | None, inventory: Path | None) -> Path | None:
 
 
 def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
-    """A guest and the host it is on, rather one where it is active."""
+    """Find a guest and its host, preferably a host on which it is active.
+
+    Raises BadInput, HostUnreachable.
+    """
     from vmckpt.app import controller, fleet
 
     known = controller.load_inventory(inventory)
@@ -213,7 +226,7 @@ def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
     if errors:
         silent = "; ".join(at_host(*one) for one in errors.items())
         raise HostUnreachable(
-            f"no host that answers knows guest {name}; not asked: {silent}",
+            f"no host that answers has guest {name}; no answer from: {silent}",
             host=next(iter(errors)),
             hint="run vmckpt doctor",
         )
@@ -245,7 +258,7 @@ def _values(policy: Policy) -> list[dict[str, str]]:
 
 
 def _show_values(policy: Policy) -> None:
-    """Every value; the file is named once above, and by lines in the table."""
+    """Print every value with its line; the file is printed once above the table."""
     from vmckpt.policy import explain as explanations
 
     output.out.print(f"{policy.name}: {policy.file}")

@@ -1,4 +1,4 @@
-"""Live progress of a migration, or of all moves of an evacuation: a panel, or lines of a log."""
+"""Live progress of a migration, or of all moves of an evacuation: as a panel or as log lines."""
 
 import time
 from collections.abc import Iterable
@@ -39,15 +39,15 @@ def _left(estimate: Estimate) -> str:
 
 
 def show_downtime(sample: JobSample) -> str:
-    """QEMU's expected downtime."""
+    """Format QEMU's expected downtime; a dash if it is not known."""
     return "–" if sample.expected_downtime is None else show_seconds(sample.expected_downtime)
 
 
 class Progress:
-    """Takes events; use as a context manager around the migration."""
+    """The progress of one migration. Use it as a context manager around the migration."""
 
     def __init__(self, title: str, *, warnings: bool = True) -> None:
-        """`warnings`: show those of preflight; a command that shows all findings need not."""
+        """`warnings`: print preflight's warnings; False if the command prints all findings."""
         self._warnings = warnings
         self._title = title
         self._phase = JobPhase.PREFLIGHT
@@ -84,7 +84,7 @@ class Progress:
                 found = [f for f in event.findings if f.severity is Severity.WARNING]
                 output.findings(output.err, found if self._warnings else [])
             case Copied() | OnItsWay():
-                pass  # of a snapshot and of whole hosts; they have a progress of their own
+                pass  # events of snapshots and evacuations, which have their own progress
             case Decided():
                 self._log(f"decided action={event.decision.action} ({event.decision.reason})")
             case Sampled():
@@ -102,13 +102,13 @@ class Progress:
 
 
 def panel(title: str, phase: str, elapsed: Seconds, last: Sampled | None) -> Group:
-    """What a terminal shows of a running migration."""
+    """Return the panel that shows a running migration on a terminal."""
     head = Table.grid(padding=(0, 2))
     head.add_row(Text(title, "bold"), phase, show_seconds(elapsed))
     if last is None:
         return Group(head)
     sample = last.sample
-    # A bar alone ends without a new line; in a grid it is a line of its own.
+    # A bar alone has no line break after it; in a grid it has.
     bar = Table.grid()
     bar.add_row(ProgressBar(total=1.0, completed=last.done, width=60))
     left = f"{show_bytes(sample.remaining)} of {show_bytes(sample.total)}"
@@ -122,7 +122,7 @@ def panel(title: str, phase: str, elapsed: Seconds, last: Sampled | None) -> Gro
 
 
 def line(event: Sampled) -> str:
-    """The same in a line of a log."""
+    """Return a sample as a log line."""
     sample = event.sample
     dirty = "-" if sample.dirty_rate is None else show_rate(sample.dirty_rate)
     return (
@@ -134,12 +134,12 @@ def line(event: Sampled) -> str:
 
 LOG_EVERY = 10.0
 _SHOWN = 10
-"""So many at once are shown; more say nothing more."""
+"""Maximum number of guests that are shown at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One guest on its way."""
+    """A guest that is being moved."""
 
     guest: str
     target: str
@@ -147,13 +147,13 @@ class Row:
 
     @property
     def left(self) -> str:
-        """How long it will still take, in words."""
+        """The estimated time left, in words."""
         estimate = self.sampled.estimate
         return wording.time_left(estimate.low, estimate.high, converging=estimate.converging)
 
 
 def rows_of(parts: "Iterable[JobView]") -> list[Row]:
-    """Those migrations of a job that run and have been measured."""
+    """Return the running migrations of a job that have a sample."""
     return [
         Row(one.operation.guest, one.operation.target or "?", serialization.as_sampled(one.sample))
         for one in parts
@@ -162,7 +162,7 @@ def rows_of(parts: "Iterable[JobView]") -> list[Row]:
 
 
 def rows_panel(title: str, doing: str, elapsed: Seconds, rows: list[Row]) -> Group:
-    """What a terminal shows; fits into 80 columns."""
+    """Return the panel that shows all moves on a terminal. It fits into 80 columns."""
     head = Table.grid(padding=(0, 2))
     head.add_row(Text(title, "bold"), doing, show_seconds(elapsed))
     grid = Table.grid(padding=(0, 2))
@@ -180,7 +180,7 @@ def rows_panel(title: str, doing: str, elapsed: Seconds, rows: list[Row]) -> Gro
 
 
 def rows_line(rows: list[Row]) -> str:
-    """The same in a line."""
+    """Return all moves as a log line."""
     shown = [f"{row.guest} → {row.target} {row.sampled.done:.0%} ({row.left})" for row in rows]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return f"on their way: {', '.join(shown[:_SHOWN])}{more}"
+    return f"moving: {', '.join(shown[:_SHOWN])}{more}"

@@ -25,39 +25,39 @@ if TYPE_CHECKING:
 
 
 def show(done: "TestedFailover", *, runs: bool, json: bool) -> None:
-    """A copy that runs, or has ended."""
+    """Print the result of starting (`runs`) or ending a test copy."""
     if json:
         output.print_json({**done.as_json(), "runs": runs})
         return
     took = show_seconds(done.took)
     if not runs:
-        output.out.print(f"nothing of {done.name} is left on {done.host}; took {took}")
+        output.out.print(f"{done.name} was removed from {done.host}; took {took}")
         return
     old = "" if done.age is None else f", {show_seconds(done.age)} old by then"
     output.out.print(
         f"{done.name} runs on {done.host}: a copy of {done.guest}, epoch {done.epoch}{old}, without"
         f" network; took {took}"
     )
-    output.out.print(f"look at it: {' or '.join(done.look)}")
-    output.out.print(f"end it: {' or '.join(done.end)}")
+    output.out.print(f"to inspect it: {' or '.join(done.look)}")
+    output.out.print(f"to end it: {' or '.join(done.end)}")
 
 
 def line(test: dict[str, Any]) -> str:
-    """The same in a protection's status."""
+    """Return the state of a test copy as one line of a protection's status."""
     name = test.get("name") or "a copy"
     if test["state"] == "failed":
         return f"{name} failed: {test['why']}"
     if test["state"] == "copying":
-        return f"{name} is made, for {show_seconds(time.time() - test['begun'])}"
+        return f"{name} has been copying for {show_seconds(time.time() - test['begun'])}"
     since = show_seconds(time.time() - test["since"])
-    return f"{name} runs, a copy of epoch {test['epoch']}, for {since}"
+    return f"{name}, a copy of epoch {test['epoch']}, has been running for {since}"
 
 
 app = typer.Typer(name="protect", rich_markup_mode=None, add_completion=False)
 _LOST = Annotated[
     bool,
     typer.Option(
-        "--lost-journal", help="The journal that knew of it is lost: go by what its hosts say."
+        "--lost-journal", help="The protection's journal is lost: rely on what its hosts report."
     ),
 ]
 unprotect_app = typer.Typer(name="unprotect", rich_markup_mode=None, add_completion=False)
@@ -76,45 +76,48 @@ def protect(
     ] = None,
     reverse: Annotated[
         bool,
-        typer.Option("--reverse", help="After a failover: back to where it was, by differences."),
+        typer.Option("--reverse", help="After a failover: keep a standby on the former host."),
     ] = False,
     interval: Annotated[
-        str | None, typer.Option(metavar="TIME|auto", help="Between two epochs, like 100ms.")
+        str | None, typer.Option(metavar="TIME|auto", help="Time between checkpoints, like 100ms.")
     ] = None,
     failover: Annotated[
-        Failover | None, typer.Option(help="Who decides that the host is dead.")
+        Failover | None, typer.Option(help="Whether the failover is automatic.")
     ] = None,
     policy: POLICY = None,
     policies: POLICIES = None,
     storage: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder there for the standby's images.")
+        str | None,
+        typer.Option(metavar="DIR", help="Folder on the standby's host for its images."),
     ] = None,
     ttl: Annotated[
         Seconds | None,
-        typer.Option(parser=seconds, metavar="TIME", help="How long a lease lasts, like 2s."),
+        typer.Option(parser=seconds, metavar="TIME", help="Lifetime of the lease, like 2s."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")] = False,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Keep a standby of a running guest on another host, a fraction of a second behind.
+    """Keep a standby of a running guest on another host.
 
-    The guest's memory, devices and disks are copied there over and over; what it sends is held
-    until the standby has what it was sent from. If its host dies, the guest goes on there from the
-    last epoch, and nobody has seen anything that it does not remember.
+    The guest's memory, devices and disks are copied continuously, so the standby is a fraction of a
+    second behind. Network output of the guest is buffered until the standby has the state that
+    produced it. If the guest's host dies, the guest resumes on the standby's host from the last
+    epoch, and no client has received anything that the guest does not remember.
 
-    --failover automatic needs a lease store in the inventory, and is the leave to stop a guest
-    whose host has lost the lease. Without one it needs a fence agent for the guest's host, and
-    vmckpt run on another machine: the leave to power that host off, with all that runs there.
-    With manual, vmckpt failover is a person's word.
+    --failover automatic needs a lease store in the inventory; it is the permission to stop a guest
+    whose host has lost the lease. Without a lease store it needs a fence agent for the guest's
+    host, and vmckpt run on another machine; it is then the permission to power that host off, with
+    everything that runs on it. With --failover manual you decide, with vmckpt failover.
 
-    How is said by the guest's policy, in its section protect; options here go before it.
+    The protect section of the guest's policy sets the defaults; options given here override it.
 
-    After a failover --reverse protects the guest by the host where it was before, once that is
-    back: the standby takes the images that the guest had there, and gets only what differs. An
-    image that cannot be taken is named, and copied as a whole.
+    After a failover, --reverse protects the guest with a standby on its former host, once that host
+    is back. The standby reuses the guest's images there, so that only differences are copied. An
+    image that cannot be reused is named and copied completely.
 
-    It goes on by itself once this has returned: see vmckpt status. Ctrl-C before that gives it up.
+    The command returns when the standby is ready. The protection then continues without it; see
+    vmckpt status. Ctrl-C before that ends the protection.
 
     Examples:
 
@@ -168,7 +171,7 @@ async def _protect(
 ) -> "Protected":
     from vmckpt.app import controller, protection
 
-    stop = stop_on_signals("stopping: the guest will be as it was")
+    stop = stop_on_signals("stopping: undoing the protection")
     told = _Progress()
     caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=inventory, policies=shelf, caller=caller)
@@ -176,7 +179,7 @@ async def _protect(
 
 
 class _Progress:
-    """Says how far the first copy is, when that has changed."""
+    """The progress of the first copy: prints a line when its state changes."""
 
     def __init__(self) -> None:
         self._said = ""
@@ -186,19 +189,19 @@ class _Progress:
         left = status.get("pages_left")
         line = f"{status.get('phase', 'starting')}"
         if left is not None:
-            line += f": {show_bytes(int(left) << 12)} of memory changed since it was sent"
+            line += f": {show_bytes(int(left) << 12)} of memory left to send"
             line += "" if status.get("disks_ready") else f"; {_disks(status)}"
         if status.get("says"):
-            line += f"; in the way: {status['says']}"
+            line += f"; problem: {status['says']}"
         if line != self._said:
             self._said = line
             output.say(line)
 
 
 def _disks(status: Mapping[str, Any]) -> str:
-    """How far they are, or were when the standby was brought up."""
+    """Return the progress of the disks' synchronisation, or its totals once it is complete."""
     if (whole := status.get("disks_bytes")) is None:
-        return "disks are compared"
+        return "comparing disks"
     done, sent = status["disks_compared_bytes"], status["disks_sent_bytes"]
     return (
         f"{show_bytes(done)} of {show_bytes(whole)} of disks compared, {show_bytes(sent)} differed"
@@ -211,10 +214,11 @@ def _show(done: "Protected") -> None:
         if all(one.severity is not Severity.BLOCKER for one in done.findings):
             output.out.print(
                 f"{done.guest} on {done.primary} can be protected by {done.backup}: its memory and"
-                f" {show_bytes(done.disks_bytes)} of disks are copied first; nothing was begun"
+                f" {show_bytes(done.disks_bytes)} of disks will be copied first; nothing was"
+                " changed"
             )
         return
-    who = "without asking anybody" if done.automatic else "when somebody says so"
+    who = "automatically" if done.automatic else "on vmckpt failover"
     output.out.print(
         f"{done.guest} on {done.primary} is protected by {done.backup}, which takes over {who};"
         f" ready after {show_seconds(done.took)}"
@@ -230,13 +234,13 @@ def unprotect(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """End a guest's protection; the guest runs on where it is.
+    """End a guest's protection; the guest keeps running.
 
-    The standby and its images are removed, held output is let out, and nothing of it stays on
-    either host, but images that --reverse found there.
+    The standby and its images are removed, and buffered output is released. Nothing of the
+    protection remains on either host, except images that --reverse found there.
 
-    --lost-journal is for a protection that no journal knows any more. Be sure of that: it would end
-    one that another controller, with another journal, is at work with.
+    --lost-journal is for a protection that is in no journal any more. Make sure of that: it also
+    ends a protection that another controller manages with another journal.
 
     Examples:
 
@@ -248,7 +252,7 @@ def unprotect(
 
     known = controller.load_inventory(inventory)
     ended = asyncio.run(_unprotect(known, guest, lost_journal=lost_journal))
-    _show_ended(ended, "is not protected any more", json=json)
+    _show_ended(ended, "is no longer protected", json=json)
 
 
 async def _unprotect(
@@ -256,7 +260,7 @@ async def _unprotect(
 ) -> "StopResult":
     from vmckpt.app import controller, protection
 
-    stop = stop_on_signals("this ends by itself in a moment")
+    stop = stop_on_signals("ending the protection cannot be interrupted; it takes only a moment")
     caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=inventory, caller=caller)
     return await protection.unprotect(acting, guest, lost_journal=lost_journal)
@@ -266,36 +270,38 @@ async def _unprotect(
 def failover(
     guest: GUEST,
     planned: Annotated[
-        bool, typer.Option("--planned", help="Both hosts are well: switch without loss.")
+        bool, typer.Option("--planned", help="Switch over without loss; both hosts must be up.")
     ] = False,
     off: Annotated[
-        bool, typer.Option("--host-is-off", help="Your word that the guest's host is dead.")
+        bool, typer.Option("--host-is-off", help="Confirm that the guest's host is off.")
     ] = False,
     fence: Annotated[
         bool, typer.Option("--fence", help="Power the guest's host off first, even if it answers.")
     ] = False,
     test: Annotated[
-        bool, typer.Option("--test", help="Run a copy beside the standby; nothing is switched.")
+        bool, typer.Option("--test", help="Start a test copy of the standby; switch nothing.")
     ] = False,
-    end_test: Annotated[bool, typer.Option("--end-test", help="End that copy.")] = False,
+    end_test: Annotated[bool, typer.Option("--end-test", help="End the test copy.")] = False,
     lost_journal: _LOST = False,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Let a protected guest run on its standby's host.
+    """Fail a protected guest over to its standby.
 
-    With a lease store the lease decides whether the guest's host must be dead by now. Without one
-    a host that is silent is powered off by its fence agent, if it has one in the inventory; the
-    guest is started only when the agent has said that the host is off. Without one your word
-    decides, and a wrong word means that the guest runs twice: switch the host off first.
+    With a lease store, the lease decides whether the guest's host must be dead. Without a lease
+    store, the fence agent of the host powers it off if it does not answer; the standby starts only
+    after the agent has reported that the host is off. Without a fence agent you decide, with
+    --host-is-off. Switch the host off first: if it is still on, the guest runs twice.
 
-    --fence is for a host that hangs and still answers in part. Everything on it ends.
+    --fence is for a host that hangs but still answers in part. It powers off the host and
+    everything that runs on it.
 
-    --planned is for hosts that are well: one last epoch, then the guest goes on there, and nothing
-    is lost.
+    --planned is for hosts that are up: after one last epoch the guest resumes on the standby's
+    host, and nothing is lost.
 
-    --test proves the standby while the protection goes on: a copy of its last epoch runs on the
-    same host, under another name, with its network cables out. What it writes is thrown away.
+    --test verifies the standby while the protection continues: a copy of its last epoch runs on the
+    same host, under another name and with its network links down. Everything it writes is
+    discarded.
 
     Examples:
 
@@ -315,13 +321,13 @@ def failover(
 
     if planned + off + fence + test + end_test > 1:
         raise BadInput(
-            "--planned, --host-is-off, --fence, --test and --end-test exclude each other",
-            hint="say one of them",
+            "--planned, --host-is-off, --fence, --test and --end-test are mutually exclusive",
+            hint="use one of them",
         )
     if lost_journal and not off:
         raise BadInput(
-            "--lost-journal goes with --host-is-off",
-            hint="while the guest's host answers: vmckpt unprotect --lost-journal",
+            "--lost-journal requires --host-is-off",
+            hint="if the guest's host answers, run vmckpt unprotect --lost-journal",
         )
     known = controller.load_inventory(inventory)
     if test or end_test:
@@ -336,7 +342,7 @@ def failover(
 async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) -> "StopResult":
     from vmckpt.app import controller, protection
 
-    stop = stop_on_signals("what was asked for may happen yet: see vmckpt status")
+    stop = stop_on_signals("stopping: the failover may still happen; see vmckpt status")
     caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=inventory, caller=caller)
     return await protection.failover(acting, guest, **how)
@@ -345,7 +351,11 @@ async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) 
 async def _test(inventory: "controller.Inventory", guest: str, *, begin: bool) -> "TestedFailover":
     from vmckpt.app import controller, protection
 
-    stop = stop_on_signals("the copy is taken away" if begin else "this ends by itself in a moment")
+    stop = stop_on_signals(
+        "stopping: removing the copy"
+        if begin
+        else "ending the test cannot be interrupted; it takes only a moment"
+    )
     caller = controller.Caller(emit=lambda _: None, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=inventory, caller=caller)
     return await (protection.test if begin else protection.end_test)(acting, guest)
@@ -357,23 +367,25 @@ def _show_ended(ended: "StopResult", what: str, *, json: bool) -> None:
         return
     output.out.print(f"{ended.guest} {what} ({ended.why}); took {show_seconds(ended.took)}")
     if ended.fenced is not None:
-        output.out.print(f"{ended.fenced.host} is off and stays off, until you switch it on")
+        output.out.print(f"{ended.fenced.host} is off and stays off until you switch it on")
 
 
 @status_app.command()
 def status(
     guest: Annotated[
         str | None,
-        typer.Argument(help="Its name or UUID; else all.", autocompletion=arguments.guests),
+        typer.Argument(
+            help="Name or UUID of the guest. Default: all.", autocompletion=arguments.guests
+        ),
     ] = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """How protected guests stand: how far the standby is behind, and what an epoch costs.
+    """Show the status of protections: standby, RPO, cost of epochs.
 
-    "Output waits" is what a packet of the guest waits until its epoch is safe: half of the epoch it
-    is sent in, the pause, and until the backup has it; and the worst of the last 600 epochs.
-    vmckpt watch GUEST goes on telling.
+    "Output waits" is how long a packet of the guest is buffered: half of the epoch in which it is
+    sent, the pause, and the time until the backup has the epoch; then the worst case of the last
+    600 epochs. To follow the status, use vmckpt watch GUEST.
 
     Examples:
 
@@ -408,7 +420,7 @@ def _show_status(one: dict[str, Any]) -> None:
     rows = output.table("", "")
     rows.show_header = False
     if one.get("watch_is_kept") is False:
-        rows.add_row("in the way", "nobody keeps watch: start vmckpt run on another machine")
+        rows.add_row("problem", "no failure detector: start vmckpt run on another machine")
     for label, value in _rows(ours, theirs, one["standby"]):
         rows.add_row(label, value)
     output.out.print(rows)
@@ -422,7 +434,7 @@ def _rows(
     if (test := theirs.get("test")) is not None:
         found.append(("test", line(test)))
     if ours.get("says"):
-        found.append(("in the way", str(ours["says"])))
+        found.append(("problem", str(ours["says"])))
     if ours.get("outcome"):
         found.append(("why", str(ours.get("why"))))
     if ours.get("disks_bytes") is not None:
@@ -439,20 +451,20 @@ def _rows(
 
 
 def _choices(ours: dict[str, Any]) -> list[tuple[str, str]]:
-    """How it is protected, and why so."""
+    """Return the settings that the protection chose, with the reasons."""
     found = []
     if ours.get("interval_s") is not None:
         why = ours.get("interval_why")
         found.append(("interval", f"{show_seconds(ours['interval_s'])} ({why})"))
     if ours.get("finder") is not None:
-        found.append(("changes by", f"{ours['finder']} ({ours['finder_why']})"))
+        found.append(("dirty tracking", f"{ours['finder']} ({ours['finder_why']})"))
     if (kept := _lease_kept_by(ours)) is not None:
         found.append(("lease kept by", kept))
     return found
 
 
 def _lease_kept_by(ours: dict[str, Any]) -> str | None:
-    """What enforces it, and why the kernel does not; None: there is no lease."""
+    """Return what enforces the lease, and why the kernel does not; None without a lease."""
     if ours.get("enforced_by") is None:
         return None
     why = ours.get("enforced_why")
@@ -467,7 +479,7 @@ def _medians(median: dict[str, Any], ours: dict[str, Any]) -> list[tuple[str, st
     ]
     return [
         ("pause", f"{show_seconds(median['pause_s'])}, p99 {show_seconds(ours['pause_p99_s'])}"),
-        ("made of", ", ".join(parts)),
+        ("pause parts", ", ".join(parts)),
         ("output waits", _output(ours)),
         ("sent per epoch", f"{show_bytes(median['bytes'])}, {median['pages']:.0f} pages"),
         ("guest's clock", _clock(ours)),
@@ -477,14 +489,14 @@ def _medians(median: dict[str, Any], ours: dict[str, Any]) -> list[tuple[str, st
 def _clock(ours: dict[str, Any]) -> str:
     behind = f"{show_seconds(ours['guest_clock_behind_s'])} behind"
     if (times := ours.get("guest_clock_corrected")) is None:
-        return f"{behind}; no guest agent has set it"
-    return f"{behind}; set right {times} times"
+        return f"{behind}; not corrected by a guest agent"
+    return f"{behind}; corrected {times} times"
 
 
 def _output(ours: dict[str, Any]) -> str:
-    """For how long; and what was lost of it."""
+    """Return how long output is buffered, and how many packets were lost."""
     mean = ours.get("output_delay_s")
     told = "–" if mean is None else show_seconds(mean)
     told += f", worst {show_seconds(ours['output_delay_worst_s'])}"
     lost = ours.get("packets_lost")
-    return f"{told}; {lost} packets were too many for QEMU, and lost" if lost else told
+    return f"{told}; QEMU's buffer was full and {lost} packets were lost" if lost else told

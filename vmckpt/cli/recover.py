@@ -22,28 +22,34 @@ if TYPE_CHECKING:
     from vmckpt.recovery import Recovered
 
 _ANSWERS = Seconds(3.0)
-"""A host that has not told its guests by then is left out of the look for two copies."""
+"""A host that does not answer within this time is left out of the search for two copies."""
 
 
 def recover(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what is true and what would be done.")
+        bool, typer.Option("--dry-run", help="Show the state and what would be done.")
     ] = False,
     forget: Annotated[
         str | None,
-        typer.Option(metavar="JOB", help="It is over: you know where its guest is. Asks no host."),
+        typer.Option(
+            metavar="JOB",
+            help="End this job without asking a host. You must know where its guest is.",
+        ),
     ] = None,
     policies: POLICIES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Put in order what was interrupted: a killed vmckpt, a dead host, a cut link.
+    """Recover interrupted jobs: finish or undo them.
 
-    For every job that nobody attends both hosts are asked where the guest is; then the job is
-    finished or undone. A migration that still runs is watched to its end (Ctrl-C stops watching and
-    leaves it running). While a host does not answer that may have the guest, nothing is touched.
-    vmckpt migrate does the same first, without watching. Then all hosts are asked whether a guest
-    runs on two of them. Ends with 27 if one does, with 13 if something could not be settled.
+    Use it after vmckpt was killed, a host died or the network failed. For every job without a live
+    controller, it asks both hosts where the guest is, and then finishes or undoes the job. While a
+    host that may have the guest does not answer, nothing is touched. A migration that still runs is
+    watched to its end; Ctrl-C stops watching and leaves it running. Finally, all hosts are asked
+    whether a guest runs on two of them. vmckpt migrate also recovers jobs before it starts, but
+    does not watch them.
+
+    Exit codes: 27 if a guest runs on two hosts, 13 if a job could not be settled.
 
     Examples:
 
@@ -58,7 +64,7 @@ def recover(
     twice: Sequence[Copies] = ()
     if forget is not None:
         if dry_run:
-            raise typer.BadParameter("--forget asks no host: there is nothing to try")
+            raise typer.BadParameter("--forget and --dry-run are mutually exclusive")
         found = [migration.forget(lambda: controller.load_inventory(inventory), forget)]
     else:
         found, twice = asyncio.run(_run(inventory, policies, dry_run))
@@ -67,12 +73,12 @@ def recover(
     elif found:
         _show(found, dry_run)
     else:
-        output.say("nothing to recover: every job has ended or is attended")
+        output.say("nothing to recover: every job has ended or has a live controller")
     _complain(found, twice)
 
 
 def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
-    """Raises TwoCopies, OutcomeUnknown: not all is in order."""
+    """Raise TwoCopies if a guest runs on two hosts, OutcomeUnknown if a job is not settled."""
     second = [one for one in found if one.settled.two_copies and one.settled.outcome is None]
     if second:
         raise TwoCopies(
@@ -84,7 +90,7 @@ def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
     if unknown:
         jobs = ", ".join(one.operation.id for one in unknown)
         raise OutcomeUnknown(
-            f"{jobs}: not settled",
+            f"{jobs}: could not be settled",
             host=unknown[0].operation.source or "",
             hint=unknown[0].settled.settle or None,
         )
@@ -98,7 +104,7 @@ async def _run(
 
     known = controller.load_inventory(inventory)
     policies = app_policies.survey_policies(known, folder).policies
-    stop = stop_on_signals("stopping: what still runs goes on without us")
+    stop = stop_on_signals("stopping: running migrations continue without vmckpt")
     caller = controller.Caller(emit=_Log().take, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=known, policies=policies, caller=caller)
     found = await migration.recover(acting, dry_run=dry_run)
@@ -106,7 +112,7 @@ async def _run(
 
 
 class _Log:
-    """What happens, in lines; a sample a second is enough."""
+    """Progress as log lines, with at most one sample per second."""
 
     def __init__(self) -> None:
         self._logged = 0.0

@@ -1,4 +1,4 @@
-"""vmckpt run: snapshots by schedule, until it is stopped."""
+"""vmckpt run: the service that takes snapshots by schedule, serves metrics and sends alerts."""
 
 import asyncio
 import sys
@@ -26,27 +26,28 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 def _address(text: str) -> Address:
-    """ "9469", "0.0.0.0:9469" or "[::]:9469"."""
+    """Parse "9469", "0.0.0.0:9469" or "[::]:9469". Raises BadParameter."""
     address, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise typer.BadParameter(f"{text!r} is no [ADDRESS:]PORT, like 9469 or 0.0.0.0:9469")
+        raise typer.BadParameter(f"{text!r}: write [ADDRESS:]PORT, like 9469 or 0.0.0.0:9469")
     return Address(host=address.strip("[]") or "127.0.0.1", port=int(port))
 
 
 @app.command()
 def run(
     guests: Annotated[
-        list[str] | None, typer.Argument(metavar="[GUEST...]", help="Only these; else all.")
+        list[str] | None,
+        typer.Argument(metavar="[GUEST...]", help="Only these guests. Default: all."),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Do what is due now, and end: for cron.")
+        bool, typer.Option("--once", help="Do what is due now, then exit; for cron.")
     ] = False,
     metrics: Annotated[
         Address | None,
         typer.Option(
             parser=_address,
             metavar="[ADDRESS:]PORT",
-            help="Tell Prometheus; without an address only this machine is answered.",
+            help="Serve Prometheus metrics. Default address: 127.0.0.1, this machine only.",
         ),
     ] = None,
     dry_run: DRY_RUN = False,
@@ -56,16 +57,18 @@ def run(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Take, copy, verify and prune snapshots as the guests' policies say, until it is stopped.
+    """Run the service for scheduled snapshots, metrics and alerts.
 
-    With --metrics Prometheus is told how hosts, jobs, standbys and snapshots stand. Webhooks of the
-    inventory are told what somebody has to look at. Where hosts have fence agents it keeps watch
-    over guests that are protected with --failover automatic and without a lease store: a host that
-    is silent is powered off, and its guests run on their standbys. None of this needs schedules.
+    It takes, copies, verifies and prunes snapshots as the guests' policies schedule them, until it
+    is stopped. With --metrics it serves metrics of hosts, jobs, standbys and snapshots to
+    Prometheus. It sends alerts to the webhooks of the inventory. It is also the failure detector
+    for guests that are protected with --failover automatic and without a lease store: if their host
+    does not answer, its fence agent powers it off, and the guests fail over to their standbys. Only
+    snapshots need schedules.
 
-    It says a line, or with --json an object, for each thing that it did. What fails is tried again
-    and stops nothing else. Ctrl-C and SIGTERM end it: a snapshot that is being taken is given up,
-    the guest is as it was, and copies go on next time. It may be killed at any moment, too.
+    It prints a line, or with --json an object, for each action. A failed action is retried and does
+    not stop others. Ctrl-C and SIGTERM stop the service: a snapshot in progress is abandoned and
+    its guest is unchanged; copies continue at the next start. You can also kill it at any time.
 
     Examples:
 
@@ -94,7 +97,7 @@ def run(
             _print_agenda(told, scene)
         return
     if once and metrics is not None:
-        raise typer.BadParameter("--metrics is for a service that stays, --once for one that ends")
+        raise typer.BadParameter("--metrics and --once are mutually exclusive")
     wishes = WebhookOptions(metrics=metrics, webhooks=bool(known.webhooks) and not once)
     if wishes == NOBODY and (once or not scheduler.keeps_watch(known)):
         _something(everything, wanted)
@@ -102,8 +105,8 @@ def run(
         _run(known, everything, wanted, say, once=once, identity=identity, wishes=wishes)
     )
     if once and wrong:
-        things = "1 thing" if wrong == 1 else f"{wrong} things"
-        raise StoreError(f"{things} went wrong, as told above", hint="run it again")
+        things = "1 action" if wrong == 1 else f"{wrong} actions"
+        raise StoreError(f"{things} failed; see the output above", hint="run the command again")
 
 
 async def _run(
@@ -118,7 +121,7 @@ async def _run(
 ) -> int:
     from vmckpt.app import scheduler
 
-    stop = stop_on_signals("stopping: what is being taken is given up")
+    stop = stop_on_signals("stopping: abandoning snapshots in progress")
     return await scheduler.run(
         _controller(inventory, policies, say.take, stop), wanted,
         identity=identity_of(identity), once=once, tell=say.take, wishes=wishes,
@@ -142,25 +145,26 @@ def _controller(
 
 
 def _something(policies: Sequence[Policy], wanted: "ScheduleSelection") -> None:
-    """Raises BadInput if no policy has a schedule: then it would run for nothing."""
+    """Raise BadInput if no selected policy has a schedule, as the service would do nothing."""
     meant = [one for one in policies if wanted.policy in (None, one.name)]
     if not any(one.snapshots for one in meant):
         what = f"policy {wanted.policy} has" if wanted.policy else "no policy has"
         no = "no schedules" if wanted.policy else "schedules"
         raise BadInput(
-            f"{what} {no} of snapshots",
-            hint="add snapshots: [{name: nightly, at: daily 03:00}] to one; see docs/policies.md",
+            f"{what} {no} for snapshots",
+            hint="add snapshots: [{name: nightly, at: daily 03:00}] to a policy; see"
+            " docs/policies.md",
         )
 
 
 class _Teller:
-    """Says what a service tells, a line each."""
+    """Prints the messages of the service, one line each."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json
 
     def take(self, told: "Told") -> None:
-        """Results on stdout, as they come."""
+        """Print a message to stdout, as a result."""
         if self._json:
             output.print_json(told.as_json(), line=True)
             return
@@ -170,7 +174,7 @@ class _Teller:
         sys.stdout.flush()
 
     def aside(self, told: "Told") -> None:
-        """What is not the result."""
+        """Print a message to stderr."""
         output.say(f"{told.event}: {told.text}")
 
 

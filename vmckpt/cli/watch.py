@@ -1,4 +1,4 @@
-"""vmckpt watch: another terminal's operation, from the journal."""
+"""vmckpt watch: the progress of a job, from the journal."""
 
 import asyncio
 import time
@@ -30,16 +30,20 @@ _PROTECT = "protect"
 def watch(
     job: JOB,
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a line, from the beginning on.")
+        bool,
+        typer.Option("--json", help="Print one JSON object per line, from the start of the job."),
     ] = False,
     inventory: INVENTORY = None,
 ) -> None:
-    """Watch a job of another terminal until it ends. Ctrl-C ends the watching, not the job.
+    """Watch a job until it ends.
 
-    Of a protection its agents are asked once a second, from now on: every 10 seconds a line, and
-    one at once when its phase, its standby or its interval changes, and why.
+    The job may have been started in another terminal or on another controller. Ctrl-C stops
+    watching; the job continues.
 
-    The exit code is 0 however the job ended, and 17 if its controller is dead.
+    For a protection, its agents are asked once a second, beginning now. A line is printed every 10
+    seconds, and immediately when the phase, the standby or the interval changes, with the reason.
+
+    The exit code is 0 however the job ends, and 17 if its controller is dead.
 
     Examples:
 
@@ -64,14 +68,14 @@ def watch(
                     view = follow(follower, window.take)
                 output.out.print(ended(view))
         except KeyboardInterrupt:
-            output.say(f"no longer watched; {follower.id} goes on")
+            output.say(f"stopped watching; {follower.id} continues")
             raise typer.Exit(130) from None
 
 
 def _watch_protection(
     follower: "Follower", guest: str, inventory: Path | None, *, json: bool
 ) -> None:
-    # What protections need is loaded by those alone who have one.
+    # These modules are loaded only for a protection.
     from vmckpt.app import protection
     from vmckpt.app.controller import load_inventory
     from vmckpt.cli import watch_protection
@@ -84,7 +88,7 @@ def _watch_protection(
         else:
             output.say(f"{told.at:7.1f}s {watch_protection.line(told.look)}")
 
-    # One loop for all looks: who did not answer one is not waited for at its end.
+    # One event loop for all queries: a host that did not answer one does not delay its end.
     with asyncio.Runner() as runner:
         why = watch_protection.follow(
             follower,
@@ -101,31 +105,34 @@ def _watch_protection(
 
 
 def follow(follower: "Follower", take: "Callable[[News], None]") -> "JobView":
-    """Look until the job has ended; how it stands then. Raises OrphanedJobs if nobody runs it."""
+    """Follow a job until it ends. Returns its final state.
+
+    Raises OrphanedJobs if the job has no live controller.
+    """
     while True:
         news = follower.look()
         take(news)
         if not news.view.operation.active:
             if not news.events and not news.samples:
                 return news.view
-            continue  # one look brings only so much
+            continue  # a look returns a limited number of events
         if news.view.unattended:
             raise nobody(news.view)
         time.sleep(_LOOK_EVERY)
 
 
 def nobody(view: "JobView") -> OrphanedJobs:
-    """The error for a job whose controller has ended before it did."""
+    """Return the error for a job whose controller ended before the job did."""
     operation = view.operation
     return OrphanedJobs(
-        f"nobody attends {operation.id} any more: its controller, process"
-        f" {operation.controller.pid} on {operation.controller.host}, has ended",
-        hint="look at both hosts with vmckpt guests",
+        f"{operation.id} is orphaned: its controller, process {operation.controller.pid} on"
+        f" {operation.controller.host}, has ended",
+        hint="run vmckpt guests to see where the guest is, then vmckpt recover",
     )
 
 
 def ended(view: "JobView") -> str:
-    """How a job ended, in a line."""
+    """Return how a job ended, as one line."""
     operation = view.operation
     took = (operation.ended_at or operation.began_at) - operation.began_at
     error = (operation.report or {}).get("error")
@@ -134,7 +141,7 @@ def ended(view: "JobView") -> str:
 
 
 class Window:
-    """Shows news: a panel on a terminal, else a line a second at the most."""
+    """Shows the progress of a job: a panel on a terminal, else at most one line per second."""
 
     def __init__(self, terminal: bool) -> None:
         self._live: Live | None = None
@@ -166,7 +173,7 @@ class Window:
         first = self._view is None
         self._view = news.view
         self._parts, self._steps = news.parts, news.steps
-        # Who comes late is not shown every sample since the beginning.
+        # Of the samples before the first look, only the latest is shown.
         samples = news.samples[-1:] if first or self._live else news.samples
         lines = [(event.at, wording.event(event.kind, event.values)) for event in news.events]
         lines += [(sample.at, self._sampled(sample)) for sample in samples]
@@ -176,7 +183,7 @@ class Window:
                 output.say(f"{at:7.1f}s {text}")
 
     def _sampled(self, sample: StoredSample) -> str | None:
-        """Keep a sample; its line, if it is time for one."""
+        """Keep a sample. Returns its log line, or None if the last line is too recent."""
         self._last = serialization.as_sampled(sample)
         if self._live is not None or sample.at - self._logged < _LOG_EVERY:
             return None
@@ -184,7 +191,7 @@ class Window:
         return progress.line(self._last)
 
     def _moving(self, operation: Operation) -> list[tuple[Seconds, str | None]]:
-        """A line on the guests of a whole host, if it is time for one."""
+        """Return a log line on an evacuation's moves, unless the last line is too recent."""
         at, rows = Seconds(time.time() - operation.began_at), progress.rows_of(self._parts)
         if not rows or self._live is not None or at - self._logged < progress.LOG_EVERY:
             return []

@@ -1,4 +1,4 @@
-"""vmckpt watch, of a protection: no controller writes down how it goes, so its agents are asked."""
+"""vmckpt watch, for a protection. Its status comes from its agents, as no controller records it."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,15 +15,15 @@ from vmckpt.units import Seconds, show_seconds
 _ASK_EVERY = Seconds(1.0)
 
 Ask = Callable[[Operation], Mapping[str, Any]]
-"""How it stands by what its agents say; see app.protection.job_status."""
+"""Returns the status that the agents of a protection report; see app.protection.job_status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What is told of it."""
+    """A status of a protection, and why it is reported."""
 
     at: float
-    """Seconds since it began."""
+    """Seconds since the protection began."""
     because: tuple[Because, ...]
     look: Look
 
@@ -34,9 +34,10 @@ class Told:
 def follow(
     follower: Follower, ask: Ask, take: Callable[[Told], None], say: Callable[[str], None]
 ) -> str:
-    """Ask its agents until it has ended; why it has. `say` is told who is at work with it.
+    """Follow a protection until it ends. Returns why it ended.
 
-    Raises OrphanedJobs if whoever was died.
+    `take` receives each notable status, `say` a line if a controller works on the protection.
+    Raises OrphanedJobs if that controller dies.
     """
     last: Look | None = None
     told_at, said = 0.0, False
@@ -49,11 +50,11 @@ def follow(
         if view.unattended:
             raise nobody(view)
         if _in_hands(operation):
-            # Its agents are taken away, or moved: what they say meanwhile is half of it.
+            # Its agents are being removed or replaced, so their status is incomplete.
             if not said:
                 said = True
                 controller = operation.controller
-                say(f"process {controller.pid} on {controller.host} is at work with it")
+                say(f"process {controller.pid} on {controller.host} is changing the protection")
         else:
             said, now = False, status.parse_status(ask(operation))
             because = status.is_notable(last, Seconds(time.monotonic() - told_at), now)
@@ -68,22 +69,22 @@ def follow(
 
 
 def _in_hands(operation: Operation) -> bool:
-    """Whether a controller is at work with one that agents had gone on with."""
+    """Return whether a controller works on a protection that was delegated to the agents."""
     return operation.phase == "protecting" and not operation.controller.entrusted
 
 
 def ended(operation: Operation) -> str:
-    """How one ended that the journal knows the end of."""
+    """Return how a protection ended, from its report in the journal."""
     report = operation.report or {}
     if report.get("failed_over"):
         return f"the guest runs on {report['failed_over']}: {report.get('why')}"
     if report.get("unprotected"):
-        return f"it is not protected any more; the guest runs on {report.get('runs_on')}"
+        return f"the protection was ended; the guest runs on {report.get('runs_on')}"
     return str(report.get("error") or operation.outcome)
 
 
 def line(look: Look) -> str:
-    """How it stands, in a line."""
+    """Return a status as one line."""
     parts = [look.phase]
     if look.epoch is not None:
         parts.append(f"epoch {look.epoch}")
@@ -100,14 +101,14 @@ def line(look: Look) -> str:
     ready = "ready" if look.ready else "not ready"
     parts.append(f"standby {ready}: {look.ready_why}")
     if look.in_the_way is not None:
-        parts.append(f"in the way: {look.in_the_way}")
+        parts.append(f"problem: {look.in_the_way}")
     return ", ".join(parts)
 
 
 def word(entry: Mapping[str, Any]) -> str:
-    """One protection's status in at most three words, for a list of jobs.
+    """Return a protection's status in at most three words, for the list of jobs.
 
-    `entry` is what `app.protection.protection_summaries` returns for one.
+    `entry`: the value that `app.protection.protection_summaries` returns for it.
     """
     seen = status.parse_status(entry)
     if seen.end is not None:

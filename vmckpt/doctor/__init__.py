@@ -1,1 +1,1 @@
-"""Whether a host is fit for vmckpt: `checks` decides (pure), `gather` asks."""
+"""The checks of `vmckpt doctor`: `gather` collects facts, `checks` (pure) judges them."""

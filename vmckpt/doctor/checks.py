@@ -1,4 +1,4 @@
-"""What is wrong with a host, for moves and for snapshots, and how to fix it. Pure."""
+"""Findings about hosts and the controller, for migrations and snapshots, with hints. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,8 @@ OLDEST_LIBVIRT = (9, 0, 0)
 OLDEST_QEMU = (7, 2, 0)
 # libvirt's default range for incoming migrations, migration_port_min in qemu.conf.
 FIRST_PORT = 49152
-# Final statistics of a migration compare the clocks of both hosts; its downtime is in milliseconds.
+# Seconds. The final statistics of a migration compare the clocks of both hosts, and a downtime is
+# milliseconds long.
 _SKEW = 0.1
 _EXPIRES_SOON = timedelta(days=30)
 _NEEDED = {
@@ -29,50 +30,51 @@ _NEEDED = {
 _WATCHDOGS = {
     KillMethod.KERNEL: Severity.OK,
     KillMethod.UNIT: Severity.INFO,
-    # It does not outlast all of them being killed at once.
+    # The pair does not survive if both processes are killed at the same time.
     KillMethod.PAIR: Severity.WARNING,
 }
 _TRACES = {
-    NoTrace.PROCESSOR: "run that host with systemd, which restarts a watchdog that is killed",
-    NoTrace.YAMA: "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot that host",
-    NoTrace.SELINUX: "run setsebool -P deny_ptrace off there",
-    NoTrace.CAPABILITY: "use ssh as root: protections need it",
+    NoTrace.PROCESSOR: "use systemd on the host: it restarts a watchdog that is killed",
+    NoTrace.YAMA: "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot the host",
+    NoTrace.SELINUX: "run setsebool -P deny_ptrace off on the host",
+    NoTrace.CAPABILITY: "log in by ssh as root, which protections require",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSeen:
-    """What became of asking one fence device of a host for the status."""
+    """The result of a status query to one fence device of a host."""
 
     name: str
-    """For people, see `FenceTopology.name`."""
+    """The display name, see `FenceTopology.name`."""
     agent: str
     level: int
     ran: Ran | None = None
     error: str | None = None
-    """Why its agent was not run, and what mends that."""
+    """Why the fence agent was not run; after "; " a hint."""
 
     @property
     def power(self) -> Power:
+        """The power state that the device reports; unknown if its agent was not run."""
         return Power.UNKNOWN if self.ran is None else power(self.ran)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceSeen:
-    """What became of asking all fence devices of a host for the status."""
+    """The results of status queries to all fence devices of a host."""
 
     devices: tuple[DeviceSeen, ...]
     too_open: tuple[str, ...] = ()
-    """The passwords' files that others may read."""
+    """Password files that other users may read."""
 
     def all_off(self, level: int) -> bool:
-        """Whether all devices of a level say that they are off."""
+        """Return whether all devices of a level report off."""
         return all(one.power is Power.OFF for one in self.devices if one.level == level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """Everything that was found out about one host."""
+    """All facts collected about one host."""
 
     host: Host
     facts: HostFacts | None = None
@@ -81,17 +83,17 @@ class Examined:
     probe_error: str | None = None
     kvm_boots: bool | None = None
     logins: Mapping[str, str | None] = field(default_factory=dict)
-    """For each other host: None if its libvirtd lets this one in, else why not."""
+    """By other host: why this host cannot log in to its libvirtd; None if it can."""
     ports: Mapping[str, bool] = field(default_factory=dict)
-    """For each other host: whether packets reach its migration ports."""
+    """By other host: whether packets reach its migration ports."""
     twins: tuple[str, ...] = ()
     """Other hosts with the same libvirt host UUID."""
     fence: FenceSeen | None = None
-    """None: it has no fence agent."""
+    """None if the host has no fence device in the inventory."""
 
 
 def check_host(examined: Examined, now: datetime) -> tuple[Finding, ...]:
-    """All findings about one host, in the order of the checks."""
+    """Check one host. Returns its findings in the order of the checks."""
     found = [*_libvirt(examined)]
     if examined.facts is not None:
         found += _accelerator(examined, examined.facts)
@@ -149,34 +151,33 @@ def _libvirt(examined: Examined) -> Iterator[Finding]:
             "same-libvirt",
             Severity.BLOCKER,
             name,
-            f"has the libvirt host UUID of {', '.join(examined.twins)}",
-            "set host_uuid in /etc/libvirt/libvirtd.conf to what uuidgen prints; restart libvirtd",
+            f"has the same libvirt host UUID as {', '.join(examined.twins)}",
+            "set host_uuid in /etc/libvirt/libvirtd.conf to the output of uuidgen, then restart"
+            " libvirtd",
         )
 
 
 def _accelerator(examined: Examined, facts: HostFacts) -> Iterator[Finding]:
     name = examined.host.name
     if examined.kvm_boots:
-        yield _finding(
-            "accelerator", Severity.OK, name, "KVM: an ordinary kernel was booted with it"
-        )
+        yield _finding("accelerator", Severity.OK, name, "KVM works: it booted a standard kernel")
     elif examined.probe is not None and examined.probe.kvm_device and examined.kvm_boots is False:
         yield _finding(
             "accelerator",
             Severity.WARNING,
             name,
-            "/dev/kvm is there but does not boot an ordinary kernel: guests need TCG (type 'qemu')",
-            "run kvm-ok; a virtual machine needs nested virtualisation on its host",
+            "/dev/kvm exists but fails to boot a standard kernel: guests need TCG (type 'qemu')",
+            "run kvm-ok; if the host is a virtual machine, enable nested virtualisation for it",
         )
     elif "kvm" in facts.accelerators:
-        yield _finding("accelerator", Severity.INFO, name, "KVM is offered; it could not be tried")
+        yield _finding("accelerator", Severity.INFO, name, "KVM is available; it was not tested")
     else:
         yield _finding(
             "accelerator",
             Severity.WARNING,
             name,
-            "no KVM: guests run under TCG, many times slower",
-            "switch on virtualisation in the firmware",
+            "no KVM: guests run under TCG, which is many times slower",
+            "enable virtualisation in the firmware",
         )
 
 
@@ -187,7 +188,7 @@ def _memory(name: str, facts: HostFacts) -> Iterator[Finding]:
         Severity.WARNING if short else Severity.OK,
         name,
         f"{show_bytes(facts.memory_free)} of {show_bytes(facts.memory)} free",
-        "move a guest away before another comes" if short else None,
+        "move a guest off the host before you move another one to it" if short else None,
     )
 
 
@@ -198,17 +199,17 @@ def _ssh(examined: Examined) -> Iterator[Finding]:
             "ssh",
             Severity.WARNING,
             name,
-            "no ssh address: storage and networks cannot be proven",
-            "add ssh: {address: ...} to the inventory",
+            "no ssh address: storage and networks cannot be verified",
+            "add ssh: {address: ...} to the host in the inventory",
         )
     elif examined.probe_error is not None:
         text, _, hint = examined.probe_error.partition("; ")
         yield _finding(
-            "ssh", Severity.BLOCKER, name, text, hint or f"try ssh {examined.host.ssh.address}"
+            "ssh", Severity.BLOCKER, name, text, hint or f"run ssh {examined.host.ssh.address}"
         )
     else:
         yield _finding(
-            "ssh", Severity.OK, name, f"login as {examined.host.ssh.user}, host key verified"
+            "ssh", Severity.OK, name, f"login as {examined.host.ssh.user} works, host key verified"
         )
 
 
@@ -219,8 +220,8 @@ def _clock(name: str, probe: HostProbe) -> Iterator[Finding]:
         Severity.WARNING if off else Severity.OK,
         name,
         f"clock differs by {show_seconds(abs(probe.clock_skew))}"
-        f" (measured to {show_seconds(probe.clock_uncertainty)})",
-        "run timedatectl set-ntp true there" if off else None,
+        f" (±{show_seconds(probe.clock_uncertainty)})",
+        "run timedatectl set-ntp true on the host" if off else None,
     )
 
 
@@ -230,7 +231,7 @@ def _post_copy(name: str, probe: HostProbe) -> Iterator[Finding]:
             "post-copy",
             Severity.WARNING,
             name,
-            "the kernel has no userfaultfd: no post-copy, and no snapshot while a guest runs",
+            "the kernel has no userfaultfd: no post-copy, no snapshots of running guests",
             "boot a kernel with CONFIG_USERFAULTFD",
         )
     elif probe.post_copy_by_root_only:
@@ -238,12 +239,12 @@ def _post_copy(name: str, probe: HostProbe) -> Iterator[Finding]:
             "post-copy",
             Severity.WARNING,
             name,
-            "userfaultfd is for root only: post-copy and snapshots fail unless QEMU runs as root",
-            "there: echo vm.unprivileged_userfaultfd=1 >/etc/sysctl.d/60-vmckpt.conf"
+            "only root may use userfaultfd: post-copy and snapshots fail unless QEMU runs as root",
+            "run on the host: echo vm.unprivileged_userfaultfd=1 >/etc/sysctl.d/60-vmckpt.conf"
             " && sysctl --system",
         )
     else:
-        yield _finding("post-copy", Severity.OK, name, "userfaultfd can be used")
+        yield _finding("post-copy", Severity.OK, name, "userfaultfd is available")
 
 
 def _shared_memory(name: str, probe: HostProbe) -> Iterator[Finding]:
@@ -255,14 +256,14 @@ def _shared_memory(name: str, probe: HostProbe) -> Iterator[Finding]:
         f"shared guest memory is in {probe.memory_backing_dir} ({probe.memory_backing_kind})",
         None
         if on_memory
-        else 'set memory_backing_dir = "/dev/shm" in /etc/libvirt/qemu.conf; restart libvirtd',
+        else 'set memory_backing_dir = "/dev/shm" in /etc/libvirt/qemu.conf, then restart libvirtd',
     )
 
 
 def _watchdog(name: str, probe: HostProbe) -> Iterator[Finding]:
-    """What would enforce the leases of guests that are protected there."""
+    """Report what would enforce the leases of protected guests on the host."""
     kept_by = rules.kill_method(timer=probe.no_trace is None, systemd=probe.systemd)
-    why = "" if probe.no_trace is None else f", as the kernel cannot: {probe.no_trace}"
+    why = "" if probe.no_trace is None else f" (not by the kernel: {probe.no_trace})"
     yield _finding(
         "watchdog",
         _WATCHDOGS[kept_by],
@@ -280,8 +281,8 @@ def _storage(host: Host, probe: HostProbe) -> Iterator[Finding]:
                 "storage",
                 Severity.WARNING,
                 host.name,
-                f"{path} is not there",
-                f"mount it, or take it out of {host.name}'s storage list",
+                f"{path} does not exist",
+                f"mount it, or remove it from storage: of {host.name} in the inventory",
             )
         else:
             short = room < 1024 * MIB
@@ -290,7 +291,7 @@ def _storage(host: Host, probe: HostProbe) -> Iterator[Finding]:
                 Severity.WARNING if short else Severity.OK,
                 host.name,
                 f"{path}: {show_bytes(room)} free",
-                "free some room" if short else None,
+                "free some space" if short else None,
             )
 
 
@@ -301,7 +302,7 @@ def _certificates(name: str, probe: HostProbe, now: datetime) -> Iterator[Findin
                 "certificate",
                 Severity.INFO,
                 name,
-                f"no {path}: no {use}",
+                f"{path} is missing: no {use}",
                 "see libvirt's TLS certificate guide (kbase/tlscerts)",
             )
     for path, pem in sorted(probe.certificates.items()):
@@ -312,7 +313,7 @@ def _certificates(name: str, probe: HostProbe, now: datetime) -> Iterator[Findin
                 "certificate",
                 Severity.WARNING,
                 name,
-                f"{path} is no certificate",
+                f"{path} is not a certificate",
                 f"replace {path}",
             )
             continue
@@ -337,10 +338,10 @@ def _peers(examined: Examined) -> Iterator[Finding]:
             "peer-login",
             Severity.OK if error is None else Severity.WARNING,
             name,
-            f"logs in at {other}'s libvirtd"
+            f"logs in to libvirtd on {other}"
             if error is None
-            else f"cannot log in at {other}'s libvirtd ({error}): client-driven migrations only",
-            None if error is None else f"set peer_uri of {other} to one that {name} can use",
+            else f"cannot log in to libvirtd on {other} ({error}): client-driven migrations only",
+            None if error is None else f"set peer_uri of {other} to a URI that {name} can use",
         )
     for other, open_ in sorted(examined.ports.items()):
         yield _finding(
@@ -349,7 +350,7 @@ def _peers(examined: Examined) -> Iterator[Finding]:
             name,
             f"reaches the migration ports of {other}"
             if open_
-            else f"packets to port {FIRST_PORT} of {other} are lost",
+            else f"packets to port {FIRST_PORT} of {other} are dropped",
             None if open_ else f"open TCP {FIRST_PORT}-49215 on {other} for {name}",
         )
 
@@ -360,29 +361,29 @@ def _fence(examined: Examined, seen: FenceSeen) -> Iterator[Finding]:
     for path in seen.too_open:
         yield _finding(
             "fence-password", Severity.WARNING, examined.host.name,
-            f"others may read the password in {path}", f"run chmod 600 {path}",
+            f"other users may read the password in {path}", f"run chmod 600 {path}",
         )  # fmt: skip
 
 
 def _fence_device(examined: Examined, seen: FenceSeen, device: DeviceSeen) -> Finding:
-    """A warning at the most: migrations do without."""
+    """Report on one fence device. Never a blocker, as migrations do not need fencing."""
     name, answers = examined.host.name, examined.facts is not None
-    severity, hint = Severity.WARNING, f"mend fence: of {name} in the inventory"
+    severity, hint = Severity.WARNING, f"correct fence: of {name} in the inventory"
     if device.ran is None:
-        text, _, told = (device.error or "it was not asked").partition("; ")
+        text, _, told = (device.error or "not queried").partition("; ")
         text = text if device.name == device.agent else f"{device.name}: {text}"
         hint = told or hint
     elif device.power is Power.UNKNOWN:
-        text = f"{device.name} cannot tell whether it is on: {device.ran.in_words}"
+        text = f"{device.name} does not report the power state: {device.ran.in_words}"
         hint = f"run {device.agent} by hand with its options and action=status"
     elif device.power is Power.OFF and answers and seen.all_off(device.level):
-        text = f"{device.name} says that it is off, but it answers: it asks another machine"
+        text = f"{device.name} reports off, but {name} answers: it controls another machine"
     elif device.power is Power.OFF and answers:
-        text = f"{device.name} says that it is off: {name} has only its other supplies"
-        hint = f"switch it on; if it is on, mend fence: of {name} in the inventory"
+        text = f"{device.name} reports off: {name} runs on its other power supplies only"
+        hint = f"switch it on; if it is on, correct fence: of {name} in the inventory"
     else:
         severity, hint = Severity.OK, ""
-        text = f"{device.name} says that it is {device.power}"
+        text = f"{device.name} reports {device.power}"
     return _finding("fence", severity, name, text, hint or None)
 
 
@@ -391,83 +392,83 @@ _LEAST = 2048 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReady:
-    """What one host has for snapshots."""
+    """What doctor found out about one host, for snapshots."""
 
     name: str
     agent: str | None
-    """Why no agent can be started there; None: one can."""
+    """Why no agent can be started on the host; None if one can."""
     state: str
-    """The folder in which captured memory lies until it is stored."""
+    """The folder that holds captured memory until it is stored."""
     room: Bytes | None
-    """Free below it; None: it cannot be made there."""
+    """Free space in that folder; None if the folder cannot be created."""
     stores: Mapping[str, str | None]
-    """By store that is a folder: why agents cannot write there; None: they can."""
+    """By store that is a folder: why agents cannot write to it; None if they can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReady:
-    """What a store is like from the controller."""
+    """What doctor found out about one store, from the controller."""
 
     wrong: str | None = None
-    """Why it cannot be used; None: it can."""
+    """Why the store cannot be used; None if it can."""
     hint: str | None = None
     tried: bool = True
-    """It was tried whether what is there stays there, which locks depend on."""
+    """Whether the guarantees that locks in the store rely on were tested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerReady:
-    """What the controller has for snapshots."""
+    """What doctor found out about the controller, for snapshots."""
 
     stores: Mapping[str, StoreReady]
     admins: Sequence[str]
-    """For whom snapshots are encrypted."""
+    """Names of the keys that new snapshots are encrypted for."""
     keys: str | None
-    """Why the keys cannot be read; None: they can."""
+    """Why the keys cannot be read; None if they can."""
 
 
 def of_host(ready: HostReady) -> Iterator[Finding]:
-    """Findings about a host."""
+    """Return findings about a host, for snapshots."""
     yield _warning(
-        "snapshot-agent", ready.name, ready.agent or "an agent can be started", ready.agent,
-        "install it there by hand: docs/hosts.md, The agent",
+        "snapshot-agent", ready.name, ready.agent or "the agent can be started", ready.agent,
+        "install the agent by hand: see docs/hosts.md, The agent",
     )  # fmt: skip
     yield _room(ready)
     for store, why in ready.stores.items():
         yield _warning(
-            "snapshot-store", ready.name, f"store {store}: {why or 'can be written'}", why,
-            f"mount it on {ready.name} under the path that hosts.yaml names, for writing",
+            "snapshot-store", ready.name, f"store {store}: {why or 'is writable'}", why,
+            f"mount it read-write on {ready.name}, at the path in hosts.yaml",
         )  # fmt: skip
 
 
 def of_controller(ready: ControllerReady) -> Iterator[Finding]:
-    """Findings about the controller."""
+    """Return findings about the controller, for snapshots."""
     where = "controller"
     for store, seen in ready.stores.items():
-        text = seen.wrong or "can be opened" + (", and its locks hold" if seen.tried else "")
+        text = seen.wrong or "can be opened" + (", and its locks work" if seen.tried else "")
         yield _warning(
             "snapshot-store", where, f"store {store}: {text}", seen.wrong,
-            seen.hint or "vmckpt snapshot init makes a new one; else see its place in hosts.yaml",
+            seen.hint or "run vmckpt snapshot init to make one, or correct stores: in hosts.yaml",
         )  # fmt: skip
     if ready.keys is not None:
         yield _warning(
-            "snapshot-keys", where, ready.keys, ready.keys, "vmckpt snapshot keys list tells more"
+            "snapshot-keys", where, ready.keys, ready.keys, "run vmckpt snapshot keys list"
         )
         return
     open_ = None if ready.admins else "snapshots are not encrypted"
     names = ", ".join(ready.admins)
     yield _warning(
         "snapshot-keys", where, open_ or f"snapshots are encrypted for {names}", open_,
-        "vmckpt snapshot keys new FILE, then vmckpt snapshot keys add NAME KEY",
+        "run vmckpt snapshot keys new FILE, then vmckpt snapshot keys add NAME KEY",
     )  # fmt: skip
 
 
 def _room(ready: HostReady) -> Finding:
-    hint = "free some room, or name another folder with agent_state in hosts.yaml"
+    hint = "free some space, or set agent_state in hosts.yaml to another folder"
     if ready.room is None:
-        why = f"{ready.state} cannot be made"
+        why = f"{ready.state} cannot be created"
         return _warning("snapshot-room", ready.name, why, why, hint)
-    short = "; a capture lays down a guest's memory" if ready.room < _LEAST else None
+    short = "; a capture stores a guest's memory there" if ready.room < _LEAST else None
     text = f"{ready.state}: {show_bytes(ready.room)} free{short or ''}"
     return _warning("snapshot-room", ready.name, text, short, hint)
 

@@ -1,4 +1,4 @@
-"""Ask hosts for everything that doctor checks, all at once."""
+"""Collect the facts that doctor checks, from all hosts in parallel."""
 
 import asyncio
 import dataclasses
@@ -16,7 +16,10 @@ from vmckpt.units import Bytes
 
 
 async def examine(hosts: Sequence[Host], everyone: Sequence[Host]) -> list[Examined]:
-    """Examine hosts; `everyone` are those they may have to migrate to."""
+    """Examine hosts in parallel. `everyone`: all hosts that guests may migrate to.
+
+    A host that does not answer is no error; the result says why it did not.
+    """
     names = {one.name for one in hosts}
     others = [one for one in everyone if one.name not in names]
     found, known = await asyncio.gather(
@@ -33,7 +36,7 @@ async def examine(hosts: Sequence[Host], everyone: Sequence[Host]) -> list[Exami
 
 
 def _with_twins(one: Examined, uuids: Mapping[str, str]) -> Examined:
-    """`uuids`: those of all hosts that answer, by their names."""
+    """Add the hosts with the same UUID. `uuids`: by name, of all hosts that answer."""
     own = uuids.get(one.host.name)
     twins = (name for name, uuid in uuids.items() if name != one.host.name and uuid == own)
     return dataclasses.replace(one, twins=tuple(twins))
@@ -47,11 +50,11 @@ async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
 
 
 async def _fence(host: Host) -> FenceSeen | None:
-    """Ask each of its fence devices for the status; nothing is switched."""
+    """Query the status of each fence device of a host. Nothing is switched."""
     if host.fence is None:
         return None
     too_open = tuple(str(path) for path in fence_agent.too_open(host.fence))
-    # One after the other: some devices let only one in at a time.
+    # One after the other, as some devices accept only one login at a time.
     devices = [await _device(host, host.fence, *place) for place in host.fence.places]
     return FenceSeen(devices=tuple(devices), too_open=too_open)
 
@@ -96,7 +99,7 @@ async def _facts(host: Host) -> tuple[HostFacts | None, str | None]:
             return None, exc.message
 
 
-# Only looks. Whether root may write to what is mounted read-only, the kernel tells, too.
+# The script changes nothing. `test -w` also detects a read-only mount when it is run by root.
 _SCRIPT = r"""
 at=$1; shift
 while [ ! -e "$at" ] && [ "$at" != / ]; do at=$(dirname "$at"); done
@@ -113,9 +116,10 @@ _WORDS = {"absent": "there is no store at {}", "closed": "{} is not writable"}
 async def ask_host(
     host: Host, stores: Mapping[str, str], find_agent: Callable[[Host], Awaitable[object]]
 ) -> HostReady | None:
-    """What a host has; `stores`: folders by name. None: it has no ssh address, or no answer.
+    """Examine a host for snapshots. `stores`: the folders of stores, by name.
 
-    `find_agent` raises RemoteError if there is none and none can be brought there.
+    `find_agent` raises RemoteError if the host has no agent and none can be installed. Returns None
+    if the host has no ssh address or does not answer.
     """
     if host.ssh is None:
         return None
@@ -125,7 +129,7 @@ async def ask_host(
                 ["sh", "-s", "--", host.agent_state, *stores.values()], text=_SCRIPT
             )
     except RemoteError:
-        return None  # doctor tells of it elsewhere
+        return None  # `check_host` reports it
     try:
         await find_agent(host)
         agent = None
@@ -135,7 +139,7 @@ async def ask_host(
 
 
 def parse_answer(host: Host, stores: Mapping[str, str], text: str, agent: str | None) -> HostReady:
-    """The script's answer. Pure."""
+    """Parse the output of `_SCRIPT`. `agent`: why no agent can be started, or None. Pure."""
     room: Bytes | None = None
     wrong: dict[str, str] = {}
     for line in text.splitlines():

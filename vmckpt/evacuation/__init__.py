@@ -1,1 +1,1 @@
-"""Move all guests away from a host: placement, order, and the run itself."""
+"""Evacuate a host: placement, order of the moves, and the run itself."""

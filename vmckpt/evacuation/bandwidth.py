@@ -1,7 +1,8 @@
-"""How moves share a network, and how long they take with what they get of it. Pure.
+"""Model how moves share a network, and how long they take with their share. Pure.
 
 A fluid model: bandwidth is shared fairly at both ends of each move (max-min fairness, Bertsekas and
-Gallager, Data Networks, 1992, section 6.5.2), and what a guest writes meanwhile must travel again.
+Gallager, Data Networks, 1992, section 6.5.2), and pages that the guest writes meanwhile are sent
+again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,19 @@ from vmckpt.model.migration import JobPhase, JobSample
 from vmckpt.units import BytesPerSecond, Seconds
 
 SETUP = Seconds(1.5)
-"""Looking, listening and the switchover, whatever the size."""
+"""Time for checks, connections and the switchover, for a guest of any size."""
 _KEEPS = 0.95
 _MUCH_MORE = 1.25
 _ROOM = 2.0
-"""Times its dirty rate that a guest must get to be slowed down for another."""
+"""A move may be slowed down for another one if it keeps this multiple of its dirty rate."""
 _LEAST_GAIN = 0.1
-"""A guest that writes faster than that leaves of its share is ended by post-copy, or slowed."""
+"""Minimum progress, as a share of the bandwidth: post-copy or throttling ends the move of a guest
+that writes faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One guest from one host to another."""
+    """The move of a guest from one host to another."""
 
     tenant: Tenant
     source: str
@@ -36,26 +38,26 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Under:
-    """A move on its way."""
+    """A running move."""
 
     move: Move
     setup: Seconds = SETUP
-    """What is left of it."""
+    """Remaining time of its setup."""
     left: float = 0.0
-    """Bytes."""
+    """Bytes that remain to be sent."""
     ending: bool = False
-    """What is left takes no longer than the setup of another, which may begin now."""
+    """The rest takes no longer than the setup of another move, which may begin now."""
     shared: bool = False
-    """Another one used its links, too."""
+    """Another move used the same links, too."""
 
 
 def begin(move: Move) -> Under:
-    """It starts now."""
+    """Return the move as it starts."""
     return Under(move=move, left=float(move.tenant.travels))
 
 
 def shares(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> dict[str, float]:
-    """Bytes per second of each by its guest's name; those in their setup take none."""
+    """Return each move's bandwidth in bytes per second, by guest, without moves in their setup."""
     sending = [one.move for one in running if one.setup <= 0]
     ends = {
         move.name: ((">", move.source), ("<", move.target), ("=", move.name)) for move in sending
@@ -82,15 +84,18 @@ def shares(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> dic
 
 
 def gain(under: Under, rate: float) -> float:
-    """Bytes by which less is left each second."""
+    """Return how many bytes fewer remain each second."""
     return max(rate - under.move.tenant.dirty, rate * _LEAST_GAIN)
 
 
 def advance(
     running: Sequence[Under], links: Mapping[str, BytesPerSecond]
 ) -> tuple[Seconds, list[Under]]:
-    """Until the next one ends, is about to end, or is through with its setup: how long that takes,
-    and what is under way then; one that has ended has nothing left."""
+    """Return the time until the next change, and the moves as they are then.
+
+    A change is the end of a move, its last phase (`ending`), or the end of its setup. A move that
+    has ended has no bytes left.
+    """
     rates = shares(running, links)
     turns = [_turn(one, rates) for one in running]
     step = Seconds(min(turns))
@@ -107,7 +112,7 @@ def advance(
 
 
 def _turn(under: Under, rates: Mapping[str, float]) -> float:
-    """When something happens to it, from now."""
+    """Return the time until the next change of a move."""
     if under.setup > 0:
         return under.setup
     rest = under.left / gain(under, rates[under.move.name])
@@ -115,7 +120,7 @@ def _turn(under: Under, rates: Mapping[str, float]) -> float:
 
 
 def over(under: Under) -> bool:
-    """Whether it has ended."""
+    """Return whether the move has ended."""
     return under.setup <= 0 and under.left <= 0
 
 
@@ -124,14 +129,16 @@ def _ends(move: Move) -> set[tuple[str, str]]:
 
 
 def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> bool:
-    """Whether to begin now is better than to wait: those beside it keep what they have of the
-    network, or are about to end; or they get enough, and it gets as much as it ever could, or all
-    together much more than before.
+    """Return whether it is better to begin a move now than to wait.
 
-    A link that is full carries no more for being shared, and a guest that writes much and gets
-    little of it sends the same pages over and over. (Measured with bench/evacuation.py against the
-    order in which everything starts at once: half the time.) But a narrow link at the other end
-    that is idle meanwhile, or one that a single stream does not fill, is time lost.
+    It is if the moves on the same links keep their bandwidth or are about to end. It also is if
+    they keep enough and the new move gets all that its links carry, or if all moves together get
+    much more than before.
+
+    A full link carries no more for being shared, and a guest that writes much and gets little
+    bandwidth sends the same pages again and again. (Measured with bench/evacuation.py against
+    starting all moves at once: half the time.) But bandwidth is wasted on a narrow link at the
+    other end that is idle, or on a link that a single stream does not fill.
     """
     busy = [replace(one, setup=Seconds(0.0)) for one in running if not one.ending]
     beside = [
@@ -140,7 +147,7 @@ def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPer
     ]  # fmt: skip
     if not beside:
         return True
-    # Only moves that share a link with one of those affect their rates.
+    # Only moves that share a link with these affect their rates.
     ends = {end for one in busy if one.move.name in beside for end in _ends(one.move)}
     busy = [one for one in busy if ends & _ends(one.move)]
     before = shares(busy, links)
@@ -155,7 +162,7 @@ def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPer
 
 
 def alone(move: Move, links: Mapping[str, BytesPerSecond]) -> float:
-    """Bytes per second that it gets with nobody beside it."""
+    """Return the bandwidth, in bytes per second, of a move without others on its links."""
     return min(links[move.source], links[move.target], _most(move))
 
 
@@ -164,29 +171,30 @@ def _most(move: Move) -> float:
 
 
 _TELLING = Seconds(1.0)
-"""QEMU tells what it has sent ten times a second, and libvirt is asked less often."""
+"""Minimum time between the samples of a stream: QEMU updates its counters ten times a second, and
+libvirt is asked less often."""
 
 
 class Streams:
-    """By the names of their guests."""
+    """The measured streams of running moves, by guest name."""
 
     def __init__(self) -> None:
         self._first: dict[str, JobSample] = {}
         self._last: dict[str, JobSample] = {}
 
     def heard(self, name: str, sample: JobSample) -> None:
-        """What counts is what is sent while the guest runs on the source."""
+        """Take a sample into account, if the guest still runs on the source."""
         if sample.phase is JobPhase.PRE_COPY and sample.iteration:
             self._first.setdefault(name, sample)
             self._last[name] = sample
 
     def ended(self, name: str) -> None:
-        """However it did."""
+        """Forget a move that has ended, in whatever way."""
         self._first.pop(name, None)
         self._last.pop(name, None)
 
     def carry(self) -> dict[str, BytesPerSecond]:
-        """On average so far; without those that are too young to tell."""
+        """Return each stream's average bandwidth, without streams that are too new."""
         found = {}
         for name, last in self._last.items():
             first = self._first[name]

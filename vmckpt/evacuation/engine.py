@@ -1,4 +1,4 @@
-"""Carry out a plan: each move is an ordinary migration; what comes of it decides what is next."""
+"""Carry out a plan: each move is an ordinary migration, and its result decides about the next."""
 
 import asyncio
 import math
@@ -25,25 +25,27 @@ from vmckpt.model.migration import Decision
 from vmckpt.units import Seconds, show_seconds
 
 MOVING, PAUSED, STOPPING = "", "paused", "stopping"
-"""How a run stands."""
+"""The phases of a run."""
 POLL = Seconds(0.5)
-"""How often other terminals are listened to."""
+"""Interval between checks for requests from other terminals."""
 _SILENT = Seconds(5.0)
-"""How soon hosts are looked at again when nobody can move."""
+"""Interval between looks at the hosts while no guest can move."""
 _OLD = Seconds(60.0)
-"""Others start guests and move them, too: what was seen so long ago is looked at again before
-anybody else begins."""
+"""Others move guests, too: an older view is renewed before another move begins."""
 _SELDOM = 10.0
-"""But a look that takes long is taken no more often than that."""
+"""A look is not repeated before this multiple of its duration has passed."""
 _LOST = Seconds(300.0)
-"""A host that is silent for so long in the middle of a run, and nobody moves, is given up."""
+"""A host that is silent for this long during a run, while no guest moves, is given up."""
 _LOOKS = 12
-"""So many looks that change nothing: nobody ever will."""
+"""After this many looks without a change, waiting guests are given up."""
 
 
 class Run:
-    """One run. `stop`: nothing new begins, and what is on its way goes on to its end. `mark`: hears
-    how the run stands, for whoever may have to go on with it."""
+    """One run.
+
+    `stop`: when set, no move begins any more, and running moves finish. `mark`: receives the phase
+    of the run, for a controller that may have to continue it.
+    """
 
     def __init__(
         self, world: World, task: Task, terms: EvacuationTerms, stop: asyncio.Event, *,
@@ -54,30 +56,30 @@ class Run:
         self._stop, self._tell_ = stop, tell
         self._step_log, self._mark, self._marked = step_log, mark, MOVING
         self._cancelled = False
-        """By a person: a machine that goes down sends signals, too."""
+        """Cancelled by the operator; a signal at the machine's shutdown also sets `stop`."""
         self._state = RunState()
         self._seen: FleetView | None = None
         self._seen_at = self._look_took = Seconds(0.0)
         self._silent_since: Seconds | None = None
-        """Since when the host has missed every look."""
+        """When the host first missed a look, if it has missed every look since."""
         self._known: dict[str, Known] = {}
-        """Who was begun with, by name; the last look may show a guest otherwise."""
+        """Guests as they were when their moves began, by name; they may have changed since."""
         self._plan: Plan | None = None
         self._moves: dict[asyncio.Task[Moved], Move] = {}
         self._ahead = Prefetcher(self._start)
         self._next: Sequence[Move] = ()
-        """Who is worth being made ready, in order."""
+        """Moves that are worth preparing, in order."""
         self._arrived: list[Arrived] = []
         self._shut: list[str] = []
         self._foreign: set[str] = set()
         self._stuck = 0
-        """Looks one after the other that changed nothing."""
+        """Number of consecutive looks without a change."""
         self._asked: RunState | None = None
         self._asked_until = Seconds(0.0)
         self._began = _now()
 
     async def through(self, plan: Plan | None) -> MoveEnd:
-        """To its end. `plan`: what it begins with, if that was just made."""
+        """Run to the end. `plan`: a plan that was just made. Raises Blocked, Cancelled."""
         self._plan = plan
         try:
             await self._look_first()
@@ -98,7 +100,7 @@ class Run:
             await self._ahead.dismiss()
             await self._stop_others()
         finally:
-            # A migration that is broken off here is in the journal, for recovery.
+            # The journal has migrations that are interrupted here, for recovery.
             for one in self._moves:
                 one.cancel()
             self._ahead.cancel()
@@ -123,15 +125,15 @@ class Run:
                 case RequestKind.CANCEL:
                     self._cancelled = True
                     self._stop.set()
-                    self._answer(request, "nothing new begins; what is on its way goes on")
+                    self._answer(request, "no move begins any more; running moves finish")
                 case RequestKind.PAUSE:
                     self._state = replace(self._state, paused=True)
-                    self._answer(request, "paused: nothing new begins")
+                    self._answer(request, "paused: no move begins until resumed")
                 case RequestKind.GO_ON:
                     self._state = replace(self._state, paused=False)
-                    self._answer(request, "going on")
+                    self._answer(request, "resumed")
                 case _:
-                    self._answer(request, "ask that of the guest's own job", ok=False)
+                    self._answer(request, "send this request to the guest's own job", ok=False)
 
     def _answer(self, request: Request, text: str, *, ok: bool = True) -> None:
         if self._step_log is not None:
@@ -139,32 +141,31 @@ class Run:
         self._tell(str(self._task.kind), text, "operator")
 
     async def _look_first(self) -> None:
-        """Of a host that says nothing nobody knows whether it is empty. Raises Blocked."""
+        """Look until the host answers: it may have guests. Raises Blocked, Cancelled."""
         for _ in range(_LOOKS):
             await self._replan()
             if self._seen is not None:
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _SILENT)
-                raise Cancelled(f"stopped: {self._task.host} does not answer; nobody was moved")
+                raise Cancelled(f"stopped: {self._task.host} does not answer; no guest was moved")
         raise Blocked(
-            f"{self._task.host} does not answer any more; nobody was moved",
+            f"{self._task.host} no longer answers; no guest was moved",
             hint=f"run vmckpt doctor {self._task.host}",
         )
 
     async def _replan(self) -> None:
-        """New targets for all that wait, by what is true now."""
+        """Assign new targets to all waiting guests by the present state."""
         seen = await self._look()
         if self._task.host in seen.silent:
             if self._silent_since is None:
                 self._silent_since = _now()
-            return  # nothing is known of the guests there: what was planned stands
+            return  # its guests are unknown, so the plan stays as it is
         self._silent_since = None
         self._plan_by(seen)
 
     async def _look_again(self) -> None:
-        """Others start guests and move them, too; but nobody is given up for a host that has missed
-        one look."""
+        """Renew the view and replan, but not if a host has missed this one look."""
         seen, before = await self._look(), self._seen
         if before is not None and not seen.silent.keys() - before.silent.keys():
             self._plan_by(seen)
@@ -185,7 +186,7 @@ class Run:
             if one.name in asked and one.stays == ON_ITS_WAY and one.name not in ours | given_up
         }  # fmt: skip
         for name in sorted(foreign - self._foreign):
-            self._tell(name, "is on its way by another order; waited for until it is there", "wait")
+            self._tell(name, "is being moved by another job; waiting until it has arrived", "wait")
         self._foreign = foreign
         self._state = states.planned(
             self._state, self._fleet(seen), self._terms.rules, _now(), asked=asked - self._foreign
@@ -205,7 +206,7 @@ class Run:
         self._state = states.carrying(self._state, self._world.streams())
         self._state = states.nearing(self._state, self._world.nearing())
         if self._state is self._asked and _now() < self._asked_until:
-            return  # nothing is other than when nobody could begin
+            return  # nothing has changed since no move could begin
         fleet = self._fleet(self._seen)
         for move in states.due(self._state, fleet, self._terms, _now()):
             self._state = states.begins(self._state, [move])
@@ -222,26 +223,26 @@ class Run:
         return asyncio.create_task(self._world.move(known, move.target, turn), name=move.name)
 
     def _make_ready(self) -> None:
-        """Who is next; while it is paused those that are ready stay so."""
+        """Prepare the next moves; while the run is paused, prepared moves stay prepared."""
         if self._stop.is_set():
             self._ahead.look(())
         elif not self._state.paused:
             self._ahead.look(self._next)
 
     def _take(self) -> tuple[bool, bool]:
-        """Take what has ended into account; whether anything has, and whether those that wait are
-        to be planned anew."""
+        """Process the moves that have ended. Returns whether there were any, and whether the
+        waiting guests must be replanned."""
         ended = [one for one in self._moves if one.done()]
         good = [self._end(self._moves.pop(one), one.result()) for one in ended]
         for move, work in self._ahead.ended():
-            # Who fails before its turn has had it.
+            # A move that fails before its turn counts as begun.
             self._state = states.begins(self._state, [move])
             good.append(self._end(move, work.result()))
         last = not self._state.waiting or self._state.hoping
         return bool(good), bool(good) and bool(last or not all(good))
 
     async def _wait(self) -> None:
-        """Until something has changed, or somebody is to be listened to."""
+        """Wait for a change, at most until the next check for requests."""
         if not self._moves:
             await self._idle()
             return
@@ -249,7 +250,8 @@ class Run:
         await asyncio.wait(works, timeout=POLL, return_when=asyncio.FIRST_COMPLETED)
 
     async def _idle(self) -> None:
-        """Nobody moves: until somebody may be tried again, or a look may show something new."""
+        """Wait, while no guest moves, until a guest may be tried again or a look may show a
+        change."""
         now = _now()
         wakes = states.wakes(self._state, now, self._terms.patience)
         until = now + _SILENT if wakes is None else wakes
@@ -272,17 +274,17 @@ class Run:
                 self._state = states.stuck(self._state, one)
 
     def _lost(self) -> None:
-        """The host says nothing any more: what becomes of those who are still there nobody sees."""
+        """Give up the guests that are still on a host that no longer answers."""
         course, host = self._state, self._task.host
         late = [one.tenant for one in course.waiting] + [one.tenant for one in course.hoping]
         late += [_tenant(self._seen, name) for name in sorted(self._foreign)]
-        why, hint = f"{host} does not answer any more", f"run vmckpt doctor {host}"
+        why, hint = f"{host} no longer answers", f"run vmckpt doctor {host}"
         left = (Unplaced(tenant=one, why=why, hint=hint) for one in late)
         self._state = replace(course, waiting=(), hoping=(), left=(*course.left, *left))
         self._foreign = set()
 
     def _end(self, move: Move, moved: Moved) -> bool:
-        """Take what came of a move into account; whether it was good."""
+        """Process the result of a move. Returns whether it succeeded."""
         assert self._seen is not None
         known = self._known[move.name]
         if moved.good:
@@ -314,7 +316,7 @@ class Run:
         return f"moved in {show_seconds(moved.took)}{pause}; {done} of {of}"
 
     async def _stop_others(self) -> None:
-        """Who is not to run meanwhile goes last: that is the shortest time without it."""
+        """Shut down and suspend guests last, so that they are stopped for the shortest time."""
         if self._seen is None or self._stop.is_set():
             return
         names = sorted(self._task.to_stop(self._seen))
@@ -324,7 +326,7 @@ class Run:
             self._hear()
             if self._stop.is_set():
                 return
-        if names and paused:  # that may be hours later
+        if names and paused:  # the pause may have lasted hours
             await self._replan()
             names = sorted(self._task.to_stop(self._seen))
 
@@ -332,7 +334,7 @@ class Run:
             known = self._seen.known[name] if self._seen is not None else None
             assert known is not None
             verb, done = ("suspends", "saved") if known.suspends else ("shuts down", "shut off")
-            self._tell(name, f"{verb}, as its policy has it", "evacuate")
+            self._tell(name, f"{verb}, as its policy says", "evacuate")
             why = await self._world.stop(known)
             if why is None:
                 self._shut.append(known.guest.uuid)
@@ -349,7 +351,7 @@ class Run:
     def _ended(self) -> MoveEnd:
         course = self._state
         left: tuple[Unplaced, ...] = (*course.left, *course.hoping, *self._stopped_before())
-        if self._seen is not None:  # not who was only to make room for another one
+        if self._seen is not None:  # without guests that were only to make room for others
             wanted = self._task.asked(self._seen) | self._task.to_stop(self._seen)
             left = plans.worded((one for one in left if one.tenant.name in wanted), self._seen)
             left += self._task.unseen(self._seen)
@@ -360,14 +362,14 @@ class Run:
         )  # fmt: skip
 
     def _stopped_before(self) -> list[Unplaced]:
-        """Whose turn has not come: all of them, however they were to leave."""
+        """Return all guests whose turn has not come, however they were to leave."""
         hint = _again(self._task)
-        late = [(one.tenant, "it was stopped before its turn") for one in self._state.waiting]
+        late = [(one.tenant, "the run stopped before its turn") for one in self._state.waiting]
         if self._stop.is_set() and self._seen is not None:
             late += [(_tenant(self._seen, name), ON_ITS_WAY) for name in sorted(self._foreign)]
             told = {one.tenant.name for one in self._state.left}
             late += [
-                (_tenant(self._seen, name), "it was stopped before it was shut down or suspended")
+                (_tenant(self._seen, name), "the run stopped before it was shut down or suspended")
                 for name in sorted(self._task.to_stop(self._seen) - told)
                 if self._seen.known[name].guest.uuid not in self._shut
             ]  # fmt: skip
@@ -376,8 +378,8 @@ class Run:
 
 def _again(task: Task) -> str:
     if task.host == FLEET:
-        return f"vmckpt {task.kind} goes on"
-    return f"vmckpt {task.kind} {task.host} goes on"
+        return f"run vmckpt {task.kind} again"
+    return f"run vmckpt {task.kind} {task.host} again"
 
 
 def _tenant(seen: FleetView | None, name: str) -> Tenant:

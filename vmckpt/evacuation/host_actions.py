@@ -1,4 +1,4 @@
-"""The hosts, as a run that empties or fills one acts on them."""
+"""Carry out the actions of a run on the hosts."""
 
 import asyncio
 import time
@@ -45,23 +45,23 @@ from vmckpt.protection import stop as protection_stop
 from vmckpt.units import BytesPerSecond, Seconds
 
 Resolve = Callable[[str], Awaitable[Outcome | None]]
-"""What a job came to whose end nobody knew; None: that cannot be told yet."""
+"""Recovers a job with an unknown outcome. Returns the outcome, or None if still unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """Who gave the order, and what it may use."""
+    """The order for a run, and what the run may use."""
 
     scope: Scope
     task: Task
     caller: Caller
     abort: asyncio.Event
-    """Set: also what is on its way is to go back."""
+    """Set: running moves are to be cancelled, too."""
     resolve: Resolve
 
 
 class Site:
-    """The hosts as a run acts on them; see interfaces.World."""
+    """The hosts that a run acts on; implements interfaces.World."""
 
     def __init__(self, orders: Orders, hosts: Hosts, recorder: Recorder, checks: Checks) -> None:
         self._orders, self._hosts, self._recorder = orders, hosts, recorder
@@ -98,8 +98,10 @@ class Site:
             self._streams.ended(known.name)
 
     async def _migrate(self, known: Known, target: str, turn: Turn) -> Moved:
-        """What a controller that died has left of the guest is settled, if that can be done by now:
-        at the beginning its target may still have been silent, or libvirt at it."""
+        """Migrate a guest, after recovering what a controller that died has left of it.
+
+        At the beginning of the run, the target of that job, or its libvirt, may have been silent.
+        """
         try:
             return await self._migrate_once(known, target, turn)
         except GuestLocked:
@@ -109,13 +111,13 @@ class Site:
             return await self._migrate_once(known, target, turn)
 
     async def _migrate_once(self, known: Known, target: str, turn: Turn) -> Moved:
-        """An ordinary migration, which is a part of this job."""
+        """Migrate a guest by an ordinary migration, as a part of this job."""
         orders, scope, name = self._orders, self._orders.scope, known.name
         setting = Setting(
             source=scope.inventory.host(known.host), target=scope.inventory.host(target),
             policies=scope.once(), outside=None,
         )  # fmt: skip
-        # What the plan has measured need not be measured again: others wait for the link.
+        # The plan has measured the link; other moves wait for it.
         check = self._checks.get((name, target))
         if check is not None and check.mode not in set(Mode):
             check = None  # it was off, or protected, when the plan was made
@@ -127,7 +129,7 @@ class Site:
 
         async def own_turn() -> None:
             await turn.wait()
-            self._recorder.check()  # it may be long after the first look
+            self._recorder.check()  # the wait may have been long
             self._nearing.begins(name, check, _now())
 
         def tell(event: Sampled | None) -> None:
@@ -155,7 +157,8 @@ class Site:
         return reports.judged(await self._resolved(found), known.guest.name)
 
     async def _in_no_hands(self, uuid: str) -> None:
-        """Raises GuestLocked; what a dead controller has left is settled first, if it can be."""
+        """Check that no operation holds the guest; recover an interrupted one. Raises
+        GuestLocked."""
         try:
             await asyncio.to_thread(jobs.require_unlocked, uuid)
         except GuestLocked:
@@ -164,7 +167,7 @@ class Site:
                 raise
 
     async def _define(self, known: Known, target: str) -> Moved:
-        """A guest that is off is moved as it is, unless somebody has it in his hands."""
+        """Move a guest that is off, unless another operation holds it."""
         orders, began = self._orders, time.monotonic()
         host = orders.scope.inventory.host
 
@@ -172,7 +175,7 @@ class Site:
             orders.caller.emit(OnItsWay(guest=known.name, target=target, sampled=event))
 
         await self._in_no_hands(known.guest.uuid)
-        await self.tidy()  # an attempt before this one may have left images in the way
+        await self.tidy()  # an earlier attempt may have left images that are in the way
         async with (
             self._step(known, target),
             stop_requested(orders.abort) as stop,
@@ -188,12 +191,12 @@ class Site:
         return Moved(good=True, took=Seconds(time.monotonic() - began))
 
     async def tidy(self) -> None:
-        """Images that were made for guests who never came go; what has to stay is told."""
+        """Remove images of moves that did not arrive; warn of images that must stay."""
         job = self._recorder.id
         if job is None or not (open_ := await asyncio.to_thread(offline_move.left_by, job)):
             return
         host = self._orders.scope.inventory.host
-        with suppress(LeaseLost):  # then they are another controller's
+        with suppress(LeaseLost):  # then another controller removes them
             for one in await offline_move.undo_left(
                 open_, host, self._hosts.logins, self._recorder
             ):
@@ -203,8 +206,10 @@ class Site:
     async def _step(
         self, known: Known, target: str, step: str = MOVE, **more: str
     ) -> AsyncIterator[None]:
-        """Record an action that is no job of its own as a step of this one: repopulate and
-        observers read it."""
+        """Record an action that is no job of its own as a step of this job.
+
+        Repopulate, and programs that show the job, read it.
+        """
         intent = {
             "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host, "to": target,
             "called": known.name, **more,
@@ -215,7 +220,7 @@ class Site:
 
     @asynccontextmanager
     async def _concluded(self, number: int) -> AsyncIterator[None]:
-        """What came of a step is written down; whoever is killed within leaves it open."""
+        """Record the result of a step. If the process is killed, the step stays open."""
         try:
             yield
         except VmckptError:
@@ -224,14 +229,16 @@ class Site:
         await self._conclude(number, StepState.DONE)
 
     async def _conclude(self, number: int, state: StepState) -> None:
-        """For who looks on: whether it was done the hosts know better."""
+        """Record the result, for display only: recovery asks the hosts."""
         with suppress(JournalError, LeaseLost):
             await asyncio.to_thread(self._recorder.conclude, number, state)
 
     async def _protect(self, known: Known, target: str) -> Moved:
-        """Another standby for a guest that runs elsewhere; what is against it is seen before.
+        """Give the guest of a standby, which runs elsewhere, another standby, after a preflight.
 
-        The target is to blame only for what is told of it: both others have their own troubles."""
+        A failure is attributed to the target only if it names the target: the guest's host and the
+        old backup may have troubles of their own.
+        """
         orders, began = self._orders, time.monotonic()
         another = await asyncio.to_thread(planner.another, orders.scope, known, target)
         final = ""
@@ -249,24 +256,24 @@ class Site:
                     final = another.words
                     done = await relocate_standby.move(another, caller)
         except VmckptError as exc:
-            if final:  # its standby may be gone: what is tried again would not find it
+            if final:  # its standby may be gone, so another attempt would not find it
                 orders.caller.warn(f"{another.guest} may have no standby now: {exc.message}")
             blame = FailureSide.TARGET if _told_of(exc, target) else FailureSide.GUEST
             return Moved(good=False, why=exc.message, blame=blame, final=final)
         return Moved(good=True, job=done.job, took=Seconds(time.monotonic() - began))
 
     async def _switch(self, known: Known, target: str) -> Moved:
-        """A protected guest goes on as its standby, without loss, and has none after that."""
+        """Switch a protected guest to its standby, without loss. It has no standby afterwards."""
         caller = self._orders.caller
-        # Who is told to stop lets it arrive.
+        # A run that is stopped lets the switchover finish.
         async with stop_requested(self._orders.abort) as stop, self._step(known, target):
             ended = await protection_stop.planned(
                 active.of(self._orders.scope.inventory, known.guest.uuid),
                 replace(caller, stop=stop),
             )
         caller.warn(
-            f"{known.name} has no standby any more; vmckpt protect {known.name} --reverse makes"
-            " one once its old host is back"
+            f"{known.name} has no standby any more; once its old host is back, run vmckpt protect"
+            f" {known.name} --reverse"
         )
         return Moved(good=True, took=ended.took)
 
@@ -279,7 +286,7 @@ class Site:
         return self._streams.carry()
 
     async def _resolved(self, found: MigrationReport) -> MigrationReport:
-        """Recovery may know how it ended where the migration itself could not."""
+        """Return the report with the outcome that recovery finds, if the migration's is unknown."""
         if found.outcome is not Outcome.UNKNOWN or found.job is None:
             return found
         outcome = await self._orders.resolve(found.job)
@@ -291,7 +298,7 @@ class Site:
         limit = known.policy.evacuation.shutdown
         try:
             await self._in_no_hands(uuid)
-            # Whoever brings guests back must know whom to start, whatever becomes of us.
+            # Repopulate must know which guests to start, even if this process dies.
             intent = {"uuid": uuid, "guest": known.guest.name, "saved": known.suspends}
             number = await asyncio.to_thread(self._recorder.intend, SHUT_DOWN, intent)
             async with self._concluded(number), Hypervisor(host) as hypervisor:
@@ -304,13 +311,16 @@ class Site:
         return None
 
     async def start_again(self, *, stopped: bool) -> tuple[tuple[str, ...], tuple[Unplaced, ...]]:
-        """Guests that were shut down before, and who of them is not started. `stopped`: nobody
-        is."""
+        """Start the guests that an evacuation stopped. Returns the names of the started guests, and
+        the others.
+
+        `stopped`: the run was stopped, so no guest is started.
+        """
         task, scope = self._orders.task, self._orders.scope
         if not task.start:
             return (), ()
         if stopped:
-            why, named = "it was stopped before that", dict(task.called)
+            why, named = "the run stopped before that", dict(task.called)
             return (), tuple(
                 reports.off(named.get(one, one), task.host, why) for one in sorted(task.start)
             )
@@ -330,7 +340,7 @@ class Site:
 
 
 def _told_of(exc: VmckptError, host: str) -> bool:
-    """Whether it is a fault of that host."""
+    """Return whether an error is a fault of that host."""
     by_host = isinstance(exc, HypervisorError) and exc.host == host
     return by_host or exc.message.startswith(f"{host}: ")
 

@@ -1,6 +1,7 @@
-"""What an evacuation acts on, and moves that are prepared before their turn.
+"""The interfaces between an evacuation and its hosts, and moves that are prepared before their
+turn.
 
-No link is to lie idle for a preflight.
+Moves are prepared so that no link is idle during a preflight.
 """
 
 import asyncio
@@ -17,22 +18,22 @@ from vmckpt.units import BytesPerSecond, Seconds
 
 T = TypeVar("T")
 _AHEAD = 2
-"""So many wait ready for their turn: more would not begin sooner."""
+"""Number of moves that wait prepared for their turn: more would not begin any sooner."""
 
 
 class Turn:
-    """When a move may begin."""
+    """The permission for a move to begin."""
 
     def __init__(self) -> None:
         self._told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.ready = False
-        """All that can be done before it is done."""
+        """Everything that can be done before the turn is done."""
 
     async def wait(self) -> None:
-        """Raises Superseded if it does not come."""
+        """Wait for the turn. Raises Superseded if the move is not to begin."""
         self.ready = True
         if not await asyncio.shield(self._told):
-            raise Superseded("others go first, or it goes elsewhere; nothing was changed")
+            raise Superseded("another move goes first, or to another host; nothing was changed")
 
     def come(self) -> None:
         if not self._told.done():
@@ -51,17 +52,17 @@ class _Ready(Generic[T]):
 
 
 class Prefetcher(Generic[T]):
-    """Who is made ready, one at a time: several at once would keep each other waiting."""
+    """Prepares the next moves, one at a time: concurrent preparations would delay each other."""
 
     def __init__(self, start: "Callable[[Move, Turn], asyncio.Task[T]]") -> None:
-        """`start`: begin to make a move ready; it goes on when its turn comes."""
+        """`start`: begin to prepare a move, which continues when its turn comes."""
         self._start = start
         self._ready: dict[str, _Ready[T]] = {}
         self._begun: list[_Ready[T]] = []
         self._refused: list[_Ready[T]] = []
 
     def begin(self, move: Move) -> "asyncio.Task[T]":
-        """Its turn has come, whether it was made ready or not."""
+        """Give a move its turn, whether it is prepared or not. Returns its task."""
         ready = self._ready.get(move.name)
         if ready is None or _way(ready.move) != _way(move):
             self._refuse([move.name])
@@ -72,7 +73,8 @@ class Prefetcher(Generic[T]):
         return ready.work
 
     def look(self, waiting: Collection[Move]) -> None:
-        """`waiting`: who is next, in order. Others are not made ready any more."""
+        """Prepare the first of `waiting`, the next moves in order, and dismiss prepared moves that
+        are not among them."""
         ways = {_way(one) for one in waiting}
         self._refuse([name for name, one in self._ready.items() if _way(one.move) not in ways])
         self._begun = [one for one in self._begun if not one.work.done()]
@@ -86,18 +88,18 @@ class Prefetcher(Generic[T]):
 
     @property
     def works(self) -> "set[asyncio.Task[T]]":
-        """What may end before its turn, because it cannot begin at all."""
+        """The tasks of prepared moves; those that cannot begin end before their turn."""
         return {one.work for one in self._ready.values()}
 
     def ended(self) -> "list[tuple[Move, asyncio.Task[T]]]":
-        """Those that have ended before their turn; they are not ahead any more."""
+        """Return the moves that ended before their turn, and forget them."""
         found = [one for one in self._ready.values() if one.work.done()]
         for one in found:
             del self._ready[one.move.name]
         return [(one.move, one.work) for one in found]
 
     async def dismiss(self) -> None:
-        """No turn comes any more; returns when nobody waits for one."""
+        """Refuse all turns. Returns when the tasks have ended."""
         self._refuse(list(self._ready))
         await asyncio.gather(*(one.work for one in self._refused), return_exceptions=True)
 
@@ -122,14 +124,14 @@ def _way(move: Move) -> tuple[str, str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """What came of one move."""
+    """The result of a move."""
 
     good: bool
     why: str = ""
-    """Why not."""
+    """Why it failed."""
     blame: FailureSide = FailureSide.TARGET
     final: str = ""
-    """What somebody has to do about it: it is not tried again; empty: it may be."""
+    """What the operator must do, as the move is not tried again; empty if it may be tried again."""
     job: str | None = None
     took: Seconds = Seconds(0.0)
     downtime: Seconds | None = None
@@ -139,20 +141,20 @@ class World(Protocol):
     """What a run acts on."""
 
     async def look(self) -> FleetView:
-        """What is true now. Raises VmckptError only for what looking again does not mend."""
+        """Return the present state. Raises VmckptError only if looking again would not help."""
 
     async def move(self, known: Known, target: str, turn: Turn) -> Moved:
-        """Make a move ready, and carry it out when its turn comes; returns however it ends."""
+        """Prepare a move, and carry it out when its turn comes. Returns however it ends."""
 
     def nearing(self) -> Container[str]:
-        """Guests on their way that are expected to arrive within seconds, by name."""
+        """Return the moving guests that are expected to arrive within seconds, by name."""
 
     def streams(self) -> Mapping[str, BytesPerSecond]:
-        """What those of guests on their way carry so far, by name; without those that have told
-        nothing yet."""
+        """Return the bandwidth of the running moves so far, by guest name; without moves that have
+        not reported yet."""
 
     async def stop(self, known: Known) -> str | None:
-        """Shut a guest down, or suspend it; why that did not come about, None: it did."""
+        """Shut a guest down, or suspend it. Returns why that failed, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,12 +169,12 @@ class Arrived:
     took: Seconds
     downtime: Seconds | None
     standby: bool = False
-    """It was not the guest itself, which runs elsewhere."""
+    """The guest runs elsewhere, and its standby was moved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveEnd:
-    """How a run ended."""
+    """The result of a run."""
 
     arrived: tuple[Arrived, ...]
     shut_down: tuple[str, ...]

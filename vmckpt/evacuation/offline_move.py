@@ -1,7 +1,7 @@
-"""Guests that are off: their definitions move, and the disks that the new host does not see.
+"""Move guests that are off: their definitions, and the disks that the new host does not see.
 
-Nobody tries there before the guest is started, perhaps months later: so every file that it writes
-to must be seen to be the same on both hosts, or is copied.
+A guest is not tried on the new host until it is started, perhaps months later. So every file that
+it writes to must be known to be the same on both hosts, or is copied.
 """
 
 import asyncio
@@ -32,18 +32,19 @@ from vmckpt.remote import image_copy, images, probe
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 IMAGES = "images"
-"""The step of images that are made on another host; open: they may have to go again."""
+"""The journal step for new images on another host; while open, they may have to be removed."""
 _NOTHING = CopyPlan()
 _SLOWER, _SETUP = 1.5, Seconds(5.0)
-"""A copy may have that much less of a link than was seen, and images and logins take their time: 40
-and 100 MiB over 50 Mbit/s took 2.6 and 3.8 s more than the link in a lab without a free core."""
+"""A copy may get a smaller share of the link than was measured, and images and logins take time: in
+a lab with no free core, 40 and 100 MiB over 50 Mbit/s took 2.6 and 3.8 s longer than the link alone
+would."""
 Tell = Callable[[Sampled], None]
 Logins = Callable[[str, str], AbstractAsyncContextManager[Remotes | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Both hosts of such a move; `remotes`: None if one takes no logins."""
+    """Both hosts of a move; `remotes` is None if one of them has no ssh login."""
 
     source: Host
     target: Host
@@ -51,7 +52,7 @@ class Ends:
 
 
 async def check_move(known: Known, ends: Ends, links: Links) -> Checked:
-    """What speaks against a move, what would travel, and how long that takes."""
+    """Return the findings of a move, what it sends, and how long that takes."""
     try:
         found = await plan_copies(known, ends)
     except VmckptError as exc:
@@ -63,7 +64,7 @@ async def check_move(known: Known, ends: Ends, links: Links) -> Checked:
 
 
 def _forecast(known: Known, found: CopyPlan, link: BytesPerSecond | None) -> Checked:
-    """With what it takes if the link carries what it was seen to, and if it carries less."""
+    """Return the result with durations for the measured bandwidth and for a smaller one."""
     made = replace(_checked(known, found), sent=Range(found.travels, found.travels))
     if link is None:
         return made
@@ -85,31 +86,31 @@ def _checked(known: Known, found: CopyPlan) -> Checked:
 
 
 async def plan_copies(known: Known, ends: Ends) -> CopyPlan:
-    """What is copied, by the guest's policy. Raises HypervisorError, RemoteError, BadInput."""
+    """Return what the guest's policy copies. Raises HypervisorError, RemoteError, BadInput."""
     overrides, guest = known.policy.storage, known.guest
     if overrides.copy is CopyKind.SHARED:
         return _NOTHING
     if ends.remotes is None:
-        why = f"disks are copied only between hosts with ssh logins; {ends.source.name} or"
+        why = f"disks are copied over ssh, and {ends.source.name} or {ends.target.name}"
         hint = "add ssh: {address: ...} for both to the inventory, or share its disks"
-        return CopyPlan(findings=(_unseen(ends.target.name, f"{why} it has none", hint),))
+        return CopyPlan(findings=(_unseen(ends.target.name, f"{why} has no ssh login", hint),))
     async with Hypervisor(ends.source) as here, Hypervisor(ends.target) as there:
         drives = await storage.drives(here, guest.uuid)
         wish = await storage_copy.wish_of(overrides, there)
     files = set(all_files(guest))
     if guest.nvram is not None:
         place = (await images.places(ends.remotes[0], [guest.nvram]))[guest.nvram]
-        if place.exists or not place.writable:  # or in a folder where we may not see it
+        if place.exists or not place.writable:  # it may exist in a folder that is not readable
             drives = (*drives, _nvram(guest.nvram))
         else:
-            files.discard(guest.nvram)  # libvirt makes it when the guest starts for the first time
+            files.discard(guest.nvram)  # libvirt creates it at the first start of the guest
     same = await probe.same_files(*ends.remotes, sorted(files))
     found = await storage_copy.plan_copies(*ends.remotes, drives, same, wish)
-    # Also what lies below a disk that both see.
+    # This includes the backing files of a disk that both hosts see.
     unseen = [one for one in sorted(files) if not same.get(one) and one not in found.left_behind]
     if not unseen or preflight.blockers(found.findings):
         return found
-    why = f"{unseen[0]} is not copied, and was not seen to be the same there"
+    why = f"{unseen[0]} is not copied, and is not known to be the same there"
     return replace(found, findings=(*found.findings, _unseen(ends.target.name, why, None)))
 
 
@@ -130,10 +131,10 @@ def _unseen(where: str, text: str, hint: str | None) -> Finding:
 async def move(
     known: Known, ends: Ends, recorder: Recorder, stop: asyncio.Event, tell: Tell
 ) -> tuple[str, ...]:
-    """Move a guest that is off; troubles that keep nobody from starting it there.
+    """Move a guest that is off. Returns warnings that do not prevent its start on the target.
 
-    Raises HypervisorError, RemoteError and Cancelled: it is where it was, and nothing of it on the
-    target; OutcomeUnknown: both must be looked at. JournalError, LeaseLost.
+    Raises HypervisorError, RemoteError and Cancelled: it is where it was, and nothing of it is on
+    the target; OutcomeUnknown: both hosts must be checked. JournalError, LeaseLost.
     """
     found = await plan_copies(known, ends)
     if against := preflight.blockers(found.findings):
@@ -146,7 +147,7 @@ async def move(
 
 
 class _Copy:
-    """Images that go with one guest."""
+    """The images that move with one guest."""
 
     def __init__(
         self, known: Known, target: Host, remotes: Remotes, recorder: Recorder, plan: CopyPlan
@@ -155,7 +156,7 @@ class _Copy:
         self._here, self._there = remotes
         self._recorder = recorder
         self._made = Made(host=target.name, suffix=storage_copy.new_suffix())
-        # What an interrupted beginning may have made goes by its temporary name.
+        # Temporary names of images that an interrupted preparation may have left.
         self._made.marks.update(dict.fromkeys((one.path for one in plan.copies), ""))
         self._step, self._ordered = 0, False
 
@@ -170,7 +171,7 @@ class _Copy:
             self._recorder.check()
             if await images.stamps(self._here, paths) != before:
                 raise HypervisorError(
-                    "its disks were written to while they were copied", host=here.host.name
+                    "its disks were written to during the copy", host=here.host.name
                 )
             _, stored = await storage.definitions_with_images_at(here, uuid, self._plan.placed)
             here.check_lease = self._recorder.check
@@ -179,7 +180,7 @@ class _Copy:
         except LeaseLost:
             raise
         except BaseException:
-            # Whatever libvirt said to the order: the images go when both hosts were looked at.
+            # After the order to libvirt, images are removed only once both hosts were checked.
             if not self._ordered:
                 await asyncio.shield(self._undo())
             raise
@@ -190,12 +191,16 @@ class _Copy:
         troubles = (*tidied.troubles, *tidied.stays)
         try:
             await asyncio.to_thread(self._recorder.conclude, self._step, StepState.DONE, result)
-        except JournalError as exc:  # it has arrived all the same
+        except JournalError as exc:  # the guest has arrived nevertheless
             return (*troubles, exc.message)
         return troubles
 
     async def _unwritten(self, old: dict[str, str], before: str) -> dict[str, str]:
-        """Nobody but QEMU's lock keeps others from writing to the images until libvirt is done."""
+        """Return `old`; if the images were written to meanwhile, with a reason against their
+        removal.
+
+        Until libvirt is done, only QEMU's lock keeps others from writing to them.
+        """
         with suppress(RemoteError):
             if await images.stamps(self._here, self._plan.left_behind) == before:
                 return old
@@ -212,13 +217,13 @@ class _Copy:
         self._step = await asyncio.to_thread(self._recorder.intend, IMAGES, meant)
 
     async def _fill(self, tell: Tell) -> None:
-        """All content is there before an image gets its path."""
+        """Copy all contents under temporary names, before any image gets its path."""
         made = await storage_copy.prepare(self._there, self._plan, self._made.suffix)
         self._made.marks.update(made.marks)
         marks = {"marks": dict(made.marks)}
         await asyncio.to_thread(self._recorder.conclude, self._step, StepState.INTENDED, marks)
         to = self._target.address_for_peers
-        assert to is not None  # there are logins
+        assert to is not None  # a host with an ssh login has an address
         loop, copied = asyncio.get_running_loop(), 0
         began = Seconds(loop.time())
         for one in self._plan.copies:
@@ -237,14 +242,14 @@ class _Copy:
             copied += one.allocated
 
     async def _undo(self) -> None:
-        """What cannot be removed now stays written down; see `undo_left`."""
+        """Remove the images. What cannot be removed now stays recorded; see `undo_left`."""
         with suppress(VmckptError):
             if not await storage_copy.remove(self._there, self._made):
                 await asyncio.to_thread(self._recorder.conclude, self._step, StepState.UNDONE)
 
 
 def progress(done: Bytes, total: Bytes, began: Seconds, now: Seconds) -> Sampled:
-    """How far a copy is, as the samples of a migration tell it. Pure."""
+    """Return the progress of a copy as a sample of a migration. Pure."""
     took, rest = now - began, Bytes(max(0, total - done))
     rate = BytesPerSecond(round(done / took) if took > 0 else 0)
     left = Seconds(rest / rate) if rate else None
@@ -259,7 +264,7 @@ def progress(done: Bytes, total: Bytes, began: Seconds, now: Seconds) -> Sampled
 
 
 def left_by(job: str) -> Sequence[StoredStep]:
-    """Images of moves that have ended, and of a controller that died. Raises JournalError."""
+    """Return the open steps of images that moves or a dead controller left. Raises JournalError."""
     with jobs.open_journal() as journal:
         steps = journal.steps(job)
     return [one for one in steps if one.name == IMAGES and one.state is StepState.INTENDED]
@@ -268,10 +273,12 @@ def left_by(job: str) -> Sequence[StoredStep]:
 async def undo_left(
     steps: Sequence[StoredStep], host: Callable[[str], Host], logins: Logins, recorder: Recorder
 ) -> tuple[str, ...]:
-    """They stay where the guest has arrived, and go if it is seen where it was: who is on neither
-    host may have gone on from there with them. What could not be settled, line by line.
+    """Settle open steps of images. Returns messages about steps that could not be settled.
 
-    Raises LeaseLost: they are another controller's now.
+    Images stay if the guest is on the target, and are removed if it is known to be on the source.
+    If the guest is on neither host, it may have moved on from the target with them, so they stay.
+
+    Raises LeaseLost: another controller settles them now.
     """
     troubles: list[str] = []
     for step in steps:
@@ -287,14 +294,14 @@ async def undo_left(
             raise
         except VmckptError as exc:
             paths = ", ".join(map(str, step.intent.get("paths", [])))
-            troubles.append(f"{target} may have {paths}, made for a move that ended: {exc.message}")
+            troubles.append(f"{target} may have {paths}, left by an ended move: {exc.message}")
     return tuple(troubles)
 
 
 async def _settle(
     step: StoredStep, here: Hypervisor, there: Hypervisor, logins: Logins
 ) -> tuple[StepState, list[str]]:
-    """What came of a step, and what is to be told of it. Raises HypervisorError, RemoteError."""
+    """Settle one step. Returns its state and messages. Raises HypervisorError, RemoteError."""
     source, target, uuid = here.host.name, there.host.name, str(step.intent["uuid"])
     before = await domains.presence(here, uuid)
     found = await domains.presence(there, uuid)
@@ -302,7 +309,7 @@ async def _settle(
         raise HypervisorError("it does not answer", host=target)
     if found.state is not None:
         async with AsyncExitStack() as stack:
-            # What follows an arrival keeps nobody waiting for a host that is gone.
+            # After an arrival, a source that does not answer is not waited for.
             remotes = None
             with suppress(RemoteError):
                 remotes = await stack.enter_async_context(logins(source, target))
@@ -310,7 +317,7 @@ async def _settle(
                 *await storage_cleanup.after_crash(step.intent, source, remotes)
             ]
     if before.state is None or before.migrating:
-        raise HypervisorError(f"{source} does not say that the guest is there", host=source)
+        raise HypervisorError(f"{source} does not confirm that it has the guest", host=source)
     async with logins(source, target) as remotes:
         left = await storage_copy.unmade(remotes, step)
     return (StepState.INTENDED if left else StepState.UNDONE), left

@@ -1,4 +1,4 @@
-"""What became of emptying a host, for people and for scripts. Pure."""
+"""Report the result of a run, for display and as JSON. Pure."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,41 +22,41 @@ _TARGET = (Outcome.FAILED, Outcome.BLOCKED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare:
-    """A guest that runs elsewhere, whose standby was to wait on another host, and that has none."""
+    """A guest that runs elsewhere and lost its standby, which was to move to another host."""
 
     guest: str
     uuid: str
     hint: str
-    """The command that protects it."""
+    """The command that protects the guest again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How it ended."""
+    """The result of a run."""
 
     task: Task
     job: str | None
     ended: MoveEnd
     earlier: tuple[Arrived, ...] = ()
-    """Moved by a controller before."""
+    """Guests that an earlier controller of the job moved."""
     shut_down: tuple[str, ...] = ()
-    """UUIDs, those of earlier controllers with them."""
+    """UUIDs, including those of earlier controllers."""
     suspended: frozenset[str] = frozenset()
-    """Those of them whose memory was saved."""
+    """The UUIDs of `shut_down` whose memory was saved."""
     started: tuple[str, ...] = ()
     """Names of guests that were started again."""
     bare: tuple[Bare, ...] = ()
 
     @property
     def arrived(self) -> tuple[Arrived, ...]:
-        """All that were moved, in their order."""
+        """All guests that were moved, in the order of their moves."""
         mine = {(one.uuid, one.target) for one in self.ended.arrived}
         before = [one for one in self.earlier if (one.uuid, one.target) not in mine]
         return (*before, *self.ended.arrived)
 
     @property
     def comes_back(self) -> bool:
-        """Whether there is anybody whom repopulate would bring back."""
+        """Whether repopulate would bring any guest back."""
         return bool(self.shut_down) or any(not one.standby for one in self.arrived)
 
     @property
@@ -99,7 +99,7 @@ def _ms(seconds: Seconds) -> float:
 
 
 def judged(report: MigrationReport, job_hint: str) -> Moved:
-    """What one migration means for the run it is a part of."""
+    """Return what the result of one migration means for the run that it is a part of."""
     outcome, why = report.outcome, _why(report)
     downtime = None if report.totals is None else report.totals.downtime
     if outcome is Outcome.COMPLETED:
@@ -125,14 +125,17 @@ def _why(report: MigrationReport) -> str:
 
 
 def off(guest: str, host: str, why: str) -> Unplaced:
-    """A guest that was to be started again."""
+    """Return a guest that was to be started again and was not."""
     tenant = Tenant(name=guest, host=host, memory=Bytes(0), cpus=0.0)
     return Unplaced(tenant=tenant, why=f"not started: {why}", hint=f"start {guest} on {host}")
 
 
 def arrived_of(operation: Operation, stay: Container[str]) -> Arrived | None:
-    """A part of the job that moved a guest; None: it moved nobody. `stay`: who was left, by name;
-    one whose end nobody knew, and who is not among them, has gone."""
+    """Return the guest that a part of the job moved; None if it moved none.
+
+    `stay`: names of the guests that did not move. A guest that is not among them has moved even if
+    the outcome of its migration is unknown.
+    """
     uuid, outcome = operation.guest_uuid, operation.outcome
     gone = outcome == Outcome.UNKNOWN and operation.guest not in stay and uuid not in stay
     if uuid is None or not (gone or outcome == Outcome.COMPLETED):
@@ -149,8 +152,10 @@ def arrived_of(operation: Operation, stay: Container[str]) -> Arrived | None:
 
 
 def stepped(intents: Iterable[Mapping[str, Any]], stay: Container[str]) -> list[Arrived]:
-    """Guests that were moved by a step of the job itself, each to where it was tried last.
-    `stay`: who was left where it was, by the names of the plan."""
+    """Return the guests that were moved by steps of the job itself, each with its last target.
+
+    `stay`: the guests that did not move, by their names in the plan.
+    """
     last = {str(one["uuid"]): one for one in intents}
     return [_stepped(one) for one in last.values() if one.get("called", one["guest"]) not in stay]
 
@@ -165,13 +170,13 @@ def _stepped(intent: Mapping[str, Any], *, standby: bool = False) -> Arrived:
 def standbys(
     intents: Iterable[Mapping[str, Any]], protections: Sequence[Operation]
 ) -> tuple[tuple[Arrived, ...], tuple[Bare, ...]]:
-    """Which of the standbys that were to wait elsewhere do, and whose guests have none.
+    """Return the standbys that moved, and the guests that lost theirs.
 
-    `protections`: all that are active. One that is not ready, or still of the host that is emptied,
-    is none: it ended half-way.
+    `protections`: all active protections. A protection that is not ready, or whose standby is still
+    on the emptied host, is incomplete and does not count.
     """
     wait, bare = [], []
-    for uuid, intent in {str(one["uuid"]): one for one in intents}.items():  # the last try's
+    for uuid, intent in {str(one["uuid"]): one for one in intents}.items():  # the last attempt's
         active = [one for one in protections if one.guest_uuid == uuid]
         if any(one.target != intent["from"] and one.phase == READY for one in active):
             wait.append(_stepped(intent, standby=True))

@@ -1,4 +1,4 @@
-"""Who of the guests that were stopped to empty a host is started on it again. Pure."""
+"""Decide which guests that an evacuation stopped are started on their host again. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,18 +13,21 @@ from vmckpt.units import Bytes, show_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPlan:
-    """What is to be done with each."""
+    """The guests to be started, and the others with the reason."""
 
     starts: Mapping[str, Tenant]
-    """By UUID, with the room that they take."""
+    """Guests by UUID, with the memory and CPUs that they use."""
     left: tuple[Unplaced, ...] = ()
     elsewhere: tuple[str, ...] = ()
-    """Sentences about guests that run, or are defined, on another host by now."""
+    """Messages about guests that run, or are defined, on another host now."""
 
 
 def decide(task: Task, seen: FleetView) -> RestartPlan:
-    """Decide by the present state. A guest is not started if it may run elsewhere or its memory no
-    longer fits. Other limits of placement are ignored: for them the guest would stay off."""
+    """Decide by the present state.
+
+    A guest is not started if it may run elsewhere, or if its memory does not fit any more. Other
+    limits of placement are ignored: they would keep the guest off.
+    """
     by_uuid = {one.guest.uuid: one for one in seen.known.values()}
     named = dict(task.called)
     capacity = CapacityModel(
@@ -40,7 +43,7 @@ def decide(task: Task, seen: FleetView) -> RestartPlan:
             left.append(_left(named.get(uuid, uuid), task.host, _lost(uuid, seen), ""))
         elif known.host != task.host:
             does = "is defined" if known.way is TravelMethod.OFFLINE else "runs"
-            elsewhere.append(f"{known.name} {does} on {known.host} by now; it is not started here")
+            elsewhere.append(f"{known.name} {does} on {known.host} now; not started on {task.host}")
         elif known.way is not TravelMethod.OFFLINE:
             continue  # it runs there already
         elif silent := sorted(seen.silent):
@@ -70,8 +73,8 @@ def _lost(uuid: str, seen: FleetView) -> str:
         stays = {one.name: one.stays for one in seen.fleet.tenants}
         return f"{names[0]}: {stays.get(names[0])}"
     if seen.silent:
-        return f"no host that answers has it; silent: {', '.join(sorted(seen.silent))}"
-    return "it is defined on no host"
+        return f"not found; no answer from {', '.join(sorted(seen.silent))}"
+    return "it is not defined on any host"
 
 
 def _left(name: str, host: str, why: str, hint: str) -> Unplaced:

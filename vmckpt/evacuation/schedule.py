@@ -1,9 +1,9 @@
-"""Which move begins next: asked again whenever one has ended, for what is true then. Pure.
+"""Choose the moves that begin next, again after each move that has ended. Pure.
 
-Windows slide: nobody waits for a batch. A move begins when its source, its target and all together
-have one free place, its target has room beside all that is on its way there, and beginning now ends
-sooner than waiting. While one of a host's moves ends, one more may begin its setup there: else the
-network would lie idle for that long.
+The window slides, so no move waits for a batch. A move begins when its source, its target and the
+whole run are below their limits, its target has room beside all incoming migrations, and beginning
+now ends sooner than waiting. While a move of a host is ending, one more may begin its setup there;
+otherwise the network would be idle during the setup.
 """
 
 from collections import Counter
@@ -20,12 +20,12 @@ from vmckpt.units import BytesPerSecond
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """How many may be on their way at once."""
+    """Limits on the number of concurrent moves."""
 
     per_source: int = 2
-    """Of each host, and one more while one of them ends."""
+    """Moves off each host, and one more while one of them is ending."""
     per_target: int = 2
-    """The same."""
+    """Moves to each host, and one more while one of them is ending."""
     total: int = 16
     order: Order = Order.LONGEST
 
@@ -35,10 +35,10 @@ def start(
     links: Mapping[str, BytesPerSecond], windows: Windows, *,
     changed: Container[str] | None = None,
 ) -> list[Move]:  # fmt: skip
-    """Who begins now, and has taken room on its target then.
+    """Return the moves that begin now, after placing their guests on the targets in `capacity`.
 
-    `capacity` has each guest where it runs, and once more where it is going to if it is on its way.
-    `changed`: hosts where something is other than when nobody could begin; None: any.
+    `capacity`: each guest on its host, and a moving guest also on its target. `changed`: hosts with
+    a change since no move could begin; None: any host.
     """
     under = list(running)
     begun: list[Move] = []
@@ -63,10 +63,10 @@ def start(
 
 
 class _Places:
-    """How many moves each host may have at once."""
+    """How many more moves each host may have."""
 
     def __init__(self, most: int, taken: Iterable[tuple[str, bool]]) -> None:
-        """`taken`: hosts, and whether the move is about to end."""
+        """`taken`: the host of each running move, and whether that move is ending."""
         self._most = most
         self._all, self._busy = Counter[str](), Counter[str]()
         for host, ending in taken:
@@ -84,7 +84,7 @@ class _Places:
 def ordered(
     waiting: Sequence[Move], order: Order, links: Mapping[str, BytesPerSecond]
 ) -> list[Move]:
-    """By priority, then by the order asked for."""
+    """Return the moves by priority, then by `order`."""
 
     def key(move: Move) -> tuple[int, float, str]:
         size = {
@@ -98,10 +98,10 @@ def ordered(
 
 
 def detour(capacity: CapacityModel, waiting: Sequence[Move]) -> Move | None:
-    """Nothing is on its way and nothing can begin: who steps aside for a while, and where to.
+    """Return a temporary move that lets another move begin, when no move runs or can begin.
 
-    The smallest whose leaving lets another begin; None: no single step helps. `capacity` is as
-    before.
+    It is the move of the smallest such guest; None if no single move helps. `capacity` is unchanged
+    afterwards.
     """
     for move in sorted(waiting, key=lambda one: (one.tenant.memory, one.name)):
         tenant = move.tenant
@@ -124,5 +124,5 @@ def detour(capacity: CapacityModel, waiting: Sequence[Move]) -> Move | None:
 
 
 def links_of(fleet: Fleet) -> dict[str, BytesPerSecond]:
-    """What each host's network carries."""
+    """Return the bandwidth of each host's network."""
     return {one.name: one.link for one in fleet.places}

@@ -1,4 +1,4 @@
-"""Empty a host, or bring its guests back: plan, run, report, and resume after a crash."""
+"""Evacuate a host, or bring its guests back: plan, run, report, and resume after a crash."""
 
 import asyncio
 from collections.abc import Container, Mapping, Sequence
@@ -31,12 +31,15 @@ from vmckpt.protection import active
 
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
 POLICY = "policy"
-"""In an operation's detail: the text of the one that was asked for, which may be any file."""
+"""Key in an operation's detail: the text of the requested policy, which may be any file."""
 
 
 async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
-    """Carry out a plan. Raises GuestLocked if somebody is at that host already, Blocked if it is
-    silent: nothing was done. JournalError."""
+    """Carry out a plan. Returns the report.
+
+    Raises GuestLocked if another operation holds the host, Blocked if the host is silent,
+    Cancelled: nothing was done. JournalError.
+    """
     task, caller = orders.task, orders.caller
     told, policy = plan.as_json(), orders.scope.run(task)
     new = NewOperation(
@@ -45,7 +48,7 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
         detail={
             "task": task.as_json(), POLICY: loader.text_of(policy) if task.policy else None,
             "expected_ms": told["total_ms"],
-            # For those who look on; who goes on with it makes a new plan.
+            # For display; a controller that continues the run makes a new plan.
             "moves": [{name: one[name] for name in _SHOWN} for one in told["moves"]],
             "left": told["left"],
         },
@@ -63,7 +66,7 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
 
 
 async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: Recorder) -> Report:
-    """The same for an operation that has begun, from the facts if there is no plan."""
+    """Carry out a run that has begun; without a plan, by the present state."""
     task, caller = orders.task, orders.caller
 
     def tell(event: Decided) -> None:
@@ -94,22 +97,25 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
-    """What the journal has of a job, by whichever controller."""
+    """What the journal records of a job, from all its controllers."""
 
     moved: tuple[Arrived, ...] = ()
     shut: tuple[str, ...] = ()
     """UUIDs of guests that were stopped."""
     told: frozenset[str] = frozenset()
-    """Of all that were told to stop: one that was given up may have stopped later."""
+    """UUIDs of all guests that were ordered to stop; some may have stopped after that failed."""
     saved: frozenset[str] = frozenset()
-    """Those of them that were saved."""
+    """The UUIDs of `shut` whose memory was saved."""
     bare: tuple[Bare, ...] = ()
     called: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Names of those that were moved or stopped, by UUID."""
+    """Names of guests that were moved or stopped, by UUID."""
 
 
 def noted(job: str, stay: Container[str]) -> Noted:
-    """`stay`: who was left where it was. Raises BadInput: no such job; JournalError."""
+    """Return what the journal records of a job. `stay`: names of the guests that did not move.
+
+    Raises BadInput if there is no such job; JournalError.
+    """
     with jobs.open_journal() as opened:
         parts = opened.parts(job, opened.operation(job, ended=True).began_at)
         steps = opened.steps(job)
@@ -131,7 +137,7 @@ def noted(job: str, stay: Container[str]) -> Noted:
 
 
 def in_force(operation: Operation, policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """These, and the policy that was asked for as it was then."""
+    """Return the policies, with the requested policy as it was when the operation began."""
     name = operation.policy or "policy"
     try:
         asked = parse.parse(operation.detail[POLICY] or "", Path(name))
@@ -141,7 +147,7 @@ def in_force(operation: Operation, policies: Sequence[Policy]) -> tuple[Policy, 
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy], resolve: Resolve) -> Settled:
-    """See recovery.Handler. Guests on their way have jobs of their own, and are left to those."""
+    """See recovery.Handler. Moving guests have jobs of their own, which recover them."""
     operation = case.operation
     try:
         task = Task.from_json(operation.detail["task"])
@@ -151,12 +157,12 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy], resolve: Resolve
     if case.recorder is None or not case.adopt:
         return Settled(
             truth=f"{doing} is unfinished", outcome=None, goes_on=True,
-            settle="vmckpt recover goes on with it",
+            settle="run vmckpt recover to continue it",
         )  # fmt: skip
     scope = Scope(inventory=case.inventory, policies=in_force(operation, policies))
     caller = case.caller
     if operation.phase in (PAUSED, STOPPING):
-        # Somebody had said that nothing new is to begin.
+        # The operator had requested that no move begins any more.
         caller = replace(caller, stop=asyncio.Event())
         caller.stop.set()
     orders = Orders(scope=scope, task=task, caller=caller, abort=case.caller.stop, resolve=resolve)
@@ -164,11 +170,11 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy], resolve: Resolve
         told = await carry_out(orders, hosts, None, case.recorder)
     left = [f"{one.tenant.name}: {one.why}" for one in told.ended.left]
     bare = [f"{one.guest} has no standby any more: {one.hint}" for one in told.bare]
-    how = "was ended" if told.ended.stopped else "was gone on with"
+    how = "was stopped" if told.ended.stopped else "was continued"
     if operation.phase in (PAUSED, STOPPING):
-        how = f"was {operation.phase} when its controller ended, and is ended"
+        how = f"was {operation.phase} when its controller ended, and has ended"
     return Settled(
-        truth=f"{doing} {how}: {len(told.arrived)} moved in all, {len(left)} left"
+        truth=f"{doing} {how}: {len(told.arrived)} moved in total, {len(left)} left"
         + (f", {len(bare)} without a standby" if bare else ""),
         outcome=told.outcome, did=tuple(f"moved {one.guest} to {one.target}"
                                         for one in told.ended.arrived),

@@ -1,7 +1,8 @@
-"""A plan under way: what has come of each move, who is tried again, and where. Pure.
+"""The state of a run: the result of each move, and which guests are tried again, and where. Pure.
 
-One failure stops nobody else. A guest is tried again a few times, on another host if one failed it;
-a host that fails one guest after the other is left out for a while, then tried with one guest.
+A failure stops no other guest. A guest is tried again a few times, on another host if a host has
+failed it. A host that fails several guests in a row is left out for a while, and then tried with
+one guest.
 """
 
 import math
@@ -21,38 +22,38 @@ from vmckpt.evacuation.schedule import Windows
 from vmckpt.units import BytesPerSecond, Seconds
 
 _ELSEWHERE = 0.1
-"""Of the wait, where another host is tried: not at once, it may have been the network."""
+"""Share of the wait before another host is tried; not zero, as the network may be the cause."""
 _MORE = 1.1
-"""A stream that does so many times what was known is news."""
+"""A stream must exceed the known bandwidth by this factor to replace it."""
 
 
 class FailureSide(StrEnum):
-    """Who a failure speaks against."""
+    """The side to which a failure is attributed."""
 
     TARGET = "target"
     GUEST = "guest"
-    """It fails wherever it goes: it does not converge, say."""
+    """The guest would fail on any host: for example, it does not converge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLimits:
-    """How often and how soon something is tried again."""
+    """How often and when something is tried again."""
 
     tries: int = 3
-    """For each guest, in all."""
+    """Number of attempts for each guest, including the first."""
     first_wait: Seconds = Seconds(10.0)
-    """After a guest's first failure; twice as long after each that follows."""
+    """Wait after a guest's first failure; doubled after each further failure."""
     trips: int = 2
-    """So many failures one after the other leave a host out."""
+    """Number of consecutive failures after which a host is left out."""
     left_out: Seconds = Seconds(60.0)
-    """For so long; twice as long each time."""
+    """How long a host is left out; doubled each time."""
     most_outs: int = 4
-    """So often; then for good."""
+    """How often a host is left out before it is left out for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvacuationTerms:
-    """What a run keeps to."""
+    """The limits of a run."""
 
     rules: Rules = field(default_factory=Rules)
     windows: Windows = field(default_factory=Windows)
@@ -61,7 +62,7 @@ class EvacuationTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """One attempt that came to nothing; the guest runs where it was."""
+    """A failed attempt; the guest runs where it was."""
 
     target: str
     at: float
@@ -71,41 +72,42 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """How a host has done as a target, most recently."""
+    """The recent history of a host as a target."""
 
     failures: int = 0
-    """One after the other."""
+    """Number of consecutive failures."""
     out_until: float = 0.0
     outs: int = 0
-    """How often it was left out."""
+    """How often the host was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run is."""
+    """The state of a run."""
 
     waiting: tuple[Move, ...] = ()
     running: tuple[Under, ...] = ()
     done: tuple[Move, ...] = ()
     left: tuple[Unplaced, ...] = ()
     hoping: tuple[Unplaced, ...] = ()
-    """They would have a place if a host that is left out, or one on its way, changed something."""
+    """Guests that could be placed if a host that is left out, or a running move, changed
+    something."""
     failed: Mapping[str, tuple[Failed, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """By guest."""
+    """Failed attempts by guest."""
     records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))
-    """By target."""
+    """Histories by target."""
     carried: Mapping[str, BytesPerSecond] = field(default_factory=lambda: MappingProxyType({}))
-    """The most that a stream of a source carried which had its links for itself."""
+    """By source, the highest bandwidth of a stream that had its links to itself."""
     paused: bool = False
 
     @property
     def over(self) -> bool:
-        """Nothing is on its way and nothing waits."""
+        """Whether no move runs and no guest waits."""
         return not self.waiting and not self.running and not self.hoping
 
 
 def begins(course: RunState, moves: Iterable[Move]) -> RunState:
-    """These have begun."""
+    """Return the state after these moves have begun."""
     begun = tuple(moves)
     names = {one.name for one in begun}
     return replace(
@@ -115,7 +117,7 @@ def begins(course: RunState, moves: Iterable[Move]) -> RunState:
 
 
 def _beside(running: Sequence[Under]) -> tuple[Under, ...]:
-    """With those marked that share a link."""
+    """Return the moves, with those marked that share a link."""
     busy = [one for one in running if not one.ending]
     sources = Counter(one.move.source for one in busy)
     targets = Counter(one.move.target for one in busy)
@@ -128,8 +130,11 @@ def _beside(running: Sequence[Under]) -> tuple[Under, ...]:
 
 
 def nearing(course: RunState, guests: Container[str]) -> RunState:
-    """These, and no others, are about to end: what they leave of their links others may begin to
-    use. One that has been taken for such, and does not converge, is none any more."""
+    """Return the state in which exactly these moves are about to end, so that others may use their
+    links.
+
+    A move that was about to end and does not converge loses that mark.
+    """
     if all(one.ending is (one.move.name in guests) for one in course.running):
         return course
     return replace(
@@ -143,7 +148,7 @@ def nearing(course: RunState, guests: Container[str]) -> RunState:
 
 
 def succeeded(course: RunState, guest: str) -> RunState:
-    """Its move has ended well."""
+    """Return the state after a move has succeeded."""
     under = _under(course, guest)
     records = {**course.records, under.move.target: Record()}
     return replace(
@@ -153,7 +158,10 @@ def succeeded(course: RunState, guest: str) -> RunState:
 
 
 def carrying(course: RunState, streams: Mapping[str, BytesPerSecond]) -> RunState:
-    """What streams do, by guest: one that has its links for itself tells what others will."""
+    """Return the state with measured bandwidths. `streams`: by guest.
+
+    A stream that has its links to itself shows what other streams of the source will carry.
+    """
     known = dict(course.carried)
     for one in course.running:
         seen = streams.get(one.move.name, 0)
@@ -169,13 +177,15 @@ def carrying(course: RunState, streams: Mapping[str, BytesPerSecond]) -> RunStat
 
 
 def _as_carried(course: RunState, move: Move) -> Move:
-    """What streams were seen to carry counts more than what was forecast."""
+    """Return the move with the measured bandwidth of its source, which is preferred to the
+    forecast."""
     most = course.carried.get(move.source)
     return move if most is None else replace(move, tenant=replace(move.tenant, most=most))
 
 
 def failed(course: RunState, guest: str, failure: Failed, patience: RetryLimits) -> RunState:
-    """Its move has ended badly: it waits for another try, or is left where it is."""
+    """Return the state after a move has failed: the guest waits for another attempt, or is given
+    up."""
     move = _under(course, guest).move
     tries = (*course.failed.get(guest, ()), failure)
     known = MappingProxyType({**course.failed, guest: tries})
@@ -186,22 +196,22 @@ def failed(course: RunState, guest: str, failure: Failed, patience: RetryLimits)
     after = replace(course, running=_without(course, guest), failed=known, records=records)
     if len(tries) >= patience.tries:
         why = f"tried {len(tries)} times, last to {failure.target}: {failure.why}"
-        hint = f"see vmckpt jobs --all --guest {guest}; it is where it was"
+        hint = f"see vmckpt jobs --all --guest {guest}; the guest is where it was"
         return replace(after, left=(*after.left, Unplaced(tenant=move.tenant, why=why, hint=hint)))
     return replace(after, waiting=(*after.waiting, move))
 
 
 def given_up(course: RunState, guest: str, why: str, hint: str) -> RunState:
-    """Its move has ended so that it is not tried again."""
+    """Return the state after a move has ended so that it is not tried again."""
     left = Unplaced(tenant=_under(course, guest).move.tenant, why=why, hint=hint)
     return replace(course, running=_without(course, guest), left=(*course.left, left))
 
 
 def stuck(course: RunState, move: Move) -> RunState:
-    """It has waited for room that nobody will make."""
+    """Return the state without a guest whose target will not get room for it."""
     waiting = tuple(one for one in course.waiting if one != move)
     left = Unplaced(
-        tenant=move.tenant, why=f"{move.target} has had no room for it, and nobody moves any more",
+        tenant=move.tenant, why=f"{move.target} has no room for it, and no other guest is moving",
         hint="free memory there, or add a host",
     )  # fmt: skip
     return replace(course, waiting=waiting, left=(*course.left, left))
@@ -211,7 +221,7 @@ def _blamed(record: Record, at: float, patience: RetryLimits) -> Record:
     failures = record.failures + 1
     if failures < patience.trips and not record.outs:
         return replace(record, failures=failures)
-    # After it was left out, a single failure is enough.
+    # A host that was left out before is left out again after one failure.
     until = at + patience.left_out * 2**record.outs
     if record.outs >= patience.most_outs:
         until = math.inf
@@ -227,7 +237,7 @@ def _without(course: RunState, guest: str) -> tuple[Under, ...]:
 
 
 def closed(course: RunState, fleet: Fleet, now: float) -> Fleet:
-    """The fleet without hosts that are left out just now."""
+    """Return the fleet with hosts closed that are left out now."""
     under = {one.move.target for one in course.running}
     places = tuple(
         one if one.closed is not None
@@ -238,26 +248,27 @@ def closed(course: RunState, fleet: Fleet, now: float) -> Fleet:
 
 
 def _out(record: Record | None, now: float, *, busy: bool) -> str | None:
-    """Why a host gets nobody just now; None: it may."""
+    """Return why a host gets no guest now; None if it may."""
     if record is None or not record.outs:
         return None
     if math.isinf(record.out_until):
-        return f"failed {record.failures} guests, one after the other"
+        return f"failed {record.failures} guests in a row"
     if now < record.out_until:
         return f"failed {record.failures} guests; left out for {record.out_until - now:.0f} s more"
-    return "is tried with one guest" if busy else None
+    return "is being tried with one guest" if busy else None
 
 
 def planned(
     course: RunState, fleet: Fleet, rules: Rules, now: float, *, asked: frozenset[str]
 ) -> RunState:
-    """New targets for all that wait, by what is true now. `asked`: who is to leave at all."""
+    """Return the state with new targets for all waiting guests. `asked`: the guests that are to
+    leave."""
     usable = closed(course, fleet, now)
     under = [one.move for one in course.running]
     busy = {one.name for one in under}
-    # Room that is promised to those on their way is taken.
+    # Running moves use their room on the target already.
     coming = tuple(
-        replace(one.tenant, name=f"{one.name} on its way", host=one.target, stays="is on its way")
+        replace(one.tenant, name=f"{one.name} on its way", host=one.target, stays="is being moved")
         for one in under
     )  # fmt: skip
     over = {one.tenant.name for one in course.left}
@@ -265,7 +276,7 @@ def planned(
         one for one in fleet.tenants
         if one.name in asked and one.name not in busy and one.name not in over
     ]  # fmt: skip
-    # Who was given up makes no room for others, either.
+    # A guest that was given up does not move to make room for others either.
     own = {
         one.name: replace(one, stays=one.stays or "it was given up") if one.name in over else one
         for one in fleet.tenants
@@ -286,7 +297,11 @@ def planned(
 def _placed(
     course: RunState, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules
 ) -> placement.Placement:
-    """Who has failed once on a host is tried there again before another one makes room for it."""
+    """Return the placement of the guests that leave; they avoid hosts on which they failed.
+
+    After a single failure, a guest returns to such a host if otherwise other guests must make room
+    for it.
+    """
     failed_ = {one.name: course.failed.get(one.name, ()) for one in leaving}
     apart = [_elsewhere(one, failed_[one.name], fleet) for one in leaving]
     found = placement.place(fleet, apart, rules)
@@ -302,8 +317,10 @@ def _upset(one: placement.Placement) -> tuple[int, int]:
 
 
 def _elsewhere(tenant: Tenant, failures: Sequence[Failed], fleet: Fleet) -> Tenant:
-    """Not again to where it failed, as long as there is another host."""
-    bad = {(one.target, "it failed there") for one in failures if one.blame is FailureSide.TARGET}
+    """Return the guest restricted to hosts on which it has not failed, if there are any."""
+    bad = {
+        (one.target, "a move there failed") for one in failures if one.blame is FailureSide.TARGET
+    }
     if not bad:
         return tenant
     needs = replace(tenant.needs, never=tenant.needs.never | bad)
@@ -320,7 +337,7 @@ def due(
     course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float, *,
     changed: Container[str] | None = None,
 ) -> list[Move]:  # fmt: skip
-    """Who begins now. `changed`: as in schedule.start."""
+    """Return the moves that begin now. `changed`: as in schedule.start."""
     if course.paused:
         return []
     capacity, links_ = _seated(course, fleet, terms, now), schedule.links_of(fleet)
@@ -333,8 +350,10 @@ def due(
 
 
 def next_ones(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> list[Move]:
-    """Who may begin as soon as the links are free for it, in the order in which they are asked;
-    their targets have room for each alone."""
+    """Return the moves that may begin as soon as the links are free, in their order.
+
+    The target of each has room for its guest alone.
+    """
     capacity = _seated(course, fleet, terms, now)
     return [
         one for one in _ready(course, fleet, terms, now)
@@ -343,7 +362,7 @@ def next_ones(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float
 
 
 def _seated(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> CapacityModel:
-    """All hosts with their guests, and with those that are on their way there."""
+    """Return the capacity of all hosts with their guests and incoming moves."""
     capacity = CapacityModel(closed(course, fleet, now).places, fleet.tenants, terms.rules)
     for one in course.running:
         capacity.place(one.move.tenant, capacity.index[one.move.target])
@@ -351,7 +370,7 @@ def _seated(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) 
 
 
 def _ready(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> list[Move]:
-    """Whose wait is over, in order."""
+    """Return the waiting moves whose wait is over, in order."""
     found = [
         one for one in course.waiting
         if now >= again(one, course.failed.get(one.name, ()), terms.patience)
@@ -361,7 +380,7 @@ def _ready(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -
 
 
 def _one_for_each_on_trial(course: RunState, ready: Sequence[Move]) -> list[Move]:
-    """Of those to hosts that were left out, the first."""
+    """Return the moves, with only the first to each host that was left out before."""
     tried: set[str] = set()
     found = []
     for move in ready:
@@ -375,7 +394,7 @@ def _one_for_each_on_trial(course: RunState, ready: Sequence[Move]) -> list[Move
 
 
 def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> float:
-    """When a guest may be tried again: sooner on a host that has not failed it."""
+    """Return when a guest may be tried again: sooner on a host that has not failed it."""
     if not failures:
         return 0.0
     fresh = failures[-1].blame is FailureSide.TARGET and all(
@@ -386,7 +405,7 @@ def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> floa
 
 
 def wakes(course: RunState, now: float, patience: RetryLimits) -> float | None:
-    """When something is due that no ending move brings; None: nothing."""
+    """Return when something is due without the end of a move; None if nothing is."""
     times = [again(one, course.failed.get(one.name, ()), patience) for one in course.waiting]
     later = [one for one in times if one > now]
     if (comes := _comes_back(course, now)) is not None:
@@ -395,6 +414,6 @@ def wakes(course: RunState, now: float, patience: RetryLimits) -> float | None:
 
 
 def _comes_back(course: RunState, now: float) -> float | None:
-    """When the next host that is left out is tried again; None: none is."""
+    """Return when the next host that is left out is tried again; None if there is none."""
     times = [one.out_until for one in course.records.values()]
     return min((one for one in times if now < one < math.inf), default=None)

@@ -1,4 +1,4 @@
-"""Who is to leave which host, and where to. Pure."""
+"""Describe a run: which guests leave which host, and where they may go. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ from vmckpt.policy.model import Evacuation
 from vmckpt.units import Bytes
 
 FLEET = "all hosts"
-"""Where a run is about no host in particular."""
+"""The host's name in a run that is about no single host."""
 
 
 class Kind(StrEnum):
-    """What is done to a host; the kind of its operation, too."""
+    """What is done to a host; also the kind of the journal's operation."""
 
     EVACUATE = "evacuate"
     REPOPULATE = "repopulate"
@@ -28,27 +28,27 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """An order. Raises BadInput if a host is to take its own guests."""
+    """The order for a run. Raises BadInput if a host is to take its own guests."""
 
     kind: Kind
     host: str = FLEET
     to: frozenset[str] | None = None
-    """Only to these hosts; None: to any."""
+    """The permitted targets; None: any host."""
     goes: frozenset[tuple[str, str]] = frozenset()
-    """Guests that have a host to go to: UUID and host."""
+    """Guests with a fixed target: UUID and host."""
     called: frozenset[tuple[str, str]] = frozenset()
-    """UUIDs and names of those that may be on no host that answers."""
+    """UUIDs and names of guests that may be on no host that answers."""
     start: frozenset[str] = frozenset()
-    """To be started again there, by UUID."""
+    """UUIDs of guests that are to be started on the host again."""
     policy: str | None = None
-    """By name, for every guest and for the run; None: each its own."""
+    """Policy name, for every guest and for the run; None: each guest's own."""
 
     def __post_init__(self) -> None:
         if self.host in (self.to or ()):
-            raise BadInput(f"{self.host} is to be emptied", hint="name other hosts with --to")
+            raise BadInput(f"{self.host} is being evacuated", hint="name other hosts with --to")
 
     def asked(self, seen: FleetView) -> frozenset[str]:
-        """Who is still to move, by the names of `seen`."""
+        """Return the guests that are still to move, by their names in `seen`."""
         if self.kind is not Kind.EVACUATE:
             goes = dict(self.goes)
             return frozenset(
@@ -59,26 +59,26 @@ class Task:
         return frozenset(there - self.to_stop(seen) - _stopped(seen))
 
     def unseen(self, seen: FleetView) -> tuple[Unplaced, ...]:
-        """Who is to go somewhere and cannot as it is, or was not found while hosts are silent that
-        may have it."""
+        """Return the guests that should move and cannot, or were not found while hosts are
+        silent."""
         found = {one.guest.uuid for one in seen.known.values()}
         missing = sorted({uuid for uuid, _ in self.goes} - found)
         called, silent = dict(self.called), sorted(seen.silent)
         stuck = {name for uuid in missing for name in seen.stuck.get(uuid, ())}
         return *(
-            Unplaced(tenant=one, why=str(one.stays), hint=f"see what {one.host} says of it")
+            Unplaced(tenant=one, why=str(one.stays), hint=f"check it on {one.host}")
             for one in seen.fleet.tenants if one.name in stuck and one.host != self.host
         ), *(
             Unplaced(
                 tenant=Tenant(name=called.get(uuid, uuid), host="", memory=Bytes(0), cpus=0.0),
-                why=f"no host that answers has it; silent: {', '.join(silent)}",
+                why=f"not found; no answer from {', '.join(silent)}",
                 hint=f"run vmckpt doctor {silent[0]}",
             )
             for uuid in missing if silent and uuid not in seen.stuck
         )  # fmt: skip
 
     def to_stop(self, seen: FleetView) -> frozenset[str]:
-        """Who is to be shut down or suspended instead."""
+        """Return the guests that are to be shut down or suspended instead of moved."""
         if self.kind is not Kind.EVACUATE:
             return frozenset()
         return frozenset(
@@ -87,10 +87,10 @@ class Task:
         )  # fmt: skip
 
     def fleet(self, seen: FleetView) -> Fleet:
-        """As a placement for this task is to see it."""
+        """Return the fleet as a placement for this task must see it."""
         asked = self.asked(seen)
         places = tuple(
-            replace(one, closed="it is emptied")
+            replace(one, closed="is being evacuated")
             if self.kind is Kind.EVACUATE and one.name == self.host else one
             for one in seen.fleet.places
         )  # fmt: skip
@@ -110,7 +110,7 @@ class Task:
         return Fleet(places, _become(seen, asked, tenants))
 
     def _wakes(self, name: str, seen: FleetView) -> bool:
-        """Whether it is off, and will take room there again."""
+        """Return whether the guest is off and will use memory on the host again."""
         known = seen.known.get(name)
         return (
             known is not None and known.way is TravelMethod.OFFLINE and known.host == self.host
@@ -128,7 +128,7 @@ class Task:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """Raises KeyError, ValueError, TypeError for what is none."""
+        """Read a task from the journal. Raises KeyError, ValueError or TypeError if it is none."""
         to = told["to"]
         return cls(
             kind=Kind(told["kind"]), host=str(told["host"]),
@@ -141,9 +141,13 @@ class Task:
 
 
 def _settled(seen: FleetView, asked: frozenset[str]) -> tuple[Tenant, ...]:
-    """A protected guest leaves its standby's host only if its own is emptied: else it stays."""
+    """Return the tenants, with every protected guest fixed to its host unless it is to leave that
+    host.
+
+    Only an evacuation of its own host may cost a guest its standby.
+    """
     return tuple(
-        replace(one, stays="it is protected, and would have no standby then")
+        replace(one, stays="it is protected and would lose its standby")
         if one.stays is None and one.name not in asked and one.name in seen.known
         and seen.known[one.name].way is TravelMethod.SWITCH else one
         for one in seen.fleet.tenants
@@ -151,7 +155,7 @@ def _settled(seen: FleetView, asked: frozenset[str]) -> tuple[Tenant, ...]:
 
 
 def _stops(known: Known | None) -> bool:
-    """Whether a guest's policy has it shut down or suspended."""
+    """Return whether the guest's policy shuts it down or suspends it."""
     return (
         known is not None
         and known.way is TravelMethod.LIVE
@@ -160,7 +164,7 @@ def _stops(known: Known | None) -> bool:
 
 
 def _stopped(seen: FleetView) -> frozenset[str]:
-    """Who is off, and would have been shut down or suspended: it is as its policy has it."""
+    """Return the guests that are off and that their policy would have shut down or suspended."""
     return frozenset(
         name for name, one in seen.known.items()
         if one.way is TravelMethod.OFFLINE and one.policy.evacuation.strategy.stops
@@ -174,7 +178,8 @@ def _both(wanted: frozenset[str], only: frozenset[str] | None) -> frozenset[str]
 def _become(
     seen: FleetView, asked: frozenset[str], tenants: tuple[Tenant, ...]
 ) -> tuple[Tenant, ...]:
-    """A standby that takes over has its memory already: the guest that comes takes it."""
+    """Return the tenants without the memory of standbys that take over, since the guest that moves
+    there uses it."""
     switched = {
         f"{name} on {host}"
         for name in asked if name in seen.known and seen.known[name].way is TravelMethod.SWITCH
@@ -186,7 +191,7 @@ def _become(
 
 
 def terms(run: Evacuation, kind: Kind) -> EvacuationTerms:
-    """What a run keeps to, by the policy that it is done by."""
+    """Return the limits of a run, from the settings of its policy."""
     return EvacuationTerms(
         rules=Rules(
             keep_free=run.keep_free,

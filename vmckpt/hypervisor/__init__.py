@@ -1,1 +1,1 @@
-"""The only package that uses libvirt: connections and their threads, guests, hosts, jobs."""
+"""The only package that calls libvirt: connections and their threads, guests, hosts, jobs."""

@@ -1,10 +1,10 @@
 """libvirt's pull backups and checkpoints: a guest's disks at one instant, read over NBD.
 
-While a backup is open the guest runs on, and what it overwrites is kept aside on its host. A
-checkpoint begins with a backup and lets the next one tell what was written since.
+The guest keeps running while a backup is open; its host keeps the old content of overwritten blocks
+in scratch files. A checkpoint starts with a backup, and records what is written until the next one.
 
-The calls are for a thread on the guest's host; `qmp.call_on_domain` lets a controller make them
-from afar.
+The calls block and are for a thread on the guest's host; a controller makes them through
+`qmp.call_on_domain`.
 """
 
 import re
@@ -27,7 +27,7 @@ CHANGED = f"qemu:dirty-bitmap:{_CHANGED}"
 
 
 def backup_xml(order: BackupOrder) -> str:
-    """A backup as libvirt wants it described."""
+    """Return libvirt's XML for a backup."""
     root = ET.Element("domainbackup", mode="pull")
     ET.SubElement(root, "server", transport="unix", socket=order.socket)
     disks = ET.SubElement(root, "disks")
@@ -49,7 +49,10 @@ def backup_xml(order: BackupOrder) -> str:
 
 
 def new_checkpoint_xml(order: BackupOrder) -> str | None:
-    """The checkpoint that begins with a backup; None if no disk can be followed."""
+    """Return the XML of the checkpoint that starts with a backup.
+
+    None if none of the disks can have a dirty bitmap.
+    """
     marked = [disk.name for disk in order.disks if disk.mark]
     if not marked:
         return None
@@ -60,7 +63,7 @@ def new_checkpoint_xml(order: BackupOrder) -> str | None:
 
 
 def checkpoint_xml(known: Checkpoint, *, parent: str | None) -> str:
-    """A checkpoint that exists already, as libvirt wants it described."""
+    """Return libvirt's XML for a checkpoint that exists already."""
     root = _checkpoint(known.name, known.disks, ())
     if parent is not None:
         ET.SubElement(ET.SubElement(root, "parent"), "name").text = parent
@@ -80,7 +83,7 @@ def _checkpoint(name: str, bitmaps: Mapping[str, str], others: Sequence[str]) ->
 
 
 def read_checkpoint(xml: str) -> Checkpoint:
-    """A checkpoint from libvirt's XML."""
+    """Parse libvirt's XML of a checkpoint. Raises ValueError."""
     root = domain_xml.tree(xml, "domaincheckpoint")
     made_at = root.findtext("creationTime", "0").strip()
     return Checkpoint(
@@ -95,7 +98,7 @@ def read_checkpoint(xml: str) -> Checkpoint:
 
 
 def read_backup(xml: str) -> OpenBackup:
-    """An open backup from libvirt's XML."""
+    """Parse libvirt's XML of an open backup. Raises ValueError."""
     root = domain_xml.tree(xml, "domainbackup")
     server = root.find("server")
     socket = server.get("socket", "") if server is not None else ""
@@ -121,11 +124,11 @@ _LIMIT = Seconds(30.0)
 
 
 class BitmapLost(HypervisorError):
-    """What was written to a disk since a checkpoint is not known: it must be read whole.
+    """The changes to a disk since a checkpoint are unknown: the whole disk must be read.
 
-    Nothing has happened. `disk` is None where libvirt does not say which. A `DomainCaller` that
-    leaves libvirt's errors to others (`qmp.call_on_domain`) raises this one as HypervisorError with
-    libvirt's code.
+    No backup was opened. `disk` is None if libvirt does not name it. A `DomainCaller` that does
+    not map libvirt's errors itself (`qmp.call_on_domain`) raises a HypervisorError with libvirt's
+    code instead.
     """
 
     def __init__(self, refused: HypervisorError) -> None:
@@ -135,25 +138,26 @@ class BitmapLost(HypervisorError):
 
 
 class Backups:
-    """One guest's backups and checkpoints. Every call raises HypervisorError."""
+    """Backups and checkpoints of one guest. Every call raises HypervisorError if libvirt fails."""
 
     def __init__(self, caller: DomainCaller) -> None:
         self._seat = caller
 
     def facts(self) -> tuple[DiskFacts, ...]:
-        """The guest's disks; of one that does not run only what its definition says."""
+        """Return the guest's disks; if it does not run, only what its definition says of them."""
         return self._seat.on_domain("reading the guest's disks", _facts)
 
     def begin(self, order: BackupOrder) -> OpenBackup:
-        """Open a backup; its instant is that of the call, also with a paused guest.
+        """Open a backup of the disks as they are at this call. The guest may be paused.
 
-        Also raises BitmapLost and OutcomeUnknown. The checkpoint stays when it is ended.
+        The checkpoint remains after the backup has ended. Also raises BitmapLost and
+        OutcomeUnknown.
         """
         described, noted = backup_xml(order), new_checkpoint_xml(order)
         flags = libvirt.VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL if order.scratch_made else 0
         try:
             self._seat.on_domain(
-                "beginning a backup", lambda domain: domain.backupBegin(described, noted, flags),
+                "starting a backup", lambda domain: domain.backupBegin(described, noted, flags),
                 changes=True,
             )  # fmt: skip
         except HypervisorError as exc:
@@ -163,13 +167,13 @@ class Backups:
         return read_backup(described)
 
     def opened(self) -> OpenBackup | None:
-        """The backup that is open, whoever opened it; None: there is none."""
+        """Return the open backup, even if another program opened it. None: there is none."""
         return self._seat.on_domain("looking for an open backup", _opened)
 
     def end(self, socket: str, *, limit: Seconds = _LIMIT) -> bool:
-        """End the backup that has this socket, and wait until it has; whether there was one.
+        """End the backup with this socket and wait for its end. Returns whether there was one.
 
-        Checkpoints stay. Raises HypervisorError also if it does not end in that time.
+        Its checkpoint remains. Raises HypervisorError also if it does not end within `limit`.
         """
         if not self._seat.on_domain(
             "ending the backup", lambda domain: _abort(domain, socket), changes=True
@@ -180,7 +184,7 @@ class Backups:
             if time.monotonic() > give_up:
                 host = self._seat.host
                 raise HypervisorError(
-                    f"{host}: the backup has not ended in {limit:g} s",
+                    f"{host}: the backup did not end within {limit:g} s",
                     host=host,
                     hint="run virsh domjobabort for the guest",
                 )
@@ -188,22 +192,23 @@ class Backups:
         return True
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """What libvirt knows of this guest's checkpoints, parents first."""
+        """Return the guest's checkpoints that libvirt knows, parents first."""
         return self._seat.on_domain("listing checkpoints", _checkpoints)
 
     def forget(self, name: str) -> None:
-        """Delete a checkpoint and its bitmaps, also where only some of them are left.
+        """Delete a checkpoint and its bitmaps, even if some of them are missing.
 
-        Fine if there is none. A guest that does not run keeps its bitmaps until `sweep`.
+        Does nothing if there is no such checkpoint. If the guest does not run, its bitmaps remain
+        until `sweep`.
         """
         self._seat.on_domain(
             f"deleting checkpoint {name}", lambda domain: _forget(domain, name), changes=True
         )
 
     def sweep(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Delete checkpoints and bitmaps of ours but for these; the names of those that were.
+        """Delete vmckpt's checkpoints and bitmaps except `keep`. Returns the names deleted.
 
-        What a crash has left is found so, also where only the bitmap is left.
+        This cleans up after a crash, also where only a bitmap is left.
         """
 
         def change(domain: libvirt.virDomain) -> tuple[str, ...]:
@@ -218,14 +223,14 @@ class Backups:
         return self._seat.on_domain("deleting old checkpoints", change, changes=True)
 
     def redefine(self, line: Sequence[Checkpoint], *, validate: bool = True) -> tuple[str, ...]:
-        """Tell libvirt of checkpoints whose bitmaps came with the disks; which of them are lost.
+        """Redefine checkpoints in libvirt whose bitmaps came with the disks.
 
-        A migration takes the bitmaps along, and libvirt's own notes not. Parents first.
-        `validate`: the bitmaps are looked for, which only a running guest allows; without it none
-        counts as lost.
+        A migration transfers the bitmaps, but not libvirt's metadata of checkpoints. `line`:
+        parents first. `validate`: verify that the bitmaps exist, which needs a running guest.
+        Returns the names of checkpoints without a bitmap; none if `validate` is false.
         """
         return self._seat.on_domain(
-            "defining checkpoints anew",
+            "redefining checkpoints",
             lambda domain: _redefine(domain, line, validate=validate),
             changes=True,
         )
@@ -250,7 +255,7 @@ def _abort(domain: libvirt.virDomain, socket: str) -> bool:
     found = _opened(domain)
     if found is None or found.socket != socket:
         return False
-    # The call ends any job; this one may have ended, and another begun.
+    # abortJob ends any job: the backup may have ended, and another job may have started.
     if domain.jobStats().get("operation") == libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP:
         try:
             domain.abortJob()
@@ -263,7 +268,7 @@ def _abort(domain: libvirt.virDomain, socket: str) -> bool:
 def _checkpoints(domain: libvirt.virDomain) -> tuple[Checkpoint, ...]:
     found = []
     for one in domain.listAllCheckpoints(libvirt.VIR_DOMAIN_CHECKPOINT_LIST_TOPOLOGICAL):
-        with suppress(libvirt.libvirtError):  # it went away while we were reading
+        with suppress(libvirt.libvirtError):  # it was deleted meanwhile
             found.append(read_checkpoint(one.getXMLDesc(_NO_DOMAIN)))
     return tuple(found)
 
@@ -279,7 +284,7 @@ def _forget(domain: libvirt.virDomain, name: str) -> None:
         try:
             known.delete()
         except libvirt.libvirtError:
-            # libvirt deletes no bitmap where one of them is missing; that must really be so.
+            # libvirt refuses if a bitmap is missing; check that this was the reason.
             if domain.isActive() and not _missing(domain, known, name):
                 raise
             known.delete(libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY)
@@ -290,7 +295,7 @@ def _forget(domain: libvirt.virDomain, name: str) -> None:
 
 
 def _missing(domain: libvirt.virDomain, known: libvirt.virDomainCheckpoint, name: str) -> bool:
-    """Whether a disk lacks the bitmap that it should have for a checkpoint."""
+    """Return whether a disk lacks its bitmap of a checkpoint."""
     wanted = read_checkpoint(known.getXMLDesc(_NO_DOMAIN)).disks
     there = {disk.name for disk in _facts(domain) if disk.bitmap(wanted.get(disk.name, name))}
     return not set(wanted) <= there
@@ -303,7 +308,7 @@ def _redefine(
     known = {one.getName() for one in domain.listAllCheckpoints()}
     lost = []
     for one in line:
-        # A parent that is not there any more is none.
+        # libvirt refuses a parent that it does not know.
         parent = one.parent if one.parent in known else None
         try:
             domain.checkpointCreateXML(checkpoint_xml(one, parent=parent), flags)

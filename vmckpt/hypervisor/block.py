@@ -21,19 +21,22 @@ Nodes = Mapping[str, Mapping[str, Any]]
 
 
 def nodes(domain: libvirt.virDomain) -> Nodes:
-    """What QEMU says of its block nodes, by name."""
+    """Return QEMU's block nodes by name. Raises libvirtError."""
     answer = libvirt_qemu.qemuMonitorCommand(domain, json.dumps(_NODES), 0)
     return {str(node["node-name"]): node for node in json.loads(answer)["return"]}
 
 
 def remove_bitmap(domain: libvirt.virDomain, node: str, name: str) -> None:
-    """Remove a bitmap that libvirt knows nothing of."""
+    """Remove a dirty bitmap that libvirt does not know. Raises libvirtError."""
     order = {"execute": "block-dirty-bitmap-remove", "arguments": {"node": node, "name": name}}
     libvirt_qemu.qemuMonitorCommand(domain, json.dumps(order), 0)
 
 
 def read_facts(xml: str, known: Nodes) -> tuple[DiskFacts, ...]:
-    """The disks of a domain XML and what QEMU says of them."""
+    """Return the disks of a domain XML with what QEMU reports about them.
+
+    `known`: QEMU's block nodes; empty if the guest is off. Raises ValueError.
+    """
     disks = domain_xml.tree(xml, "domain").findall("devices/disk")
     return tuple(_facts(disk, known) for disk in disks)
 
@@ -48,7 +51,7 @@ def _facts(disk: ET.Element, known: Nodes) -> DiskFacts:
         name=target.get("dev", "?") if target is not None else "?",
         kind=disk.get("type", "file"),
         device=disk.get("device", "disk"),
-        # libvirt probes no formats and takes raw where none is written.
+        # libvirt does not probe formats; it assumes raw if the XML names none.
         format=driver.get("type", "raw") if driver is not None else "raw",
         source=_source(source),
         read_only=disk.find("readonly") is not None,
@@ -68,7 +71,10 @@ def _source(source: ET.Element | None) -> str | None:
 
 
 def _node(source: ET.Element | None, known: Nodes) -> str | None:
-    """libvirt numbers a disk's nodes, and leaves out the upper one where it does nothing."""
+    """Return the name of a disk's top node.
+
+    libvirt numbers a disk's nodes, and omits the format node where it would have no effect.
+    """
     number = source.get("index") if source is not None else None
     found = (f"libvirt-{number}-{layer}" for layer in ("format", "storage"))
     return next((name for name in found if name in known), None)
@@ -76,7 +82,7 @@ def _node(source: ET.Element | None, known: Nodes) -> str | None:
 
 def _bitmaps(node: Mapping[str, Any]) -> Iterator[Bitmap]:
     for one in node.get("dirty-bitmaps", ()):
-        if "name" in one:  # those of QEMU's own jobs have none
+        if "name" in one:  # bitmaps of QEMU's own jobs have no name
             yield Bitmap(
                 name=str(one["name"]),
                 recording=bool(one.get("recording")),
@@ -88,26 +94,29 @@ def _bitmaps(node: Mapping[str, Any]) -> Iterator[Bitmap]:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """How far a pull is, in bytes."""
+    """Progress of a block pull, in bytes."""
 
     done: int
     total: int
 
 
 def start_pull(caller: DomainCaller, disk: str) -> None:
-    """Begin to pull a disk in; it goes on in QEMU. Raises HypervisorError."""
-    caller.on_domain("pulling a disk in", lambda domain: domain.blockPull(disk), changes=True)
+    """Start a block pull, which copies a disk's backing file into its image.
+
+    QEMU continues it in the background. Raises HypervisorError, OutcomeUnknown.
+    """
+    caller.on_domain("starting a block pull", lambda domain: domain.blockPull(disk), changes=True)
 
 
 def progress(caller: DomainCaller, disk: str) -> Pull | None:
-    """None: nothing is pulled. Raises HypervisorError."""
-    told = caller.on_domain("looking at a pull", lambda domain: domain.blockJobInfo(disk))
+    """Return the progress of a disk's block pull; None if there is none. Raises HypervisorError."""
+    told = caller.on_domain("reading a block job", lambda domain: domain.blockJobInfo(disk))
     if not told:
         return None
     return Pull(int(told.get("cur", 0)), int(told.get("end", 0)))
 
 
 def stopped_by_disk(caller: DomainCaller) -> bool:
-    """Whether the guest stands still because a disk could not be read."""
-    state = caller.on_domain("asking for the guest's state", lambda domain: domain.state())
+    """Return whether an I/O error of a disk has paused the guest. Raises HypervisorError."""
+    state = caller.on_domain("reading the guest's state", lambda domain: domain.state())
     return tuple(state) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)

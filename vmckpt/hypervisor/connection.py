@@ -1,11 +1,11 @@
-"""Connections to a host's libvirt: two, each with a thread of its own.
+"""Connections to a host's libvirt: two for each host, each with its own thread.
 
-The short one asks and commands, with a time limit on each call. The long one holds the one call
-that lasts as long as a migration, so statistics and abort never wait for it.
+The short connection serves queries and commands, each with a time limit. The long connection serves
+the call that lasts as long as a migration, so statistics and abort never wait for it.
 
-The threads are daemons: a libvirt call that never returns must not keep the process from ending,
-and an executor's threads are joined at exit. libvirt's event loop, its error output and its errors
-in our words are here, too.
+The threads are daemon threads: a libvirt call that never returns must not keep the process from
+ending, and an executor would join its threads at exit. This module also runs libvirt's event loop,
+redirects its error output and maps its errors to `vmckpt.errors`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class ConnectionThread:
-    """Runs callables in the order given, in a thread that starts with the first."""
+    """A thread that runs callables in the order given. It starts with the first one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,18 +40,21 @@ class ConnectionThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Run `call` in the lane. Cancelling the wait does not stop the call."""
+        """Run `call` in the thread and return its result. Cancelling does not stop the call.
+
+        Raises what `call` raises; a StopIteration becomes a ValueError.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def work() -> None:
-            # Whoever waits may have gone, and its loop with it; the result then has no taker.
+            # The waiting task may be gone, and its loop closed; then the result is dropped.
             with contextlib.suppress(RuntimeError):
                 if future.cancelled():
                     return
                 try:
                     result = call()
-                except BaseException as exc:  # noqa: BLE001 - handed to whoever waits
+                except BaseException as exc:  # noqa: BLE001 - raised in the waiting task
                     loop.call_soon_threadsafe(_fail, future, exc)
                 else:
                     loop.call_soon_threadsafe(_finish, future, result)
@@ -63,7 +66,7 @@ class ConnectionThread:
         return await future
 
     def close(self) -> None:
-        """Let the thread end after the calls already given."""
+        """Let the thread end after the calls that are already queued."""
         self._work.put(None)
 
     def _serve(self) -> None:
@@ -78,7 +81,7 @@ def _finish(future: "asyncio.Future[T]", result: T) -> None:
 
 def _fail(future: "asyncio.Future[T]", error: BaseException) -> None:
     if not future.done():
-        # A future takes no StopIteration, and who waits for it would wait for ever.
+        # A future does not accept StopIteration, and the waiting task would wait for ever.
         stopped = isinstance(error, StopIteration)
         future.set_exception(ValueError("no such thing") if stopped else error)
 
@@ -88,9 +91,9 @@ log = logging.getLogger("vmckpt.libvirt")
 
 @functools.cache
 def start() -> None:
-    """Run libvirt's event loop in a thread of its own and take its error output into our log.
+    """Run libvirt's event loop in its own thread and redirect its error output to the log.
 
-    Keep-alive works only while that loop runs, and only for connections opened after this call.
+    Keep-alive works only while this loop runs, and only for connections opened after this call.
     """
     libvirt.registerErrorHandler(lambda _context, error: log.debug("%s", error[2]), None)
     libvirt.virEventRegisterDefaultImpl()
@@ -103,15 +106,15 @@ def _turn_for_ever() -> None:
 
 
 def without_questions(uri: str) -> str:
-    """The URI with which ssh fails instead of asking for a password or about a host key.
+    """Return the URI with `no_tty`: ssh fails instead of asking for a password or about a host key.
 
-    A question would appear in the middle of our output, and a yes to an unknown key would bypass
-    the rule that host keys are verified.
+    A prompt would appear in the middle of vmckpt's output, and accepting an unknown key there would
+    bypass the rule that host keys are verified.
     """
     try:
         parts = urlsplit(uri)
     except ValueError:
-        return uri  # libvirt says what is wrong with it
+        return uri  # libvirt reports what is wrong with it
     if not parts.scheme.endswith("+ssh") or "no_tty" in parse_qs(parts.query):
         return uri
     query = f"{parts.query}&no_tty=1" if parts.query else "no_tty=1"
@@ -120,7 +123,7 @@ def without_questions(uri: str) -> str:
 
 @contextmanager
 def opened(uri: str, host: str) -> Iterator[libvirt.virConnect]:
-    """A connection for one visit. Raises HostUnreachable."""
+    """Open a connection, and close it at the end of the block. Raises HostUnreachable."""
     start()
     try:
         connection = libvirt.open(without_questions(uri))
@@ -137,7 +140,11 @@ def opened(uri: str, host: str) -> Iterator[libvirt.virConnect]:
 def once(
     uri: str, host: str, what: str, call: Callable[[libvirt.virConnect], T], *, changes: bool
 ) -> T:
-    """A call over a connection of its own. Raises HypervisorError, OutcomeUnknown if `changes`."""
+    """Make one call over a new connection and return its result.
+
+    `what` describes the call in errors. Raises HostUnreachable or HypervisorError; OutcomeUnknown
+    if the connection broke during the call and `changes` is true.
+    """
     with opened(uri, host) as connection:
         try:
             return call(connection)
@@ -149,32 +156,36 @@ def once(
 
 
 NOT_HERE = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
-"""Codes of errors that say: the host does not know the guest, or it does not run there."""
+"""libvirt's error codes for a guest that the host does not know, or that does not run there."""
 
 
 class ConnectionBroken(Exception):
-    """The connection failed, not the call."""
+    """A failure of the connection, not of the call."""
 
     def __init__(self, error: libvirt.libvirtError, *, sent: bool) -> None:
         super().__init__(str(error))
         self.error = error
         self.sent = sent
-        """False: the call never left, so it cannot have changed anything."""
+        """False: the call was not sent, so it cannot have changed anything."""
 
 
 def map_refusal(error: libvirt.libvirtError, *, host: str, what: str) -> HypervisorError:
-    """Our error for a call that libvirt answered with no."""
+    """Return the HypervisorError for a call that libvirt refused. `what` describes the call."""
     return HypervisorError(
         f"{host}: {what}: {_text(error)}", host=host, code=error.get_error_code()
     )
 
 
 def map_broken(broken: ConnectionBroken, *, host: str, what: str, changes: bool) -> HypervisorError:
-    """Our error for a call whose connection broke; `changes`: it may have changed something."""
+    """Return the error for a call whose connection broke.
+
+    OutcomeUnknown if the call was sent and may have changed something (`changes`), otherwise
+    HostUnreachable.
+    """
     text, code = _text(broken.error), broken.error.get_error_code()
     if changes and broken.sent:
         return OutcomeUnknown(
-            f"{host}: the connection broke during {what}, which may have happened: {text}",
+            f"{host}: connection lost during {what}, which may have taken effect: {text}",
             host=host,
             code=code,
         )
@@ -191,17 +202,17 @@ def _text(error: libvirt.libvirtError) -> str:
 
 
 CALL_LIMIT = Seconds(10.0)
-# A host that is off or cut off never answers the first packet; ssh and TLS take a second or two.
+# A host that is off or unreachable never answers; an ssh or TLS login takes a second or two.
 OPEN_LIMIT = Seconds(6.0)
 _KEEPALIVE_SECONDS, _KEEPALIVE_COUNT = 5, 3
-# What comes of reading an answer that is none.
+# Exceptions raised by parsing an invalid answer.
 NONSENSE = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, ParseError, RecursionError,
 )  # fmt: skip
 
 
 class _Connection:
-    """One lane and its connection, opened at the first call and again after it broke."""
+    """A connection and its thread. Opened at the first call, and again after it broke."""
 
     def __init__(self, host: Host, name: str) -> None:
         self._host = host
@@ -215,7 +226,10 @@ class _Connection:
         await self._thread.run(lambda: self._do(lambda _connection: None))
 
     def _do(self, call: Callable[[libvirt.virConnect], T]) -> T:
-        """Runs in the lane. Tells a refused call from a broken connection."""
+        """Make a call. Runs in the thread.
+
+        Raises ConnectionBroken if the connection failed, libvirtError if libvirt refused the call.
+        """
         try:
             connection = self._open()
         except libvirt.libvirtError as exc:
@@ -228,7 +242,7 @@ class _Connection:
             raise
 
     def _open(self) -> libvirt.virConnect:
-        """Runs in the lane."""
+        """Return a connection that is alive. Runs in the thread."""
         if self._connection is not None and self._connection.isAlive() != 1:
             self._drop()
         if self._connection is None:
@@ -253,12 +267,12 @@ class _Connection:
 
 
 class Hypervisor:
-    """The libvirt of one host. Use as `async with Hypervisor(host) as hypervisor`."""
+    """A host's libvirt. Use as `async with Hypervisor(host) as hypervisor`."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.check_lease: Callable[[], None] | None = None
-        """Asked in the lane, right before a call that changes something; raises to forbid it."""
+        """Called in the thread right before a call that changes something; raises to forbid it."""
         self._short = _Connection(host, "short")
         self._long = _Connection(host, "long")
 
@@ -272,9 +286,10 @@ class Hypervisor:
     async def query(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
     ) -> T:
-        """A call that changes nothing; tried once more on a new connection if that broke.
+        """Make a call that changes nothing, and return its result.
 
-        Raises HostUnreachable or HypervisorError.
+        It is tried once more on a new connection if the first broke. `what` describes the call in
+        errors. Raises HostUnreachable or HypervisorError.
         """
         with self._translated(what, changes=False):
             async for attempt in AsyncRetrying(
@@ -290,15 +305,19 @@ class Hypervisor:
     async def execute(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
     ) -> T:
-        """A call that changes something; never repeated. Also raises OutcomeUnknown, ReadOnly."""
+        """Make a call that changes something, once, and return its result.
+
+        Raises HostUnreachable, HypervisorError, OutcomeUnknown, ReadOnly, and what `check_lease`
+        raises.
+        """
         self._may_act(what)
         with self._translated(what, changes=True):
             return await self._in_time(what, self._guarded(call), limit=limit, changes=True)
 
     async def execute_long(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
-        """A call that changes something and may take as long as it likes, in the long lane.
+        """Make a call that changes something on the long connection, without a time limit.
 
-        Only to connect has a limit: nothing has happened by then.
+        Only connecting has a limit. Raises what `execute` raises.
         """
         self._may_act(what)
         with self._translated(what, changes=True):
@@ -322,11 +341,11 @@ class Hypervisor:
 
     def _may_act(self, what: str) -> None:
         if self.host.read_only:
-            raise ReadOnly(f"{self.host.name}: {what}: only looking is allowed")
+            raise ReadOnly(f"{self.host.name}: {what}: refused in read-only mode")
 
     @contextmanager
     def _translated(self, what: str, *, changes: bool) -> Iterator[None]:
-        """libvirt's errors become ours."""
+        """Map libvirt's errors, and those of parsing its answers, to `vmckpt.errors`."""
         try:
             yield
         except libvirt.libvirtError as exc:
@@ -339,15 +358,15 @@ class Hypervisor:
     def _nonsense(self, what: str, exc: Exception, *, changes: bool) -> HypervisorError:
         name = self.host.name
         reason = f"{type(exc).__name__}: {exc}" if isinstance(exc, LookupError) else str(exc)
-        text = f"{name}: {what}: the answer makes no sense: {reason[:200]}"
+        text = f"{name}: {what}: invalid answer: {reason[:200]}"
         if changes:
-            return OutcomeUnknown(f"{text}; it may have happened", host=name)
+            return OutcomeUnknown(f"{text}; it may have taken effect", host=name)
         return HypervisorError(text, host=name, hint=f"run vmckpt doctor {quote(name)}")
 
     async def _in_time(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds, changes: bool
     ) -> T:
-        """Connect and call in the short lane, each within its time limit."""
+        """Connect and call on the short connection, each within its time limit."""
         line, name = self._short, self.host.name
         try:
             async with asyncio.timeout(OPEN_LIMIT):
@@ -360,18 +379,19 @@ class Hypervisor:
         except TimeoutError as exc:
             error = self._no_answer(what, limit)
             if changes:
-                raise OutcomeUnknown(f"{error.message} and may have happened", host=name) from exc
+                text = f"{error.message}; it may have taken effect"
+                raise OutcomeUnknown(text, host=name) from exc
             raise error from exc
 
     def _no_answer(self, what: str, limit: Seconds) -> HostUnreachable:
-        """The lane's thread is stuck in its call: leave it behind and start afresh."""
+        """Abandon the thread, which is stuck in its call, and use a new connection from now on."""
         self._short = _Connection(self.host, "short")
         return self._silent(what, limit)
 
     def _silent(self, what: str, limit: Seconds) -> HostUnreachable:
         name = self.host.name
         return HostUnreachable(
-            f"{name}: {what} gave no answer in {limit:g} s",
+            f"{name}: {what}: no answer within {limit:g} s",
             host=name,
             hint=f"run vmckpt doctor {quote(name)}",
         )

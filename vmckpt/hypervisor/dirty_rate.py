@@ -1,4 +1,4 @@
-"""How fast a guest writes, and how much memory it holds, as libvirt tells it."""
+"""A guest's dirty rate and resident memory, measured through libvirt."""
 
 import asyncio
 import math
@@ -12,28 +12,29 @@ from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 
-# QEMU's default: pages looked at for each GiB of memory (migration/dirtyrate.h); libvirt has no way
-# to ask for more.
+# Pages that QEMU samples for each GiB of memory (migration/dirtyrate.h); libvirt cannot change it.
 _PAGES_PER_GIB = 512
 _LONGEST = 60
 _INTERVAL = Seconds(0.1)
-# Beyond the time asked for, until it is an error.
+# How long after the requested time a missing result is an error.
 _LATE = Seconds(5.0)
 
 
 async def dirtied(hypervisor: Hypervisor, guest: Guest, seconds: int) -> DirtyPoint:
-    """What the guest wrote within 1 to 60 seconds, by QEMU's page sampling.
+    """Measure how much memory the guest dirties within `seconds`, by QEMU's page sampling.
 
-    It works with and without KVM. The answer is rough: of 256 MiB it looks at 128 pages, and tells
-    whole MiB/s. Raises HypervisorError, also if a job holds the guest: the two would be in each
-    other's way.
+    `seconds` is limited to 1 to 60. This works with and without KVM. The result is rough: QEMU
+    samples 128 pages of 256 MiB and returns whole MiB/s. Raises HypervisorError, also if the guest
+    has a job, which the measurement would disturb.
     """
     seconds = min(_LONGEST, max(1, seconds))
     name = hypervisor.host.name
     now = await domains.find_guest(hypervisor, guest.uuid)
     if now is None or now.job is not None:
-        why = "it is not there" if now is None else f"a job holds it: {now.job}"
-        raise HypervisorError(f"{name}: writes of {guest.name} are not measured: {why}", host=name)
+        why = "no such guest" if now is None else f"it is busy with a job: {now.job}"
+        raise HypervisorError(
+            f"{name}: cannot measure the dirty rate of {guest.name}: {why}", host=name
+        )
 
     def start(connection: libvirt.virConnect) -> None:
         connection.lookupByUUIDString(guest.uuid).startDirtyRateCalc(seconds, 0)
@@ -42,28 +43,32 @@ async def dirtied(hypervisor: Hypervisor, guest: Guest, seconds: int) -> DirtyPo
         domain = connection.lookupByUUIDString(guest.uuid)
         return connection.domainListGetStats([domain], libvirt.VIR_DOMAIN_STATS_DIRTYRATE)[0][1]
 
-    await hypervisor.execute("starting to measure writes", start)
+    await hypervisor.execute("starting a dirty rate measurement", start)
     await asyncio.sleep(seconds)
     late = 0.0
     while True:
-        stats = await hypervisor.query("reading measured writes", read)
+        stats = await hypervisor.query("reading the dirty rate", read)
         if stats.get("dirtyrate.calc_status") == libvirt.VIR_DOMAIN_DIRTYRATE_MEASURED:
             rate = int(stats.get("dirtyrate.megabytes_per_second", 0))
             return point(rate, int(stats.get("dirtyrate.calc_period", seconds)), guest.memory)
         if late >= _LATE:
-            raise HypervisorError(f"{name}: QEMU does not end measuring writes", host=name)
+            raise HypervisorError(
+                f"{name}: QEMU did not finish the dirty rate measurement of {guest.name} in time",
+                host=name,
+            )
         await asyncio.sleep(_INTERVAL)
         late += _INTERVAL
 
 
 def point(rate: int, seconds: int, memory: Bytes) -> DirtyPoint:
-    """QEMU's whole MiB/s as bytes within that time.
+    """Convert QEMU's dirty rate to bytes, with the error of the measurement.
 
-    The error is two standard deviations of a share seen in so few pages, and the rounding.
+    `rate`: whole MiB/s; `seconds`: the length of the measurement; `memory`: the guest's size. The
+    error is two standard deviations of a proportion estimated from the sampled pages, and rounding.
     """
     found = min(float(memory), rate * MIB * float(seconds))
     pages = max(1.0, _PAGES_PER_GIB * memory / GIB)
-    # One page more or less at both ends: a share of 0 among few pages is not surely 0.
+    # Laplace's rule of succession: no dirty page among a few does not prove a share of 0.
     share = (found / memory * pages + 1) / (pages + 2)
     sampling = 2 * memory * math.sqrt(share * (1 - share) / pages)
     return DirtyPoint(
@@ -72,9 +77,10 @@ def point(rate: int, seconds: int, memory: Bytes) -> DirtyPoint:
 
 
 async def resident(hypervisor: Hypervisor, guest: Guest) -> Bytes | None:
-    """What the guest's QEMU process holds of the host's memory; None: libvirt does not say.
+    """Return the resident memory of the guest's QEMU process; None if libvirt does not report it.
 
-    That is more than the guest's own: QEMU's is in it, and TCG's translated code.
+    It includes QEMU's own memory and the code that TCG has translated, but is limited to the
+    guest's size. Raises HypervisorError.
     """
 
     def read(connection: libvirt.virConnect) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""Parse libvirt's XML and statistics into our types; only here are units converted. Pure.
+"""Parse libvirt's XML and statistics, and convert their units. Pure.
 
-What makes no sense is a ValueError (ET.ParseError is a SyntaxError); `connection` maps both to our
-errors.
+Invalid input raises ValueError, or ParseError (a SyntaxError) if it is not XML; `connection` maps
+both to HypervisorError.
 """
 
 import re
@@ -19,7 +19,10 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
 def path_of(root: ET.Element) -> str | None:
-    """The file on its host, in either of libvirt's forms; None: it has none, or not as a file."""
+    """Return the path of a domain's NVRAM file, in either of libvirt's forms.
+
+    None if it has no NVRAM, or not in a file.
+    """
     node = root.find("os/nvram")
     if node is None:
         return None
@@ -28,12 +31,12 @@ def path_of(root: ET.Element) -> str | None:
     return path if path and path.startswith("/") else None
 
 
-# Namespace of our element in a domain's metadata.
 LABELS = "urn:vmckpt:labels:1"
+"""Namespace of the labels in a domain's metadata."""
 STANDBY = "urn:vmckpt:standby:1"
-"""Namespace of the mark that a waiting standby has in its metadata."""
+"""Namespace of the mark in the metadata of a waiting standby."""
 TEST = "urn:vmckpt:test:1"
-"""The same of a standby's copy that runs for a test."""
+"""Namespace of the mark in the metadata of a standby's copy that runs for a test."""
 
 STATES = {
     libvirt.VIR_DOMAIN_NOSTATE: GuestState.UNKNOWN,
@@ -58,17 +61,20 @@ _SCALE = {
 }
 
 
-# libvirt sends no longer text (VIR_NET_MESSAGE_STRING_MAX), and nests XML no deeper than libxml2.
+# libvirt's limit of a string (VIR_NET_MESSAGE_STRING_MAX), and libxml2's limit of nesting.
 _MOST_XML = 4 << 20
 _DEEPEST = 256
 _PIECE = 1 << 16
-# More than any host can mean, and few enough for every arithmetic, JSON and journal.
+# Above any real value, and small enough for arithmetic, JSON and the journal.
 _MOST = (1 << 63) - 1
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class _Builder(ET.TreeBuilder):
-    """Refuses what libvirt never writes and what can fill the memory: a DTD, bottomless nesting."""
+    """A builder that refuses a DTD and deep nesting, which libvirt never writes.
+
+    Both could be used to fill the memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,40 +95,46 @@ class _Builder(ET.TreeBuilder):
 
 
 def tree(xml: str, *roots: str) -> ET.Element:
-    """XML from a host, whose outermost element is one of `roots`. Raises ValueError, ParseError."""
+    """Parse XML from a host whose root element is one of `roots`. Raises ValueError, ParseError."""
     if not isinstance(xml, str) or len(xml) > _MOST_XML:
-        raise ValueError("no XML" if not isinstance(xml, str) else "XML of more than 4 MiB")
+        raise ValueError("not XML" if not isinstance(xml, str) else "XML larger than 4 MiB")
     parser = ET.XMLParser(target=_Builder())
-    # In pieces: what is refused is not read to its end.
+    # In pieces, so that parsing stops at the first error.
     for begin in range(0, len(xml), _PIECE):
         parser.feed(xml[begin : begin + _PIECE])
     root: ET.Element = parser.close()
     if root.tag not in roots:
-        raise ValueError(f"<{root.tag[:40]}> where <{roots[0]}> should be")
+        raise ValueError(f"<{root.tag[:40]}> instead of <{roots[0]}>")
     return root
 
 
 def count(value: Any, what: str) -> int:
-    """A number that must be there and make sense. Raises ValueError."""
+    """Check a number, which must be 0 to 2**63 - 1, and return it. Raises ValueError.
+
+    `what` names it in the error.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
         raise ValueError(f"{what} is {str(value)[:40]!r}")
     return value
 
 
 def free(memory: Mapping[str, int]) -> int:
-    """Of a host's memory statistics, what is free or held by caches that can be dropped."""
+    """Return a host's free memory, including caches that can be dropped, in the unit of `memory`.
+
+    `memory`: libvirt's memory statistics of the host. Raises KeyError.
+    """
     return memory["free"] + memory.get("buffers", 0) + memory.get("cached", 0)
 
 
 def text(value: Any, what: str) -> str:
-    """A text that must be there. Raises ValueError."""
+    """Check a string, which must be shorter than 4 MiB, and return it. Raises ValueError."""
     if not isinstance(value, str) or len(value) > _MOST_XML:
         raise ValueError(f"{what} is {str(value)[:40]!r}")
     return value
 
 
 def _number(text: str | None, what: str) -> int:
-    """As `count`, from XML."""
+    """Parse a number from XML. See `count`."""
     if text is None or not re.fullmatch(r"\s*[0-9]{1,19}\s*", text):
         raise ValueError(f"{what} is {(text or '')[:40]!r}")
     return count(int(text), what)
@@ -138,7 +150,10 @@ def guest(
     job: str | None,
     saved: bool = False,
 ) -> Guest:
-    """A guest from its domain XML (the live one for a guest that runs) and what else was asked."""
+    """Return a guest from its domain XML (the live one if it runs) and libvirt's other answers.
+
+    `state`: libvirt's number. Raises ValueError.
+    """
     root = tree(xml, "domain")
     devices = root.find("devices")
     memory = root.find("memory")
@@ -185,19 +200,19 @@ def guest(
 
 
 def standby_of(root: ET.Element) -> str | None:
-    """The session whose standby a domain is; None: it is an ordinary guest."""
+    """Return the session that a standby belongs to; None if the domain is not a standby."""
     mark = root.find(f"metadata/{{{STANDBY}}}standby")
     return None if mark is None else mark.get("session")
 
 
 def test_of(root: ET.Element) -> str | None:
-    """The guest of whose standby a domain is a copy, for a test; None: it is none."""
+    """Return the guest whose standby this domain is a test copy of; None if it is not a copy."""
     mark = root.find(f"metadata/{{{TEST}}}test")
     return None if mark is None else mark.get("of")
 
 
 def _block_job(root: ET.Element) -> str | None:
-    """libvirt counts none of these among the guest's jobs, and migrates none of them."""
+    """Return a block job, which libvirt does not report as a job and does not migrate."""
     for disk in root.findall("devices/disk"):
         target = disk.find("target")
         if disk.find("mirror") is not None and target is not None:
@@ -206,24 +221,24 @@ def _block_job(root: ET.Element) -> str | None:
 
 
 def _labels(root: ET.Element) -> dict[str, str]:
-    """Our labels from the metadata, which travel with the guest."""
+    """Return vmckpt's labels from the metadata, which moves with the guest."""
     path = f"metadata/{{{LABELS}}}labels/{{{LABELS}}}label"
     return {node.get("name", ""): node.get("value", "") for node in root.findall(path)}
 
 
 def not_in_xml(text: str) -> bool:
-    """Whether a text has characters that no definition can hold."""
+    """Return whether a text has characters that are not allowed in XML."""
     return _NOT_IN_XML.search(text) is not None
 
 
 def labels_xml(labels: Mapping[str, str]) -> str:
-    """The metadata element that holds labels. Raises BadInput."""
+    """Return the metadata element for labels. Raises BadInput for control characters."""
     root = ET.Element("labels")
     for name, value in sorted(labels.items()):
         if not_in_xml(name + value):
             raise BadInput(
-                f"{name!r}={value!r}: a label cannot hold control characters",
-                hint="leave them out",
+                f"{name!r}={value!r}: a label must not contain control characters",
+                hint="remove them",
             )
         ET.SubElement(root, "label", name=name, value=value)
     return ET.tostring(root, encoding="unicode")
@@ -270,8 +285,8 @@ def _nic(node: ET.Element) -> Nic:
     source, kind = node.find("source"), node.get("type", "?")
     where = None
     if source is not None:
-        # A card on a libvirt network names both, and is shown as what that has made of it; the
-        # network is what the target must have.
+        # The live XML of a card on a libvirt network has the type of the actual connection, and
+        # also names the network, which is what the target must have.
         where = source.get("network") or source.get("bridge") or source.get("dev")
         if source.get("network") and kind != "hostdev":
             kind = "network"
@@ -303,7 +318,7 @@ def _shared_memory(root: ET.Element) -> bool:
 
 
 def machines(capabilities: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Machine types and domain types ("kvm", "qemu") that a host's capabilities XML lists."""
+    """Return the machine types and domain types ("kvm", "qemu") of a host's capabilities XML."""
     root = tree(capabilities, "capabilities")
     types = {m.text for m in root.findall("guest/arch/machine") if m.text}
     types |= {m.text for m in root.findall("guest/arch/domain/machine") if m.text}
@@ -312,12 +327,12 @@ def machines(capabilities: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def host_uuid(capabilities: str) -> str:
-    """libvirt's UUID of the host."""
+    """Return libvirt's UUID of the host from its capabilities XML."""
     return tree(capabilities, "capabilities").findtext("host/uuid", "")
 
 
 def version(number: int) -> str:
-    """libvirt's packed version as people write it: 7002022 is "7.2.22"."""
+    """Convert libvirt's packed version to text: 7002022 is "7.2.22". Raises ValueError."""
     count(number, "version")
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
@@ -326,19 +341,22 @@ Stats = Mapping[str, int | str | float | bool]
 
 
 def _int(stats: Stats, key: str) -> int:
-    """What must be there or 0; ValueError if it makes no sense: a wrong 0 may end a migration."""
+    """Return a statistic; 0 if it is missing.
+
+    Raises ValueError if it is invalid: taking that for 0 could end a migration.
+    """
     return count(stats.get(key, 0), key)
 
 
 def _hint(stats: Stats, key: str) -> int:
-    """What is good to know; 0 where it is not known, or is a number that makes no sense."""
+    """Return a statistic that is only informative; 0 if it is missing or invalid."""
     with suppress(ValueError):
         return count(stats.get(key, 0), key)
     return 0
 
 
 def is_migration(stats: Stats) -> bool:
-    """Whether a job that runs is a migration out of this host."""
+    """Return whether the statistics are those of a running migration away from this host."""
     return (
         stats.get("operation") == libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT
         and stats.get("type") != libvirt.VIR_DOMAIN_JOB_NONE
@@ -346,7 +364,11 @@ def is_migration(stats: Stats) -> bool:
 
 
 def job_sample(stats: Stats, *, at: Seconds, paused: bool, post_copy: bool) -> JobSample:
-    """One `jobStats()` answer; QEMU's dirty rate arrives in pages per second."""
+    """Convert one `jobStats()` answer. QEMU's dirty rate is in pages per second.
+
+    `at`: when it was read; `paused`: the guest is paused for the switchover; `post_copy`: it is in
+    post-copy. Raises ValueError.
+    """
     page = _hint(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_PAGE_SIZE) or 4096
     iteration = _int(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_ITERATION)
     dirtied = page * _hint(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_DIRTY_RATE)
@@ -373,7 +395,7 @@ def job_sample(stats: Stats, *, at: Seconds, paused: bool, post_copy: bool) -> J
 
 
 def job_totals(stats: Stats) -> JobTotals:
-    """The statistics of a completed job; libvirt counts in milliseconds."""
+    """Convert the statistics of a completed job. libvirt's times are in milliseconds."""
     keys = (libvirt.VIR_DOMAIN_JOB_DOWNTIME_NET, libvirt.VIR_DOMAIN_JOB_DOWNTIME)
     setup, downtime = _time(stats, libvirt.VIR_DOMAIN_JOB_SETUP_TIME), _time(stats, *keys)
     elapsed = _time(
@@ -389,7 +411,7 @@ def job_totals(stats: Stats) -> JobTotals:
 
 
 def _time(stats: Stats, *keys: str) -> Seconds | None:
-    """The first of these times that is there and makes sense."""
+    """Return the first of these times that is present and valid."""
     for key in keys:
         with suppress(ValueError):
             return Seconds(count(stats.get(key), key) / 1000)
@@ -397,8 +419,11 @@ def _time(stats: Stats, *keys: str) -> Seconds | None:
 
 
 def another_image(source: ET.Element) -> bool:
-    """The disk with this <source> gets another image, which libvirt must give to QEMU: what was
-    said of the one before, whose owner it was to leave alone, goes. Whether something was said."""
+    """Remove a disk's labels that forbid libvirt to change the owner of its image.
+
+    They were about the old image; libvirt must make QEMU the owner of a new one. Returns whether
+    there were any.
+    """
     kept = source.findall("seclabel[@model='dac'][@relabel='no']")
     for label in kept:
         source.remove(label)

@@ -35,10 +35,10 @@ _POST_COPY = (
 )
 _HELD = (
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_MIGRATION),
-    # QEMU was started to receive, and has not received all.
+    # QEMU was started for an incoming migration that is not complete.
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP),
 )
-# Not by libvirt's order: as the agents of protections do it for each epoch.
+# Paused by QMP and not by libvirt, as the agents of a protection do in each epoch.
 _STOPPED_BY_QEMU = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
 _EPOCH_PAUSE = Seconds(0.07)
 _LOOKS = 5
@@ -47,12 +47,12 @@ _MIGRATIONS = ("incoming migration", OUTGOING)
 
 
 async def all_guests(hypervisor: Hypervisor) -> list[Guest]:
-    """Every guest the host knows, by name."""
+    """Return all guests of the host, sorted by name. Raises HypervisorError."""
 
     def read(connection: libvirt.virConnect) -> list[Guest]:
         found = []
         for domain in connection.listAllDomains():
-            with suppress(libvirt.libvirtError):  # it went away while we were reading
+            with suppress(libvirt.libvirtError):  # the guest disappeared meanwhile
                 found.append(described(domain))
         return sorted(found, key=lambda guest: guest.name)
 
@@ -60,7 +60,10 @@ async def all_guests(hypervisor: Hypervisor) -> list[Guest]:
 
 
 async def find_guest(hypervisor: Hypervisor, name: str) -> Guest | None:
-    """The guest of that name (or UUID) on this host; None if there is none."""
+    """Return the guest with this name or UUID; None if the host does not have it.
+
+    Raises HypervisorError.
+    """
 
     def read(connection: libvirt.virConnect) -> Guest | None:
         domain = _lookup(connection, name)
@@ -70,7 +73,7 @@ async def find_guest(hypervisor: Hypervisor, name: str) -> Guest | None:
 
 
 async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
-    """What the host says about a guest; an unreachable host is an answer, not an error."""
+    """Return what the host reports about a guest. Does not raise if the host is unreachable."""
 
     def read(connection: libvirt.virConnect) -> Presence:
         domain = _lookup(connection, uuid)
@@ -79,7 +82,7 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
         state, reason = domain.state()
         known = domain_xml.STATES.get(state)
         if domain.isActive() and (known is None or not known.is_active):
-            known = GuestState.PAUSED  # a QEMU that crashed and is kept, or is not known yet
+            known = GuestState.PAUSED  # QEMU crashed and was kept, or its state is not known yet
         return Presence(
             reachable=True,
             state=known,
@@ -87,7 +90,7 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
             and reason == libvirt.VIR_DOMAIN_RUNNING_MIGRATION_CANCELED,
             held=(state, reason) in _HELD,
             post_copy=(state, reason) in _POST_COPY,
-            # A job that cannot be told may be one: saying so costs another look, not a guest.
+            # An unknown job may be a migration: a false positive only costs another query.
             migrating=_job(domain) in (*_MIGRATIONS, UNKNOWN_JOB),
         )
 
@@ -98,7 +101,10 @@ async def presence(hypervisor: Hypervisor, uuid: str) -> Presence:
 
 
 async def define_and_start(hypervisor: Hypervisor, xml: str) -> None:
-    """Define a guest and start it; not defined any more if it does not start."""
+    """Define a guest and start it; undefine it again if it does not start.
+
+    Raises HypervisorError, OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         domain = connection.defineXML(xml)
@@ -112,7 +118,10 @@ async def define_and_start(hypervisor: Hypervisor, xml: str) -> None:
 
 
 async def define(hypervisor: Hypervisor, xml: str) -> str:
-    """Define a guest. Returns its definition as libvirt completed it, fit for a save image."""
+    """Define a guest. Returns the definition as completed by libvirt, valid for a save image.
+
+    Raises HypervisorError, OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> str:
         flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_INACTIVE
@@ -122,7 +131,10 @@ async def define(hypervisor: Hypervisor, xml: str) -> str:
 
 
 async def start_transient(hypervisor: Hypervisor, xml: str) -> None:
-    """Start a guest that libvirt forgets once it has ended."""
+    """Start a transient guest: libvirt does not keep its definition.
+
+    Raises HypervisorError, OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         connection.createXML(xml, 0)
@@ -131,7 +143,10 @@ async def start_transient(hypervisor: Hypervisor, xml: str) -> None:
 
 
 async def save(hypervisor: Hypervisor, name: str, path: str) -> None:
-    """End a guest and keep its memory and device state in a save image."""
+    """Save a guest's memory and device state to a save image and end the guest.
+
+    Raises HypervisorError, OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         connection.lookupByName(name).save(path)
@@ -140,7 +155,10 @@ async def save(hypervisor: Hypervisor, name: str, path: str) -> None:
 
 
 async def restore(hypervisor: Hypervisor, path: str, xml: str) -> None:
-    """Start a guest from a save image, which may be a FIFO, under this definition."""
+    """Start a guest from a save image, which may be a FIFO, with the definition `xml`.
+
+    Raises HypervisorError, OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         connection.restoreFlags(path, xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)
@@ -149,15 +167,21 @@ async def restore(hypervisor: Hypervisor, path: str, xml: str) -> None:
 
 
 async def versions(hypervisor: Hypervisor) -> tuple[int, int]:
-    """Versions of the host's libvirt and QEMU, as libvirt encodes them (7002022 is 7.2.22)."""
+    """Return the versions of the host's libvirt and QEMU in libvirt's encoding.
+
+    7002022 is 7.2.22. Raises HypervisorError.
+    """
     return await hypervisor.query(
-        "asking for versions",
+        "reading versions",
         lambda connection: (connection.getLibVersion(), connection.getVersion()),
     )
 
 
 async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str]) -> None:
-    """Give a guest these labels and no others; they go with it wherever it moves."""
+    """Replace a guest's labels. They are part of its definition and move with it.
+
+    Raises HypervisorError, also if there is no such guest; BadInput for control characters.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         domain = _lookup(connection, name)
@@ -173,7 +197,10 @@ async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str
 
 
 async def remove(hypervisor: Hypervisor, name: str) -> None:
-    """End a guest at once and forget it; fine if it is not there."""
+    """End a guest immediately and undefine it. Does nothing if the host does not have it.
+
+    Raises HypervisorError, OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         domain = _lookup(connection, name)
@@ -193,18 +220,21 @@ async def remove(hypervisor: Hypervisor, name: str) -> None:
 
 
 async def resume(hypervisor: Hypervisor, uuid: str) -> None:
-    """Let a guest go on that stands still; no error if it runs. Raises HypervisorError."""
+    """Resume a guest if it is paused. Raises HypervisorError, OutcomeUnknown."""
 
     def change(connection: libvirt.virConnect) -> None:
         domain = connection.lookupByUUIDString(uuid)
         if domain.state()[0] == libvirt.VIR_DOMAIN_PAUSED:
             domain.resume()
 
-    await hypervisor.execute("letting a guest go on", change)
+    await hypervisor.execute("resuming a guest", change)
 
 
 async def end(hypervisor: Hypervisor, uuid: str) -> None:
-    """End a guest's QEMU at once, as a power cut would. No error if it does not run."""
+    """End a guest's QEMU immediately, like a power cut. Does nothing if it does not run.
+
+    Raises HypervisorError, OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         domain = _lookup(connection, uuid)
@@ -215,9 +245,9 @@ async def end(hypervisor: Hypervisor, uuid: str) -> None:
 
 
 def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | None:
-    """By name, else by UUID."""
+    """Look up by name, then by UUID."""
     if domain_xml.not_in_xml(name):
-        return None  # no guest can have such a name, and libvirt cannot be asked for it
+        return None  # no guest can have such a name, and libvirt's calls do not accept it
     for look in (connection.lookupByName, connection.lookupByUUIDString):
         try:
             return look(name)
@@ -231,7 +261,7 @@ def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | No
 
 
 def described(domain: libvirt.virDomain) -> Guest:
-    """One guest. Raises libvirtError if it is gone."""
+    """Describe a domain. Raises libvirtError if it is gone, ValueError if its XML is invalid."""
     return domain_xml.guest(
         domain.XMLDesc(),
         state=state_of(domain)[0],
@@ -244,9 +274,9 @@ def described(domain: libvirt.virDomain) -> Guest:
 
 
 def state_of(domain: libvirt.virDomain) -> tuple[int, int]:
-    """libvirt's state and reason. Raises libvirtError if it is gone.
+    """Return libvirt's state and reason of a domain. Raises libvirtError if it is gone.
 
-    A protected guest stands still for some milliseconds of each epoch: that is no pause to be told.
+    A protected guest is paused for some milliseconds in each epoch; such a pause is not returned.
     """
     for _ in range(_LOOKS):
         state, reason = domain.state()
@@ -257,7 +287,7 @@ def state_of(domain: libvirt.virDomain) -> tuple[int, int]:
 
 
 def _job(domain: libvirt.virDomain) -> str | None:
-    """The job that holds the guest. A busy QEMU monitor answers with an error: unknown, then."""
+    """Return the guest's job; UNKNOWN_JOB if libvirt fails, as it does if the monitor is busy."""
     if not domain.isActive():
         return None
     try:
@@ -272,7 +302,7 @@ def _job(domain: libvirt.virDomain) -> str | None:
 
 
 def up(caller: DomainCaller) -> None:
-    """Plug all cables in, with libvirt's knowledge. Raises HypervisorError."""
+    """Set the links of all network cards up through libvirt. Raises HypervisorError."""
 
     def change(domain: libvirt.virDomain) -> None:
         for card in domain_xml.tree(domain.XMLDesc(), "domain").findall("devices/interface"):
@@ -282,7 +312,7 @@ def up(caller: DomainCaller) -> None:
                 text = ET.tostring(card, encoding="unicode")
                 domain.updateDeviceFlags(text, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-    caller.on_domain("plugging the guest's cables in", change, changes=True)
+    caller.on_domain("setting the guest's links up", change, changes=True)
 
 
 _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
@@ -291,18 +321,21 @@ _STORED = _SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """How a guest is to be, and how it is."""
+    """A guest's stored definition, and its current one if it runs."""
 
     text: str
-    """The stored one, as libvirt told it."""
+    """The stored definition, exactly as returned by libvirt."""
     stored: ET.Element
     running: ET.Element | None
-    """None: it is off."""
+    """None: the guest is off."""
     disks: tuple[DiskFacts, ...]
 
 
 async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
-    """Raises HypervisorError, also for a guest without a stored definition."""
+    """Read a guest's stored and current definition, with passwords, and its disks.
+
+    Raises HypervisorError, also if the guest has no stored definition.
+    """
 
     def look(connection: libvirt.virConnect) -> Definition | None:
         domain = connection.lookupByUUIDString(uuid)
@@ -322,7 +355,7 @@ async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
     if found is None:
         name = hypervisor.host.name
         raise HypervisorError(
-            f"{name}: the guest {uuid} has no stored definition that could be changed",
+            f"{name}: guest {uuid} is transient and has no stored definition to change",
             host=name,
             hint="define it with virsh define",
         )
@@ -330,9 +363,10 @@ async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
 
 
 async def write(hypervisor: Hypervisor, uuid: str, xml: str, *, instead_of: str) -> None:
-    """Replace a stored definition, unless somebody has changed it since it was read.
+    """Replace a guest's stored definition. The running guest stays as it is.
 
-    The running guest stays as it is. Raises HypervisorError and OutcomeUnknown.
+    `instead_of`: the definition as it was read. Raises HypervisorError, also if it has changed
+    since then, and OutcomeUnknown.
     """
 
     def change(connection: libvirt.virConnect) -> bool:
@@ -344,7 +378,7 @@ async def write(hypervisor: Hypervisor, uuid: str, xml: str, *, instead_of: str)
     if not await hypervisor.execute("changing the guest's definition", change):
         name = hypervisor.host.name
         raise HypervisorError(
-            f"{name}: somebody has changed the guest's definition meanwhile; nothing was done",
+            f"{name}: the guest's definition was changed meanwhile; nothing was done",
             host=name,
             hint="try again",
         )
@@ -355,15 +389,18 @@ _WHOLE = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How a host knows a guest."""
+    """A guest as a host knows it."""
 
     active: bool
     stored: str | None
-    """Its stored definition; None: it has none."""
+    """Its stored definition with passwords; None: it has none."""
 
 
 async def inspect_guest(hypervisor: Hypervisor, uuid: str) -> Found | None:
-    """None if the host does not know the guest. Raises HypervisorError."""
+    """Return a guest's state and stored definition; None if the host does not know the guest.
+
+    Raises HypervisorError.
+    """
 
     def read(connection: libvirt.virConnect) -> Found | None:
         domain = _found(connection, uuid)
@@ -375,9 +412,11 @@ async def inspect_guest(hypervisor: Hypervisor, uuid: str) -> Found | None:
 async def put_right(
     hypervisor: Hypervisor, uuid: str, decide: Callable[[str | None], str | None]
 ) -> bool:
-    """Store what `decide` makes of the stored definition, if it makes anything; whether it did.
+    """Store a definition derived from the stored one. The running guest stays as it is.
 
-    The running guest stays as it is. Raises HypervisorError, OutcomeUnknown.
+    `decide` gets the stored definition, or None if there is none, and returns the definition to
+    store, or None to change nothing. Returns whether a definition was stored. Raises
+    HypervisorError, OutcomeUnknown.
     """
 
     def change(connection: libvirt.virConnect) -> bool:

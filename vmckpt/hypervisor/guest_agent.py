@@ -1,7 +1,7 @@
-"""The guest agent: is it there, and let it hold the guest's file systems still and go on.
+"""Calls to the QEMU guest agent: ping, freeze and thaw of file systems, the guest's clock.
 
-An order that was not answered in time may still be carried out: after every freeze, also one that
-failed, comes a thaw.
+A command that was not answered in time may still be executed later. So every freeze, even a failed
+one, must be followed by a thaw.
 """
 
 import json
@@ -19,7 +19,7 @@ from vmckpt.units import Seconds
 T = TypeVar("T")
 
 _NONE = (
-    libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED,  # the guest has no channel for one
+    libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED,  # the guest has no channel for an agent
     libvirt.VIR_ERR_AGENT_UNRESPONSIVE,
     libvirt.VIR_ERR_OPERATION_INVALID,  # the guest does not run
 )
@@ -28,43 +28,43 @@ _NANO = 1_000_000_000
 
 
 class GuestAgent:
-    """The agent in one guest. Limits are libvirt's, in whole seconds."""
+    """The guest agent of one guest. `limit` of a call is rounded to whole seconds, at least 1."""
 
     def __init__(self, caller: DomainCaller) -> None:
         self._seat = caller
 
     def there(self, *, limit: Seconds = _SHORT) -> bool:
-        """Whether it answers."""
+        """Return whether the agent answers. Raises HypervisorError for other failures."""
         try:
             self._ask("guest-ping", limit, str)
         except HypervisorError as exc:
             if exc.code in _NONE:
                 return False
             raise
-        except libvirt.libvirtError as exc:  # where the calls are made in a connection's thread
+        except libvirt.libvirtError as exc:  # from a caller that does not map errors
             if exc.get_error_code() in _NONE:
                 return False
             raise
         return True
 
     def frozen(self, *, limit: Seconds = _SHORT) -> bool:
-        """Whether file systems are held still. Raises HypervisorError."""
+        """Return whether the guest's file systems are frozen. Raises HypervisorError."""
         return self._ask("guest-fsfreeze-status", limit, _text) == "frozen"
 
     def freeze(self, *, limit: Seconds) -> int:
-        """Hold file systems still; how many. Raises HypervisorError."""
+        """Freeze the guest's file systems. Returns their number. Raises HypervisorError."""
         return self._ask("guest-fsfreeze-freeze", limit, _number)
 
     def thaw(self, *, limit: Seconds = _SHORT) -> int:
-        """Let them go on; how many were held. Raises HypervisorError."""
+        """Thaw the guest's file systems. Returns their number. Raises HypervisorError."""
         return self._ask("guest-fsfreeze-thaw", limit, _number)
 
     def time(self, *, limit: Seconds = _SHORT) -> Seconds:
-        """Its clock, since 1970. Raises HypervisorError."""
+        """Return the guest's clock, in seconds since 1970. Raises HypervisorError."""
         return Seconds(self._ask("guest-get-time", limit, _number) / _NANO)
 
     def set_time(self, to: Seconds, *, limit: Seconds = _SHORT) -> None:
-        """Set its clock, since 1970. Raises HypervisorError."""
+        """Set the guest's clock, in seconds since 1970. Raises HypervisorError."""
         self._ask("guest-set-time", limit, _nothing, time=round(to * _NANO))
 
     def _ask(
@@ -76,13 +76,13 @@ class GuestAgent:
         def call(domain: libvirt.virDomain) -> str:
             return libvirt_qemu.qemuAgentCommand(domain, order, seconds, 0)
 
-        # Asking is not counted as a change: an order without an answer is no riddle, it is undone.
+        # Not `changes`: a lost answer needs no OutcomeUnknown, as callers undo the command anyway.
         answer = self._seat.on_domain(command, call)
         try:
             return read(json.loads(answer)["return"])
         except (ValueError, TypeError, LookupError) as exc:
             host = self._seat.host
-            text = f"{host}: {command}: the guest agent's answer makes no sense: {answer[:80]!r}"
+            text = f"{host}: {command}: invalid answer of the guest agent: {answer[:80]!r}"
             raise HypervisorError(text, host=host) from exc
 
 
@@ -91,7 +91,7 @@ def _text(told: Any) -> str:
 
 
 def _number(told: Any) -> int:
-    return domain_xml.count(told, "the number of what was asked for")
+    return domain_xml.count(told, "the returned number")
 
 
 def _nothing(_: Any) -> None:
@@ -99,9 +99,9 @@ def _nothing(_: Any) -> None:
 
 
 def thaw_left(agent: GuestAgent) -> bool:
-    """Let a guest go on whose file systems a dead capture holds still; whether it did.
+    """Thaw file systems that a dead capture left frozen. Returns whether there were any.
 
-    For recovery; fine if there is no agent or nothing is held. Raises HypervisorError.
+    For recovery. Does nothing if there is no guest agent. Raises HypervisorError.
     """
     if not agent.there() or not agent.frozen():
         return False

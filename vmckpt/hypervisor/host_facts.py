@@ -1,6 +1,6 @@
-"""What a host's libvirt says about the host, in one visit or polled.
+"""Facts about a host from its libvirt: all of them once, or the load and guests by polling.
 
-A poll describes a guest only if something about it is new.
+A poll describes a guest again only if its state has changed, or after a minute.
 """
 
 import time
@@ -18,8 +18,8 @@ from vmckpt.units import Bytes, Seconds
 
 
 async def host_facts(hypervisor: Hypervisor) -> HostFacts:
-    """Everything preflight and doctor want to know. Raises HostUnreachable or HypervisorError."""
-    return await hypervisor.query("asking about the host", _read)
+    """Read the facts that preflight and doctor need. Raises HostUnreachable or HypervisorError."""
+    return await hypervisor.query("reading facts about the host", _read)
 
 
 def _read(connection: libvirt.virConnect) -> HostFacts:
@@ -62,7 +62,10 @@ def _guest(domain: libvirt.virDomain) -> GuestOnHost:
 
 
 async def cpu_fits(hypervisor: Hypervisor, guest: Guest) -> bool | None:
-    """Whether the host can give the guest its CPU; None if libvirt cannot tell."""
+    """Return whether the host can provide the guest's CPU; None if libvirt cannot compare them.
+
+    Raises HostUnreachable or HypervisorError.
+    """
     if guest.cpu_xml is None or guest.cpu_mode in (None, "host-passthrough", "maximum"):
         return None
     xml = guest.cpu_xml
@@ -84,22 +87,25 @@ async def cpu_fits(hypervisor: Hypervisor, guest: Guest) -> bool | None:
 
 
 _STALE = Seconds(60.0)
-"""Labels, memory and CPUs may have been changed since."""
+"""Age after which a guest is described again: its labels, memory or CPUs may have changed."""
 
 
 class HostPoller:
-    """Looks at one host."""
+    """Polls the load and the guests of one host."""
 
     def __init__(self, hypervisor: Hypervisor) -> None:
         self._hypervisor = hypervisor
         self._known: dict[str, tuple[int, float, Guest]] = {}
-        """By UUID: libvirt's number for its state, when it was described, and how."""
+        """By UUID: libvirt's state number, monotonic time of the description, the description."""
         self._times: tuple[int, int] | None = None
-        """Nanoseconds of CPU time since its start: all, and those without work."""
+        """CPU time since the host started, in nanoseconds: total and idle."""
 
     async def poll(self) -> tuple[HostNow, tuple[GuestNow, ...]]:
-        """Raises HostUnreachable, HypervisorError."""
-        return await self._hypervisor.query("looking at the host", self._read)
+        """Return the host and its guests as they are now. Guests are sorted by name.
+
+        Raises HostUnreachable or HypervisorError.
+        """
+        return await self._hypervisor.query("polling the host", self._read)
 
     def _read(self, connection: libvirt.virConnect) -> tuple[HostNow, tuple[GuestNow, ...]]:
         memory = connection.getMemoryStats(libvirt.VIR_NODE_MEMORY_STATS_ALL_CELLS)
@@ -118,7 +124,7 @@ class HostPoller:
     def _busy(self, connection: libvirt.virConnect) -> float | None:
         try:
             stats = connection.getCPUStats(libvirt.VIR_NODE_CPU_STATS_ALL_CPUS)
-        except libvirt.libvirtError:  # not every driver counts
+        except libvirt.libvirtError:  # not every driver provides statistics
             return None
         idle = stats.get("idle", 0) + stats.get("iowait", 0)
         now, before = (sum(stats.values()), idle), self._times
@@ -131,7 +137,7 @@ class HostPoller:
         known: dict[str, tuple[int, float, Guest]] = {}
         now = time.monotonic()
         for domain in domains:
-            with suppress(libvirt.libvirtError):  # it went away while we were reading
+            with suppress(libvirt.libvirtError):  # the guest disappeared meanwhile
                 uuid, state = domain.UUIDString(), hypervisor_domains.state_of(domain)[0]
                 last = self._known.get(uuid)
                 if last is None or last[0] != state or now - last[1] > _STALE:

@@ -1,4 +1,4 @@
-"""Shut guests down and start them; why libvirt says one ended, and which devices were plugged."""
+"""Start, shut down and save guests, and listen for a guest's end and changes of its devices."""
 
 import asyncio
 import threading
@@ -16,13 +16,13 @@ from vmckpt.units import Seconds, show_seconds
 
 _POLL = 0.5
 _AGAIN = Seconds(10.0)
-"""A guest that has just begun to boot does not hear its power button."""
+"""Interval between requests: a guest that has just started to boot ignores its power button."""
 
 
 async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
-    """Ask a guest to shut down and wait until it has. Never ends it by force.
+    """Ask a guest to shut down, and wait until it is off. Never ends it by force.
 
-    Raises HypervisorError if it has not after `limit`: it may still be at it.
+    Raises HypervisorError if it is not off within `limit`; it may still shut down later.
     """
 
     def ask(connection: libvirt.virConnect) -> None:
@@ -39,19 +39,20 @@ async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
         if loop.time() - asked >= _AGAIN:
             await hypervisor.execute("shutting a guest down", ask)
             asked = loop.time()
-        if not await hypervisor.query("looking whether a guest is off", active):
+        if not await hypervisor.query("reading a guest's state", active):
             return
         if loop.time() > until:
             raise HypervisorError(
-                f"it has not shut down in {show_seconds(limit)}", host=hypervisor.host.name
+                f"it did not shut down within {show_seconds(limit)}", host=hypervisor.host.name
             )
         await asyncio.sleep(_POLL)
 
 
 async def suspend(hypervisor: Hypervisor, uuid: str) -> None:
-    """Save a guest's memory on its host and end its QEMU: `start` lets it go on where it stood.
+    """Save a guest's memory on its host and end its QEMU; `start` resumes it from there.
 
-    Takes as long as the disk needs for its memory. Raises HypervisorError: it runs on then.
+    Takes as long as writing the memory to disk. Raises HypervisorError; the guest keeps running
+    then. Raises OutcomeUnknown if the connection broke.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -63,7 +64,7 @@ async def suspend(hypervisor: Hypervisor, uuid: str) -> None:
 
 
 async def is_saved(hypervisor: Hypervisor, uuid: str) -> bool:
-    """Whether a guest that is off goes on from saved memory next. Raises HypervisorError."""
+    """Return whether a guest has saved memory from which it starts. Raises HypervisorError."""
     return await hypervisor.query(
         "looking for saved memory",
         lambda connection: bool(connection.lookupByUUIDString(uuid).hasManagedSaveImage()),
@@ -73,12 +74,15 @@ async def is_saved(hypervisor: Hypervisor, uuid: str) -> bool:
 async def move_offline(
     hypervisor: Hypervisor, uuid: str, target: str, xml: str | None = None
 ) -> None:
-    """Define a guest that is off at another libvirt (a URI as seen from this host), and forget it
-    here. `xml`: as it is to be there; None: as it is. Raises HypervisorError, also if it is off no
-    more; OutcomeUnknown: look at both."""
+    """Move the definition of a guest that is off to another host.
+
+    `target`: the other libvirt's URI as seen from this host. `xml`: the definition to store there;
+    None: unchanged. Raises HypervisorError, also if the guest was started or saved meanwhile.
+    Raises OutcomeUnknown if either host may have it.
+    """
     given = {}
     if xml is not None:
-        # Which of them counts for a guest that is off has changed between versions of libvirt.
+        # Versions of libvirt differ in which of the two applies to a guest that is off.
         given = {
             libvirt.VIR_MIGRATE_PARAM_DEST_XML: xml, libvirt.VIR_MIGRATE_PARAM_PERSIST_XML: xml,
         }  # fmt: skip
@@ -89,7 +93,7 @@ async def move_offline(
 
     def change(connection: libvirt.virConnect) -> None:
         domain = connection.lookupByUUIDString(uuid)
-        # libvirt would let a guest run on that is defined there no more, and leave memory behind.
+        # libvirt would leave a running guest without its definition, and saved memory behind.
         if domain.isActive():
             raise HypervisorError("it was started meanwhile", host=hypervisor.host.name)
         if domain.hasManagedSaveImage():
@@ -100,9 +104,9 @@ async def move_offline(
 
 
 async def start(hypervisor: Hypervisor, uuid: str) -> str | None:
-    """Start a guest that is defined there; its name, None if it runs already.
+    """Start a guest that is defined on the host.
 
-    Raises HypervisorError.
+    Returns its name, or None if it runs already. Raises HypervisorError, OutcomeUnknown.
     """
 
     def change(connection: libvirt.virConnect) -> str | None:
@@ -116,34 +120,36 @@ async def start(hypervisor: Hypervisor, uuid: str) -> str | None:
 
 
 class Ending(StrEnum):
-    """What libvirt says about it."""
+    """How a guest ended, according to libvirt."""
 
     WISHED = "wished"
-    """Shut down from inside or outside, destroyed, saved, migrated away, or it panicked."""
+    """It was shut down from inside or outside, destroyed, saved or migrated, or it panicked."""
     DIED = "died"
-    """Nobody asked for it."""
+    """Its QEMU failed, or libvirt reported nothing."""
 
 
 class Endings:
-    """Listens for a guest's end. Use as `with Endings(uuid, uri=...) as endings`."""
+    """A listener for a guest's end and hotplug. Use as `with Endings(uuid, uri=...) as endings`."""
 
     def __init__(self, guest: str, *, uri: str) -> None:
         self._guest, self._uri = guest, uri
         self.on_device: Callable[[str, bool], None] | None = None
-        """Called in libvirt's thread with libvirt's alias of a device, and whether it was plugged
-        in. It must not call libvirt."""
+        """Called with a device's alias and whether it was plugged in (or unplugged).
+
+        It runs in the thread of libvirt's event loop, so it must not call libvirt.
+        """
         self._told = threading.Event()
         self._ending = Ending.DIED
         self._connection: libvirt.virConnect | None = None
 
     def __enter__(self) -> Self:
-        """A libvirt that cannot be reached tells nothing: then its QEMU died, for all we know."""
+        """Start to listen. If libvirt cannot be reached, `how` returns DIED."""
         connection.start()
         self._listen()
         return self
 
     def keep(self) -> None:
-        """Listen again if libvirt was started anew; to be called now and then."""
+        """Listen again if libvirt was restarted. Call this from time to time."""
         alive = False
         with suppress(libvirt.libvirtError):
             alive = self._connection is not None and self._connection.isAlive() == 1
@@ -187,6 +193,9 @@ class Endings:
             listener(device, plugged)
 
     def how(self, limit: Seconds) -> Ending:
-        """How it ended, which it has; what is not told in that time was nobody's wish."""
+        """Return how the guest ended. Call this when its QEMU has ended.
+
+        Waits up to `limit` for libvirt's event; without one the guest is considered DIED.
+        """
         self._told.wait(limit)
         return self._ending

@@ -1,4 +1,4 @@
-"""Whether a guest that runs shows life: what its processors, disks and memory did."""
+"""Signs of life of a running guest: the activity of its processors, disks and memory."""
 
 import libvirt
 
@@ -21,7 +21,11 @@ _PANICKED = (
 
 
 async def sample_liveness(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pulse:
-    """Look at a guest once. Raises HypervisorError."""
+    """Read a guest's state and activity counters once. Raises HypervisorError.
+
+    `at`: the time to record. A guest that is gone, or that libvirt reports nothing about, has no
+    state.
+    """
 
     def read(connection: libvirt.virConnect) -> Pulse:
         try:
@@ -31,20 +35,23 @@ async def sample_liveness(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pul
             return _gone(at)
         return pulse(stats, at)
 
-    return await hypervisor.query("looking for life in a guest", read)
+    return await hypervisor.query("reading a guest's activity", read)
 
 
 async def measure_writes(hypervisor: Hypervisor, uuid: str, seconds: int) -> None:
-    """Let QEMU see whether the guest writes into its memory; later looks tell it."""
+    """Start QEMU's dirty rate measurement for 1 to 60 seconds; later samples contain the result.
+
+    Raises HypervisorError.
+    """
 
     def start(connection: libvirt.virConnect) -> None:
         connection.lookupByUUIDString(uuid).startDirtyRateCalc(max(1, min(60, seconds)), 0)
 
-    await hypervisor.execute("starting to measure writes", start)
+    await hypervisor.execute("starting a dirty rate measurement", start)
 
 
 def pulse(stats: domain_xml.Stats, at: Seconds) -> Pulse:
-    """One answer of libvirt's. Raises ValueError."""
+    """Parse libvirt's statistics of one guest. Raises ValueError."""
     state = (int(stats.get("state.state", 0)), int(stats.get("state.reason", 0)))
     processors = int(stats.get("vcpu.current", 0))
     worked = sum(int(stats.get(f"vcpu.{n}.time", 0)) for n in range(processors))

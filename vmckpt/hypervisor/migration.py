@@ -1,6 +1,6 @@
-"""libvirt's migration calls: flags, parameters, and its refusals in our words.
+"""libvirt's migration calls: flags, parameters, and clearer errors.
 
-It implements the protocol `model.migration.MigrationDriver`.
+`LibvirtMigrationDriver` implements the protocol `model.migration.MigrationDriver`.
 """
 
 import json
@@ -38,16 +38,16 @@ _LEVELS = {
 
 
 def migration_flags(order: MoveOrder) -> int:
-    """The flags of migrateToURI3 and migrate3."""
+    """Return the flags for migrateToURI3 and migrate3."""
     chosen = {
         libvirt.VIR_MIGRATE_ABORT_ON_ERROR: True,
         libvirt.VIR_MIGRATE_LIVE: order.live,
         libvirt.VIR_MIGRATE_PEER2PEER: order.driver is Driver.PEER_TO_PEER,
         libvirt.VIR_MIGRATE_PERSIST_DEST: order.persistent,
         libvirt.VIR_MIGRATE_UNDEFINE_SOURCE: order.persistent,
-        # Copied disks pass libvirt's safety check by themselves, so this speaks for the others.
+        # Copied disks pass libvirt's safety check anyway; this flag is about the others.
         libvirt.VIR_MIGRATE_UNSAFE: order.storage_proven,
-        # QEMU is told at the start of a resumed migration what it was told the first time.
+        # A resumed migration must set the same capabilities as the first attempt.
         libvirt.VIR_MIGRATE_POSTCOPY: order.post_copy or order.resume,
         libvirt.VIR_MIGRATE_POSTCOPY_RESUME: order.resume,
         libvirt.VIR_MIGRATE_AUTO_CONVERGE: order.auto_converge is not None,
@@ -64,7 +64,10 @@ def migration_flags(order: MoveOrder) -> int:
 
 
 def migration_params(order: MoveOrder, target: Host) -> Parameters:
-    """Their typed parameters. Raises HypervisorError for what the libvirt here does not know."""
+    """Return the typed parameters for migrateToURI3 and migrate3.
+
+    Raises HypervisorError if this machine's libvirt-python is too old for one of them.
+    """
     found: dict[str, int | str | list[str] | None] = {
         libvirt.VIR_MIGRATE_PARAM_DEST_XML: order.target_xml,
         libvirt.VIR_MIGRATE_PARAM_PERSIST_XML: order.target_definition,
@@ -88,7 +91,7 @@ def migration_params(order: MoveOrder, target: Host) -> Parameters:
 
 
 def _mib(rate: BytesPerSecond | None) -> int | None:
-    """libvirt counts in MiB/s, and takes 0 for "no limit"."""
+    """Round up to whole MiB/s, at least 1: for libvirt, 0 means "no limit"."""
     return None if rate is None else max(1, math.ceil(rate / MIB))
 
 
@@ -105,7 +108,7 @@ def _compression(order: MoveOrder, target: Host) -> Parameters:
         key = getattr(libvirt, _LEVELS[method], None)
         if not isinstance(key, str):
             raise HypervisorError(
-                f"compression {method}: the libvirt-python here is older than 9.4",
+                f"compression {method} needs libvirt-python 9.4 or later on this machine",
                 host=target.name,
                 hint="upgrade it, or choose compression xbzrle or none",
             )
@@ -115,33 +118,33 @@ def _compression(order: MoveOrder, target: Host) -> Parameters:
 
 
 def explained(error: HypervisorError, order: MoveOrder, target: Host) -> HypervisorError:
-    """The error with its cause and a hint, where libvirt's words leave them to be guessed.
+    """Return the error with a clearer cause and a hint where libvirt's message lacks them.
 
-    The kind of error stays: only what libvirt refused (HypervisorError itself) is looked at.
+    Other types of errors than HypervisorError itself are returned unchanged.
     """
     if type(error) is not HypervisorError:
         return error
     said, doctor = error.message, f"run vmckpt doctor {error.host} {target.name}"
     if name := re.search(r"Certificate does not match the hostname (\S*)", said):
-        text = f"{target.name}: its QEMU certificate does not carry the name {name[1]!r}"
+        text = f"{target.name}: its QEMU certificate is not valid for the name {name[1]!r}"
         return _renamed(error, text, doctor)
     if missing := re.search(r"Unable to access credentials (\S+): ([^:]+)$", said):
         text = f"{error.host} or {target.name}: QEMU cannot read {missing[1]} ({missing[2]})"
         return _renamed(error, text, doctor)
-    # The target only sees a stream that is none; what the source disliked is in its QEMU's log.
+    # The target only sees an invalid stream; the source's reason is in the log of its QEMU.
     if order.tls_name is not None and re.search("(?<!non-)TLS|certificate", said):
         why = f": {said.rsplit(': ', 1)[1]}" if "certificate" in said and ": " in said else ""
         text = (
-            f"{target.name}: no encrypted stream between it and {error.host}: one does not accept"
-            f" the other's QEMU certificate (the name asked for was {order.tls_name!r}){why}"
+            f"{target.name}: TLS handshake with {error.host} failed: one host rejects the other's"
+            f" QEMU certificate (expected name {order.tls_name!r}){why}"
         )
         return _renamed(error, text, doctor)
     if order.tls_name is not None and "Unable to write to socket: " in said:
-        # A target that refuses the source's certificate may hang up before anybody says why.
-        return _renamed(error, said, f"{doctor}: one may not accept the other's certificate")
+        # A target that rejects the source's certificate may hang up without an alert.
+        return _renamed(error, said, f"{doctor}: one host may reject the other's certificate")
     if order.zero_copy and "locked memory" in said:
-        text = f"{error.host}: zero-copy: libvirtd may not let QEMU lock the guest's memory"
-        return _renamed(error, text, "let libvirtd have CAP_SYS_RESOURCE, or go without zero-copy")
+        text = f"{error.host}: zero-copy: libvirtd cannot raise QEMU's limit of locked memory"
+        return _renamed(error, text, "give libvirtd CAP_SYS_RESOURCE, or turn zero-copy off")
     return error
 
 
@@ -149,14 +152,14 @@ def _renamed(error: HypervisorError, text: str, hint: str) -> HypervisorError:
     return HypervisorError(text, host=error.host, code=error.code, hint=hint)
 
 
-# libvirt's own greatest limit in MiB/s, which it takes for none.
+# The largest limit that libvirt accepts, in MiB/s; it means "no limit".
 _NO_LIMIT = (2**63 - 1) // MIB
-# What QEMU comes with.
+# QEMU's defaults.
 _QEMU_THROTTLE = AutoConverge(initial=20, increment=10, at_most=99)
 
 
 class LibvirtMigrationDriver:
-    """Moves one guest from one host to another."""
+    """Moves one guest from a source to a target. Implements `MigrationDriver`."""
 
     def __init__(
         self,
@@ -166,7 +169,7 @@ class LibvirtMigrationDriver:
         *,
         free_target: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`free_target` drops the target's end of a dead stream, by whatever way there is."""
+        """`free_target` makes the target close its end of a broken stream."""
         self._source = source
         self._target = target
         self._uuid = uuid
@@ -186,7 +189,7 @@ class LibvirtMigrationDriver:
         def client_driven(connection: libvirt.virConnect) -> None:
             arrival = libvirt.open(hypervisor_connection.without_questions(target.uri))
             with suppress(libvirt.libvirtError):
-                # A target that falls silent must not hold the call for as long as TCP waits.
+                # Otherwise a silent target would block the call until TCP's timeout.
                 arrival.setKeepAlive(5, 3)
             try:
                 self._guest(connection).migrate3(arrival, params, flags)
@@ -197,7 +200,7 @@ class LibvirtMigrationDriver:
         try:
             await self._source.execute_long("migration", call)
         except HypervisorError as exc:
-            # libvirt has no code of its own for this; the words are the daemon's, in its C locale.
+            # libvirt has no error code for this; the daemon's message is in the C locale.
             if "connect to remote libvirt URI" in exc.message:
                 raise PeerLoginFailed(
                     exc.message, host=self._source.host.name, code=exc.code
@@ -234,7 +237,7 @@ class LibvirtMigrationDriver:
         return await self._source.query("reading job statistics", read)
 
     async def totals(self) -> JobTotals | None:
-        """See MigrationDriver.totals. Reading them does not remove them."""
+        """See MigrationDriver.totals. Keeps the statistics in libvirt."""
         keep = libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED | libvirt.VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED
 
         def read(connection: libvirt.virConnect) -> JobTotals | None:
@@ -289,7 +292,7 @@ class LibvirtMigrationDriver:
     async def throttle(self, how: AutoConverge | None) -> None:
         """See MigrationDriver.throttle.
 
-        libvirt has no call that changes the throttle while a job runs, QEMU has.
+        libvirt cannot change the throttle of a running job, so this uses QMP.
         """
         how = how or _QEMU_THROTTLE
         order = {
@@ -325,7 +328,7 @@ class LibvirtMigrationDriver:
     async def is_postcopy_paused(self) -> bool:
         """See MigrationDriver.is_postcopy_paused.
 
-        libvirt says "post-copy failed" also when only its own call was lost; QEMU knows.
+        Asks QEMU: libvirt reports "post-copy failed" also if only its own call was lost.
         """
 
         def read(connection: libvirt.virConnect) -> bool:
@@ -334,7 +337,7 @@ class LibvirtMigrationDriver:
             return bool(json.loads(answer)["return"].get("status") == "postcopy-paused")
 
         try:
-            return await self._source.query("asking QEMU about the stream", read)
+            return await self._source.query("reading QEMU's migration status", read)
         except HypervisorError:
             return False
 
@@ -346,16 +349,16 @@ class LibvirtMigrationDriver:
     async def undefine_on_source(self) -> bool:
         """See MigrationDriver.undefine_on_source.
 
-        libvirt leaves the definition when the source's call was lost although the stream arrived,
-        and when the source went down before it heard of the arrival.
+        libvirt leaves the definition there if the call at the source was lost although the guest
+        arrived, and if the source went down before the target confirmed the arrival.
         """
         return await self._undefine(self._source, "source", kept=self._target)
 
     async def undefine_on_target(self) -> bool:
         """See MigrationDriver.undefine_on_target.
 
-        libvirt defines it right before it starts the CPUs: a libvirtd that dies in between ends the
-        copy when it is started again, and leaves the definition.
+        libvirt defines the guest right before it starts the CPUs. If libvirtd dies in between, it
+        ends the copy after its restart, but leaves the definition.
         """
         return await self._undefine(self._target, "target", kept=self._source)
 
@@ -369,16 +372,16 @@ class LibvirtMigrationDriver:
                 if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                     return False
                 raise
-            # On a folder that both hosts have, these are the guest's.
+            # In a folder that both hosts share, the guest still uses them.
             domain.undefineFlags(
                 libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_TPM
             )
             return True
 
         if not await kept.query(
-            "asking for the guest's definition", lambda c: bool(self._guest(c).isPersistent())
+            "looking for the guest's definition", lambda c: bool(self._guest(c).isPersistent())
         ):
-            return False  # it is the only one there is
+            return False  # it is the only definition
         return await at.execute(f"undefining the guest on the {where}", change)
 
     async def presence(self) -> tuple[Presence, Presence]:

@@ -1,4 +1,4 @@
-"""What a broken migration leaves: copies of a guest whose CPUs stand still for it."""
+"""Clean up after a broken migration: the copies of a guest that it left paused."""
 
 import json
 
@@ -14,7 +14,7 @@ _ARRIVING = (
 )
 _LEAVING = (
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_MIGRATION),
-    # What we paused ourselves during a migration, and what a restarted libvirtd found so.
+    # vmckpt paused it during the migration, or libvirtd was restarted while it was paused.
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER),
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN),
 )
@@ -25,30 +25,33 @@ States = tuple[tuple[int, int], ...]
 def _standing(
     hypervisor: Hypervisor, connection: libvirt.virConnect, uuid: str, states: States
 ) -> libvirt.virDomain:
-    """The copy, looked at once more right before it is touched. Raises HypervisorError."""
+    """Return the copy if it is still in one of `states`. Raises HypervisorError."""
     domain = connection.lookupByUUIDString(uuid)
     if tuple(domain.state()) not in states:
         raise HypervisorError(
-            f"{domain.name()} on {hypervisor.host.name} does not stand still for a migration",
+            f"{domain.name()} on {hypervisor.host.name} is not paused by a migration any more",
             host=hypervisor.host.name,
-            hint="run vmckpt recover again: something has changed meanwhile",
+            hint="run vmckpt recover again",
         )
     return domain
 
 
 async def handed_over(hypervisor: Hypervisor, uuid: str) -> bool:
-    """Whether QEMU has sent all of the guest away; True also if it cannot be asked."""
+    """Return whether QEMU has sent the whole guest; also True if QEMU does not answer."""
     return await _stream(hypervisor, uuid) in ("completed", None)
 
 
 async def source_never_completed(hypervisor: Hypervisor, uuid: str) -> bool:
-    """Whether QEMU says that it has not sent all of the guest away; False if it cannot be asked.
-    Of a QEMU that is younger than a migration it means nothing."""
+    """Return whether QEMU reports that it has not sent the whole guest.
+
+    False if QEMU does not answer. The result is meaningless if QEMU was started after the
+    migration.
+    """
     return await _stream(hypervisor, uuid) in ("none", "failed", "cancelled")
 
 
 async def _stream(hypervisor: Hypervisor, uuid: str) -> str | None:
-    """How far QEMU's last migration came, in its words; None: it cannot be asked."""
+    """Return the status of QEMU's last migration; None if QEMU does not answer."""
 
     def read(connection: libvirt.virConnect) -> str:
         guest = connection.lookupByUUIDString(uuid)
@@ -56,13 +59,16 @@ async def _stream(hypervisor: Hypervisor, uuid: str) -> str | None:
         return str(json.loads(answer)["return"].get("status", "none"))
 
     try:
-        return await hypervisor.query("asking QEMU about the stream", read)
+        return await hypervisor.query("reading QEMU's migration status", read)
     except HypervisorError:
         return None
 
 
 async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:
-    """End a copy that has not arrived and never ran. Raises HypervisorError, also if it is none."""
+    """End a copy that has not arrived completely and never ran.
+
+    Raises HypervisorError, also if the copy is in another state; OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         _standing(hypervisor, connection, uuid, _ARRIVING).destroy()
@@ -71,8 +77,10 @@ async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:
 
 
 async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
-    """End a copy that was handed over; its definition stays. Raises HypervisorError, also if it
-    does not stand still."""
+    """End a copy that was handed over to the target. Its definition stays.
+
+    Raises HypervisorError, also if the copy is not paused; OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         _standing(hypervisor, connection, uuid, _LEAVING).destroy()
@@ -81,9 +89,12 @@ async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
 
 
 async def start_leaving(hypervisor: Hypervisor, uuid: str) -> None:
-    """Let a guest go on that stands still for a migration that failed. Raises HypervisorError."""
+    """Resume a guest on the source that a failed migration left paused.
+
+    Raises HypervisorError, also if the guest is not paused; OutcomeUnknown.
+    """
 
     def change(connection: libvirt.virConnect) -> None:
         _standing(hypervisor, connection, uuid, _LEAVING).resume()
 
-    await hypervisor.execute("letting the guest go on", change)
+    await hypervisor.execute("resuming the guest", change)

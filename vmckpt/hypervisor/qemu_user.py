@@ -1,4 +1,4 @@
-"""As whom libvirt runs QEMU on a host, and folders where that user may make what we ask it for."""
+"""The user and group that libvirt runs QEMU as, and folders that QEMU may write to."""
 
 import os
 import stat
@@ -13,20 +13,26 @@ from vmckpt.hypervisor import domain_xml
 
 
 def owner(uri: str, host: str) -> tuple[int, int]:
-    """User and group there. Raises HypervisorError."""
+    """Return the user and group IDs of QEMU on the host. Raises HypervisorError.
+
+    `host` is for messages.
+    """
     with hypervisor_connection.opened(uri, host) as connection:
         try:
             return owner_in(connection.getCapabilities())
         except libvirt.libvirtError as exc:
             raise hypervisor_connection.map_refusal(
-                exc, host=host, what="asking as whom QEMU runs"
+                exc, host=host, what="reading QEMU's user"
             ) from exc
         except ValueError as exc:
-            raise HypervisorError(f"{host}: as whom QEMU runs: {exc}", host=host) from exc
+            raise HypervisorError(f"{host}: reading QEMU's user: {exc}", host=host) from exc
 
 
 def owner_in(capabilities: str) -> tuple[int, int]:
-    """The same out of libvirt's capabilities; root if they do not say. Raises ValueError."""
+    """Return QEMU's user and group IDs from libvirt's capabilities; root if they name none.
+
+    Raises ValueError.
+    """
     for model in domain_xml.tree(capabilities, "capabilities").findall("host/secmodel"):
         if model.findtext("model") == "dac":
             for label in model.findall("baselabel"):
@@ -36,23 +42,24 @@ def owner_in(capabilities: str) -> tuple[int, int]:
 
 
 def make_folder(place: Path, to: tuple[int, int]) -> Path:
-    """A folder of our own on this machine where QEMU, which runs as `to`, may make its sockets.
+    """Create a folder on this machine in which QEMU can create sockets. It may exist already.
 
-    Fine if it is there. Raises OSError, and BadInput if QEMU may not go there.
+    `to`: QEMU's user and group IDs. Returns `place`. Raises OSError, and BadInput if QEMU may not
+    enter the folder.
     """
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chown(place, *to)
     if to[0] and not _may_enter(place, to):
         shut = [one for one in place.parents if not one.stat().st_mode & stat.S_IXOTH]
         raise BadInput(
-            f"QEMU, which runs as {to[0]}, may not go to {place}",
-            hint=f"run chmod o+x {shut[-1] if shut else place.parent} there",
+            f"{place}: QEMU, which runs as user {to[0]}, has no access to this folder",
+            hint=f"run chmod o+x {shut[-1] if shut else place.parent} on that host",
         )
     return place
 
 
 def _may_enter(place: Path, to: tuple[int, int]) -> bool:
-    """As far as it can be tried."""
+    """Return whether the user may enter a folder; True if that cannot be tested."""
     words = ["setpriv", "--reuid", str(to[0]), "--regid", str(to[1]), "--init-groups"]
     try:
         done = subprocess.run([*words, "test", "-x", place], capture_output=True, check=False)

@@ -1,7 +1,7 @@
-"""QEMU's monitor (QMP) of one guest, through libvirt, and who may call it from where.
+"""QEMU's monitor (QMP) of one guest, through libvirt, and callers for a host and a controller.
 
-Plain calls that block, for a thread on the guest's host: files can be given to QEMU only there. A
-controller makes them from afar through its connection's thread.
+`QmpMonitor` blocks and is for a thread on the guest's host: only there can files be passed to QEMU.
+A controller uses `call_on_domain`, which runs calls in the thread of its connection.
 """
 
 import json
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 LOCAL = "qemu:///system"
 _RETURNS = Seconds(5.0)
-"""A libvirtd that is restarted is back by then, as a rule."""
+"""How long to try to reconnect: a restarted libvirtd is usually back by then."""
 _TURN = Seconds(0.1)
 
 
@@ -35,7 +35,7 @@ class QmpRefused(HypervisorError):
 class QmpMonitor:
     """The monitor of one guest. Use as `with QmpMonitor(uuid, host="alpha") as monitor`.
 
-    libvirt may be restarted meanwhile: a connection that broke is opened again for the next call.
+    The next call reconnects if the connection broke, for example because libvirt was restarted.
     """
 
     def __init__(self, guest: str, *, host: str, uri: str = LOCAL) -> None:
@@ -77,69 +77,89 @@ class QmpMonitor:
         return self._domain.name()
 
     def ask(self, command: str, **arguments: object) -> Any:
-        """A command that changes nothing. Raises HypervisorError."""
+        """Run a QMP command that changes nothing, and return its result.
+
+        Raises HypervisorError; QmpRefused if QEMU answers with an error.
+        """
         return self._monitor(command, arguments, (), changes=False)
 
     def tell(self, command: str, arguments: dict[str, object], *, files: Sequence[int] = ()) -> Any:
-        """A command that changes something. Raises HypervisorError, also OutcomeUnknown."""
+        """Run a QMP command that changes something, once, and return its result.
+
+        `files`: descriptors to pass to QEMU. Raises HypervisorError, QmpRefused if QEMU answers
+        with an error, OutcomeUnknown if its answer was lost.
+        """
         return self._monitor(command, arguments, files, changes=True)
 
     def run_state(self) -> str:
-        """QEMU's word for how the guest is: running, paused, postmigrate, ..."""
+        """Return QEMU's run state: running, paused, postmigrate, ... Raises HypervisorError."""
         return str(self.ask("query-status")["status"])
 
     def is_active(self) -> bool:
-        """Whether it has a QEMU."""
-        return bool(self.on_domain("asking for the guest's state", libvirt.virDomain.isActive))
+        """Return whether the guest has a QEMU process. Raises HypervisorError."""
+        return bool(self.on_domain("reading the guest's state", libvirt.virDomain.isActive))
 
     def saved(self) -> bool:
-        """Whether libvirt starts it from memory that it saved. Raises HypervisorError."""
+        """Return whether libvirt has saved memory of the guest. Raises HypervisorError."""
         return bool(
             self._call("looking for saved memory", lambda: self._domain.hasManagedSaveImage(0))
         )
 
     def qemu_version(self) -> str:
-        """Its QEMU's version, as "7.2.22"; of a guest that is off the one that it would get."""
+        """Return the version of the guest's QEMU, for example "7.2.22".
+
+        If the guest is off, that of the QEMU on its host. Raises HypervisorError.
+        """
         if not self.is_active():
             get = libvirt.virConnect.getVersion
-            return domain_xml.version(self._call("asking for QEMU", lambda: get(self._connection)))
+            found = self._call("reading QEMU's version", lambda: get(self._connection))
+            return domain_xml.version(found)
         told = self.ask("query-version")["qemu"]
         return f"{told['major']}.{told['minor']}.{told['micro']}"
 
     def paused_by_user(self) -> bool:
-        """Whether it was paused by virDomainSuspend, by which libvirt gives the reason "user"."""
-        state = self.on_domain("asking for the guest's state", libvirt.virDomain.state)
+        """Return whether virDomainSuspend paused the guest (libvirt's reason "user").
+
+        Raises HypervisorError.
+        """
+        state = self.on_domain("reading the guest's state", libvirt.virDomain.state)
         return tuple(state) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
 
     def xml(self) -> str:
-        """The running guest as a restore wants it described, with its passwords."""
+        """Return the running guest's XML for a restore, with passwords. Raises HypervisorError."""
         flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
-        return self._call("describing the guest", lambda: self._domain.XMLDesc(flags))
+        return self._call("reading the guest's XML", lambda: self._domain.XMLDesc(flags))
 
     def described(self) -> str:
-        """The running guest with libvirt's names for its parts, and without passwords."""
-        return self._call("describing the guest", lambda: self._domain.XMLDesc(0))
+        """Return the running guest's XML with device aliases and without passwords.
+
+        Raises HypervisorError.
+        """
+        return self._call("reading the guest's XML", lambda: self._domain.XMLDesc(0))
 
     def cards(self) -> list[str]:
-        """QEMU's names for the guest's network cards."""
+        """Return the device aliases of the guest's network cards. Raises HypervisorError."""
         nodes = domain_xml.tree(self.described(), "domain").findall("devices/interface/alias")
         return [name for node in nodes if (name := node.get("name"))]
 
     def resume(self) -> None:
-        """Let the guest run. Raises HypervisorError."""
+        """Resume the guest. Raises HypervisorError, OutcomeUnknown."""
         self.on_domain("resuming the guest", libvirt.virDomain.resume, changes=True)
 
     def end(self) -> None:
-        """End its QEMU at once. Raises HypervisorError."""
+        """End the guest's QEMU immediately. Raises HypervisorError, OutcomeUnknown."""
         self.on_domain("ending the guest", libvirt.virDomain.destroy, changes=True)
 
     def save_memory_live(self, xml: str) -> None:
-        """libvirt's own snapshot of memory to a file, of which libvirt keeps no record."""
+        """Save the running guest's memory to a file by libvirt's own snapshot, without metadata.
+
+        `xml`: the `domainsnapshot` that names the file. Raises HypervisorError, OutcomeUnknown.
+        """
         flags = (
             libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_LIVE | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
         )
         self._call(
-            "the memory snapshot", lambda: self._domain.snapshotCreateXML(xml, flags), changes=True
+            "saving memory", lambda: self._domain.snapshotCreateXML(xml, flags), changes=True
         )
 
     def on_domain(
@@ -149,7 +169,7 @@ class QmpMonitor:
         return self._call(what, lambda: call(self._domain), changes=changes)
 
     def abort_job(self) -> None:
-        """End libvirt's job with the guest; fine if there is none."""
+        """Abort libvirt's job on the guest, if any. Raises HypervisorError, OutcomeUnknown."""
 
         def change() -> None:
             try:
@@ -178,13 +198,16 @@ class QmpMonitor:
                 raise QmpRefused(f"{self.host}: {command}: {told['error']['desc']}", host=self.host)
             return told["return"]
         except (ValueError, TypeError, LookupError) as exc:
-            text = f"{self.host}: {command}: the answer makes no sense: {answer[:100]!r}"
+            text = f"{self.host}: {command}: invalid answer: {answer[:100]!r}"
             kind = OutcomeUnknown if changes else HypervisorError
             raise kind(text, host=self.host) from exc
 
     def _call(self, what: str, call: Callable[[], T], *, changes: bool = False) -> T:
-        """libvirt's errors become ours. What changes nothing is asked again where the connection
-        breaks; `call` must look for connection and domain each time."""
+        """Make a call and map libvirt's errors to `vmckpt.errors`.
+
+        A call that changes nothing is repeated if the connection breaks, so `call` must read the
+        connection and the domain from `self` each time.
+        """
         self._connect_again()
         try:
             return call()
@@ -210,7 +233,7 @@ class QmpMonitor:
             return False
 
     def _connect_again(self) -> None:
-        """If it is broken. Raises HypervisorError."""
+        """Reconnect if the connection is broken. Raises HypervisorError."""
         with self._opening:
             give_up = time.monotonic() + _RETURNS
             while not self._alive():
@@ -224,7 +247,10 @@ class QmpMonitor:
 
 
 def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -> None:
-    """Let libvirt start a guest from a save image, which may be a FIFO. Raises HypervisorError."""
+    """Start a guest from a save image, which may be a FIFO.
+
+    `xml`: the definition to start it with. Raises HypervisorError, OutcomeUnknown.
+    """
     flags = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
     hypervisor_connection.once(
         uri,
@@ -236,7 +262,10 @@ def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -
 
 
 class DomainCaller(Protocol):
-    """One guest and how it is called. libvirt's errors become ours there or above it."""
+    """A guest and the means to call libvirt about it, from its host or from a controller.
+
+    An implementation maps libvirt's errors to `vmckpt.errors`, or leaves that to its own caller.
+    """
 
     @property
     def host(self) -> str: ...
@@ -244,11 +273,14 @@ class DomainCaller(Protocol):
     def on_domain(
         self, what: str, call: Callable[[libvirt.virDomain], T], *, changes: bool = False
     ) -> T:
-        """Raises HypervisorError, and OutcomeUnknown if `changes`."""
+        """Call `call` with the guest's domain and return its result. `what` is for errors.
+
+        Raises HypervisorError, and OutcomeUnknown if `changes`.
+        """
 
 
 class _InConnectionThread:
-    """In the thread of a lane, which makes ours of libvirt's errors itself."""
+    """A caller inside a connection's thread, where `Hypervisor` maps libvirt's errors."""
 
     def __init__(self, host: str, domain: libvirt.virDomain) -> None:
         self.host, self._domain = host, domain
@@ -269,9 +301,10 @@ async def call_on_domain(
     changes: bool,
     limit: Seconds = Seconds(40.0),
 ) -> T:
-    """Do from afar what is made for a `DomainCaller`, as `lambda guest: Backups(guest).opened()`.
+    """Run code written for a `DomainCaller` on a host's connection and return its result.
 
-    Raises HypervisorError, and OutcomeUnknown if it changes something.
+    For example `lambda guest: Backups(guest).opened()`. `changes`: it changes something, so it is
+    not repeated. Raises HypervisorError, and OutcomeUnknown if `changes`.
     """
 
     def run(connection: libvirt.virConnect) -> T:

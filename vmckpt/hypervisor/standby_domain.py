@@ -1,4 +1,4 @@
-"""What of libvirt a waiting standby needs: started without memory, run, stored, taken away."""
+"""libvirt calls for a standby: create it paused, define and undefine it, set its links up."""
 
 import libvirt
 
@@ -15,10 +15,7 @@ _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
 
 
 def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
-    """Start a guest that libvirt stores no definition of; it does not run yet.
-
-    Raises HypervisorError.
-    """
+    """Start a transient guest in paused state. Raises HypervisorError, OutcomeUnknown."""
     flags = libvirt.VIR_DOMAIN_START_PAUSED
 
     def call(connection: libvirt.virConnect) -> None:
@@ -28,16 +25,19 @@ def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
 
 
 def names(*, host: str, uri: str = LOCAL) -> frozenset[str]:
-    """All guests that libvirt knows there. Raises HypervisorError."""
+    """Return the names of all guests of the host. Raises HypervisorError."""
 
     def call(connection: libvirt.virConnect) -> frozenset[str]:
         return frozenset(domain.name() for domain in connection.listAllDomains())
 
-    return hypervisor_connection.once(uri, host, "listing its guests", call, changes=False)
+    return hypervisor_connection.once(uri, host, "listing guests", call, changes=False)
 
 
 def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) -> None:
-    """Store a definition, of a guest that runs or not. Raises HypervisorError."""
+    """Store the definition of a guest, running or not. Raises HypervisorError, OutcomeUnknown.
+
+    `autostart`: the guest starts with its host.
+    """
 
     def call(connection: libvirt.virConnect) -> None:
         domain = connection.defineXML(xml)
@@ -48,8 +48,10 @@ def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) ->
 
 
 def stored(monitor: QmpMonitor) -> tuple[str, bool] | None:
-    """The guest's stored definition with its passwords, and whether it starts with its host; None:
-    there is none. Raises HypervisorError."""
+    """Return the guest's stored definition with passwords, and whether it starts with its host.
+
+    None if the guest has no stored definition. Raises HypervisorError.
+    """
 
     def call(domain: libvirt.virDomain) -> tuple[str, bool] | None:
         if not domain.isPersistent():
@@ -61,33 +63,36 @@ def stored(monitor: QmpMonitor) -> tuple[str, bool] | None:
 
 
 def undefine(monitor: QmpMonitor) -> None:
-    """Forget the stored definition; a guest that runs goes on, and nothing can start it again.
+    """Undefine the guest, if it is defined. A running guest keeps running as a transient one.
 
-    Fine if there is none. Raises HypervisorError.
+    Raises HypervisorError, OutcomeUnknown.
     """
 
     def call(domain: libvirt.virDomain) -> None:
         if domain.isPersistent():
             domain.undefineFlags(_KEEP)
 
-    monitor.on_domain("forgetting the stored definition", call, changes=True)
+    monitor.on_domain("undefining the guest", call, changes=True)
 
 
 def links_up(monitor: QmpMonitor, cards: list[str]) -> None:
-    """Let libvirt plug a guest's cards in that were started unplugged; each as its XML.
+    """Set the links of network cards up that the guest was started with down.
 
-    Raises HypervisorError.
+    `cards`: the XML of each card. Raises HypervisorError, OutcomeUnknown.
     """
 
     def call(domain: libvirt.virDomain) -> None:
         for card in cards:
             domain.updateDeviceFlags(card, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-    monitor.on_domain("plugging the network in", call, changes=True)
+    monitor.on_domain("setting the guest's links up", call, changes=True)
 
 
 def forget_mark(monitor: QmpMonitor, namespace: str) -> None:
-    """Take metadata away from a running guest; fine if there is none. Raises HypervisorError."""
+    """Remove metadata of a namespace from a running guest, if there is any.
+
+    Raises HypervisorError, OutcomeUnknown.
+    """
 
     def call(domain: libvirt.virDomain) -> None:
         domain.setMetadata(
@@ -98,4 +103,4 @@ def forget_mark(monitor: QmpMonitor, namespace: str) -> None:
             libvirt.VIR_DOMAIN_AFFECT_LIVE,
         )
 
-    monitor.on_domain("taking the standby's mark away", call, changes=True)
+    monitor.on_domain("removing the standby's mark", call, changes=True)

@@ -1,4 +1,4 @@
-"""A guest's drives and image paths, and which guests of a host use which image files."""
+"""Drives and image paths of a guest, and the image files in use by the guests of a host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.disk import Drive
 from vmckpt.units import Seconds
 
-# With what the source would else keep to itself, such as passwords of its consoles.
+# Includes the secrets, such as console passwords, that libvirt leaves out by default.
 _WHOLE = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
 
 
 async def drives(hypervisor: Hypervisor, uuid: str) -> tuple[Drive, ...]:
-    """The guest's drives as they are now."""
+    """Return the guest's current drives. Raises HypervisorError."""
     return await hypervisor.query(
         "reading the guest's drives",
         lambda connection: read_drives(connection.lookupByUUIDString(uuid).XMLDesc()),
@@ -27,7 +27,7 @@ async def drives(hypervisor: Hypervisor, uuid: str) -> tuple[Drive, ...]:
 
 
 def read_drives(xml: str) -> tuple[Drive, ...]:
-    """The drives of a domain XML."""
+    """Return the drives of a domain XML. Raises ValueError."""
     return tuple(_drive(node) for node in domain_xml.tree(xml, "domain").findall("devices/disk"))
 
 
@@ -41,7 +41,7 @@ def _drive(node: ET.Element) -> Drive:
         kind=node.get("type", "file"),
         device=node.get("device", "disk"),
         path=path,
-        # libvirt probes no formats and takes raw where none is written.
+        # libvirt does not probe formats; it assumes raw if the XML names none.
         format=driver.get("type", "raw") if driver is not None else "raw",
         read_only=node.find("readonly") is not None,
         shareable=node.find("shareable") is not None,
@@ -54,7 +54,10 @@ def _in(node: ET.Element | None) -> ET.Element | None:
 
 
 def with_images_at(xml: str, paths: Mapping[str, str]) -> str:
-    """A domain XML in which these disks ("vda") have new images, at these paths; all else stays."""
+    """Return a domain XML with new image paths, and everything else as it is.
+
+    `paths`: the new path of each disk by its name ("vda"). Raises ValueError.
+    """
     root = domain_xml.tree(xml, "domain")
     changed = False
     for disk in root.findall("devices/disk"):
@@ -69,8 +72,11 @@ def with_images_at(xml: str, paths: Mapping[str, str]) -> str:
 async def definitions_with_images_at(
     source: Hypervisor, uuid: str, paths: Mapping[str, str]
 ) -> tuple[str | None, str | None]:
-    """The running guest and its definition (None: it has none) for a target with these images;
-    nothing at all if they are the same for that."""
+    """Return the XML of the running guest and its stored definition with the target's image paths.
+
+    The definition is None if the guest has none. Both are None if these paths change nothing.
+    `paths`: the path on the target of each disk by its name. Raises HypervisorError.
+    """
 
     def read(connection: libvirt.virConnect) -> tuple[str | None, str | None]:
         domain = connection.lookupByUUIDString(uuid)
@@ -86,9 +92,10 @@ async def definitions_with_images_at(
 
 
 async def folder_of(target: Hypervisor, wish: str) -> str:
-    """A folder of the target, which the operator named by its path or as a libvirt pool.
+    """Return the path of a folder on the target.
 
-    Raises BadInput if it is neither, or a pool that keeps no files.
+    `wish`: an absolute path, or the name of a libvirt storage pool. Raises BadInput if there is no
+    such pool, or it is inactive or holds no files; HypervisorError if libvirt gives no path for it.
     """
     if wish.startswith("/"):
         return str(PurePosixPath(wish))
@@ -109,38 +116,45 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
             hint=f"run virsh pool-list --all on {name}, or give a folder",
         ) from exc
     if kind not in ("dir", "fs", "netfs"):
-        raise BadInput(f"{name}: pool {wish!r} ({kind}) keeps no files", hint="give a folder")
+        raise BadInput(
+            f"{name}: storage pool {wish!r} ({kind}) does not hold files", hint="give a folder"
+        )
     if not active:
         raise BadInput(
-            f"{name}: pool {wish!r} is not active", hint=f"run virsh pool-start {quote(wish)}"
+            f"{name}: storage pool {wish!r} is not active",
+            hint=f"run virsh pool-start {quote(wish)}",
         )
     if not path.startswith("/"):
-        raise HypervisorError(f"{name}: pool {wish!r} has its files at {path!r}", host=name)
+        raise HypervisorError(
+            f"{name}: storage pool {wish!r}: its path {path!r} is not absolute", host=name
+        )
     return path
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Whose an image is."""
+    """The guest that uses an image."""
 
     guest: str
     format: str
-    """As its definition has it; "" where that says nothing of it."""
+    """Image format according to the guest's definition; "" if it names none."""
 
 
 _NO_VOLUME = (libvirt.VIR_ERR_NO_STORAGE_POOL, libvirt.VIR_ERR_NO_STORAGE_VOL)
 _MANY = Seconds(60.0)
-"""Some calls for each guest, on a host that may be far away."""
+"""Time limit for reading all guests: several calls for each, perhaps to a distant host."""
 
 
 async def of_all(hypervisor: Hypervisor) -> Mapping[str, User]:
-    """Images of all guests, by path. Raises HypervisorError, also for a pool that is off: nobody
-    knows what is in it."""
+    """Return the images of all guests of a host, by path.
+
+    Raises HypervisorError, also if a storage pool in use is inactive: its contents are unknown.
+    """
     return await _of(hypervisor, None, _NO_VOLUME)
 
 
 async def of_others(hypervisor: Hypervisor, uuid: str) -> Mapping[str, User]:
-    """Images of all guests but one, by path, but those in pools that are off.
+    """Return the images of all guests but one, by path. Skips volumes in inactive pools.
 
     Raises HypervisorError.
     """
@@ -167,7 +181,7 @@ async def _of(
 
 
 def _definitions(domain: libvirt.virDomain) -> list[str]:
-    """As it runs and as it is stored; none if it went away while we were reading."""
+    """Return the current and the stored XML; empty if the guest disappeared meanwhile."""
     try:
         texts = [domain.XMLDesc(0)]
         if domain.isPersistent():
@@ -180,7 +194,7 @@ def _definitions(domain: libvirt.virDomain) -> list[str]:
 
 
 def _volumes(connection: libvirt.virConnect, xml: str, forgiven: tuple[int, ...]) -> dict[str, str]:
-    """Images that a definition names by their pool and volume."""
+    """Return the images that a definition names by storage pool and volume."""
     found: dict[str, str] = {}
     for disk in domain_xml.tree(xml, "domain").iterfind("devices/disk[@type='volume']"):
         driver, source = disk.find("driver"), disk.find("source")
@@ -199,12 +213,14 @@ def _volumes(connection: libvirt.virConnect, xml: str, forgiven: tuple[int, ...]
 
 
 def images_in(xml: str) -> dict[str, str]:
-    """Paths and formats of a guest's images, with what is known of the files below them, and of its
-    NVRAM. Raises ValueError."""
+    """Return the format of each image of a guest by its path, with backing files and the NVRAM.
+
+    The format is "" if the XML does not name it. Raises ValueError.
+    """
     root = domain_xml.tree(xml, "domain")
     found: dict[str, str] = {}
     for disk in root.findall("devices/disk"):
-        # Those below come with formats of their own, and are told by the one above anyway.
+        # Backing files have formats of their own, which the overlay's header records anyway.
         found |= {node.get("file") or node.get("dev") or "": "" for node in disk.iter("source")}
         driver, source = disk.find("driver"), disk.find("source")
         if source is not None:

@@ -1,1 +1,1 @@
-"""The journal: what was asked for, observed and decided, in SQLite or PostgreSQL."""
+"""The journal: operations, their events and decisions, and leases, in SQLite or PostgreSQL."""

@@ -1,4 +1,7 @@
-"""Which process asks and controls, and whether a controller still lives. Linux only: /proc."""
+"""Identify the user and the process that run an operation, and check whether a process is alive.
+
+Linux only: it reads /proc.
+"""
 
 import os
 import pwd
@@ -9,11 +12,11 @@ from pathlib import Path
 from vmckpt.journal.records import ControllerIdentity
 
 _GONE = ("Z", "X", "x")
-"""A process that has ended, whether or not its parent has looked."""
+"""States of a process that has ended, including one whose parent has not waited for it."""
 
 
 def asked_by() -> str:
-    """user@host of whoever runs this; behind sudo, the one who called it."""
+    """Return user@host for this process's user; under sudo, for the calling user."""
     user = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     if not user:
         try:
@@ -24,7 +27,7 @@ def asked_by() -> str:
 
 
 def asked_from() -> str | None:
-    """The address an ssh session comes from, else the terminal; None if there is neither."""
+    """Return the address that the ssh session comes from, or the terminal; None without either."""
     if words := os.environ.get("SSH_CONNECTION", "").split():
         return words[0]
     try:
@@ -39,18 +42,18 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """When a process started, in ticks from boot; None if there is no such process."""
+    """Return a process's start time in clock ticks since boot; None if it does not run."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    # The second field is the program's name in parentheses, with whatever is in it.
+    # The second field is the program's name in parentheses, and may itself contain any character.
     state, *fields = text.rpartition(")")[2].split()
     return None if state in _GONE else int(fields[18])
 
 
 def this_process() -> ControllerIdentity:
-    """Ourselves."""
+    """Return the identity of this process."""
     pid = os.getpid()
     return ControllerIdentity(
         host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or 0
@@ -58,8 +61,8 @@ def this_process() -> ControllerIdentity:
 
 
 def is_alive(controller: ControllerIdentity) -> bool | None:
-    """Whether that very process runs; None if it is on another machine and cannot be looked at."""
-    if controller.boot == _boot():  # this machine, whatever it was called then
+    """Return whether a controller's process is alive; None if it is on another machine."""
+    if controller.boot == _boot():  # this machine, even if its name has changed
         return _started(controller.pid) == controller.started
-    # A host of our name that booted at another time is this one, before it was booted last.
+    # The same host name with another boot ID: this machine before its last boot.
     return False if controller.host == socket.gethostname() else None

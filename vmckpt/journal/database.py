@@ -1,6 +1,6 @@
-"""A journal's database: transactions as functions, so that one that failed can be tried again.
+"""A journal's database: transactions are functions, so that a failed one can be retried.
 
-What is SQLite's or PostgreSQL's alone is in `sqlite` and `postgresql`; all else is above them.
+Code that is specific to SQLite or PostgreSQL is in `sqlite` and `postgresql`.
 """
 
 import time
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class Database(ABC):
-    """May be used from several threads."""
+    """A database that holds a journal. It can be used from several threads."""
 
     shared: ClassVar[bool] = False
-    """Whether several machines use it."""
+    """Whether controllers on several machines can use it."""
     foreign: ClassVar[type[Exception]] = SQLAlchemyError
-    """What the driver's own errors are, which may come as they are."""
+    """The driver's own exceptions, which SQLAlchemy may pass through."""
 
     def __init__(self, name: str, *, read_only: bool) -> None:
         self._name = name
@@ -40,17 +40,21 @@ class Database(ABC):
     def close(self) -> None: ...
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """A transaction that sees one state of the journal."""
+        """Run `work` in a transaction that sees one state of the journal. Returns its result.
+
+        Raises JournalError.
+        """
         with self._explained():
             return self._read(work)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """A transaction that writes, all or nothing; it waits for others that do.
+        """Run `work` in a transaction that writes, and return its result.
 
-        `work` may be called again, if the first time has certainly left nothing.
+        It waits for other writers. `work` may be called again if its first call certainly had no
+        effect. Raises ReadOnly if the journal is open read-only, and JournalError.
         """
         if self._read_only:
-            raise ReadOnly(f"{self} is open for looking only", hint="nothing was written")
+            raise ReadOnly(f"{self} is open read-only", hint="nothing was written")
         with self._explained():
             return self._write(work)
 
@@ -62,23 +66,23 @@ class Database(ABC):
 
     @abstractmethod
     def alone(self, connection: Connection) -> None:
-        """Keep everybody else from making or migrating tables until this transaction ends."""
+        """Lock out other processes that create or migrate tables until this transaction ends."""
 
     @abstractmethod
     def insert_new(self, table: Table) -> Insert:
-        """An insert that leaves a row alone that is there."""
+        """Return an insert that does nothing if the row exists."""
 
     def now(self) -> ColumnElement[float]:
-        """The time now, in seconds since 1970, by the one clock that all who write here share."""
+        """Return the current time, in seconds since 1970, by the clock that all writers share."""
         return literal(time.time(), Float(53))
 
     def explain(self, why: str) -> tuple[str, str | None]:
-        """A complaint as it is to be shown, and what mends it."""
+        """Return an error message to show for the database's message `why`, and a hint."""
         return why, None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Whatever the database complains about, in one line."""
+        """Turn errors of the database into JournalError, in one line."""
         try:
             yield
         except Exception as exc:

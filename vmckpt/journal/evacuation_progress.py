@@ -1,4 +1,4 @@
-"""The moves of a job that is about a whole host, as the journal tells them. Pure."""
+"""Progress of the moves of a job on a whole host, derived from the journal. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,43 +8,45 @@ from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import Operation, State, StepState, StoredStep
 
 MOVE = "move"
-"""The step of a guest that is off, or protected, and goes to another host: no job of its own."""
+"""Name of the step that moves a guest without a job of its own: it is off, or protected."""
 STANDBY = "standby"
-"""The step of a standby that is to wait on another host."""
+"""Name of the step that moves a standby to another host."""
 SHUT_DOWN = "shut-down"
-"""The step of a guest that is asked to shut down, or suspended."""
+"""Name of the step that shuts down or suspends a guest."""
 COMPLETED, WAITS = "completed", "waits"
 _Attempt = tuple[float, str, JobView | StoredStep]
-"""When it began, and whose it is."""
+"""When the attempt began, the guest, and the attempt."""
 _STEPS = {StepState.DONE: COMPLETED, StepState.INTENDED: "under way"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One guest that is to move, and how far that is."""
+    """One guest to be moved, and the state of its move."""
 
     guest: str
     source: str
     target: str
     begins: float | None
-    """As planned, in seconds from the beginning; None: it was not planned."""
+    """Planned start, in seconds since the job began; None: not planned."""
     ends: float | None
     state: str = WAITS
     active: bool = False
     view: JobView | None = None
-    """Its last attempt; None: it waits, or it is no migration."""
+    """Its last migration attempt; None: it waits, or its move is a step of the job."""
     tries: int = 0
 
 
 def turns(
     operation: Operation, parts: Sequence[JobView], steps: Sequence[StoredStep]
 ) -> Sequence[Turn]:
-    """All moves in their order: as they were begun, then as they are planned. `parts`: migrations,
-    `steps`: what the job itself has done."""
+    """Return all moves of a job: those that have begun by start time, then the planned ones.
+
+    `parts`: the job's migrations; `steps`: the steps of the job itself.
+    """
     begun: list[_Attempt] = [
         (one.operation.began_at, one.operation.guest, one)
         for one in parts
-        if not (one.operation.report or {}).get("dismissed")  # else it never had its turn
+        if not (one.operation.report or {}).get("dismissed")  # dismissed before it started
     ]
     moved: list[_Attempt] = [
         (one.began_at, str(one.intent.get("called") or one.intent["guest"]), one)
@@ -72,7 +74,7 @@ def _turn(
     guest: str, attempts: Sequence[JobView | StoredStep], plan: Mapping[str, Any],
     operation: Operation,
 ) -> Turn:  # fmt: skip
-    """As its last attempt has it."""
+    """Return a guest's turn from its last attempt."""
     last = attempts[-1]
     begins, ends = _seconds(plan.get("begins_ms")), _seconds(plan.get("ends_ms"))
     if isinstance(last, JobView):
@@ -85,7 +87,7 @@ def _turn(
     return Turn(
         guest=guest, source=str(last.intent["from"]), target=str(last.intent["to"]),
         begins=begins, ends=ends, active=under and operation.active, tries=len(attempts),
-        state="broken off" if under and not operation.active else _STEPS.get(last.state, "failed"),
+        state="interrupted" if under and not operation.active else _STEPS.get(last.state, "failed"),
     )  # fmt: skip
 
 
@@ -95,7 +97,7 @@ def _seconds(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How far it is."""
+    """Number of moves by state."""
 
     arrived: int
     moving: int

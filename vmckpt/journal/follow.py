@@ -1,4 +1,4 @@
-"""Follows all operations of a journal at once: what begins, what is told, what ends."""
+"""Follow all operations of a journal: their beginnings, events and ends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 BEGAN, ENDED = "began", "ended"
 _LATE = 60.0
-"""Seconds by which somebody's transaction may be seen later than it says: PostgreSQL's `now()` is
-the time at which one began."""
+"""Seconds after its timestamp at which a transaction may become visible: PostgreSQL's `now()` is
+the time at which the transaction began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """Something that an operation told, or its beginning or end."""
+    """An event of an operation, or its beginning or end."""
 
     at: float
     """Seconds since 1970."""
     kind: str
     """"began", "ended", or the kind of an event: "decided", "phase-changed", …"""
     operation: Operation
-    """As it was when this was seen."""
+    """The operation as it was when this was read."""
     values: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
@@ -39,10 +39,10 @@ class Happening:
 
     @property
     def text(self) -> str | None:
-        """In words; None if it is not worth a line."""
+        """One line of text; None if it is not worth showing."""
         one = self.operation
         if self.kind == BEGAN:
-            return f"{one.kind} began, asked by {one.asked_by}"
+            return f"{one.kind} began, started by {one.asked_by}"
         if self.kind == ENDED:
             error = self.values["error"]
             return f"{one.kind} ended: {self.values['outcome']}" + (f": {error}" if error else "")
@@ -50,23 +50,29 @@ class Happening:
 
 
 class Follower:
-    """Each `look` brings what is new since the one before. Its methods are for a thread."""
+    """Follows all operations. Each `look` returns what is new since the previous one.
+
+    Its methods block, so call them in a thread.
+    """
 
     def __init__(self, journal: "Journal", since: float | None = None) -> None:
-        """From that time on, by the journal's clock; None: from now on."""
+        """`since`: seconds since 1970 by the journal's clock; None: now. Raises JournalError."""
         self._journal = journal
         self._from = journal.now() if since is None else since
         self._first = True
         self._told: dict[str, int] = {}
-        """The last event told of each active operation."""
+        """Number of the last event returned for each active operation."""
         self._ended: dict[str, float] = {}
 
     def look(self) -> list[Happening]:
-        """The oldest first. Raises JournalError; then nothing is lost for the next look."""
+        """Return what is new, the oldest first.
+
+        Raises JournalError; the next call then returns what this one could not.
+        """
         journal, now = self._journal, self._journal.now()
-        # Operations before their events: of one that has ended nothing comes after that.
+        # Operations are read before events: an ended operation has no later events.
         found = {one.id: one for one in journal.operations(active=True)}
-        # One that ended between the two questions counts as ended.
+        # An operation that ended between the two queries counts as ended.
         found |= {one.id: one for one in journal.ended(self._from - _LATE)}
         new = [one for one in found.values() if one.id not in self._ended]
         last = journal.last_events([one.id for one in new])
@@ -80,7 +86,7 @@ class Follower:
         return sorted(told, key=lambda one: one.at)
 
     def _of(self, one: Operation, events: list[StoredEvent]) -> list[Happening]:
-        """What is new of one of them."""
+        """Return what is new about one operation."""
         told = [] if one.id in self._told else [_happened(one, one.began_at, BEGAN, {})]
         told += [_happened(one, one.began_at + e.at, e.kind, e.values) for e in events]
         if one.ended_at is not None:
@@ -88,7 +94,7 @@ class Follower:
             told.append(
                 _happened(one, one.ended_at, ENDED, {"outcome": one.outcome, "error": error})
             )
-        # What is seen at the first look may be older than what was asked for.
+        # The first look also reads events from before `since`.
         return [each for each in told if not self._first or each.at >= self._from]
 
     def _remember(self, seen: list[Operation], last: Mapping[str, int], now: float) -> None:

@@ -1,4 +1,4 @@
-"""What front ends may do with the journal: look at jobs, follow one, and ask something of it."""
+"""The journal for front ends: list jobs, follow a job, and send requests to its controller."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,14 +35,14 @@ _POLL = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of a request."""
+    """The answer to a request."""
 
     ok: bool
     text: str
 
 
 Direct = Callable[[Operation, RequestKind, Mapping[str, Any]], Answer]
-"""Does to a guest what its controller can no longer do; raises VmckptError."""
+"""Carries out a request on a guest in place of its dead controller. Raises VmckptError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ class JobView:
 
     operation: Operation
     attended: bool | None
-    """Whether its controller lives: seen here, or heard of in time from another machine. None if
-    nothing is known of it. Of a job that has ended it means nothing."""
+    """Whether the controller is alive: its process is on this machine, or its last heartbeat is
+    recent. None: unknown. Meaningless for a job that has ended."""
     sample: StoredSample | None
-    """The last one of an active job."""
+    """The last sample of an active job."""
 
     @property
     def unattended(self) -> bool:
@@ -62,7 +62,7 @@ class JobView:
 
     @property
     def doing(self) -> str:
-        """In a word: how it ended, that nobody attends it, or what it does."""
+        """One word: the outcome of an ended job, "unattended", or what the job does."""
         operation = self.operation
         if not operation.active:
             return operation.outcome or operation.state
@@ -82,7 +82,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetail:
-    """Everything there is on one job."""
+    """All records of one job."""
 
     view: JobView
     forecast: StoredForecast | None
@@ -90,7 +90,7 @@ class JobDetail:
     samples: Sequence[StoredSample]
     requests: Sequence[Request]
     steps: Sequence[StoredStep] = ()
-    """What was changed or was about to be."""
+    """Steps that the job took or intended."""
 
     def as_json(self) -> dict[str, Any]:
         report = self.view.operation.report
@@ -107,22 +107,22 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What is new of a job since the last look."""
+    """New records of a job since the last query."""
 
     view: JobView
     events: Sequence[StoredEvent]
     samples: Sequence[StoredSample]
     requests: Sequence[Request] = ()
-    """All of them: an answer comes later."""
+    """All requests, as earlier ones may have been answered since."""
     parts: Sequence[JobView] = ()
-    """The migrations of a job of a whole host."""
+    """The migrations of a job on a whole host."""
     steps: Sequence[StoredStep] = ()
-    """What that job itself has done."""
+    """The steps of a job on a whole host."""
 
 
 def open_journal(*, read_only: bool = False) -> "Journal":
-    """The journal of whoever runs this."""
-    # Only who reads a journal pays for loading the database library.
+    """Open the default journal. In read-only mode it is opened read-only. Raises JournalError."""
+    # Imported here, as loading the database library takes time.
     from vmckpt.journal.store import Journal  # noqa: PLC0415
 
     return Journal(read_only=read_only or looks_only())
@@ -131,8 +131,10 @@ def open_journal(*, read_only: bool = False) -> "Journal":
 def jobs(
     journal: "Journal", *, everything: bool = False, limit: int = 50, guest: str | None = None
 ) -> list[JobView]:
-    """Active jobs, and with `everything` so many that have ended, of one guest or all; the latest
-    first."""
+    """Return active jobs, the latest first; with `everything`, also the last `limit` ended ones.
+
+    `guest`: only jobs of a guest, by its name or UUID. Raises JournalError.
+    """
     found = journal.operations(active=True, guest=guest)
     if everything:
         found += journal.operations(active=False, limit=limit, guest=guest)
@@ -141,7 +143,10 @@ def jobs(
 
 
 def job(journal: "Journal", name: str) -> JobDetail:
-    """One job by its id, the beginning of it, or its guest. Raises BadInput with likely names."""
+    """Return a job by its ID, a prefix of its ID, or its guest.
+
+    Raises BadInput with similar names if there is none, and JournalError.
+    """
     operation = journal.operation(name, ended=True)
     return JobDetail(
         view=_view(journal, operation),
@@ -154,7 +159,7 @@ def job(journal: "Journal", name: str) -> JobDetail:
 
 
 def past_snapshots(guest_uuid: str) -> Sequence[Operation]:
-    """Snapshots of a guest that have ended, the latest first; none without a journal."""
+    """Return ended snapshot jobs of a guest, the latest first; empty without a journal."""
     try:
         with open_journal() as journal:
             return journal.snapshots(guest_uuid)
@@ -163,7 +168,7 @@ def past_snapshots(guest_uuid: str) -> Sequence[Operation]:
 
 
 def past_moves(source: str, target: str) -> Sequence[PastMove]:
-    """Migrations between two hosts that have ended, the latest first; none without a journal."""
+    """Return ended migrations between two hosts, the latest first; empty without a journal."""
     try:
         with open_journal() as journal:
             return journal.recent_moves(source, target)
@@ -176,7 +181,7 @@ def _view(journal: "Journal", operation: Operation) -> JobView:
 
 
 def _views(journal: "Journal", found: Sequence[Operation]) -> list[JobView]:
-    """With what is known of those that are active."""
+    """Add controller state and last sample to active operations."""
     samples = journal.last_samples([one.id for one in found if one.active])
     return [
         JobView(
@@ -189,9 +194,9 @@ def _views(journal: "Journal", found: Sequence[Operation]) -> list[JobView]:
 
 
 def attended(journal: "Journal", operation: Operation) -> bool | None:
-    """Whether an active operation's controller lives; None if nothing is known of it."""
+    """Return whether an active operation's controller is alive; None if that is unknown."""
     if operation.controller.entrusted:
-        return True  # by the agents on its hosts
+        return True  # agents on its hosts run it
     alive = controller_identity.is_alive(operation.controller)
     if alive is not None or operation.alive_until is None:
         return alive
@@ -199,7 +204,10 @@ def attended(journal: "Journal", operation: Operation) -> bool | None:
 
 
 def interrupted(guest_uuid: str) -> str | None:
-    """The job of a guest that its controller has left; None: there is none. Raises JournalError."""
+    """Return the ID of a guest's job that has lost its controller; None if there is none.
+
+    Raises JournalError.
+    """
     if location.default() == location.NONE:
         return None
     with open_journal() as journal:
@@ -208,35 +216,37 @@ def interrupted(guest_uuid: str) -> str | None:
 
 
 def require_not_delegated(guest: str) -> None:
-    """Raise GuestLocked if agents on hosts have a guest (a name or UUID) in their hands: it stands
-    still many times a second, and whatever else is seen of it then means nothing."""
+    """Raise GuestLocked if a guest (a name or UUID) is delegated to agents on hosts.
+
+    Such a guest is paused many times a second, so observations of its state are meaningless.
+    """
     if location.default() == location.NONE:
         return
     with open_journal() as journal:
         for one in journal.delegated_to_agents():
             if one.kind != MAINTENANCE and guest in (one.guest, one.guest_uuid):
                 raise GuestLocked(
-                    f"guest {one.guest} is protected ({one.id}), by agents on"
+                    f"guest {one.guest} is protected by job {one.id}, run by agents on"
                     f" {one.controller.host}; nothing was changed",
                     hint=f"run vmckpt unprotect {one.guest} first",
                 )
 
 
 def require_unlocked(guest_uuid: str) -> None:
-    """Raise GuestLocked if a job has the lease on a guest. Raises JournalError."""
+    """Raise GuestLocked if a job holds the lease on a guest. Raises JournalError."""
     if location.default() == location.NONE:
         return
     with open_journal() as journal:
         held = journal.holder(guest_resource(guest_uuid))
     if held is not None:
         raise GuestLocked(
-            f"{held.kind} {held.id} has it in its hands",
-            hint=f"vmckpt watch {held.id} shows what it does",
+            f"the guest is locked by {held.kind} job {held.id}",
+            hint=f"run vmckpt watch {held.id} to follow it",
         )
 
 
 class Follower:
-    """Follows one job; each `look` brings what is new since the one before."""
+    """Follows one job. Each `look` returns what is new since the previous one."""
 
     def __init__(self, journal: "Journal", name: str) -> None:
         self.id = journal.operation(name).id
@@ -244,6 +254,7 @@ class Follower:
         self._event = self._sample = 0
 
     def look(self) -> News:
+        """Return new records of the job. Raises JournalError."""
         found = news(self._journal, self.id, self._event, self._sample)
         self._event = found.events[-1].seq if found.events else self._event
         self._sample = found.samples[-1].seq if found.samples else self._sample
@@ -251,8 +262,11 @@ class Follower:
 
 
 def news(journal: "Journal", id_: str, event: int, sample: int) -> News:
-    """What came after that event and that sample. Raises BadInput if there is no such job."""
-    # First the operation: once that has ended, nothing comes after what is read then.
+    """Return a job's records after the event and the sample with these numbers.
+
+    Raises BadInput if there is no such job, and JournalError.
+    """
+    # The operation is read first: if it has ended, the records read after it are complete.
     view = _view(journal, journal.operation(id_, ended=True))
     whole = view.operation.kind in WHOLE_HOST
     return News(
@@ -263,7 +277,7 @@ def news(journal: "Journal", id_: str, event: int, sample: int) -> News:
 
 
 def parts(journal: "Journal", id_: str) -> list[JobView]:
-    """The migrations of a job of a whole host, the first one first."""
+    """Return the migrations of a job on a whole host, by start time."""
     began = journal.operation(id_, ended=True).began_at
     return _views(journal, journal.parts(id_, began))
 
@@ -277,17 +291,18 @@ def control(
     *,
     patience: Seconds = PATIENCE,
 ) -> Answer:
-    """Ask something of a running job and wait for the answer.
+    """Send a request to a running job and wait up to `patience` seconds for the answer.
 
-    If its controller is dead, `direct` does it. Raises BadInput if there is no such job or it has
-    ended, OrphanedJobs if no controller could be asked (then nothing was done), and OutcomeUnknown
-    if it was taken but not answered.
+    `direct`: carries the request out if the controller of a migration is dead. Raises BadInput if
+    there is no such job, it has ended, or it has no controller; OrphanedJobs if no controller took
+    the request (nothing was done then); OutcomeUnknown if a controller took it but did not answer;
+    JournalError.
     """
     operation = journal.operation(job)
     if not operation.active:
         raise BadInput(
             f"job {operation.id} has ended: {operation.outcome}",
-            hint=f"vmckpt job {operation.id} tells how",
+            hint=f"run vmckpt job {operation.id} for details",
         )
     refuse_uncontrolled(operation)
     if attended(journal, operation) is False:
@@ -300,7 +315,7 @@ def control(
         if attended(journal, journal.operation(operation.id)) is False:
             return _without_it(operation, kind, arguments, direct)
         raise OrphanedJobs(
-            f"the controller of {operation.id} did not listen for {patience:.0f} s; the request"
+            f"the controller of {operation.id} did not respond within {patience:.0f} s; the request"
             " was withdrawn and nothing was done",
             hint="try again",
         )
@@ -308,40 +323,40 @@ def control(
     if late.ok is not None:
         return Answer(ok=late.ok, text=late.answer or "")
     raise OutcomeUnknown(
-        f"{operation.id} took the request and did not answer within {patience:.0f} s; it may or"
-        " may not be done",
+        f"{operation.id} accepted the request but did not answer within {patience:.0f} s; it may"
+        " or may not have been carried out",
         host=operation.source or operation.controller.host,
-        hint=f"look with vmckpt job {operation.id}",
+        hint=f"run vmckpt job {operation.id}",
     )
 
 
 def _without_it(
     operation: Operation, kind: RequestKind, arguments: Mapping[str, Any], direct: Direct | None
 ) -> Answer:
-    """What is asked of a job whose controller is dead. Raises OrphanedJobs."""
+    """Carry out a request to a job whose controller is dead. Raises OrphanedJobs."""
     if direct is not None and operation.kind == MIGRATE:
         return direct(operation, kind, arguments)
     raise unattended(operation, kind, arguments)
 
 
 def refuse_uncontrolled(operation: Operation) -> None:
-    """Raise BadInput for a job that has no controller, and needs none."""
+    """Raise BadInput for a job that has no controller and needs none."""
     if operation.kind == MAINTENANCE:
         raise BadInput(
-            f"{operation.id} says that {operation.source} is in maintenance",
-            hint=f"vmckpt maintenance leave {operation.source} ends it",
+            f"{operation.id} only records that {operation.source} is in maintenance",
+            hint=f"run vmckpt maintenance leave {operation.source} to end it",
         )
     if operation.controller.entrusted:
         raise BadInput(
-            f"{operation.id} is a {operation.kind} job, which agents on its hosts go on with",
-            hint=f"vmckpt unprotect {operation.guest} ends it",
+            f"{operation.id} is a {operation.kind} job, which is run by agents on its hosts",
+            hint=f"run vmckpt unprotect {operation.guest} to end it",
         )
 
 
 def _wait(
     journal: "Journal", operation: Operation, request: int, patience: Seconds
 ) -> Answer | None:
-    """The answer; None if there is none in time, or nobody left to give it."""
+    """Wait for the answer; None if it does not come in time or the controller has died."""
     until = time.monotonic() + patience
     while time.monotonic() < until:
         found = journal.request(request)
@@ -356,28 +371,28 @@ def _wait(
 def unattended(
     operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]
 ) -> OrphanedJobs:
-    """The error for a job that nobody attends, with what does the same by hand."""
+    """Return the error for a request to an orphaned job, with a command that does the same."""
     controller = operation.controller
     seen = controller_identity.is_alive(controller) is not None
-    gone = "has ended" if seen else "has not been heard of lately"
+    gone = "has ended" if seen else "has sent no heartbeat lately"
     which = f"its controller, process {controller.pid} on {controller.host},"
-    if not controller.pid:  # it wrote down that it leaves
-        which, gone = f"its controller on {controller.host}", "has left it"
+    if not controller.pid:  # it recorded that it gave the job up
+        which, gone = f"its controller on {controller.host}", "has given it up"
     command = _by_hand(operation.guest, kind, arguments)
     by_hand = f"on {operation.source or 'the source'}, run {command}"
     return OrphanedJobs(
-        f"nobody attends {operation.id} any more: {which} {gone}; nothing was done",
-        # Only of a migration libvirt itself knows anything.
+        f"{operation.id} is orphaned: {which} {gone}; nothing was done",
+        # libvirt knows only migrations.
         hint=by_hand if operation.kind == MIGRATE else "run vmckpt recover",
     )
 
 
 def _by_hand(guest: str, kind: RequestKind, arguments: Mapping[str, Any]) -> str:
-    """What does the same without us."""
+    """Return the virsh command that does the same without vmckpt."""
     match kind:
         case RequestKind.BANDWIDTH:
             rate = arguments.get("bytes_per_second")
-            # 0 is no limit; virsh counts in MiB/s.
+            # 0 means no limit; virsh takes MiB/s.
             return f"virsh migrate-setspeed {guest} {0 if rate is None else max(1, rate >> 20)}"
         case RequestKind.MAX_DOWNTIME:
             return f"virsh migrate-setmaxdowntime {guest} {round(arguments['seconds'] * 1000)}"

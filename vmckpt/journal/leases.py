@@ -1,8 +1,8 @@
 """Leases and controllers in the journal: acquire, renew and release, in one transaction each.
 
-A lease is held as long as its operation is active, attended or not: an interrupted operation keeps
-its guest until it is settled. Its token grows with each change of holder and is checked in the
-transaction that writes.
+An operation holds its lease as long as it is active, even without a live controller: an interrupted
+operation keeps its guest locked until it is recovered. The lease's token grows with each change of
+holder, and every transaction that writes checks it.
 """
 
 from dataclasses import replace
@@ -21,7 +21,10 @@ Now = ColumnElement[float]
 
 
 def abandoned(operation: Operation, now: float) -> bool:
-    """Whether an operation is active and nobody attends it."""
+    """Return whether an operation is active but has lost its controller.
+
+    `now`: the time by the journal's clock. An operation delegated to agents is not abandoned.
+    """
     if operation.controller.entrusted:
         return False
     alive = controller_identity.is_alive(operation.controller)
@@ -37,10 +40,15 @@ def acquire(
     now: Now,
     by: ControllerIdentity | None,
 ) -> Fence:
-    """Take a lease for an operation. Raises GuestLocked if another one holds it."""
+    """Acquire a lease for an operation, or return the one that it holds.
+
+    `by`: the controller that must still run the operation; None: do not check. Raises GuestLocked
+    if another active operation holds the lease, LeaseLost if `by` is no longer the controller or
+    the operation has ended.
+    """
     transactions.guard(connection, id_, by=by, active=True)
     if (uuid := guest_of(resource)) is not None:
-        # Whoever takes the operation over must know whose lease it has.
+        # A controller that takes the operation over needs the guest of its lease.
         table = schema.operations
         connection.execute(update(table).where(table.c.id == id_).values(guest_uuid=uuid))
     lease = _locked(connection, database, resource)
@@ -51,14 +59,14 @@ def acquire(
 
 
 def release(connection: Connection, fence: Fence) -> None:
-    """Give a lease back; nothing is done if somebody else has it by now."""
+    """Release a lease. Does nothing if another operation has acquired it meanwhile."""
     table = schema.leases
     ours = (table.c.resource == fence.resource, table.c.token == fence.token)
     connection.execute(update(table).where(*ours).values(operation=None))
 
 
 def release_all(connection: Connection, id_: str) -> None:
-    """Give back what an operation holds."""
+    """Release all leases of an operation."""
     table = schema.leases
     connection.execute(update(table).where(table.c.operation == id_).values(operation=None))
 
@@ -72,7 +80,10 @@ def heartbeat(
     now: Now,
     by: ControllerIdentity,
 ) -> None:
-    """Write down that the controller lives. Raises LeaseLost if it is no longer the controller."""
+    """Record that the controller `by` is alive for another `ttl` seconds.
+
+    Raises LeaseLost if it is no longer the operation's controller.
+    """
     transactions.guard(connection, id_, fence=fence, by=by, active=True)
     table = schema.operations
     connection.execute(update(table).where(table.c.id == id_).values(alive_until=now + ttl))
@@ -86,24 +97,25 @@ def take_over(
     now: Now,
     by: ControllerIdentity,
 ) -> Fence | None:
-    """Make `by` the controller of an operation that is abandoned, and give it the guest's lease.
+    """Make `by` the controller of an abandoned operation, and give it the guest's lease.
 
-    Raises GuestLocked if there is nothing to take over any more: somebody was faster, it has ended,
-    its controller lives after all, or another operation has the guest.
+    Returns the lease; None if the operation has no guest. Raises GuestLocked if the operation has
+    ended, its controller is alive, another controller took it over first, or another operation
+    holds the guest's lease.
     """
     found = transactions.stored_operation(connection, operation.id, lock=True)
     if found is None or not found.active:
         outcome = "is gone" if found is None else f"has ended: {found.outcome}"
         raise GuestLocked(f"{operation.id} {outcome}; there is nothing to take over")
     time = connection.execute(select(now)).scalar_one()
-    # What this very process has left, and could not write down that it did.
+    # An operation that this process left without being able to record that.
     forgotten = found.controller == by and (found.alive_until or time) < time
     free = found.controller.entrusted or abandoned(found, time) or forgotten
     if found.controller != operation.controller or not free:
         controller = found.controller
         raise GuestLocked(
-            f"{found.id} is attended by process {controller.pid} on {controller.host}",
-            hint=f"vmckpt watch {found.id} shows what it does",
+            f"{found.id} is run by process {controller.pid} on {controller.host}",
+            hint=f"run vmckpt watch {found.id} to follow it",
         )
     fence = None
     if found.guest_uuid is not None:
@@ -118,7 +130,10 @@ def take_over(
 
 
 def leave(connection: Connection, id_: str, *, by: ControllerIdentity) -> None:
-    """Nobody attends an operation from now on that has not ended. Its lease it keeps."""
+    """Give up control of an active operation. It keeps its lease, and can be taken over.
+
+    Raises LeaseLost if `by` is no longer its controller.
+    """
     transactions.guard(connection, id_, by=by)
     nobody = row_mapping.controlled_by(replace(by, pid=0, started=0))
     table = schema.operations
@@ -126,7 +141,10 @@ def leave(connection: Connection, id_: str, *, by: ControllerIdentity) -> None:
 
 
 def entrust(connection: Connection, id_: str, to: str, *, by: ControllerIdentity) -> None:
-    """Agents on hosts go on with an operation; `to` says where. Its lease it keeps."""
+    """Delegate an operation to agents on hosts. It keeps its lease.
+
+    `to`: the host or hosts, for messages. Raises LeaseLost if `by` is no longer its controller.
+    """
     transactions.guard(connection, id_, by=by)
     agents = row_mapping.controlled_by(ControllerIdentity(host=to, boot="", pid=0, started=0))
     table = schema.operations
@@ -134,7 +152,7 @@ def entrust(connection: Connection, id_: str, to: str, *, by: ControllerIdentity
 
 
 def _locked(connection: Connection, database: Database, resource: str) -> RowMapping:
-    """A lease, which nobody else changes until this transaction ends."""
+    """Return a lease's row, locked until this transaction ends."""
     table = schema.leases
     chosen = select(table).where(table.c.resource == resource).with_for_update()
     found = connection.execute(chosen).mappings().first()
@@ -153,28 +171,28 @@ def _hand_over(connection: Connection, lease: RowMapping, id_: str, now: Now) ->
 
 
 def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
-    """Raise GuestLocked if somebody holds a lease, which is locked."""
+    """Raise GuestLocked if an active operation holds the lease, whose row is locked."""
     holder = lease["operation"] and transactions.stored_operation(connection, lease["operation"])
     if not holder or not holder.active:
         return
     what = "host" if guest_of(lease["resource"]) is None else "guest"
     if abandoned(holder, connection.execute(select(now)).scalar_one()):
         raise GuestLocked(
-            f"{what} {holder.guest} has an operation that was interrupted and is not settled:"
-            f" {holder.id} ({holder.kind}), asked for by {holder.asked_by},"
-            f" {utc(holder.began_at)}",
+            f"{what} {holder.guest} is locked by the interrupted job {holder.id} ({holder.kind}),"
+            f" started by {holder.asked_by} at {utc(holder.began_at)}",
             hint="run vmckpt recover",
         )
     controller = holder.controller
     if controller.entrusted:
         raise GuestLocked(
-            f"guest {holder.guest} is protected ({holder.id}), by agents on {controller.host}",
+            f"guest {holder.guest} is protected by job {holder.id}, run by agents on"
+            f" {controller.host}",
             hint=f"run vmckpt unprotect {holder.guest} first",
         )
     raise GuestLocked(
-        f"{what} {holder.guest} has an operation already: {holder.id} ({holder.kind}), asked for by"
-        f" {holder.asked_by}, since {utc(holder.began_at)}, run by process {controller.pid} on"
+        f"{what} {holder.guest} is locked by job {holder.id} ({holder.kind}), started by"
+        f" {holder.asked_by} at {utc(holder.began_at)} and run by process {controller.pid} on"
         f" {controller.host}",
-        hint=f"vmckpt watch {holder.id} shows it, vmckpt cancel {holder.id} ends it; should its"
-        " controller have died, vmckpt recover takes it over",
+        hint=f"run vmckpt watch {holder.id} to follow it or vmckpt cancel {holder.id} to end it;"
+        " if its controller has died, run vmckpt recover",
     )

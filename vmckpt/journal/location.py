@@ -1,4 +1,4 @@
-"""Where the journal is: a file, or a PostgreSQL database that several controllers share."""
+"""The journal's location: a file, or a PostgreSQL database that several controllers share."""
 
 import os
 import re
@@ -9,31 +9,37 @@ from vmckpt.errors import JournalError
 
 VARIABLE = "VMCKPT_JOURNAL"
 NONE = "none"
-"""Chosen instead of a journal: nothing is recorded, and nobody else is kept away."""
+"""Turns the journal off: nothing is recorded, and other controllers are not locked out."""
 _SCHEME = "postgresql"
 _PASSWORD = re.compile(r"(?:^|[?&\s])(?:ssl)?password=")
 
 
 def state_folder(environ: Mapping[str, str], *, root: bool) -> Path:
-    """VMCKPT_STATE, else /var/lib/vmckpt for root, else the user's state folder."""
+    """Return VMCKPT_STATE if it is set, otherwise /var/lib/vmckpt for root, else the user's folder.
+
+    The user's folder is vmckpt in XDG_STATE_HOME or ~/.local/state.
+    """
     if named := environ.get("VMCKPT_STATE"):
         return Path(named)
     if root:
         return Path("/var/lib/vmckpt")
-    # The XDG specification says that a relative path is no path.
+    # The XDG specification demands that relative paths are ignored.
     state = Path(environ.get("XDG_STATE_HOME", ""))
     return (state if state.is_absolute() else Path.home() / ".local/state") / "vmckpt"
 
 
 def chosen(environ: Mapping[str, str], *, root: bool) -> Path | str:
-    """VMCKPT_JOURNAL (a URL, a path, or "none"), else a file in the state folder."""
+    """Return VMCKPT_JOURNAL (a URL, a path, or "none"), otherwise a file in the state folder.
+
+    Raises JournalError as `parse` does.
+    """
     if named := environ.get(VARIABLE):
         return parse(named)
     return state_folder(environ, root=root) / "journal.db"
 
 
 def parse(text: str) -> Path | str:
-    """A place as somebody wrote it. Raises JournalError if it is a URL of another kind."""
+    """Parse a location: a path, a URL, or "none". Raises JournalError if a URL is unsupported."""
     if text == NONE:
         return NONE
     scheme, found, _ = text.partition("://")
@@ -41,30 +47,30 @@ def parse(text: str) -> Path | str:
         return Path(text)
     if scheme != _SCHEME:
         raise JournalError(
-            f"a journal at {scheme}:// is not known",
-            hint="name a file, or postgresql://user@host/database",
+            f"{scheme}:// is not supported for a journal",
+            hint="use a file, or postgresql://user@host/database",
         )
     return text
 
 
 def has_password(text: str) -> bool:
-    """Whether a place has a password in it, also where it is written in a wrong way. Pure."""
+    """Return whether a location contains a password, even in an invalid URL. Pure."""
     _, found, rest = text.partition("://")
     login, at, _ = rest.partition("?")[0].rpartition("@")
     return bool(found and at and ":" in login) or _PASSWORD.search(text) is not None
 
 
 def choose(text: str) -> None:
-    """Use that place in this process and what it starts. Raises JournalError as `parse`."""
+    """Set the location for this process and its children. Raises JournalError as `parse` does."""
     parse(text)
     os.environ[VARIABLE] = text
 
 
 def default() -> Path | str:
-    """The journal of whoever runs this."""
+    """Return the location of the current user's journal. Raises JournalError as `parse` does."""
     return chosen(os.environ, root=os.geteuid() == 0)
 
 
 def there(meant: Path | str) -> bool:
-    """Whether there is anything to read; of a database only asking it tells."""
+    """Return whether a journal may exist: the file exists, or it is a URL."""
     return meant.exists() if isinstance(meant, Path) else meant != NONE

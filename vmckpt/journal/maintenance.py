@@ -1,7 +1,7 @@
-"""Which hosts are in maintenance: an operation in the journal that lasts until somebody ends it.
+"""Hosts in maintenance: each is an operation in the journal that lasts until an operator ends it.
 
-Nobody attends it, as nobody need: it is entrusted, as those are that agents go on with. So every
-controller of the same journal sees it, and it outlives them all.
+Like an operation delegated to agents, it needs no controller. So every controller with the same
+journal sees it, and it does not end when a controller does.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Held:
 
     @property
     def closed(self) -> str:
-        """Why nothing is placed there."""
+        """Why no guest is placed on the host."""
         said = f": {self.why}" if self.why else ""
         return f"it is in maintenance ({self.job}, {self.asked_by}{said})"
 
@@ -45,7 +45,7 @@ def _held(operation: Operation) -> Held:
 
 
 def held() -> Mapping[str, Held]:
-    """All hosts in maintenance, by name; none without a journal. Raises JournalError."""
+    """Return all hosts in maintenance by name; empty without a journal. Raises JournalError."""
     if not location.there(location.default()):
         return {}
     with jobs.open_journal() as journal:
@@ -57,13 +57,15 @@ def _all(journal: "Journal") -> dict[str, Held]:
 
 
 def _every(journal: "Journal") -> list[Held]:
-    """The oldest first."""
+    """Return all maintenance operations, the oldest first."""
     return [_held(one) for one in journal.delegated_to_agents() if one.kind == MAINTENANCE]
 
 
 def closed(host: str) -> str | None:
-    """Why nothing is placed on a host; None: it may be. A journal that cannot be read keeps nobody
-    away: what is recorded there is told by whoever records."""
+    """Return why no guest may be placed on a host; None if guests may be.
+
+    None also if the journal cannot be read: commands that record an operation report that error.
+    """
     try:
         found = held().get(host)
     except JournalError:
@@ -72,20 +74,24 @@ def closed(host: str) -> str | None:
 
 
 def refuse(host: str) -> None:
-    """Raise Blocked if nothing is placed on a host."""
+    """Raise Blocked if no guest may be placed on a host."""
     if (why := closed(host)) is not None:
         raise Blocked(
             f"{host}: {why}; nothing was changed",
-            hint=f"choose another host, or vmckpt maintenance leave {host}",
+            hint=f"choose another host, or run vmckpt maintenance leave {host}",
         )
 
 
 def enter(host: str, why: str) -> tuple[Held, bool]:
-    """Put a host in maintenance; whether it was not before. Raises JournalError."""
+    """Put a host in maintenance.
+
+    Returns its maintenance, and whether it is new: a host already in maintenance stays as it is.
+    Raises JournalError.
+    """
     if location.default() == location.NONE:
         raise JournalError(
-            "maintenance is kept in the journal, and there is none",
-            hint="leave VMCKPT_JOURNAL=none out",
+            "maintenance is recorded in the journal, which is turned off",
+            hint="do not set VMCKPT_JOURNAL=none",
         )
     with jobs.open_journal() as journal:
         if (already := _all(journal).get(host)) is not None:
@@ -97,23 +103,26 @@ def enter(host: str, why: str) -> tuple[Held, bool]:
 
 
 def leave(host: str) -> Held:
-    """End it. Raises BadInput if the host is in no maintenance."""
+    """End a host's maintenance, and return it.
+
+    Raises BadInput if the host is not in maintenance, and JournalError.
+    """
     with jobs.open_journal() as journal:
         found = [one for one in _every(journal) if one.host == host]
         if not found:
-            raise BadInput(f"{host} is not in maintenance", hint="see vmckpt maintenance list")
-        for one in found:  # two controllers may have put it there at once
+            raise BadInput(f"{host} is not in maintenance", hint="run vmckpt maintenance list")
+        for one in found:  # two controllers may have entered it at the same time
             journal.finish(one.job, Outcome.COMPLETED, {"ended_by": controller_identity.asked_by()})
         return found[0]
 
 
 async def settle(case: "OrphanedJob", policies: object) -> Settled:
-    """See recovery.Handler: it is ended by a person, not by recovery."""
+    """See recovery.Handler. An operator ends a maintenance, not recovery."""
     del policies
     if case.recorder is not None:
         case.recorder.entrust("the journal")
     found = _held(case.operation)
     return Settled(
         truth=f"{found.host} is in maintenance", outcome=None, goes_on=True,
-        settle=f"vmckpt maintenance leave {found.host} ends it",
+        settle=f"run vmckpt maintenance leave {found.host} to end it",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What past moves teach the next forecast. Pure."""
+"""Past migrations, as input for the next forecast. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastMove:
-    """One migration that has ended, as its report tells it. None: the report does not say."""
+    """An ended migration, from its report. None: the report lacks the value."""
 
     id: str
     guest: str
@@ -26,17 +26,17 @@ class PastMove:
     observed_downtime: Seconds | None
     transferred: Bytes | None
     bandwidth: BytesPerSecond | None
-    """Mean while memory was moving."""
+    """Mean bandwidth while memory was sent."""
     dirty_rates: tuple[BytesPerSecond, ...]
-    """One for each pass that measured one."""
+    """Dirty rate of each pass in which it was measured."""
     dirty_probes: tuple[Mapping[str, Any], ...]
-    """What was measured before it began, as the report has it."""
+    """Dirty rate measurements before the migration, as in the report."""
     limit: BytesPerSecond | None
-    """What its bandwidth was held to; None: nothing, as far as is known."""
+    """Its bandwidth limit; None: no limit is known."""
 
 
 def past_move(operation: Operation) -> PastMove | None:
-    """What an operation teaches; None if it has not ended or left no report."""
+    """Return a past migration; None if the operation has not ended or has no report."""
     report = operation.report
     if report is None or operation.ended_at is None:
         return None
@@ -65,7 +65,7 @@ def past_move(operation: Operation) -> PastMove | None:
 
 
 def _limit(operation: Operation, report: Mapping[str, Any]) -> BytesPerSecond | None:
-    """Of older moves only the operator's own wish is known."""
+    """Return the bandwidth limit. Older reports lack it; then that of the operator's options."""
     asked = (operation.detail.get("wishes") or {}).get("bandwidth")
     found = report.get("bandwidth_limit") or asked
     return None if found is None else BytesPerSecond(int(found))
@@ -74,7 +74,7 @@ def _limit(operation: Operation, report: Mapping[str, Any]) -> BytesPerSecond | 
 def _bandwidth(
     passes: Sequence[Mapping[str, Any]], report: Mapping[str, Any]
 ) -> BytesPerSecond | None:
-    """A long pass says more than a short one; without passes, all bytes by all the time."""
+    """Return the mean bandwidth of the passes, weighted by duration; else bytes by total time."""
     moving = [(row["bandwidth"], row["lasted_ms"]) for row in passes if row.get("bandwidth")]
     time = sum(lasted for _, lasted in moving)
     if time > 0:

@@ -1,4 +1,4 @@
-"""Open the database that a location means, with tables of the right version."""
+"""Open the database at a location, and create or migrate its tables."""
 
 from pathlib import Path
 
@@ -11,7 +11,10 @@ from vmckpt.units import Seconds
 
 
 def open_database(place: Path | str, *, busy: Seconds, read_only: bool) -> Database:
-    """Connect, and make or migrate the tables if they are to be written."""
+    """Open a journal's database, and create or migrate its tables unless `read_only`.
+
+    `busy`: how long to wait for other writers. Raises JournalError.
+    """
     found = _connect(place, busy=busy, read_only=read_only)
     try:
         _prepare(found)
@@ -24,12 +27,12 @@ def open_database(place: Path | str, *, busy: Seconds, read_only: bool) -> Datab
 def _connect(place: Path | str, *, busy: Seconds, read_only: bool) -> Database:
     meant = location.parse(place) if isinstance(place, str) else place
     if isinstance(meant, Path):
-        # Each kind costs loading time, and one is needed.
+        # Only the kind that is needed is loaded, as each takes time.
         from vmckpt.journal.sqlite import SqliteDatabase  # noqa: PLC0415
 
         return SqliteDatabase(meant, busy=busy, read_only=read_only)
     if meant == location.NONE:
-        raise JournalError("no journal is kept", hint="name one in VMCKPT_JOURNAL or --journal")
+        raise JournalError("the journal is turned off", hint="set VMCKPT_JOURNAL or --journal")
     from vmckpt.journal.postgresql import PostgresDatabase  # noqa: PLC0415
 
     return PostgresDatabase(meant, busy=busy, read_only=read_only)
@@ -40,10 +43,10 @@ def _prepare(database: Database) -> None:
     if not schema.refuse_newer(found, str(database)):
         return
     if database.read_only:
-        told = "has no tables yet" if found is None else f"has schema {found}, which is an old one"
+        told = "has no tables yet" if found is None else f"has the old schema version {found}"
         raise JournalError(
             f"{database} {told}",
-            hint="any command that writes to it, like vmckpt migrate, brings it up to date",
+            hint="run a command that writes to it, such as vmckpt migrate, to update it",
         )
     database.write(lambda connection: _make(database, connection))
 

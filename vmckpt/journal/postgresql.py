@@ -1,7 +1,7 @@
 """A journal in a PostgreSQL database, for controllers on several machines.
 
-Rows are locked where SQLite locks the file: an operation by who writes to it, a lease by who
-looks at its token. The server's clock is everybody's.
+Transactions lock rows where SQLite locks the file: an operation's row to write to it, a lease's row
+to check its token. All controllers use the server's clock.
 """
 
 import os
@@ -35,20 +35,20 @@ from vmckpt.units import Seconds
 T = TypeVar("T")
 
 _PAUSE = 0.1
-_FORM = "write postgresql://user@host:port/database, or postgresql:///?service=name"
-# Where libpq takes a database from that the URL does not name.
+_FORM = "use postgresql://user@host:port/database or postgresql:///?service=name"
+# Where libpq finds the database if the URL does not name it.
 _ELSEWHERE = ("service", "dbname")
 _ENVIRONMENT = ("PGSERVICE", "PGDATABASE")
-# A number of our own; whoever holds it makes or migrates tables.
+# The key of an advisory lock, held while tables are created or migrated.
 _SCHEMA_LOCK = 0x766D636B7074
-# Neither lost its connection, nor is it there for good.
+# SQLSTATEs of a serialization failure and a deadlock: a second try may succeed.
 _AGAIN = ("40001", "40P01")
 
-# What was intended must survive a power cut, whatever the server's default.
+# Recorded intents must survive a power cut, whatever the server's default is.
 _DURABLE = "synchronous_commit=on"
-# A controller that was stopped in a transaction must not keep the others' rows locked.
+# A controller that is stopped in a transaction must not keep rows locked for others.
 _STOPPED = "idle_in_transaction_session_timeout=10s"
-# A server that vanished is noticed in ten seconds, not in a quarter of an hour.
+# A server that vanished is detected within ten seconds instead of a quarter of an hour.
 _CONNECTION = {
     "connect_timeout": "5",
     "application_name": "vmckpt",
@@ -61,17 +61,20 @@ _CONNECTION = {
 
 @dataclass(slots=True)
 class _Course:
-    """How far a transaction came."""
+    """Progress of a transaction."""
 
     connected: bool = False
     committing: bool = False
 
 
 class PostgresDatabase(Database):
-    """A database on a server. What certainly was not committed is tried again, for a while."""
+    """A database on a server.
+
+    A transaction that failed and certainly was not committed is retried for a while.
+    """
 
     shared: ClassVar[bool] = True
-    # The driver writes JSON itself, and says so of what has no form in it.
+    # The driver serializes JSON itself, and raises TypeError for other types.
     foreign: ClassVar[type[Exception]] = TypeError
 
     def __init__(self, place: str, *, busy: Seconds, read_only: bool) -> None:
@@ -97,7 +100,7 @@ class PostgresDatabase(Database):
         return self._patient(self._writers, work, writes=True)
 
     def _patient(self, engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
-        """A transaction; again if the connection broke before it could be committed."""
+        """Run a transaction; retry it if the connection broke before the commit."""
         until, tried = time.monotonic() + self._patience, 0
         while True:
             course, tried = _Course(), tried + 1
@@ -106,8 +109,8 @@ class PostgresDatabase(Database):
             except DBAPIError as exc:
                 if writes and course.committing and exc.connection_invalidated:
                     raise JournalError(
-                        f"{self}: the connection broke while it was written to",
-                        hint="the last entry may or may not be there",
+                        f"{self}: connection lost during a commit",
+                        hint="the last entry may or may not have been saved",
                     ) from exc
                 late = tried > 1 and time.monotonic() > until
                 if late or not self._passing(exc, course):
@@ -123,7 +126,7 @@ class PostgresDatabase(Database):
             return made
 
     def _passing(self, exc: DBAPIError, course: _Course) -> bool:
-        """Whether it may go well another time. A server that was never reached is told at once."""
+        """Return whether a retry may succeed. False if the server was never reached."""
         if not course.connected:
             return self._met
         return exc.connection_invalidated or getattr(exc.orig, "sqlstate", None) in _AGAIN
@@ -141,24 +144,24 @@ class PostgresDatabase(Database):
         for secret in self._secrets:
             why = why.replace(secret, "***")
         if "lock timeout" in why:
-            return why, "another program holds it; try again"
+            return why, "another program has locked it; try again"
         if "read-only" in why:
-            return why, "name the server that may be written to in VMCKPT_JOURNAL"
+            return why, "set VMCKPT_JOURNAL to the server that accepts writes"
         if not self._met or "connect" in why:
-            return why, "see that PostgreSQL runs there and lets this user in"
+            return why, "check that PostgreSQL runs there and accepts this user"
         return why, None
 
 
 def _parsed(place: str) -> URL:
-    """A URL in its parts. What cannot be read is not repeated: it may hold a password."""
+    """Parse a URL. An error does not quote an invalid URL, as it may contain a password."""
     try:
-        # An @ or / that is not written as %40 or %2F would end up in another part, and be shown.
+        # Part of a password with an unescaped @ or / would end up in another part, and be shown.
         if place.count("@") > 1 or "@" in place.partition("://")[2].partition("/")[2]:
             raise ValueError
         url = make_url(place)
     except (ArgumentError, ValueError):
         raise JournalError(
-            "the journal's URL cannot be read", hint=f"{_FORM}; an @ in a password is %40"
+            "the journal's URL is invalid", hint=f"{_FORM}, with @ in a password written as %40"
         ) from None
     named = any(url.query.get(one) for one in _ELSEWHERE)
     if not (url.database or named or any(os.environ.get(one) for one in _ENVIRONMENT)):
@@ -167,7 +170,7 @@ def _parsed(place: str) -> URL:
 
 
 def _shown(url: URL) -> str:
-    """A URL for people, without password and options."""
+    """Format a URL for messages, without password and options."""
     user = f"{url.username}@" if url.username else ""
     port = url.port or url.query.get("port")
     host = f"{url.host or url.query.get('host', '')}{f':{port}' if port else ''}"
@@ -183,7 +186,7 @@ def _engine(url: URL, busy: Seconds, *, read_only: bool) -> Engine:
     query: dict[str, Any] = {**_CONNECTION, **url.query}
     query["options"] = " ".join((_options(first), theirs, _options(last)))
     meant = url.set(drivername="postgresql+psycopg", query=query)
-    # Connections are not tried before use: one that broke meanwhile is replaced by `_patient`.
+    # No pre-ping: `_patient` retries if a pooled connection has broken.
     return create_engine(meant, hide_parameters=True)
 
 

@@ -1,4 +1,4 @@
-"""Keeping the journal small: what `sample_thinning` decides, done."""
+"""Prune the journal: delete old operations and thin their samples as `sample_thinning` decides."""
 
 import time
 from dataclasses import dataclass
@@ -17,18 +17,21 @@ _EVERY = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What was done."""
+    """What a run of `prune` did."""
 
     operations: int
-    """Forgotten altogether."""
+    """Number of operations that were deleted."""
     thinned: int
-    """Operations that have fewer samples now."""
+    """Number of operations whose samples were thinned."""
     complete: bool
-    """False: there was not enough time; the next operation goes on with it."""
+    """False: the time was not enough; the next operation's controller continues."""
 
 
 def prune(database: Database, now: float, retention: Retention, budget: Seconds) -> Pruned | None:
-    """Thin and forget for `budget` at the most, one short transaction after the other."""
+    """Delete and thin old operations for at most `budget` seconds, in short transactions.
+
+    `now`: seconds since 1970. Returns None if the journal was pruned within the last hour.
+    """
     until = time.monotonic() + budget
     due = database.read(lambda connection: _due(connection, now, retention))
     if due is None:
@@ -51,13 +54,13 @@ def prune(database: Database, now: float, retention: Retention, budget: Seconds)
 def _due(
     connection: Connection, now: float, retention: Retention
 ) -> tuple[list[str], list[tuple[str, int]]] | None:
-    """Operations that are too old, and those that are to be thinned, with the step they are at.
+    """Return operations to delete, and operations to thin with the retention step they are due for.
 
-    None if somebody looked lately.
+    None if the journal was pruned lately.
     """
     mark = select(schema.meta.c.value).where(schema.meta.c.key == schema.PRUNED_AT)
     last = connection.execute(mark).scalar()
-    # A mark in the future was set by a clock that was wrong.
+    # A mark in the future comes from a wrong clock.
     if last is not None and 0 <= now - float(last) < _EVERY:
         return None
     table = schema.operations

@@ -1,4 +1,4 @@
-"""Queries to the journal, each one short transaction, and which operation an operator means."""
+"""Queries of the journal, each in a short transaction, and the lookup of operations by name."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -24,21 +24,22 @@ T = TypeVar("T")
 
 
 def is_prefix(name: str) -> bool:
-    """Whether a name may stand for the ids that begin with it: "m-" would be all of them."""
+    """Return whether a name is long enough for a prefix of IDs: "m-" would match all of a kind."""
     return len(name) > len("m-")
 
 
 def choose(name: str, found: Sequence[Operation], *, ended: bool = False) -> Operation | None:
-    """The one that is meant, of those whose id begins with `name` or whose guest is called so.
+    """Return the operation named by an ID, a prefix of an ID, or a guest; None if none matches.
 
-    An id wins. Otherwise what fits must be one alone; None if nothing fits at all. Raises BadInput
-    if several fit, or if the guest has none that is active; with `ended` its last one will do.
+    `found`: candidates whose ID starts with `name` or whose guest has this name. An exact ID wins.
+    Raises BadInput if several match, or if the guest has no active operation; with `ended`, returns
+    its last one instead.
     """
     wanted = name.lower()
     exact = next((one for one in found if one.id == wanted), None)
     if exact is not None:
         return exact
-    # A host in maintenance is called by its name, and rather what is done to it is meant.
+    # A host's name means an operation on the host rather than its maintenance.
     named = [one for one in found if one.guest == name]
     guests = [one for one in named if one.kind != MAINTENANCE] or named
     begun = [one for one in found if one.id.startswith(wanted) and is_prefix(name)]
@@ -47,19 +48,20 @@ def choose(name: str, found: Sequence[Operation], *, ended: bool = False) -> Ope
         return next(iter(meant.values()))
     if meant:
         latest = sorted(meant.values(), key=lambda one: -one.began_at)
-        raise BadInput(f"{name!r} may be any of {_listed(latest)}", hint="name one of them")
+        raise BadInput(f"{name!r} is ambiguous: {_listed(latest)}", hint="name one of them")
     if guests:
         last = max(guests, key=lambda one: one.began_at)
         if ended:
             return last
         raise BadInput(
-            f"guest {name} has no active job", hint=f"its last one was {last.id} ({last.outcome})"
+            f"guest {name} has no active job",
+            hint=f"run vmckpt job {last.id} for its last one ({last.outcome})",
         )
     return None
 
 
 def unknown(name: str, names: Sequence[str]) -> BadInput:
-    """The error for a name that nothing has, with those that are nearly it."""
+    """Return the error for a name without a job, with similar names as a hint."""
     return BadInput(f"no job {name!r}", hint=meant(name, names, "run vmckpt jobs --all"))
 
 
@@ -70,13 +72,16 @@ def _listed(found: Sequence[Operation], most: int = 4) -> str:
 
 _MOST = 100_000
 _LIKELY = 200
-"""Among the latest so many is the one that a mistyped name meant."""
+"""Number of latest operations that are compared with a mistyped name."""
 _IN = 500
-"""Names in one question: SQLite takes a thousand values at the most."""
+"""IDs in one query: SQLite accepts a thousand parameters at most."""
 
 
 class Reader:
-    """Looks into a database. `clock` stands for the database's own."""
+    """Reads a journal's database. Every method raises JournalError if that fails.
+
+    `clock` replaces the database's own clock.
+    """
 
     def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
         self._database = database
@@ -87,11 +92,11 @@ class Reader:
 
     @property
     def shared(self) -> bool:
-        """Whether controllers on several machines use it."""
+        """Whether controllers on several machines can use the journal."""
         return self._database.shared
 
     def now(self) -> float:
-        """The time by the clock that decides here."""
+        """Return the time by the journal's clock, in seconds since 1970."""
         found: float = self._database.read(lambda c: c.execute(select(self._now())).scalar_one())
         return found
 
@@ -101,9 +106,9 @@ class Reader:
         return literal(self._clock(), Float(53))
 
     def operation(self, name: str, *, ended: bool = False) -> Operation:
-        """By id, the beginning of one, or a guest with one active operation; else BadInput.
+        """Return the operation named by an ID, a prefix of an ID, or a guest. See `choose`.
 
-        With `ended` a guest without an active one stands for its last.
+        Raises BadInput with similar names if there is none.
         """
         table = schema.operations
         called = table.c.id == name.lower()
@@ -125,8 +130,11 @@ class Reader:
     def operations(
         self, *, active: bool | None = None, limit: int = _MOST, guest: str | None = None
     ) -> list[Operation]:
-        """The latest first; all, or only those that have or have not ended; of all guests, or one
-        by its name or UUID."""
+        """Return operations, the latest first.
+
+        `active`: only those that have not (True) or have (False) ended; None: all. `guest`: only
+        those of a guest, by its name or UUID.
+        """
         table = schema.operations
         chosen = select(table).order_by(table.c.began_at.desc()).limit(limit)
         if guest is not None:
@@ -137,19 +145,19 @@ class Reader:
         return self._read(chosen, row_mapping.operation)
 
     def ended(self, since: float) -> list[Operation]:
-        """Those that ended then or later, the first one first."""
+        """Return operations that ended at `since` or later, by the time of their end."""
         table = schema.operations
         chosen = select(table).where(table.c.ended_at >= since).order_by(table.c.ended_at)
         return self._read(chosen.limit(_MOST), row_mapping.operation)
 
     def recent(self, guest_uuid: str, since: float) -> list[Operation]:
-        """Operations on a guest that began after a time, the latest first."""
+        """Return operations on a guest that began at `since` or later, the latest first."""
         table = schema.operations
         chosen = select(table).where(table.c.guest_uuid == guest_uuid, table.c.began_at >= since)
         return self._read(chosen.order_by(table.c.began_at.desc()), row_mapping.operation)
 
     def snapshots(self, guest_uuid: str, limit: int = 50) -> list[Operation]:
-        """Ended snapshots of a guest, the latest first."""
+        """Return ended snapshot operations of a guest, the latest first."""
         table = schema.operations
         chosen = select(table).where(
             table.c.guest_uuid == guest_uuid,
@@ -161,14 +169,14 @@ class Reader:
         )
 
     def parts(self, job: str, since: float) -> list[Operation]:
-        """Migrations that are parts of a job which began then, the first one first."""
+        """Return a job's migrations, by start time. `since`: when the job began."""
         table = schema.operations
         chosen = select(table).where(table.c.kind == MIGRATE, table.c.began_at >= since)
         found = self._read(chosen.order_by(table.c.began_at).limit(_MOST), row_mapping.operation)
         return [one for one in found if one.detail.get("part_of") == job]
 
     def on_host(self, kinds: Sequence[str], host: str) -> list[Operation]:
-        """Operations of these kinds on a whole host, the latest first."""
+        """Return operations of these kinds on a whole host, the latest first."""
         table = schema.operations
         chosen = select(table).where(table.c.kind.in_(kinds), table.c.source == host)
         return self._read(
@@ -176,7 +184,7 @@ class Reader:
         )
 
     def holder(self, resource: str) -> Operation | None:
-        """The active operation that holds a lease."""
+        """Return the active operation that holds a lease; None if there is none."""
         held = select(schema.leases.c.operation).where(schema.leases.c.resource == resource)
         table = schema.operations
         chosen = select(table).where(table.c.id.in_(held), table.c.ended_at.is_(None))
@@ -185,7 +193,7 @@ class Reader:
     def recent_moves(
         self, source: str, target: str, limit: int = 20, *, guest_uuid: str | None = None
     ) -> list[PastMove]:
-        """Ended migrations from one host to another, the latest first; of one guest, or all."""
+        """Return ended migrations from a host to another, the latest first; of one guest or all."""
         table = schema.operations
         chosen = select(table).where(
             table.c.source == source,
@@ -207,7 +215,7 @@ class Reader:
         return self._read(_after(schema.samples, id_, after), row_mapping.stored_sample)
 
     def last_samples(self, ids: Sequence[str]) -> dict[str, StoredSample]:
-        """The last one of each of these operations that has any."""
+        """Return the last sample of each of these operations that has samples, by ID."""
         table = schema.samples
         found: dict[str, StoredSample] = {}
         for some in (ids[at : at + _IN] for at in range(0, len(ids), _IN)):
@@ -221,7 +229,10 @@ class Reader:
         return found
 
     def last_events(self, ids: Sequence[str]) -> dict[str, int]:
-        """The number of the last event of each of these operations that has any."""
+        """Return the number of the last event of each of these operations, by ID.
+
+        Operations without events are left out.
+        """
         table = schema.events
         found: dict[str, int] = {}
         for some in (ids[at : at + _IN] for at in range(0, len(ids), _IN)):
@@ -230,23 +241,23 @@ class Reader:
         return found
 
     def forecast(self, id_: str) -> StoredForecast | None:
-        """The last one that was made."""
+        """Return the last forecast of an operation; None if there is none."""
         return next(
             iter(self._read(_last(schema.forecasts, id_), row_mapping.stored_forecast)), None
         )
 
     def steps(self, id_: str) -> list[StoredStep]:
-        """What the operation changed or was about to change, the first one first."""
+        """Return the steps that an operation took or intended, in order."""
         return self._read(_after(schema.steps, id_, 0), row_mapping.stored_step)
 
     def abandoned(self) -> list[Operation]:
-        """Active operations that nobody attends, the oldest first."""
+        """Return active operations that have lost their controller, the oldest first."""
         now = self.now()
         found = self.operations(active=True)
         return [one for one in reversed(found) if leases.abandoned(one, now)]
 
     def delegated_to_agents(self) -> list[Operation]:
-        """Active operations that agents go on with by themselves, the oldest first."""
+        """Return active operations that are delegated to agents, the oldest first."""
         found = self.operations(active=True)
         return [one for one in reversed(found) if one.controller.entrusted]
 
@@ -276,7 +287,7 @@ def _last(table: Table, id_: str) -> Select[Any]:
 
 
 def _numbers(table: Table, ids: Sequence[str]) -> Select[Any]:
-    """The number of the last row of each of these operations that has any."""
+    """Return a query for the number of the last row of each of these operations."""
     return (
         select(table.c.operation, func.max(table.c.seq).label("seq"))
         .where(table.c.operation.in_(ids))

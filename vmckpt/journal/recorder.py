@@ -1,8 +1,8 @@
-"""Record an operation: its events, steps, an agent's order, the takeover of an orphan.
+"""Record an operation in the journal: its events and steps, its lease, and its takeover.
 
-`Recorder.take` only puts an event aside; a thread of its own writes it. Whatever goes wrong there
-(the disk is full, the journal locked) gives one warning, and the operation goes on. Its changes to
-the world are another matter: an intent is on disk before `intend` returns, or that raises.
+`Recorder.take` only queues an event, and a thread writes it. If that fails (the disk is full, the
+journal is locked), the recorder warns once and the operation continues. Steps are different: an
+intent is on disk when `intend` returns, otherwise `intend` raises.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ T = TypeVar("T")
 INTERVAL = Seconds(0.5)
 _BUSY = Seconds(2.0)
 _MOST_SAMPLES = 20_000
-"""That many wait for a journal that cannot be written; then the oldest are dropped."""
+"""Samples kept while the journal cannot be written; then the oldest are dropped."""
 
 
 def begin(
@@ -67,14 +67,15 @@ def begin(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> "Recorder":
-    """Write down that an operation begins, and go on recording it.
+    """Record a new operation and return the recorder for it.
 
-    Raises JournalError if that cannot be written. Where "none" is chosen instead of a journal
-    nothing is recorded, and `id` is None. `warn` gets one line at the most, from another thread.
+    If the journal is turned off ("none"), nothing is recorded and the recorder's `id` is None.
+    `warn` is called with one line, usually once at most, from another thread. Raises JournalError
+    if the operation cannot be recorded.
     """
     meant = locations.default() if place is None else place
     if meant == locations.NONE:
-        warn("nothing is recorded and no other controller is kept away")
+        warn("the journal is turned off: nothing is recorded, other controllers are not locked out")
         return Recorder(None, None, warn, clock=clock)
     journal = _open(meant)
     try:
@@ -94,9 +95,9 @@ def resumed(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> "Recorder":
-    """Go on recording an operation that this process has taken over (`Journal.take_over`).
+    """Return the recorder for an operation that this process has taken over (`Journal.take_over`).
 
-    Raises LeaseLost if somebody else has taken it over since, and JournalError.
+    Raises LeaseLost if another controller has taken it over since, and JournalError.
     """
     journal = _open(locations.default() if place is None else place)
     try:
@@ -113,18 +114,19 @@ def resumed(
 
 
 def _open(place: Path | str) -> "Journal":
-    # Only who keeps a journal pays for loading the database library.
+    # Imported here, as loading the database library takes time.
     from vmckpt.journal.store import Journal  # noqa: PLC0415
 
     return Journal(place, busy=_BUSY)
 
 
 class Recorder:
-    """Records one operation from its beginning to its end; made by `begin` or `resumed`.
+    """Records one operation from its beginning to its end. Created by `begin` or `resumed`.
 
-    `take`, `update`, `forecast`, `answer`, `take_requests` and `finish` return at once and raise
-    nothing. `acquire`, `intend` and `conclude` wait for the journal and raise: call them from a
-    thread. All may be called from several. `clock` is the one that the events' times come from.
+    `take`, `update`, `forecast`, `answer`, `take_requests` and `finish` return immediately and do
+    not raise. `acquire`, `intend` and `conclude` wait for the journal and raise: call them in a
+    thread. All methods can be called from several threads. `clock` must be the clock of the events'
+    times.
 
     Once another controller has taken the operation over, nothing more is written, and `check`
     raises LeaseLost.
@@ -142,9 +144,9 @@ class Recorder:
         fence: Fence | None = None,
     ) -> None:
         self.id = id_
-        """None: there is no journal."""
+        """The job's ID; None: the journal is turned off."""
         self.fence = fence
-        """The lease on the guest, once it is acquired."""
+        """The lease on the guest, once acquired."""
         self._journal = journal
         self._warn = warn
         self._warned = False
@@ -174,7 +176,7 @@ class Recorder:
         self.close()
 
     def take(self, event: Event) -> None:
-        """Record an event; all but samples are written at once."""
+        """Record an event. Samples are written twice a second, other events immediately."""
         if self._journal is None:
             return
         told = (event, Seconds(self._clock()))
@@ -187,34 +189,34 @@ class Recorder:
         self._wake.set()
 
     def update(self, **changes: Unpack[Changes]) -> None:
-        """What has become known of the operation."""
+        """Record changed fields of the operation."""
         self._put(Batch(changes=changes))
 
     def forecast(self, values: Mapping[str, Any]) -> None:
-        """Record what is expected, in JSON's types."""
+        """Record a forecast, as JSON types."""
         self._put(Batch(forecasts=[StoredForecast(made_at=time.time(), values=dict(values))]))
 
     def take_requests(self) -> list[Request]:
-        """What other terminals asked for since the last call; each must be answered."""
+        """Return requests from other terminals since the last call. Each must be answered."""
         taken = []
         while self._requests:
             taken.append(self._requests.popleft())
         return taken
 
     def answer(self, request: Request, *, ok: bool, text: str) -> None:
-        """Say what became of a request."""
+        """Record the answer to a request. `ok`: it was carried out."""
         self._put(Batch(answers=[(request.id, ok, text)]))
 
     def finish(self, outcome: str, report: Mapping[str, Any] | None) -> None:
-        """The operation has ended; open requests are answered so."""
+        """Record that the operation has ended. Its open requests are answered as not done."""
         self._put(Batch(ending=(str(outcome), report)))
 
     def entrust(self, to: str) -> None:
-        """Agents go on with it when this recorder is closed; `to`: on which host."""
+        """Delegate the operation to agents when this recorder is closed. `to`: their host."""
         self._entrusted = to
 
     def check(self) -> None:
-        """Raise LeaseLost if it is known that another controller has taken over."""
+        """Raise LeaseLost if this process has learnt that another controller has taken over."""
         if self._lost is not None:
             raise self._lost
 
@@ -222,8 +224,8 @@ class Recorder:
     def holds(self) -> bool:
         """Whether this process may still change something.
 
-        Where other machines share the journal, it may not once its last heartbeat is so old that
-        they may take over.
+        If other machines share the journal: not if its last heartbeat is so old that another
+        controller may have taken over.
         """
         if self._lost is not None:
             return False
@@ -232,7 +234,7 @@ class Recorder:
         return controller_lease.holds(self._beaten, boottime())
 
     def acquire(self, resource: str) -> Fence | None:
-        """Take a lease, which is given back when the operation ends; None without a journal.
+        """Acquire a lease, which is released when the operation ends; None without a journal.
 
         Raises GuestLocked, LeaseLost, JournalError.
         """
@@ -243,9 +245,9 @@ class Recorder:
         return self.fence
 
     def intend(self, name: str, intent: Mapping[str, Any]) -> int:
-        """Write down what is about to be done; the step's number. Raises LeaseLost, JournalError.
+        """Record a step before it is taken. Returns its number.
 
-        Only if it returns may the step be taken.
+        The step may be taken only if this returns. Raises LeaseLost, JournalError.
         """
         if self._journal is None or self.id is None:
             return next(self._unrecorded)
@@ -253,23 +255,24 @@ class Recorder:
         return self._seen(lambda: journal.intend(id_, name, intent, self.fence, by=self._me))
 
     def conclude(self, seq: int, state: StepState, result: Mapping[str, Any] | None = None) -> None:
-        """Write down what came of a step. Raises LeaseLost, JournalError."""
+        """Record a step's result. Raises LeaseLost, JournalError."""
         if self._journal is None or self.id is None:
             return
         id_, journal = self.id, self._journal
         self._seen(lambda: journal.conclude(id_, seq, state, result, self.fence, by=self._me))
 
     def close(self, limit: Seconds = Seconds(8.0)) -> None:
-        """Write what is left and stop; after `limit` it is given up."""
+        """Write what is queued, give up control of an operation that has not ended, and stop.
+
+        `limit`: seconds to wait for that; after it the rest may not be written.
+        """
         if self._journal is None:
             return
         self._closing = True
         self._wake.set()
         self._thread.join(limit)
         if self._thread.is_alive():
-            self._complain(
-                "what happens may not be recorded: the journal does not take what is left to write"
-            )
+            self._complain("the journal may be incomplete: it did not accept the last records")
 
     def _put(self, batch: Batch) -> None:
         if self._journal is None:
@@ -295,7 +298,7 @@ class Recorder:
                 pruned = True
                 self._guarded(journal.prune)
         self._guarded(lambda: self._write(journal, id_))
-        if not self._done:  # it has not ended, and recovery need not wait for this process to
+        if not self._done:  # so that recovery need not wait for this process to end
             self._guarded(lambda: self._leave(journal, id_))
         journal.close()
 
@@ -307,7 +310,7 @@ class Recorder:
 
     @property
     def _done(self) -> bool:
-        """Whether there is nothing left to keep."""
+        """Whether the operation has ended here or was taken over: no more heartbeats."""
         return self._ended or self._lost is not None
 
     def _guarded(self, act: Callable[[], object]) -> None:
@@ -315,12 +318,12 @@ class Recorder:
             act()
         except LeaseLost as exc:
             self._lose(exc)
-        # Whatever is wrong in here, the operation goes on.
+        # The operation continues whatever error occurs here.
         except Exception as exc:  # noqa: BLE001
-            self._complain(f"what happens may not be recorded: {exc}")
+            self._complain(f"the journal may be incomplete: {exc}")
 
     def _seen(self, act: Callable[[], T]) -> T:
-        """Do something, and remember it if another controller has taken over."""
+        """Call `act`, and remember if it finds that another controller has taken over."""
         self.check()
         try:
             return act()
@@ -331,7 +334,7 @@ class Recorder:
     def _lose(self, exc: LeaseLost) -> None:
         if self._lost is None:
             self._lost = exc
-            self._warned = False  # this is worth a line of its own
+            self._warned = False  # warn about this even after another warning
             self._complain(str(exc))
 
     def _beat(self, journal: "Journal", id_: str) -> None:
@@ -340,7 +343,7 @@ class Recorder:
         self._beaten = sent
 
     def _write(self, journal: "Journal", id_: str) -> None:
-        """Write all that waits; what cannot be written now waits on."""
+        """Write everything that is queued. What cannot be written stays queued."""
         batch = self._collect()
         if not batch or self._lost is not None:
             return
@@ -378,26 +381,28 @@ _FAILED = StepState.FAILED
 
 
 class JournalStepLog:
-    """The journal as an engine uses it: steps, and what other terminals ask for."""
+    """The journal as the migration engine uses it: steps, and requests from other terminals."""
 
     def __init__(self, recorder: Recorder, left: Mapping[int, str] | None = None) -> None:
-        """`left`: steps of an earlier controller that are open, by number."""
+        """`left`: names of open steps of an earlier controller, by number."""
         self._recorder = recorder
         self._open = dict(left or {})
 
     def check(self) -> None:
-        """Right before something is changed. Raises LeaseLost if another controller has taken over,
-        and HypervisorError while that cannot be known."""
+        """Check that something may be changed; call this right before.
+
+        Raises LeaseLost if another controller has taken over, HypervisorError if that is unknown.
+        """
         self._recorder.check()
         if not self._recorder.holds:
             raise HypervisorError(
-                "nothing is changed: the journal has not answered for too long, and another"
-                " controller may have taken over",
+                "the journal has not answered for too long and another controller may have taken"
+                " over; nothing was changed",
                 host="",
             )
 
     async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
-        """Write down what is about to be done. Raises JournalError, LeaseLost."""
+        """Record a step before it is taken. Raises JournalError, LeaseLost."""
         seq = await asyncio.to_thread(self._recorder.intend, step, intent)
         self._open[seq] = step
 
@@ -406,24 +411,27 @@ class JournalStepLog:
         await self._conclude(max(seq for seq, name in self._open.items() if name == step), _FAILED)
 
     async def _conclude(self, seq: int, state: StepState) -> None:
-        """A journal that cannot be written leaves it to recovery."""
+        """Record a step's result. If the journal cannot be written, the step stays open."""
         with suppress(JournalError):
             await asyncio.to_thread(self._recorder.conclude, seq, state, {})
             del self._open[seq]
 
     async def note(self, step: str, result: Mapping[str, Any]) -> None:
-        """Keep what came of a step that may still be undone. Raises JournalError, LeaseLost."""
+        """Record an interim result of a step that may still be undone.
+
+        Raises JournalError, LeaseLost.
+        """
         for seq in [seq for seq, name in self._open.items() if name == step]:
             await asyncio.to_thread(self._recorder.conclude, seq, StepState.INTENDED, result)
 
     async def settle(self, state: StepState) -> None:
-        """All that is open has become that; at an operation's end its journal sees to it."""
+        """Record this state for all open steps. The end of an operation does so by itself."""
         for seq in tuple(self._open):
             await self._conclude(seq, state)
 
     @property
     def busy(self) -> bool:
-        """Whether something was intended, and not said yet what became of it."""
+        """Whether a step was recorded whose result is not recorded yet."""
         return bool(self._open)
 
     def take_requests(self) -> list[Request]:
@@ -440,16 +448,18 @@ class JournalStepLog:
 async def recorded(
     new: NewOperation, guest: str, warn: Callable[[str], None]
 ) -> AsyncIterator[Recorder]:
-    """Write down that it begins and hold the lease on a guest (a UUID); what goes wrong is its end.
+    """Record an operation and hold the lease on a guest (a UUID) during the block.
 
-    Who uses it writes the good end down. Raises GuestLocked, JournalError, LeaseLost.
+    If the block raises a VmckptError, the operation is recorded as failed or cancelled, unless
+    recovery must look at it. The block records success itself, with `finish`. Raises GuestLocked,
+    JournalError, LeaseLost.
     """
     recorder = await asyncio.to_thread(begin, new, warn)
     try:
         await asyncio.to_thread(recorder.acquire, guest_resource(guest))
         yield recorder
     except VmckptError as exc:
-        # An agent that ended without a word, or could not undo all: recovery looks.
+        # If the agent ended without an answer or could not undo everything, recovery must look.
         if exc.undone and not isinstance(exc, RemoteError):
             if isinstance(exc, Cancelled):
                 recorder.finish(Outcome.CANCELLED, None)
@@ -462,34 +472,36 @@ async def recorded(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanedJob:
-    """It, and how far it is to be put in order."""
+    """A job to recover, and what recovery may do to it."""
 
     inventory: Inventory
     operation: Operation
     steps: Sequence[StoredStep]
     recorder: Recorder | None
-    """None: only say what would be done."""
+    """None: a dry run, which only reports what would be done."""
     caller: Caller
     adopt: bool
-    """What still runs is watched to its end."""
+    """Follow what still runs to its end."""
 
     def step(self, name: str) -> StoredStep | None:
-        """The first step of that name; None: it had not come to that."""
+        """Return the first step with this name; None if the job did not get that far."""
         return next((one for one in self.steps if one.name == name), None)
 
     @property
     def dry(self) -> bool:
-        """Nothing may be touched."""
+        """Whether nothing may be changed."""
         return self.recorder is None
 
     @property
     def host(self) -> Host:
-        """Where it was at work. Raises InventoryError."""
+        """The source of the job. Raises InventoryError."""
         return self.inventory.host(self.operation.source or "")
 
     def ended(self, told: Settled, **more: Any) -> Settled:
-        """Write down that it has ended so, if it has, and this is not only a look; `more`: what
-        else its report says."""
+        """Record the job's end, if it has ended and this is not a dry run. Returns `told`.
+
+        `more`: additional entries for its report.
+        """
         if self.recorder is not None and told.outcome is not None and not told.goes_on:
             self.recorder.finish(told.outcome, {**more, "recovered": told.as_json()})
         return told
@@ -499,12 +511,12 @@ class OrphanedJob:
 def taken_over(
     journal: "Journal", operation: Operation, warn: Callable[[str], None]
 ) -> Iterator[Recorder]:
-    """This process is the operation's controller from now on.
+    """Make this process the operation's controller during the block.
 
-    Raises GuestLocked if somebody else is at it.
+    Raises GuestLocked if another controller runs it, LeaseLost, JournalError.
     """
     fence = journal.take_over(operation)
     with resumed(operation, fence, warn, place=journal.place) as kept:
-        if operation.controller.entrusted:  # its agents go on with it, whatever fails here
+        if operation.controller.entrusted:  # its agents continue it even if the block fails
             kept.entrust(operation.controller.host)
         yield kept

@@ -1,6 +1,7 @@
-"""What is written to the journal and read from it: frozen data, with its JSON form. Pure.
+"""Data written to the journal and read from it: frozen, with its JSON form. Pure.
 
-Times of an operation are seconds since 1970 (UTC); times inside it are seconds since it began.
+An operation's own times are seconds since 1970 (UTC); times of its events and samples are seconds
+since it began.
 """
 
 from collections.abc import Mapping
@@ -17,29 +18,29 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 MAINTENANCE = "maintenance"
-"""The kind of operation that keeps guests away from a host until somebody ends it."""
+"""The kind of operation that keeps guests away from a host until an operator ends it."""
 
 MIGRATE = "migrate"
-"""The kind of one guest's migration."""
+"""The kind of operation that migrates one guest."""
 
 FORGOTTEN = "forgotten_by"
-"""In the report of an operation that somebody ended by his word: who."""
+"""Key in the report of an operation that an operator ended by hand: that operator."""
 
 WHOLE_HOST = ("evacuate", "repopulate", "balance")
-"""Kinds of operations that are about a host and all its guests."""
+"""Kinds of operations on a host and all its guests."""
 
 
 class State(StrEnum):
-    """Whether an operation is under way. What it does then is its phase."""
+    """Whether an operation runs, waits or has ended. A running operation also has a phase."""
 
     RUNNING = "running"
     WAITING = "waiting"
-    """For its turn, or for the next attempt."""
+    """It waits for its turn, or for the next attempt."""
     ENDED = "ended"
 
 
 class RequestKind(StrEnum):
-    """What may be asked of a running operation."""
+    """What can be requested of a running operation, and the request's arguments."""
 
     BANDWIDTH = "bandwidth"
     """{"bytes_per_second": number or null}; null: no limit."""
@@ -49,43 +50,43 @@ class RequestKind(StrEnum):
     CANCEL = "cancel"
     PAUSE = "pause"
     GO_ON = "go-on"
-    """Of a job that was paused."""
+    """Continue a job that was paused."""
 
 
 class StepState(StrEnum):
-    """How far a step has come. What was only intended may or may not have been done."""
+    """The state of a step. A step that is only intended may or may not have been done."""
 
     INTENDED = "intended"
     DONE = "done"
     UNDONE = "undone"
-    """It was done, or half of it, and was taken back."""
+    """The step was done, completely or in part, and was reverted."""
     FAILED = "failed"
-    """It was tried and changed nothing."""
+    """The step failed and changed nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerIdentity:
-    """The process that runs an operation, so that nobody takes another one for it."""
+    """The process that controls an operation, identified so that no other is mistaken for it."""
 
     host: str
     boot: str
-    """The kernel's boot id."""
+    """The kernel's boot ID; "": the operation needs no controller (see `entrusted`)."""
     pid: int
     started: int
     """Clock ticks from boot to the process's start."""
 
     @property
     def entrusted(self) -> bool:
-        """Agents on hosts go on with it by themselves: nobody attends it, and need not."""
+        """Whether the operation is delegated to agents on hosts, and needs no controller."""
         return not self.boot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOperation:
-    """What is known of an operation when it begins."""
+    """An operation at its beginning, before it has an ID."""
 
     kind: str
-    """"migrate", …; its first letter begins the job's id."""
+    """"migrate", …; the job's ID starts with its first letter."""
     guest: str
     guest_uuid: str | None = None
     source: str | None = None
@@ -93,11 +94,11 @@ class NewOperation:
     policy: str | None = None
     mode: str | None = None
     detail: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
-    """What was asked for, in JSON's types."""
+    """What was requested, as JSON types."""
 
 
 class Changes(TypedDict, total=False):
-    """What of an operation may change while it runs."""
+    """Fields of an operation that may change while it runs."""
 
     guest: str
     guest_uuid: str
@@ -112,7 +113,7 @@ class Changes(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One operation as the journal has it."""
+    """One operation as recorded in the journal."""
 
     id: str
     kind: str
@@ -127,21 +128,21 @@ class Operation:
     outcome: str | None
     """None: it has not ended."""
     asked_by: str
-    """user@host."""
+    """user@host; the user started it."""
     asked_from: str | None
-    """Address or terminal that the order came from."""
+    """Address or terminal that it was started from."""
     controller: ControllerIdentity
     began_at: float
     ended_at: float | None
     detail: Mapping[str, Any]
     report: Mapping[str, Any] | None
-    """What the command said at its end, without the samples."""
+    """The report that the command printed at its end, without the samples."""
     alive_until: float | None = None
-    """Until when its controller's last word is good, by the journal's clock; None: it gave none."""
+    """When its controller's last heartbeat expires, by the journal's clock; None: there is none."""
 
     @property
     def way(self) -> str:
-        """From where to where, or the kind of operation and where it is."""
+        """ "source → target", or the kind of operation and its host."""
         if self.target is None and self.kind != MIGRATE:
             return f"{self.kind} on {self.source or '?'}"
         return f"{self.source or '?'} → {self.target or '?'}"
@@ -175,18 +176,18 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """An event or a sample on its way into the journal."""
+    """An event or a sample to be written to the journal."""
 
     kind: str
     at: Seconds
-    """Since the operation began."""
+    """Seconds since the operation began."""
     values: Mapping[str, Any]
-    """In JSON's types and the units that `--json` prints."""
+    """JSON types, in the units that `--json` prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEvent:
-    """Something an operation told."""
+    """An event of an operation."""
 
     seq: int
     at: Seconds
@@ -199,7 +200,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
-    """One reading of an operation's progress."""
+    """One sample of an operation's progress."""
 
     seq: int
     at: Seconds
@@ -207,7 +208,7 @@ class StoredSample:
 
     @property
     def done(self) -> float:
-        """Share of the work that is done, 0 to 1."""
+        """Fraction of the work that is done, 0 to 1."""
         return float(self.values.get("done") or 0.0)
 
     def as_json(self) -> dict[str, Any]:
@@ -216,14 +217,14 @@ class StoredSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredStep:
-    """Something that was to be changed, written down before it was tried."""
+    """A step of an operation that changes something. It is recorded before it is tried."""
 
     seq: int
     name: str
     intent: Mapping[str, Any]
     state: StepState
     result: Mapping[str, Any] | None
-    """None: nobody has said what came of it."""
+    """None: no result is recorded."""
     began_at: float
     ended_at: float | None
 
@@ -241,7 +242,7 @@ class StoredStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredForecast:
-    """What was expected of an operation."""
+    """A forecast of an operation."""
 
     made_at: float
     values: Mapping[str, Any]
@@ -252,7 +253,7 @@ class StoredForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What another terminal asked of a running operation."""
+    """A request to a running operation from another terminal."""
 
     id: int
     operation: str
@@ -261,7 +262,7 @@ class Request:
     asked_by: str
     asked_at: float
     taken_at: float | None
-    """None: the controller has not seen it."""
+    """None: the controller has not taken it yet."""
     answered_at: float | None
     ok: bool | None
     """None: not answered."""
@@ -281,14 +282,14 @@ class Request:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """What is written in one transaction."""
+    """Changes to an operation that are written in one transaction."""
 
     changes: Changes = field(default_factory=Changes)
     events: list[Record] = field(default_factory=list)
     samples: list[Record] = field(default_factory=list)
     forecasts: list[StoredForecast] = field(default_factory=list)
     answers: list[tuple[int, bool, str]] = field(default_factory=list)
-    """Request, whether it was done, and what is to be said."""
+    """A request's ID, whether it was carried out, and the answer's text."""
     ending: tuple[str, Mapping[str, Any] | None] | None = None
     """Outcome and report."""
 
@@ -303,7 +304,7 @@ class Batch:
         )
 
     def then(self, later: "Batch") -> "Batch":
-        """Both, this one first."""
+        """Return a batch with these changes followed by the `later` ones."""
         return Batch(
             changes={**self.changes, **later.changes},
             events=self.events + later.events,
@@ -320,14 +321,14 @@ _STAYED = (
 
 
 def became_of_steps(outcome: str) -> StepState:
-    """What became of the steps that are open when an operation ends so."""
+    """Return the state for steps that are still open when an operation ends with this outcome."""
     if outcome == Outcome.COMPLETED:
         return StepState.DONE
     return StepState.UNDONE if outcome in _STAYED else StepState.FAILED
 
 
 def utc(time: float | None) -> str | None:
-    """A time as ISO 8601 says it, in milliseconds."""
+    """Format seconds since 1970 as ISO 8601 in UTC with milliseconds; None for None."""
     if time is None:
         return None
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")

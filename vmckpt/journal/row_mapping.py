@@ -1,4 +1,4 @@
-"""Rows of the journal's tables, into records and out of them. Pure."""
+"""Convert between rows of the journal's tables and records. Pure."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from vmckpt.units import Seconds
 def new_operation(
     new: NewOperation, controller: ControllerIdentity, *, asked_by: str, asked_from: str | None
 ) -> dict[str, Any]:
-    """The row of an operation that begins, but for its id and the time."""
+    """Return the row of a new operation, without its ID and time."""
     return {
         "kind": new.kind,
         "guest": new.guest,
@@ -42,7 +42,7 @@ def new_operation(
 
 
 def controlled_by(controller: ControllerIdentity) -> dict[str, Any]:
-    """The columns that name a controller."""
+    """Return the columns for a controller."""
     return {
         "controller_host": controller.host,
         "controller_boot": controller.boot,
@@ -55,7 +55,7 @@ CONTROLLER = ("host", "boot", "pid", "started")
 
 
 def controller(row: RowMapping) -> ControllerIdentity:
-    """Who runs an operation."""
+    """Return the controller in an operation's row."""
     return ControllerIdentity(
         host=row["controller_host"],
         boot=row["controller_boot"],
@@ -65,7 +65,7 @@ def controller(row: RowMapping) -> ControllerIdentity:
 
 
 def operation(row: RowMapping) -> Operation:
-    """An operation with its controller."""
+    """Convert a row of `operations`."""
     return Operation(
         id=row["id"],
         kind=row["kind"],
@@ -90,22 +90,22 @@ def operation(row: RowMapping) -> Operation:
 
 
 def request(row: RowMapping) -> Request:
-    """A request; its columns are its fields."""
+    """Convert a row of `requests`, whose columns are the fields of `Request`."""
     return Request(**row)
 
 
 def stored_event(row: RowMapping) -> StoredEvent:
-    """An event."""
+    """Convert a row of `events`."""
     return StoredEvent(seq=row["seq"], at=Seconds(row["at"]), kind=row["kind"], values=row["data"])
 
 
 def stored_sample(row: RowMapping) -> StoredSample:
-    """A sample."""
+    """Convert a row of `samples`."""
     return StoredSample(seq=row["seq"], at=Seconds(row["at"]), values=row["data"])
 
 
 def stored_step(row: RowMapping) -> StoredStep:
-    """A step."""
+    """Convert a row of `steps`."""
     return StoredStep(
         seq=row["seq"],
         name=row["name"],
@@ -118,5 +118,5 @@ def stored_step(row: RowMapping) -> StoredStep:
 
 
 def stored_forecast(row: RowMapping) -> StoredForecast:
-    """A forecast."""
+    """Convert a row of `forecasts`."""
     return StoredForecast(made_at=row["made_at"], values=row["data"])

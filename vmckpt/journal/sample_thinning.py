@@ -1,4 +1,4 @@
-"""Which samples of an operation that has ended are kept for how long. Pure."""
+"""Decide which samples of an ended operation to keep, by its age. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,35 +14,39 @@ class Step:
     """One step of a retention."""
 
     until: Seconds
-    """Time since the operation ended up to which it holds."""
+    """Age of an ended operation up to which this step applies."""
     spacing: Seconds
-    """One sample is kept of each such stretch; 0: all are."""
+    """One sample is kept for each interval of this length; 0: all samples are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How long what is kept."""
+    """How long samples, events and operations are kept."""
 
     steps: tuple[Step, ...] = (
         Step(until=Seconds(_HOUR), spacing=Seconds(0.0)),
         Step(until=Seconds(7 * _DAY), spacing=Seconds(1.0)),
         Step(until=Seconds(90 * _DAY), spacing=Seconds(10.0)),
     )
-    """After the last one samples and events are gone."""
+    """After the last step, samples and events are deleted."""
     operations: Seconds = Seconds(365 * _DAY)
-    """After that operations and their reports are gone too."""
+    """Age at which operations and their reports are deleted."""
 
 
 def due(age: Seconds, retention: Retention) -> int:
-    """The step that holds for an operation that ended `age` ago; past the last one: gone."""
+    """Return the index of the step for an operation that ended `age` ago.
+
+    The number of steps if its samples are to be deleted.
+    """
     return sum(age >= step.until for step in retention.steps)
 
 
 def kept(times: Sequence[float], spacing: Seconds) -> list[int]:
-    """Indexes of the samples to keep of ascending `times`.
+    """Return the indexes of the samples to keep, for ascending `times`.
 
-    The first of each stretch of `spacing`, and the very last, which says how far it came. Stretches
-    are counted from 0, so thinning again, or first finely and then coarsely, ends in the same.
+    Keeps the first sample of each interval of `spacing`, and the last sample, which has the final
+    progress. Intervals start at 0, so thinning again, or first finely and then coarsely, gives the
+    same result.
     """
     if spacing <= 0 or not times:
         return list(range(len(times)))

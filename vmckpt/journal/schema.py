@@ -1,4 +1,4 @@
-"""The journal's tables, in words that SQLite and PostgreSQL both understand, and their version."""
+"""The journal's tables, for both SQLite and PostgreSQL, and the migrations between versions."""
 
 from collections.abc import Callable, Sequence
 
@@ -54,11 +54,11 @@ operations = Table(
     Column("controller_started", BigInteger, nullable=False),
     Column("began_at", Float(53), nullable=False),
     Column("ended_at", Float(53)),
-    # How far its samples are thinned: a step of the retention
+    # The step of the retention to which its samples are thinned
     Column("thinned", Integer, nullable=False),
     Column("detail", JSON(none_as_null=True), nullable=False),
     Column("report", JSON(none_as_null=True)),
-    # Until when its controller's last word is good
+    # When its controller's last heartbeat expires
     Column("alive_until", Float(53)),
     Index("operations_by_end", "ended_at", "thinned"),
     Index("operations_by_beginning", "began_at"),
@@ -138,18 +138,18 @@ leases = Table(
     "leases",
     metadata,
     Column("resource", Text, primary_key=True),
-    # Only grows: a released lease keeps its row
+    # Never decreases: a released lease keeps its row
     Column("token", BigInteger, nullable=False),
-    # Who holds it; null: nobody
+    # The holder; null: the lease is free
     Column("operation", Text, ForeignKey(operations.c.id, ondelete="SET NULL")),
     Column("taken_at", Float(53)),
     Index("leases_by_operation", "operation"),
 )
 
 PRUNED_AT = "pruned_at"
-"""The key in `meta` of when old things were thinned and forgotten last; it is always there."""
+"""Key in `meta` of the time of the last pruning. The row always exists."""
 
-# A migration is written in plain SQL: what the tables above will be one day is not what it made.
+# Migrations are plain SQL: the tables above may change later, a migration must not.
 _SECOND = (
     "ALTER TABLE operations ADD COLUMN alive_until FLOAT",
     """CREATE TABLE steps (
@@ -172,7 +172,7 @@ _SECOND = (
         FOREIGN KEY (operation) REFERENCES operations (id) ON DELETE SET NULL
     )""",
     "CREATE INDEX leases_by_operation ON leases (operation)",
-    # What was under way when the schema grew keeps its guest; of several the youngest does.
+    # Operations that are active at the migration get their guest's lease; of several, the latest.
     """INSERT INTO leases SELECT 'guest/' || guest_uuid, 1, id, began_at FROM operations one
         WHERE ended_at IS NULL AND guest_uuid IS NOT NULL AND NOT EXISTS (
             SELECT 1 FROM operations other
@@ -184,17 +184,17 @@ _SECOND = (
 
 
 def _second(connection: Connection) -> None:
-    """Leases, heartbeats and steps."""
+    """Migrate to version 2: add leases, heartbeats and steps."""
     for statement in _SECOND:
         connection.exec_driver_sql(statement)
 
 
 MIGRATIONS: Sequence[Callable[[Connection], None]] = (_second,)
-"""The first makes version 2 of version 1, and so on."""
+"""The first migrates version 1 to version 2, and so on."""
 
 
 def version(connection: Connection) -> int | None:
-    """The version of the tables that are there; None if there are none."""
+    """Return the version of the existing tables; None if there are none."""
     if not inspect(connection).has_table(meta.name):
         return None
     found = connection.execute(select(meta.c.value).where(meta.c.key == "version")).scalar()
@@ -202,20 +202,24 @@ def version(connection: Connection) -> int | None:
 
 
 def refuse_newer(found: int | None, where: str) -> bool:
-    """Whether the tables must be made or migrated. Raises JournalError if they are too new."""
+    """Return whether the tables must be created or migrated.
+
+    `found`: their version; `where`: the journal, for messages. Raises JournalError if they are too
+    new.
+    """
     known = 1 + len(MIGRATIONS)
     if found is not None and found > known:
         raise JournalError(
-            f"{where} has schema {found}, this vmckpt knows {known} at most",
-            hint="use the newer vmckpt that wrote it, or name another one in VMCKPT_JOURNAL",
+            f"{where} has schema version {found}, but this vmckpt supports only up to {known}",
+            hint="use the newer vmckpt that wrote it, or set VMCKPT_JOURNAL to another journal",
         )
     return found != known
 
 
 def prepare(connection: Connection, where: str) -> None:
-    """Make or migrate the tables, in the transaction of `connection`."""
+    """Create or migrate the tables in the current transaction. Raises JournalError if too new."""
     found = version(connection)
-    if not refuse_newer(found, where):  # somebody else was faster
+    if not refuse_newer(found, where):  # another process has done it meanwhile
         return
     if found is None:
         metadata.create_all(connection)

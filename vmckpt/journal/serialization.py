@@ -1,6 +1,6 @@
-"""Events and samples, in JSON's types, and samples back again. Pure.
+"""Convert events and samples to JSON types, and samples back. Pure.
 
-An event of any kind is stored field by field. Times are in milliseconds and say so in their names
+An event of any kind is stored field by field. Times are in milliseconds and have the suffix `_ms`
 (`expected_downtime` becomes `expected_downtime_ms`), as in everything that `--json` prints.
 """
 
@@ -23,10 +23,11 @@ from vmckpt.units import Seconds
 
 
 def as_record(event: object, origin: Seconds, now: Seconds) -> Record:
-    """One event. `origin` is when its operation began, `now` when it was told, both monotonic.
+    """Convert an event to a record.
 
-    An event that only carries something else, like a decision, is stored as that. If it has a time
-    of its own (`at`), that one counts.
+    `origin`: when its operation began; `now`: when the event was reported; both monotonic. An event
+    with a single dataclass field, such as a decision, is stored as that dataclass. An event's own
+    time (`at`) takes precedence over `now`.
     """
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(event).__name__).lower()
     if isinstance(event, Sampled):
@@ -41,7 +42,7 @@ def as_record(event: object, origin: Seconds, now: Seconds) -> Record:
 
 
 def as_sampled(stored: StoredSample) -> Sampled:
-    """A sample as it was told; its time is counted from the operation's beginning."""
+    """Convert a stored sample back to its event, with its time since the operation began."""
     values: dict[str, Any] = {"at": stored.at, **_unread(JobSample, stored.values)}
     values["phase"] = JobPhase(stored.values["phase"])
     estimate = Estimate(
@@ -62,7 +63,7 @@ def _left(estimate: Estimate) -> dict[str, Any]:
 
 
 def _unread(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass, from what was stored of it; what it did not have then is None."""
+    """Return a dataclass's fields from their stored values; None for fields not stored."""
     times = _times(kind)
     return {
         one.name: _seconds(values.get(f"{one.name}_ms"))
@@ -78,7 +79,7 @@ def _seconds(milliseconds: float | None) -> Seconds | None:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """A dataclass as an object of JSON; anything else as its text."""
+    """Convert a dataclass to a JSON object, and any other value to {"text": …}."""
     if not is_dataclass(value) or isinstance(value, type):
         return {"text": str(value)}
     times = _times(type(value))
@@ -94,7 +95,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 @cache
 def _times(kind: type) -> frozenset[str]:
-    """Fields that are times."""
+    """Return the names of a dataclass's fields that are times."""
     hints = get_type_hints(kind)
     return frozenset(name for name, hint in hints.items() if _is_time(hint))
 
@@ -106,7 +107,7 @@ def _is_time(hint: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Anything, in JSON's types."""
+    """Convert a value to JSON types. NaN and infinity become None, unknown types text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):

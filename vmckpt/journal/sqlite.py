@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 _WRITES = "vmckpt_writes"
 _LOSES = (
-    "save what is in it (docs/recovery.md, A damaged journal): moving it away abandons its"
-    " leases and protections, too"
+    "recover its content first (docs/recovery.md, A damaged journal); moving the file away also"
+    " abandons its leases and protections"
 )
 
 
 class SqliteDatabase(Database):
-    """One file. Whoever writes has it alone for that time, so nothing else needs to be locked."""
+    """An SQLite file. A writing transaction locks the whole file, so rows need no locks."""
 
     foreign: ClassVar[type[Exception]] = sqlite3.Error
 
@@ -37,13 +37,13 @@ class SqliteDatabase(Database):
             if read_only:
                 _look(path)
             else:
-                # QEMU goes through it where the agent's folder is in there; the files are ours.
+                # QEMU must be able to enter it if the agent's folder is inside.
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 _make_file(path)
         except OSError as exc:
-            hint = "name another folder in VMCKPT_STATE"
+            hint = "set VMCKPT_STATE to another folder"
             if read_only and isinstance(exc, FileNotFoundError):
-                raise JournalError(f"{self}: there is none", hint=hint) from exc
+                raise JournalError(f"{self} does not exist", hint=hint) from exc
             raise JournalError(f"{self}: {exc.strerror}", hint=hint) from exc
         self._readers = _engine(path, busy, read_only=read_only)
         self._writers = self._readers.execution_options(**{_WRITES: True})
@@ -60,21 +60,21 @@ class SqliteDatabase(Database):
             return work(connection)
 
     def alone(self, connection: Connection) -> None:
-        """Who writes is alone."""
+        """Do nothing: a writing transaction locks the whole file."""
 
     def insert_new(self, table: Table) -> Insert:
         return insert(table).on_conflict_do_nothing()
 
     def explain(self, why: str) -> tuple[str, str | None]:
         if "locked" in why:
-            return why, "another program holds it; try again"
+            return why, "another program has locked it; try again"
         if "not a database" in why or "malformed" in why:
             return why, _LOSES
         return why, None
 
 
 def _look(path: Path) -> None:
-    """Raise OSError if there is no file that may be read; it is not opened (see `_make_file`)."""
+    """Raise OSError unless the file exists and is readable. Does not open it, see `_make_file`."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
     if not os.access(path, os.R_OK):
@@ -82,11 +82,11 @@ def _look(path: Path) -> None:
 
 
 def _make_file(path: Path) -> None:
-    """Make the file if there is none. SQLite's other files take their mode from it.
+    """Create the file if it does not exist. SQLite's other files inherit its mode.
 
-    One that is there is not opened: closing it again would drop all locks that this process holds
-    on it through SQLite, and the next connection that closes would take itself for the last one
-    and remove the log that we write to.
+    An existing file is not opened: closing it would drop all locks that this process holds on it
+    through SQLite, and the next connection to close would consider itself the last one and delete
+    the write-ahead log that is in use.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -108,19 +108,19 @@ def _engine(path: Path, busy: Seconds, *, read_only: bool) -> Engine:
 
 def _prepare(raw: sqlite3.Connection, busy: Seconds, *, read_only: bool) -> None:
     """Set up a new connection."""
-    raw.isolation_level = None  # `_begin` says where a transaction begins, not the driver
+    raw.isolation_level = None  # `_begin` begins transactions, not the driver
     if read_only:
         return
     cursor = raw.cursor()
     _to_wal(cursor, Seconds(time.monotonic() + busy))
-    # What was intended must survive a power cut: with NORMAL the last transactions might not.
+    # Recorded intents must survive a power cut; with NORMAL the last transactions may be lost.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
 
 
 def _to_wal(cursor: sqlite3.Cursor, until: Seconds) -> None:
-    """Switch to WAL. SQLite does not wait when two processes do so to a new file at once."""
+    """Switch to WAL. Retries, as SQLite does not wait if two processes do so at the same time."""
     while True:
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
@@ -133,6 +133,6 @@ def _to_wal(cursor: sqlite3.Cursor, until: Seconds) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    """Begin a transaction; one that writes takes its lock now, so that it never fails later on."""
+    """Begin a transaction. A writing one takes its lock now, so that it cannot fail later."""
     options: dict[str, Any] = dict(connection.get_execution_options())
     connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITES) else "BEGIN")

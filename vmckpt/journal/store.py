@@ -1,4 +1,4 @@
-"""The journal: every call is one short transaction. Errors are JournalError."""
+"""The journal for reading and writing. Every call is a short transaction."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -40,18 +40,23 @@ from vmckpt.lease.controller_lease import Fence
 from vmckpt.units import Seconds
 
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
-"""Without those that are mistaken for others: 0 and o, 1, i and l."""
+"""Letters and digits except those that are easily confused: 0 and o; 1, i and l."""
 
 
 def new_id(kind: str, length: int = 4) -> str:
-    """A short name that can be said aloud: "m-7k3f"."""
+    """Return a random job ID that is easy to say: "m-7k3f".
+
+    `length`: the number of characters after the dash.
+    """
     return f"{kind[:1]}-" + "".join(secrets.choice(_LETTERS) for _ in range(length))
 
 
 class Journal(Reader):
-    """The journal at a place: a file, or a URL (postgresql://user@host/database).
+    """A journal in a file or at a URL (postgresql://user@host/database). Close it after use.
 
-    `location.default()` if none is named. `clock` stands for the database's own.
+    `place`: None means `location.default()`. `busy`: seconds to wait for other writers. `clock`
+    replaces the database's own clock. Every method raises JournalError if the database fails; those
+    that write raise ReadOnly if `read_only`.
     """
 
     def __init__(
@@ -65,7 +70,7 @@ class Journal(Reader):
         meant = locations.default() if place is None else place
         super().__init__(open_database.open_database(meant, busy=busy, read_only=read_only), clock)
         self.place = meant
-        """What another journal of the same is opened with. A URL may hold a password."""
+        """The location, to open the same journal again. A URL may contain a password."""
 
     def __enter__(self) -> "Journal":
         return self
@@ -76,7 +81,7 @@ class Journal(Reader):
     def close(self) -> None:
         self._database.close()
 
-    # Writing, by the process that runs the operation
+    # Written by the process that controls the operation
 
     def begin(
         self,
@@ -86,9 +91,9 @@ class Journal(Reader):
         asked_from: str | None = None,
         controller: ControllerIdentity | None = None,
     ) -> str:
-        """Write down an operation that begins, run by this process; its id.
+        """Record a new operation, controlled by this process. Returns its ID.
 
-        That is the first heartbeat, too.
+        This counts as its first heartbeat.
         """
         row = row_mapping.new_operation(
             new,
@@ -109,7 +114,7 @@ class Journal(Reader):
                     raise
             else:
                 return id_
-        raise JournalError(f"{self}: no free job id was found")
+        raise JournalError(f"{self}: found no unused job ID")
 
     def write(
         self,
@@ -119,10 +124,10 @@ class Journal(Reader):
         *,
         by: ControllerIdentity | None = None,
     ) -> None:
-        """Everything in `batch`, or nothing.
+        """Write everything in `batch`, or nothing.
 
-        With a fence that is not the last one of its lease, or a controller that is not the
-        operation's any more: LeaseLost, and nothing is written.
+        Raises LeaseLost if `fence` is not the latest of its lease, or `by` is no longer the
+        operation's controller; nothing is written then.
         """
 
         def work(connection: Connection) -> None:
@@ -162,14 +167,17 @@ class Journal(Reader):
         self.write(id_, Batch(forecasts=[made]))
 
     def finish(self, id_: str, outcome: str, report: Mapping[str, Any] | None) -> None:
-        """The operation has ended. What another process said about its end before, stands."""
+        """Record that the operation has ended. Does not overwrite an end that is recorded already.
+
+        Releases the operation's leases and closes its open steps and requests.
+        """
         self.write(id_, Batch(ending=(outcome, report)))
 
     def _end(
         self, connection: Connection, id_: str, outcome: str, report: Mapping[str, Any] | None
     ) -> None:
         table = schema.operations
-        # Samples have a table of their own, in which they are thinned.
+        # Samples are in their own table, where they are thinned.
         kept = plain(report and {k: v for k, v in report.items() if k != "samples"})
         ended = {"state": State.ENDED, "outcome": outcome, "report": kept}
         connection.execute(
@@ -177,7 +185,7 @@ class Journal(Reader):
             .where(table.c.id == id_, table.c.ended_at.is_(None))
             .values(ended_at=self._now(), **ended)
         )
-        # With the end, and not before: whoever finds open steps in an active operation undoes them.
+        # In the same transaction as the end: recovery undoes open steps of an active operation.
         steps = schema.steps
         became = {"state": became_of_steps(outcome), "ended_at": self._now()}
         connection.execute(
@@ -192,9 +200,10 @@ class Journal(Reader):
     # Requests from other terminals
 
     def ask(self, id_: str, kind: str, arguments: Mapping[str, Any], by: str) -> int:
-        """Ask a running operation for something; the request's number.
+        """Record a request to a running operation. Returns the request's ID.
 
-        Raises BadInput if the operation has ended.
+        `kind` and `arguments`: see `RequestKind`; `by`: user@host. Raises BadInput if the operation
+        has ended or does not exist.
         """
         row = {"operation": id_, "kind": kind, "arguments": plain(arguments), "asked_by": by}
         made = insert(schema.requests).values(asked_at=self._now(), **row)
@@ -202,7 +211,7 @@ class Journal(Reader):
         def work(connection: Connection) -> int:
             found = transactions.stored_operation(connection, id_, lock=True)
             if found is None or not found.active:
-                outcome = "is not known" if found is None else f"has ended: {found.outcome}"
+                outcome = "does not exist" if found is None else f"has ended: {found.outcome}"
                 raise BadInput(f"job {id_} {outcome}", hint="run vmckpt jobs --all")
             key = connection.execute(made).inserted_primary_key
             return int(key[0]) if key else 0
@@ -210,20 +219,20 @@ class Journal(Reader):
         return self._database.write(work)
 
     def take_requests(self, id_: str) -> list[Request]:
-        """Open requests that were not taken before. Whoever takes one must answer it."""
+        """Take an operation's new requests and return them. The caller must answer each."""
         table = schema.requests
         fresh = (
             table.c.operation == id_,
             table.c.answered_at.is_(None),
             table.c.taken_at.is_(None),
         )
-        if not self._requests(*fresh):  # the common case takes no lock
+        if not self._requests(*fresh):  # the common case needs no lock
             return []
 
         def work(connection: Connection) -> list[Request]:
             chosen = select(table).where(*fresh).order_by(table.c.id).with_for_update()
             taken = [row_mapping.request(row) for row in connection.execute(chosen).mappings()]
-            # Not all that are fresh: one may have come in since.
+            # By ID: another request may have arrived since the query.
             these = table.c.id.in_([one.id for one in taken])
             connection.execute(update(table).where(these).values(taken_at=self._now()))
             return taken
@@ -242,7 +251,7 @@ class Journal(Reader):
         )
 
     def withdraw(self, request: int) -> bool:
-        """Take a request back; False if the controller was faster: then it may be done."""
+        """Withdraw a request. Returns False if the controller has taken it already."""
         table = schema.requests
         untouched = (
             table.c.id == request,
@@ -252,12 +261,13 @@ class Journal(Reader):
         gone = {"answered_at": self._now(), "answer": "withdrawn", "ok": False}
         return self._execute(update(table).where(*untouched).values(**gone)) > 0
 
-    # Who may change a guest
+    # Leases and control
 
     def acquire(self, id_: str, resource: str, *, by: ControllerIdentity | None = None) -> Fence:
-        """Take a lease for an operation, or show the one it has.
+        """Acquire a lease for an operation, or return the one that it holds.
 
-        Raises GuestLocked if another operation holds it that has not ended.
+        Raises GuestLocked if another active operation holds it, LeaseLost if `by` is no longer the
+        operation's controller or the operation has ended.
         """
         return self._database.write(
             lambda connection: leases.acquire(
@@ -266,7 +276,7 @@ class Journal(Reader):
         )
 
     def release(self, fence: Fence) -> None:
-        """Give a lease back. The end of its operation does that, too."""
+        """Release a lease. The end of its operation also releases it."""
         self._database.write(lambda connection: leases.release(connection, fence))
 
     def heartbeat(
@@ -277,7 +287,10 @@ class Journal(Reader):
         *,
         by: ControllerIdentity | None = None,
     ) -> None:
-        """This process still runs the operation. Raises LeaseLost if it does not any more."""
+        """Record that this process still controls the operation, for another `ttl` seconds.
+
+        Raises LeaseLost if it does not.
+        """
         me = by or controller_identity.this_process()
         self._database.write(
             lambda connection: leases.heartbeat(
@@ -286,9 +299,10 @@ class Journal(Reader):
         )
 
     def take_over(self, operation: Operation) -> Fence | None:
-        """Run an abandoned operation from this process on; the lease on its guest, if it is known.
+        """Make this process the controller of an abandoned operation.
 
-        Raises GuestLocked if it is attended, has ended, or another operation has the guest.
+        Returns the lease on its guest; None if the operation has no guest. Raises GuestLocked if
+        its controller is alive, it has ended, or another operation holds the guest's lease.
         """
         me = controller_identity.this_process()
         return self._database.write(
@@ -298,22 +312,23 @@ class Journal(Reader):
         )
 
     def leave(self, id_: str, *, by: ControllerIdentity | None = None) -> None:
-        """Attend an operation no longer, though this process goes on and it has not ended.
+        """Give up control of an active operation, so that recovery can take it over immediately.
 
-        Whoever recovers may take it over at once. Raises LeaseLost if somebody has already.
+        Raises LeaseLost if another controller already has.
         """
         me = by or controller_identity.this_process()
         self._database.write(lambda connection: leases.leave(connection, id_, by=me))
 
     def entrust(self, id_: str, to: str, *, by: ControllerIdentity | None = None) -> None:
-        """Leave an operation to agents on hosts, which go on without any controller.
+        """Delegate an operation to agents on hosts, which continue it without a controller.
 
-        Raises LeaseLost if somebody else has taken it over.
+        `to`: the host or hosts, for messages. Raises LeaseLost if another controller has taken the
+        operation over.
         """
         me = by or controller_identity.this_process()
         self._database.write(lambda connection: leases.entrust(connection, id_, to, by=me))
 
-    # Steps: what is to be changed is written down first, and what came of it after
+    # Steps: each is recorded before it is tried, and its result afterwards
 
     def intend(
         self,
@@ -324,9 +339,10 @@ class Journal(Reader):
         *,
         by: ControllerIdentity | None = None,
     ) -> int:
-        """Write down what is about to be done; the step's number. It is on disk when this returns.
+        """Record a step before it is taken. Returns its number when the record is on disk.
 
-        Raises LeaseLost if the operation may not change anything any more.
+        Raises LeaseLost if the operation has ended or lost its lease, or `by` is no longer its
+        controller.
         """
         row = {"name": name, "intent": plain(intent), "state": StepState.INTENDED}
 
@@ -347,9 +363,9 @@ class Journal(Reader):
         *,
         by: ControllerIdentity | None = None,
     ) -> None:
-        """Write down what came of a step. Raises LeaseLost like `write`.
+        """Record a step's result. With `StepState.INTENDED` the step stays open.
 
-        One that is only `StepState.INTENDED` still stays open.
+        Raises LeaseLost as `write` does.
         """
         table = schema.steps
         ended = None if state is StepState.INTENDED else self._now()
@@ -366,11 +382,14 @@ class Journal(Reader):
     def prune(
         self, *, retention: Retention = journal_prune.RETENTION, budget: Seconds = Seconds(1.0)
     ) -> journal_prune.Pruned | None:
-        """Thin and forget what is old, once an hour at the most; None if it was done lately."""
+        """Thin and delete old operations for at most `budget` seconds.
+
+        Returns None if the journal was pruned within the last hour.
+        """
         return journal_prune.prune(self._database, self.now(), retention, budget)
 
     def _execute(self, statement: Any) -> int:
-        """One statement alone; how many rows it changed."""
+        """Execute one statement in a transaction. Returns the number of rows changed."""
         count: int = self._database.write(lambda connection: connection.execute(statement).rowcount)
         return count
 

@@ -1,4 +1,4 @@
-"""Pieces of writing transactions that several of the journal's calls are made of."""
+"""Parts of writing transactions that several calls of the journal share."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from vmckpt.lease.controller_lease import Fence
 
 
 def stored_operation(connection: Connection, id_: str, *, lock: bool = False) -> Operation | None:
-    """An operation; with `lock` nobody else changes it until this transaction ends.
+    """Return an operation; None if there is none. With `lock`, lock it until the transaction ends.
 
-    Whoever locks both locks the operation first and its lease second.
+    A transaction that locks both an operation and its lease must lock the operation first.
     """
     chosen = select(schema.operations).where(schema.operations.c.id == id_)
     if lock:
-        chosen = chosen.with_for_update(key_share=True)  # means nothing to SQLite: see there
+        chosen = chosen.with_for_update(key_share=True)  # no effect in SQLite, see `sqlite`
     row = connection.execute(chosen).mappings().first()
     return None if row is None else row_mapping.operation(row)
 
@@ -30,22 +30,23 @@ def guard(
     by: ControllerIdentity | None = None,
     active: bool = False,
 ) -> None:
-    """Lock an operation and see that it is still run by who asks: LeaseLost if not.
+    """Lock an operation and verify that the caller may write to it.
 
-    `fence` must be the last that was given out. With `active` the operation must not have ended,
-    and must hold the fence still.
+    `by` must be its controller, and `fence` its lease's latest token. With `active`, the operation
+    must not have ended and must still hold the lease. Raises LeaseLost if one of these does not
+    hold, JournalError if there is no such operation.
     """
     table = schema.operations
     chosen = select(*_GUARDED).where(table.c.id == id_).with_for_update(key_share=True)
     found = connection.execute(chosen).mappings().first()
     if found is None:
-        raise JournalError(f"no job {id_} is in the journal")
+        raise JournalError(f"no job {id_} in the journal")
     controller = row_mapping.controller(found)
     if by is not None and controller != by:
         taker = f"process {controller.pid} on {controller.host} has taken it over"
-        raise _lost(id_, taker if controller.pid else "it was left for others to take over")
+        raise _lost(id_, taker if controller.pid else "it was given up for others to take over")
     if active and found["ended_at"] is not None:
-        raise _lost(id_, f"somebody else has ended it: {found['outcome']}")
+        raise _lost(id_, f"another process has ended it: {found['outcome']}")
     if fence is not None:
         _see_fence(connection, id_, fence, held=active)
 
@@ -67,20 +68,20 @@ def _see_fence(connection: Connection, id_: str, fence: Fence, *, held: bool) ->
     if found is None or found.token != fence.token:
         holder = None if found is None or found.operation == id_ else found.operation
         holder = holder or "another controller"
-        raise _lost(id_, f"{holder} has taken {fence.resource} over")
+        raise _lost(id_, f"{holder} has taken over the lease {fence.resource}")
     if held and found.operation != id_:
-        raise _lost(id_, f"it has given {fence.resource} back")
+        raise _lost(id_, f"it has released the lease {fence.resource}")
 
 
 def _lost(id_: str, why: str) -> LeaseLost:
     return LeaseLost(
-        f"{id_} is no longer run from here: {why}; nothing more was changed",
-        hint=f"vmckpt job {id_} tells what became of it",
+        f"this process no longer controls {id_}: {why}; nothing more was changed",
+        hint=f"run vmckpt job {id_}",
     )
 
 
 def append(connection: Connection, table: Table, id_: str, made: list[dict[str, Any]]) -> None:
-    """Number rows of an operation that is locked, and write them."""
+    """Insert rows of an operation, which must be locked, with ascending numbers."""
     last: int = connection.execute(select(_last(table, id_))).scalar_one()
     connection.execute(
         insert(table),
@@ -89,13 +90,13 @@ def append(connection: Connection, table: Table, id_: str, made: list[dict[str, 
 
 
 def append_one(connection: Connection, table: Table, id_: str, made: dict[str, Any]) -> int:
-    """The same for one row, in one statement; its number."""
+    """Insert one row of an operation in one statement. Returns its number."""
     new = insert(table).values(operation=id_, seq=_last(table, id_) + 1, **made)
     number: int = connection.execute(new.returning(table.c.seq)).scalar_one()
     return number
 
 
 def _last(table: Table, id_: str) -> ScalarSelect[int]:
-    """The last number of an operation's rows."""
+    """Return a query for the last number of an operation's rows; 0 if there are none."""
     highest = select(func.coalesce(func.max(table.c.seq), 0)).where(table.c.operation == id_)
     return highest.scalar_subquery()

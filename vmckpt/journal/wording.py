@@ -1,4 +1,4 @@
-"""What operations tell, and times, in words: the same wherever they are shown. Pure."""
+"""Format events, decisions and times of operations as text, the same in all front ends. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -8,14 +8,17 @@ from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
 
 
 def event(kind: str, values: Mapping[str, Any]) -> str | None:
-    """An event in a line; None if it is not worth one."""
+    """Return an event as one line; None if it is not worth showing.
+
+    `kind` and `values`: as stored in the journal.
+    """
     match kind:
         case "phase-changed":
             return f"phase={values.get('phase')}"
         case "decided":
             if values.get("rule") == "evacuate":
                 return f"{values['action']}: {values['reason']}"
-            seen = "" if values.get("acted", True) else " (only watched)"
+            seen = "" if values.get("acted", True) else " (observed only)"
             shown = numbers(values["numbers"])
             return f"decided {values['action']}, because {values['reason']}{seen} {shown}".rstrip()
         case "checked":
@@ -26,7 +29,7 @@ def event(kind: str, values: Mapping[str, Any]) -> str | None:
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    """Numbers of a decision, arguments of a request."""
+    """Format the numbers of a decision or the arguments of a request: "a=1 b=2"."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
@@ -34,13 +37,13 @@ _SHOWN = {"remaining": show_bytes, "bandwidth": show_rate, "dirty_rate": show_ra
 
 
 def numbers(values: Mapping[str, Any]) -> str:
-    """What a decision was made from, as far as it was known."""
+    """Format the known numbers that a decision was based on, with units."""
     known = {key: value for key, value in values.items() if value is not None}
     return pairs({key: _SHOWN.get(key, str)(value) for key, value in known.items()})
 
 
 def time_left(low: Seconds | None, high: Seconds | None, *, converging: bool | None) -> str:
-    """How long it will still take: a range, or the plain truth: "3 to 5 s", "not converging"."""
+    """Format the time left: a range ("3 to 5 s"), "not converging", or "not known yet"."""
     if converging is False:
         return "not converging"
     if low is None:
@@ -53,7 +56,10 @@ def time_left(low: Seconds | None, high: Seconds | None, *, converging: bool | N
 
 
 def clock(at: float, now: float) -> str:
-    """A time as a clock on the wall shows it, with the day if that is another one."""
+    """Format a time in local time; as a date if it is not today.
+
+    `at` and `now`: seconds since 1970.
+    """
     local, today = (datetime.fromtimestamp(one, UTC).astimezone() for one in (at, now))
     if local.date() == today.date():
         return f"{local:%H:%M:%S}"

@@ -1,10 +1,11 @@
-"""The witness: a PostgreSQL database that both hosts of a protected guest reach, and is on neither.
+"""The lease store: a PostgreSQL database that both hosts of a protected guest reach, on neither of
+them.
 
-It keeps who may run the guest. The token grows with each change of hands and whenever the standby
-becomes worthless, and who shows an older one is refused. See `schema` for what holds after
-a crash of the database, `terms` for the times. A database with replicas needs them synchronous
-(`synchronous_standby_names`): one that is promoted without the last token is noticed, and lets
-nothing take over until the holder has confirmed what it lacks.
+It records which host may run the guest. Each lease has a token, which grows with each change of the
+holder and each time that the standby becomes invalid; a request with an older token is refused.
+`schema` describes what holds after a crash of the database, `terms` has the times. The replicas of
+a database must be synchronous (`synchronous_standby_names`). A replica that is promoted without the
+last token is noticed, and no host can take over until the holder has confirmed the missing change.
 """
 
 import secrets
@@ -25,12 +26,12 @@ from vmckpt.units import Seconds
 
 LIMIT = Seconds(0.5)
 _ADMIN_LIMIT = 10
-_OLDEST = 130000  # gen_random_uuid
+_OLDEST = 130000  # the first version that has gen_random_uuid()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """A login of one protection: it can do nothing but what its own lease needs."""
+    """The database login of one protection, with no rights but those that its own lease needs."""
 
     user: str
     password: str
@@ -40,27 +41,27 @@ class Credential:
 
 
 class LeaseForgotten(VmckptError):
-    """The witness knows an older token than its holder: it was failed over to a replica that lacks
-    the last change. No other host holds the lease."""
+    """The lease store has an older token than the lease's holder: it failed over to a replica that
+    lacks the last change. No other host holds the lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """The lease is ours, with this token; the other's guest is dead by now."""
+    """This host holds the lease now, with this token; the guest on the other host is dead."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not yet: ask again after so long."""
+    """The lease cannot be taken over yet: ask again after `rest`."""
 
     rest: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Never with this token."""
+    """The lease can never be taken over with this token."""
 
     why: str
 
@@ -70,19 +71,19 @@ TakeOver: TypeAlias = TakenOver | Wait | Denied
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """A lease, to be shown."""
+    """The state of a lease, for display."""
 
     guest: str
-    """Its UUID."""
+    """The guest's UUID."""
     session: str
     state: str
-    """free: nobody holds it; held: and there is no valid standby; protected: there is one."""
+    """free: without a holder; held: with a holder and no valid standby; protected: with both."""
     token: int
     holder: str | None
     ttl: Seconds
     margin: Seconds
     age: Seconds
-    """Since the last renewal, by the database's clock; negative: that was set back since."""
+    """Time since the last renewal, by the database's clock; negative if the clock was set back."""
     rest: Seconds
     """How long a takeover must wait at least, as far as the database knows."""
 
@@ -91,10 +92,11 @@ class LeaseView:
 
 
 def prepare(url: str) -> None:
-    """Make or renew tables and functions in the database; may be repeated, by several at once.
+    """Create or upgrade the tables and functions in the database.
 
-    Its user needs CREATE on the database, and CREATEROLE for `issue`. Raises LeaseUnreachable, and
-    LeaseRefused if the database cannot be a witness.
+    May be repeated, and run by several controllers at once. Its user needs CREATE on the database,
+    and CREATEROLE for `issue`. Raises LeaseUnreachable, and LeaseRefused if the database cannot be
+    a lease store.
     """
     with admin(url) as connection:
         _fit(connection)
@@ -103,8 +105,8 @@ def prepare(url: str) -> None:
         found = _value(connection, "SELECT max(version) FROM vmckpt_lease.layout")
         if found is not None and found > schema.LAYOUT:
             raise LeaseRefused(
-                f"the witness was prepared by a newer vmckpt (layout {found}, this one knows"
-                f" {schema.LAYOUT})",
+                f"the lease store was prepared by a newer vmckpt (layout {found}; this one has"
+                f" layout {schema.LAYOUT})",
                 hint="upgrade vmckpt here",
             )
         if found is not None and found < schema.LAYOUT:
@@ -116,20 +118,20 @@ def prepare(url: str) -> None:
 
 def _fit(connection: psycopg.Connection[Any]) -> None:
     if connection.info.server_version < _OLDEST:
-        raise LeaseRefused("the witness needs PostgreSQL 13 or newer")
+        raise LeaseRefused("the lease store needs PostgreSQL 13 or newer")
     for name in ("fsync", "full_page_writes"):
         if _value(connection, f"SHOW {name}") == "off":
             raise LeaseRefused(
-                f"the witness would forget who holds a lease when its machine crashes: {name} is"
-                " off there",
+                f"the lease store could lose leases in a crash of its machine: {name} is off",
                 hint=f"set {name} = on in postgresql.conf",
             )
 
 
 def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
-    """Begin a lease on a guest (its UUID) that nobody holds yet; no token is used twice.
+    """Create a lease on a guest (its UUID), without a holder, and the database login for it.
 
-    Raises LeaseRefused if there is one; LeaseUnreachable.
+    Its token is new: no token of a guest is used twice. Raises LeaseRefused if the guest has a
+    lease; LeaseUnreachable.
     """
     user = f"vmckpt_lease_{guest.replace('-', '')[:12]}_{secrets.token_hex(4)}"
     password = secrets.token_urlsafe(32)
@@ -146,9 +148,9 @@ def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
         ).fetchone()
         if row is None:
             raise LeaseRefused(
-                f"guest {guest} has a lease already", hint="end its protection first"
+                f"guest {guest} already has a lease", hint="end its protection first"
             )
-        # Its digest: a statement may stand in the server's log.
+        # The digest of the password: statements may be in the server's log.
         digest = connection.pgconn.encrypt_password(
             password.encode(), user.encode(), b"scram-sha-256"
         )
@@ -164,7 +166,7 @@ def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
 
 
 def _things(connection: psycopg.Connection[Any]) -> list[tuple[sql.SQL, sql.Composable]]:
-    """All that an agent's role may do."""
+    """Return all that an agent's role may use, as (privilege, object)."""
     database = sql.Identifier(str(_value(connection, "SELECT current_database()")))
     calls = ", ".join(f"{schema.SCHEMA}.{call}" for call in schema.AGENT_CALLS)
     return [
@@ -175,15 +177,15 @@ def _things(connection: psycopg.Connection[Any]) -> list[tuple[sql.SQL, sql.Comp
 
 
 def _as_sql(text: str) -> sql.SQL:
-    return sql.SQL(text)  # made of constants
+    return sql.SQL(text)  # only constants are passed
 
 
 def revoke(url: str, guest: str, *, force: bool = False, session: str | None = None) -> None:
-    """End a guest's lease and its login; fine if there is none.
+    """End a guest's lease and drop its login; does nothing if there is none.
 
-    `session`: only if it is that one's. A watchdog kills a guest whose lease cannot be renewed any
-    more, so the holder releases it first.
-    Raises LeaseRefused if it may still be held, unless `force`; LeaseUnreachable.
+    `session`: only if the lease belongs to this session. A watchdog kills a guest whose lease
+    cannot be renewed any more, so the holder must release the lease first. Raises LeaseRefused if a
+    host may still hold the lease, unless `force`; LeaseUnreachable.
     """
     with admin(url) as connection:
         row = connection.execute(
@@ -197,8 +199,8 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
         role, holder, lives = row
         if holder is not None and lives and not force:
             raise LeaseRefused(
-                f"{holder} holds the lease on guest {guest} and has just renewed it",
-                hint="end its protection there first",
+                f"{holder} holds the lease on guest {guest} and renewed it just now",
+                hint="end the protection on that host first",
             )
         connection.execute(
             "UPDATE vmckpt_lease.lease SET role = NULL, state = 'ended', holder = NULL,"
@@ -213,7 +215,10 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
 
 @contextmanager
 def admin(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction of the controller, on disk when it ends. Raises LeaseUnreachable."""
+    """Run a transaction of the controller, which is on disk when it ends.
+
+    Raises LeaseUnreachable; LeaseRefused if the user may not do this.
+    """
     told = settings(url)
     told["options"] = f"{told.get('options') or ''} -c synchronous_commit=on -c lock_timeout=10s"
     told |= {"connect_timeout": _ADMIN_LIMIT, "tcp_user_timeout": _ADMIN_LIMIT * 1000}
@@ -227,7 +232,7 @@ def admin(url: str) -> Iterator[psycopg.Connection[Any]]:
         kind: type[VmckptError] = LeaseUnreachable
         if isinstance(exc, psycopg.errors.InsufficientPrivilege):
             kind = LeaseRefused
-        raise kind(f"the witness: {hidden}") from exc
+        raise kind(f"lease store: {hidden}") from exc
 
 
 def _value(connection: psycopg.Connection[Any], statement: str) -> Any:
@@ -239,56 +244,60 @@ def _value(connection: psycopg.Connection[Any], statement: str) -> Any:
 
 
 class LeaseClient:
-    """One host's end. Each call answers within `limit`.
+    """The lease store as one host uses it. Each call answers within `limit`.
 
-    All raise LeaseUnreachable if there is no answer. Then the outcome is open for good, for what
-    was sent may arrive yet: repeat a call that changes the token until it answers (the same object
-    gets the token it already made), or let `invalidate` overtake it. LeaseRefused: the login
-    may not do this; LeaseLost: another holds the lease by now, or with another token.
+    All calls raise LeaseUnreachable if there is no answer. Then the outcome stays unknown, because
+    the request may still arrive. Repeat a call that changes the token until it answers (the same
+    object gets the token that it already created), or let `invalidate` supersede it. All raise
+    LeaseRefused if the login may not do this, and LeaseLost if another host holds the lease or its
+    token has changed.
     """
 
     def __init__(
         self, dsn: str, *, holder: str, password: str | None = None, limit: Seconds = LIMIT,
         clock: Callable[[], Seconds] = boottime,
     ) -> None:  # fmt: skip
-        """`holder`: the host's name. Raises BadInput if `dsn` cannot be read."""
+        """`holder`: the host's name. Raises BadInput if `dsn` is invalid."""
         self._line = LeaseConnection(dsn, password=password, limit=limit)
         self._holder, self._clock = holder, clock
         self._name = secrets.token_hex(8)
         self._beat, self._since = "", Seconds(0.0)
-        """The beat seen last, and when its first sight arrived."""
+        """The last beat, and when the first answer with it arrived."""
         self._timeline = ""
-        """PostgreSQL's, as it was told last."""
+        """PostgreSQL's timeline in the last answer."""
         self.protected = False
-        """Whether the witness called the standby valid, at the last renewal."""
+        """Whether the standby was valid at the last renewal, by the lease store."""
 
     def close(self) -> None:
         self._line.close()
 
     def acquire(self) -> int:
-        """Hold it, as the first or again after a restart; a standby there was is worthless then.
+        """Take the lease, for the first time or again after a restart; an existing standby becomes
+        invalid.
 
-        Only for a guest that runs here, or is to be started here. Returns the token; `renew` next.
-        The same object, asked again with nothing changed since, gets the same one.
+        Only for a guest that runs on this host or is about to start on it. Returns the token; call
+        `renew` next. If the same object calls again and nothing has changed since, it gets the same
+        token.
         """
         return self._token("acquire(%s, %s)", self._holder, f"{self._name} acquire")
 
     def acquire_again(self, token: int) -> int:
-        """The same after LeaseForgotten, which was raised for this token. Returns a newer one."""
+        """Take the lease again after LeaseForgotten for `token`. Returns a newer token."""
         claim = f"{self._name} acquire after {token}"
         return self._token("acquire_again(%s, %s, %s)", self._holder, claim, token)
 
     def renew(self, token: int) -> Seconds | None:
-        """When it was sent, by CLOCK_BOOTTIME: the guest may run for `LeaseTerms.lasts` from then.
+        """Renew the lease. Returns when the request was sent, by CLOCK_BOOTTIME.
 
-        None: the lease is lost for good; the guest must be killed. After anything raised it runs on
-        until its watchdog's time. Raises LeaseForgotten: `acquire_again` is the way on.
+        The guest may run for `LeaseTerms.lasts` from then. Returns None if the lease is lost for
+        good: then the guest must be killed. After any error the guest may run until its watchdog
+        ends it. Raises LeaseForgotten: call `acquire_again`.
         """
         sent = self._clock()
         told = self._ask("renew_on(%s, %s, %s)", token, self._holder, self._timeline)
         if told.get("forgot"):
             raise LeaseForgotten(
-                f"the witness has forgotten token {token}: it was failed over to a replica that"
+                f"the lease store does not know token {token}: it failed over to a replica that"
                 " lacks the last change",
                 hint="make its replicas synchronous (synchronous_standby_names)",
             )
@@ -296,36 +305,45 @@ class LeaseClient:
         return sent if told["said"] == "done" else None
 
     def validate(self, token: int) -> None:
-        """The standby has its first epoch: it may take over, with this token."""
+        """Record that the standby has its first epoch and may take over with this token.
+
+        Raises LeaseLost if this host does not hold the lease with `token`.
+        """
         self._done("validate(%s, %s)", token, self._holder)
 
     def invalidate(self, token: int) -> int:
-        """From now on the standby may never take over; the new token. A new one is validated."""
+        """Record that the standby may never take over. Returns the new token; a new standby is
+        validated with it."""
         claim = f"{self._name} invalidate {token}"
         return self._token("invalidate(%s, %s, %s)", token, self._holder, claim)
 
     def hand_over(self, token: int, to: str) -> int:
-        """A planned switch: `to` holds it at once; its token.
+        """Give the lease to the host `to` at once, for a planned switchover. Returns the new token.
 
-        The guest stands still here for good before this is called; and where there was no answer
-        it stays so until there is one, here or from `invalidate`.
+        The guest must be paused here for good before this is called. If there is no answer, it
+        stays paused until this call or `invalidate` answers. Raises LeaseRefused if the standby is
+        not valid.
         """
         claim = f"{self._name} hand over to {to} {token}"
         told = self._ask("hand_over(%s, %s, %s, %s)", token, self._holder, to, claim)
         if told["said"] == "denied":
-            raise LeaseRefused(f"it cannot be handed over: {told['why']}")
+            raise LeaseRefused(f"the lease cannot be handed over: {told['why']}")
         return _token_of(told)
 
     def release(self, token: int) -> None:
-        """Nobody holds it: for a guest whose protection ended, after its watchdog was sent away."""
+        """Give up the lease after the protection has ended and its watchdog was removed.
+
+        Raises LeaseLost if this host does not hold it with `token`.
+        """
         self._done("release(%s, %s)", token, self._holder)
 
     def take_over(self, token: int) -> TakeOver:
-        """Take the lease for the standby, whose token this is, if its holder must be dead by now.
+        """Take the lease for the standby, which has this token, if the guest must be dead on the
+        holder's host.
 
-        That is when two things are so: by the database's clock the last renewal, and its own
-        start, are ttl + margin ago; and this object has seen the same renewal for as long by
-        its own clock. So call `look` now and then all the time, or it begins with a whole wait.
+        Two conditions must hold: by the database's clock, the last renewal and the start of the
+        database are ttl + margin ago; and this object has seen no new renewal for ttl + margin by
+        its own clock. Call `look` regularly, or the takeover begins with a full wait.
         """
         watched = max(0.0, self._clock() - self._since) if self._beat else 0.0
         told = self._ask(
@@ -342,23 +360,27 @@ class LeaseClient:
                 return Denied(str(told["why"]))
 
     def look(self) -> LeaseView:
-        """How it stands; on the standby's host this is also what watches the holder."""
+        """Return the state of the lease. On the standby's host this also observes the holder's
+        renewals.
+
+        Raises LeaseRefused if the login has no lease.
+        """
         told = self._ask("look()")
         if told["said"] != "done":
-            raise LeaseRefused(f"the witness refuses it: {told['why']}")
+            raise LeaseRefused(f"the lease store refused this: {told['why']}")
         self._seen(told["beat"])
         names = ("guest", "session", "state", "token", "holder", "ttl", "margin", "age", "rest")
         return LeaseView(**{name: told[name] for name in names})
 
     def _seen(self, beat: str) -> None:
-        """Counted from when it arrived, for it was written before that."""
+        """Note a beat. It counts from its arrival, as it was written before that."""
         if beat != self._beat:
             self._beat, self._since = beat, self._clock()
 
     def _ask(self, call: str, *arguments: object) -> dict[str, Any]:
         told = self._line.ask(f"SELECT vmckpt_lease.{call}", arguments)
         if not isinstance(told, dict):
-            raise LeaseUnreachable("the witness answers in a way that is not known here")
+            raise LeaseUnreachable("the lease store gave an unknown answer")
         self._timeline = str(told.get("timeline", self._timeline))
         return told
 

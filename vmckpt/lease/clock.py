@@ -1,4 +1,4 @@
-"""The clock that leases and their holders are measured by."""
+"""The clock that leases are measured with."""
 
 import time
 
@@ -6,5 +6,8 @@ from vmckpt.units import Seconds
 
 
 def boottime() -> Seconds:
-    """A clock that is never set and goes on while the machine sleeps."""
+    """Return CLOCK_BOOTTIME in seconds.
+
+    That clock is never set, and counts the time for which the machine is suspended.
+    """
     return Seconds(time.clock_gettime(time.CLOCK_BOOTTIME))

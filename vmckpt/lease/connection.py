@@ -1,7 +1,8 @@
-"""A line to PostgreSQL whose calls end within their limit, whatever happens to server or network.
+"""A connection to PostgreSQL whose calls end within a limit, whatever happens to the server or the
+network.
 
-The connection belongs to a thread of its own: libpq may hang where no limit reaches, as in looking
-a name up. A thread that does not answer in time is left to itself, and another takes its place.
+A thread of its own holds the connection, since libpq may block where no limit applies, as in a name
+lookup. A thread that does not answer in time is abandoned, and a new thread replaces it.
 """
 
 import os
@@ -20,26 +21,29 @@ from psycopg.conninfo import conninfo_to_dict
 from vmckpt.errors import BadInput, VmckptError
 from vmckpt.units import Seconds, show_seconds
 
-# Threads that hang; with as many nothing more is tried until one has come back.
+# Abandoned threads: with this many, no call is tried until one of them has ended.
 _HANGING = 3
 _Call: TypeAlias = "tuple[Future[Any], str, Sequence[object]]"
 
 
 class LeaseUnreachable(VmckptError):
-    """The witness gave no answer; what was asked may have happened, or may yet happen."""
+    """The lease store did not answer; the request may have been carried out, or may be yet."""
 
 
 class LeaseRefused(VmckptError):
-    """The witness said no; nothing was changed."""
+    """The lease store refused the request; nothing was changed."""
 
 
 def settings(dsn: str, password: str | None = None) -> dict[str, Any]:
-    """What psycopg is told for a URL or a list of settings. Raises BadInput if it is neither."""
+    """Return psycopg's settings for `dsn`, a URL or a list of settings.
+
+    Raises BadInput if it is neither.
+    """
     try:
         told = dict(conninfo_to_dict(dsn))
-    except psycopg.Error:  # which repeats it, with its password
+    except psycopg.Error:  # its message repeats the address, with the password
         raise BadInput(
-            "the witness's address cannot be read",
+            "the address of the lease store is invalid",
             hint="write postgresql://user@host:port/database",
         ) from None
     if password is not None:
@@ -48,7 +52,7 @@ def settings(dsn: str, password: str | None = None) -> dict[str, Any]:
 
 
 class _Worker(threading.Thread):
-    """Has the connection, and makes a new one when it broke."""
+    """The thread that holds the connection and opens a new one when it is lost."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         super().__init__(name="witness", daemon=True)
@@ -56,28 +60,30 @@ class _Worker(threading.Thread):
         self._told = told
         self._connection: psycopg.Connection[Any] | None = None
         self._warnings: list[str] = []
-        """PostgreSQL's, about the call under way."""
+        """PostgreSQL's warnings about the current call."""
         self._lock = threading.Lock()
         self._copy: socket.socket | None = None
-        """The connection's socket once more: the number of libpq's own may be another's by now."""
+        """A duplicate of the connection's socket: libpq may have closed its own descriptor, whose
+        number may be in use for another file."""
 
     def run(self) -> None:
         while (call := self.calls.get()) is not None:
             future, statement, arguments = call
             try:
                 future.set_result(self._ask(statement, arguments))
-            except Exception as exc:  # noqa: BLE001 - the caller gets it, whatever it is
+            except Exception as exc:  # noqa: BLE001 - the caller gets any error
                 future.set_exception(exc)
         self._close()
 
     def _ask(self, statement: str, arguments: Sequence[object]) -> Any:
-        """One value. A connection that was lost since the last call is made anew, once."""
+        """Return the value of one statement. A connection that was lost since the last call is
+        opened again once."""
         had = self._connection is not None
         try:
             return self._execute(statement, arguments)
         except psycopg.OperationalError:
             if self._connection is not None and not self._connection.closed:
-                raise  # the server has answered: that it will not
+                raise  # the server has answered, with a refusal
             self._close()
             if not had:
                 raise
@@ -98,7 +104,8 @@ class _Worker(threading.Thread):
         return row[0] if row else None
 
     def _notice(self, told: psycopg.errors.Diagnostic) -> None:
-        """A wait for a synchronous replica that was cancelled ends in a warning, and no error."""
+        """Keep a warning, which is all that PostgreSQL sends if a wait for a replica was
+        cancelled."""
         if told.severity_nonlocalized == "WARNING":
             self._warnings.append(f"{told.message_primary} {told.message_detail or ''}".strip())
 
@@ -112,7 +119,7 @@ class _Worker(threading.Thread):
             connection.close()
 
     def cut(self) -> None:
-        """Break its connection, so that it comes to an end sooner."""
+        """Shut the connection down, so that the thread ends sooner."""
         self.calls.put(None)
         with self._lock, suppress(OSError):
             if self._copy is not None:
@@ -120,10 +127,10 @@ class _Worker(threading.Thread):
 
 
 class LeaseConnection:
-    """Calls of one value each. For several threads; one calls at a time."""
+    """A connection for calls that return one value. Threads may share it, one call at a time."""
 
     def __init__(self, dsn: str, *, password: str | None, limit: Seconds) -> None:
-        """`limit` holds for a whole call, with connecting. Raises BadInput."""
+        """`limit` covers a whole call with connecting. Raises BadInput if `dsn` is invalid."""
         self._told = {**settings(dsn, password), **_limits(limit)}
         options = self._told.get("options")
         self._told["options"] = f"{options or ''} {_session(limit)}".strip()
@@ -133,7 +140,10 @@ class LeaseConnection:
         self._hanging: list[_Worker] = []
 
     def ask(self, statement: str, arguments: Sequence[object] = ()) -> Any:
-        """Raises LeaseUnreachable, also where it is not known what happened; LeaseRefused."""
+        """Run `statement` and return its value.
+
+        Raises LeaseUnreachable, also if the outcome is unknown, and LeaseRefused.
+        """
         end = time.monotonic() + self._limit
         if not self._lock.acquire(timeout=self._limit):
             raise self._silent()
@@ -159,24 +169,24 @@ class LeaseConnection:
             self._worker = None
             raise self._silent() from None
         except psycopg.errors.InsufficientPrivilege as exc:
-            raise LeaseRefused(f"the witness refuses it: {self._one_line(exc)}") from exc
+            raise LeaseRefused(f"the lease store refused this: {self._one_line(exc)}") from exc
         except (psycopg.Error, psycopg.Warning) as exc:
-            raise LeaseUnreachable(f"the witness has not done it: {self._one_line(exc)}") from exc
+            raise LeaseUnreachable(f"the lease store failed: {self._one_line(exc)}") from exc
 
     def _silent(self) -> LeaseUnreachable:
         return LeaseUnreachable(
-            f"the witness gave no answer in {show_seconds(self._limit)}",
-            hint="see that PostgreSQL runs and can be reached from here",
+            f"the lease store did not answer in {show_seconds(self._limit)}",
+            hint="check that PostgreSQL runs and can be reached from here",
         )
 
     def _one_line(self, error: Exception) -> str:
-        """PostgreSQL's words without line ends and password."""
+        """Return PostgreSQL's message in one line and without the password."""
         text = " ".join(str(error).split()) or type(error).__name__
         password = self._told.get("password")
         return text.replace(str(password), "***") if password else text
 
     def close(self) -> None:
-        """Hang up, without waiting for anybody."""
+        """Close the connection without waiting for the thread."""
         with self._lock:
             if self._worker is not None:
                 self._worker.calls.put(None)
@@ -184,10 +194,10 @@ class LeaseConnection:
 
 
 def _limits(limit: Seconds) -> dict[str, Any]:
-    """For the thread that is left to itself: it ends too, some seconds later."""
+    """Return connection settings that also end an abandoned thread, some seconds later."""
     return {
         "application_name": "vmckpt lease",
-        "connect_timeout": 2,  # libpq knows no less
+        "connect_timeout": 2,  # libpq's minimum
         "keepalives_idle": 1,
         "keepalives_interval": 1,
         "keepalives_count": 2,
@@ -196,9 +206,9 @@ def _limits(limit: Seconds) -> dict[str, Any]:
 
 
 def _session(limit: Seconds) -> str:
-    """The server, too, gives up what nobody waits for any more, and frees what it has locked."""
+    """Return session options: after the limit, the server gives a call up and frees its locks."""
     most = max(int(limit * 1000), 1)
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
     limits = " ".join(f"-c {name}={most}" for name in names)
-    # A row that waited for another's change is looked at again.
+    # READ COMMITTED reads a row again after it has waited for another transaction's change.
     return rf"{limits} -c default_transaction_isolation=read\ committed"

@@ -1,7 +1,7 @@
-"""Whether the lease store's replicas are synchronous.
+"""Check whether the lease store's replicas are synchronous.
 
-A replica that was promoted and does not have the last change of a lease would let two hosts run the
-same guest. So with replicas each commit must wait for one of them, and only such a one is promoted.
+If a replica without the last change of a lease were promoted, two hosts could run the same guest.
+So each commit must wait for a replica, and only a replica that commits wait for may be promoted.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ _WHERE = "lease store"
 _SYNCHRONOUS = ("sync", "quorum")
 _WAITS_FOR_NONE = ("off", "local")
 _FIX = (
-    "on it: ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf();"
-    " and have two replicas, so that it need not wait for one that is down"
+    "run on it: ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf();"
+    " and add a second replica, so that commits do not wait for one that is down"
 )
-# Not what makes a backup, nor what gets single tables or only the log: none of them is promoted.
+# Without backups, logical replication and pg_receivewal: none of these is ever promoted.
 _REPLICAS = """
 SELECT coalesce(r.application_name, ''), r.sync_state
   FROM pg_stat_replication r LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid
@@ -42,39 +42,39 @@ SELECT pg_is_in_recovery(), current_setting('synchronous_commit'),
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A server that follows the lease store's."""
+    """A server that replicates the lease store's database."""
 
     name: str
-    """Its application_name; several may have the same."""
+    """Its application_name, which several replicas may share."""
     sync: str | None
-    """pg_stat_replication.sync_state; None: the login may not see it."""
+    """pg_stat_replication.sync_state; None if the login may not read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """What the lease store's PostgreSQL says."""
+    """What the lease store's PostgreSQL reports about its replication."""
 
     user: str
     follows: bool
-    """It is a replica itself."""
+    """Whether the server is a replica itself."""
     commit: str
-    """synchronous_commit, as it is for what is written about leases."""
+    """synchronous_commit, as it applies to changes of leases."""
     names: str
-    """synchronous_standby_names."""
+    """The setting synchronous_standby_names."""
     replicas: tuple[Replica, ...] = ()
-    """Those that are connected."""
+    """Replicas that are connected."""
     away: tuple[str, ...] = ()
-    """Replication slots of those that are not."""
+    """Replication slots of replicas that are not connected."""
 
 
 def examine(url: str) -> Finding:
-    """Ask the lease store; that it does not answer is a finding, too."""
+    """Ask the lease store for its replication. Returns a finding, also if it does not answer."""
     try:
         with client.admin(url) as connection:
             return survives_promotion(_ask(connection))
     except VmckptError as exc:
-        hint = exc.hint or "see that PostgreSQL runs there and lets this user in"
-        return _finding(Severity.WARNING, f"its replicas are unknown: {exc.message}", hint)
+        hint = exc.hint or "check that PostgreSQL runs there and accepts this user"
+        return _finding(Severity.WARNING, f"its replicas cannot be checked: {exc.message}", hint)
 
 
 def _ask(connection: psycopg.Connection[Any]) -> ServerFacts:
@@ -89,11 +89,11 @@ def _ask(connection: psycopg.Connection[Any]) -> ServerFacts:
 
 
 def survives_promotion(seen: ServerFacts) -> Finding:
-    """Say whether a lease outlives the promotion of a replica. Pure."""
+    """Return a finding on whether leases survive the promotion of a replica. Pure."""
     if seen.follows:
         return _finding(
-            Severity.WARNING, "it is a replica itself, and nothing can be written there",
-            "name the primary in lease: of hosts.yaml",
+            Severity.WARNING, "it is a replica itself, and therefore read-only",
+            "set lease: in hosts.yaml to the primary",
         )  # fmt: skip
     if not seen.replicas:
         return _judge_alone(seen)
@@ -101,8 +101,8 @@ def survives_promotion(seen: ServerFacts) -> Finding:
         return _finding(
             Severity.WARNING,
             f"whether its {len(seen.replicas)} replicas are synchronous is unknown: {seen.user} may"
-            " not see it",
-            f'on it: GRANT pg_read_all_stats TO "{seen.user}"',
+            " not read that",
+            f'run on it: GRANT pg_read_all_stats TO "{seen.user}"',
         )
     safe = [one.name for one in seen.replicas if one.sync in _SYNCHRONOUS]
     if safe and seen.commit in _WAITS_FOR_NONE:
@@ -110,20 +110,19 @@ def survives_promotion(seen: ServerFacts) -> Finding:
             Severity.WARNING,
             f"synchronous_commit is {seen.commit} for {seen.user}, so no commit waits for a"
             " replica",
-            "connect to it without a pooler that ignores a connection's settings",
+            "connect without a pooler that ignores connection settings",
         )
     if safe:
         others = len(seen.replicas) - len(safe)
         text = f"{len(safe)} of {len(seen.replicas)} replicas synchronous: {_listed(safe)}"
-        text += "; never promote another one" if others else ""
+        text += "; never promote another replica" if others else ""
         return _finding(Severity.OK, text)
     if seen.names:
         return _waits_in_vain(seen)
     return _finding(
         Severity.WARNING,
-        f"none of its replicas is synchronous ({_listed([one.name for one in seen.replicas])}): one"
-        " that is promoted may not know the last change of a lease, and two copies of a guest could"
-        " run",
+        f"none of its replicas is synchronous ({_listed([one.name for one in seen.replicas])}): a"
+        " promoted replica may lack the last change of a lease, so two copies of a guest could run",
         _FIX,
     )
 
@@ -134,21 +133,22 @@ def _judge_alone(seen: ServerFacts) -> Finding:
     if seen.away:
         return _finding(
             Severity.WARNING,
-            f"a replica is not connected (slot {_listed(seen.away)}), and no commit waits for one",
+            f"a replica is not connected (slot {_listed(seen.away)}), and commits do not wait for"
+            " replicas",
             _FIX,
         )
     return _finding(
-        Severity.INFO, "it has no replicas: it is a single point of failure",
-        "add two replicas, and see that commits wait for one: docs/replication.md",
+        Severity.INFO, "it has no replicas and is a single point of failure",
+        "add two synchronous replicas; see docs/replication.md",
     )  # fmt: skip
 
 
 def _waits_in_vain(seen: ServerFacts) -> Finding:
     return _finding(
         Severity.WARNING,
-        f"no connected replica is one of synchronous_standby_names ({seen.names}): every change of"
-        " a lease waits until one is",
-        "start that replica, or mend synchronous_standby_names",
+        f"no connected replica is in synchronous_standby_names ({seen.names}): every change of a"
+        " lease waits for one",
+        "start that replica, or correct synchronous_standby_names",
     )
 
 

@@ -1,34 +1,37 @@
-"""What the witness keeps in PostgreSQL: tables that nobody but its owner may touch, and functions.
+"""What the lease store keeps in PostgreSQL: tables that only their owner may access, and functions.
 
-An agent has a role of its own, which may call AGENT_CALLS and nothing else; `session_user` tells
-them whose lease it is about. Each locks that lease's row first and reads the clock after that.
+An agent has a role of its own, which may call AGENT_CALLS and nothing else; `session_user` selects
+the lease that a call is about. Each call locks that lease's row first and reads the clock
+afterwards.
 
-* A renewal need not be on disk when it is answered (`synchronous_commit` off). What a crash takes
-  with it is noticed: `memory` is an unlogged table, which PostgreSQL empties whenever it recovers,
-  be it after a crash of the machine, of one backend (the postmaster then goes on), or as a replica
-  that was promoted. Where it is empty everything counts as renewed just now.
-* A token that changes is on disk, and with the synchronous replicas, before it is told.
-* `beat` is new with each renewal and each time the memory was lost. Who has seen the same one for
-  ttl + margin *by a clock of its own that is never set* knows that nobody renewed, even if the
-  database's clock was set forward; a takeover asks for that besides what the database's clock says.
-* `timeline` is PostgreSQL's, on which the token was made, or last renewed. A replica that is
-  promoted begins a new one, and may lack changes that the old server had confirmed: also that a
-  standby is invalid. So nothing is taken over on a timeline on which the token was neither made nor
-  confirmed by its holder, unless all changes were on the synchronous replicas. The holder names the
-  timeline that it was told of: a renewal that was sent before, and arrives late, confirms nothing.
+* A renewal need not be on disk when it is answered (`synchronous_commit` off). The loss of renewals
+  in a crash is noticed: `memory` is an unlogged table, which PostgreSQL empties in every recovery:
+  after a crash of the machine, after a crash of one backend (the postmaster then keeps running),
+  and on a replica that is promoted. While it is empty, every lease counts as renewed just now.
+* A changed token is on disk, and on the synchronous replicas, before the call returns it.
+* `beat` changes with each renewal and each time that `memory` was lost. A host that has seen the
+  same beat for ttl + margin *by a clock of its own that is never set* knows that there was no
+  renewal, even if the database's clock was set forward. A takeover requires this in addition to
+  what the database's clock says.
+* `timeline` is the PostgreSQL timeline on which the token was created or last renewed. A replica
+  that is promoted begins a new timeline, and may lack changes that the old server had confirmed,
+  for example that a standby is invalid. So no takeover is possible on a timeline on which the token
+  was neither created nor confirmed by its holder, unless all changes were on the synchronous
+  replicas. The holder sends the timeline of its last answer: a renewal that was sent before the
+  promotion and arrives late confirms nothing.
 
 Pure.
 """
 
 LAYOUT = 2
-"""Version of all this; a database with a greater one was prepared by a newer vmckpt."""
+"""Version of tables and functions; a newer vmckpt has prepared a database with a greater one."""
 LOCK = 0x766D636B6C73
-"""Number of the advisory lock under which it is made."""
+"""Number of the advisory lock that is held while they are created."""
 SCHEMA = "vmckpt_lease"
 AGENT_CALLS = (
     "acquire(text, text)",
     "acquire_again(text, text, bigint)",
-    "renew(bigint, text)",  # agents that began before layout 2
+    "renew(bigint, text)",  # for agents that were started before layout 2
     "renew_on(bigint, text, text)",
     "validate(bigint, text)",
     "invalidate(bigint, text, text)",
@@ -67,16 +70,16 @@ REVOKE ALL ON ALL TABLES IN SCHEMA vmckpt_lease FROM PUBLIC;
 UPGRADE = """
 ALTER TABLE vmckpt_lease.lease ADD COLUMN timeline text, ADD COLUMN synchronous boolean;
 """
-"""From layout 1."""
+"""Upgrade from layout 1."""
 
 _HEAD = "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, vmckpt_lease, pg_temp"
 
-# The reference for a takeover's wait: each stamp that is not from the future.
+# waits(): a takeover waits from the latest time stamp that is not in the future.
 _PARTS = f"""
 CREATE OR REPLACE FUNCTION vmckpt_lease.mine() RETURNS vmckpt_lease.lease {_HEAD} AS $$
 DECLARE l vmckpt_lease.lease;
 BEGIN
-    -- Also where the server's default is not to wait for the disk.
+    -- Overrides a server whose default does not wait for the disk.
     PERFORM set_config('synchronous_commit', 'on', true);
     INSERT INTO memory DEFAULT VALUES ON CONFLICT DO NOTHING;
     SELECT * INTO l FROM lease WHERE role = session_user FOR UPDATE;
@@ -123,12 +126,12 @@ BEGIN
     IF l.guest IS NULL THEN
         RETURN jsonb_build_object('said', 'lost', 'why', 'there is no lease for this login');
     ELSIF l.holder IS NULL THEN
-        RETURN jsonb_build_object('said', 'lost', 'why', 'nobody holds the lease');
+        RETURN jsonb_build_object('said', 'lost', 'why', 'no host holds the lease');
     ELSIF l.holder <> p_holder THEN
         RETURN jsonb_build_object('said', 'lost', 'why', l.holder || ' holds the lease');
     ELSIF l.token <> p_token THEN
         RETURN jsonb_build_object('said', 'lost', 'why',
-            'token ' || p_token || ' is not the lease''s: that is ' || l.token);
+            'token ' || p_token || ' is not the lease''s, which is ' || l.token);
     END IF;
     RETURN NULL;
 END $$;
@@ -212,7 +215,7 @@ DECLARE
     l vmckpt_lease.lease := mine();
     no jsonb := refusal(l, p_token, p_holder);
 BEGIN
-    IF l.claim = p_claim AND l.token = p_token + 1 THEN  -- its answer was lost
+    IF l.claim = p_claim AND l.token = p_token + 1 THEN  -- the first answer was lost
         RETURN jsonb_build_object('said', 'done', 'token', l.token);
     ELSIF no IS NOT NULL THEN
         RETURN no;
@@ -240,7 +243,7 @@ BEGIN
         WHEN l.state <> 'protected' THEN 'the standby is not valid'
         WHEN l.holder = p_holder THEN p_holder || ' holds the lease itself'
         WHEN l.timeline <> timeline() AND NOT coalesce(l.synchronous, false)
-            THEN 'the lease store was failed over, perhaps without its last changes, and '
+            THEN 'the lease store failed over, perhaps without its last changes, and '
                 || l.holder || ' has not confirmed the standby since'
     END;
     IF why IS NOT NULL THEN

@@ -1,9 +1,10 @@
-"""For how long a lease on a protected guest is good: when its watchdog kills, when another may take
-over. Pure.
+"""How long a lease on a protected guest is valid: when the watchdog kills the guest, and when
+another host may take over. Pure.
 
-The holder counts from when it *sent* its last renewal that was answered, by its own clock; others
-count from when the witness *wrote* it, which is never earlier. So between the kill and the earliest
-takeover lie two margins, and a renewal that is late, or whose answer is lost, only adds to that.
+The holder counts from the moment at which it *sent* its last answered renewal, by its own clock.
+Other hosts count from the moment at which the lease store *wrote* that renewal, which is never
+earlier. So there are two margins between the kill and the earliest takeover. A renewal that is
+late, or whose answer is lost, only adds to that time.
 """
 
 from dataclasses import dataclass
@@ -12,63 +13,66 @@ from vmckpt.errors import BadInput
 from vmckpt.units import Seconds, show_seconds
 
 WATCHDOG_TURN = Seconds(0.05)
-"""A watchdog looks at least this often."""
+"""The longest interval between two checks of the lease by a watchdog."""
 KILLED_IN = Seconds(0.25)
-"""From a watchdog's SIGKILL until no processor of the guest runs: threads of QEMU in the kernel."""
+"""From the watchdog's SIGKILL until no processor runs the guest: QEMU may be in the kernel."""
 DRIFT = 0.0005
-"""How much faster or slower than time a clock may run: 500 ppm is what NTP corrects at most."""
+"""Relative error of a clock's rate: NTP corrects at most 500 ppm."""
 SHORTEST = Seconds(1.0)
-"""A shorter lease would be lost by an ordinary hiccup of a network or a disk."""
+"""An ordinary delay of the network or a disk would end a shorter lease."""
 _SLOWEST = Seconds(1.0)
 _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTerms:
-    """What both ends keep to. Raises BadInput if they cannot be kept."""
+    """Lifetime and margin of a lease, the same for its holder and for other hosts.
+
+    Raises BadInput if no host could keep to them.
+    """
 
     ttl: Seconds = Seconds(5.0)
-    """For how long a renewal is good."""
+    """How long a renewal is valid."""
     margin: Seconds = Seconds(1.0)
-    """By how much the holder ends earlier, and others begin later."""
+    """How much earlier the lease ends for its holder, and how much later for other hosts."""
 
     def __post_init__(self) -> None:
         if not SHORTEST <= self.ttl <= 3600:
             raise BadInput(
-                f"a lease of {show_seconds(self.ttl)} is not possible",
-                hint=f"take between {show_seconds(SHORTEST)} and an hour",
+                f"invalid lease lifetime {show_seconds(self.ttl)}",
+                hint=f"choose between {show_seconds(SHORTEST)} and an hour",
             )
         least = least_margin(self.ttl)
         if not least <= self.margin <= self.ttl / 2:
             raise BadInput(
-                f"a margin of {show_seconds(self.margin)} does not fit a lease of"
+                f"invalid margin {show_seconds(self.margin)} for a lease lifetime of"
                 f" {show_seconds(self.ttl)}",
-                hint=f"take between {show_seconds(least)} and {show_seconds(self.ttl / 2)}",
+                hint=f"choose between {show_seconds(least)} and {show_seconds(self.ttl / 2)}",
             )
 
     @property
     def lasts(self) -> Seconds:
-        """How long after it was sent a renewal lets the guest run; then the watchdog kills it."""
+        """How long after its sending a renewal lets the guest run; then the watchdog kills it."""
         return Seconds(self.ttl - self.margin)
 
     @property
     def waits(self) -> Seconds:
-        """How long after it was written a renewal keeps others from taking over."""
+        """How long after its writing a renewal keeps other hosts from taking over."""
         return Seconds(self.ttl + self.margin)
 
     @property
     def every(self) -> Seconds:
-        """How often to renew, so that several may fail before the lease is lost."""
+        """Interval between renewals, short enough that several may fail before the lease ends."""
         return Seconds(min(_SLOWEST, self.lasts / _TRIES))
 
     @property
     def limit(self) -> Seconds:
-        """How long to wait for an answer of the witness."""
+        """How long to wait for an answer of the lease store."""
         return Seconds(min(0.5, self.every))
 
 
 def least_margin(ttl: Seconds) -> Seconds:
-    """Half of what may pass between the end of a lease and the death of its guest."""
+    """Return half of the longest time between the end of a lease and the death of its guest."""
     late = WATCHDOG_TURN + KILLED_IN
     apart = 2 * DRIFT * 2 * ttl  # both clocks, over ttl + margin, which is less than 2 * ttl
     return Seconds((late + apart) / 2)

@@ -1,4 +1,4 @@
-"""One attempt to carry a plan out: intents, images, the engine, and what is left to tidy."""
+"""One attempt to carry out a plan: journal, images on the target, engine, cleanup."""
 
 import asyncio
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from vmckpt.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationContext:
-    """What all attempts of one command share."""
+    """State that all attempts of one command share."""
 
     setting: Setting
     here: Hypervisor
@@ -46,7 +46,7 @@ class MigrationContext:
 
 
 async def run(plan: Plan, context: MigrationContext) -> MigrationReport:
-    """Carry out a plan that is not blocked.
+    """Carry out a plan that is not blocked. Returns the report of the attempt.
 
     Raises LeaseLost if another controller has taken over; JournalError if the journal could not be
     written before anything was changed.
@@ -87,7 +87,8 @@ class _Attempt:
             made = await with_requests_answered(self._make_images(), context.stop, context.step_log)
         except RemoteError as exc:
             maybe = tuple(
-                f"{copy.path} on {context.setting.target.name} may have been made for it"
+                f"{copy.path} on {context.setting.target.name} may have been created for this"
+                " migration"
                 for copy in self._plan.copies.copies
             )
             warned = (*not_begun.warnings, *maybe)
@@ -110,18 +111,18 @@ class _Attempt:
         return report_builder.carried_out(not_begun, self._plan, ending, seen, tidied)
 
     async def _intend(self, order: MoveOrder) -> None:
-        """Nothing is set and ordered before it is written down."""
+        """Record the limits and the order in the journal before they take effect."""
         usual = await self._migrations.max_downtime()
         limits = {"max_downtime_ms": round(usual * 1000), "throttle": bool(order.auto_converge)}
         await self._context.step_log.intend(Step.LIMITS, limits)
-        # Whether a definition that is found there later is a trace of this move.
+        # Only if the target had no definition before, one found later is a leftover of this move.
         there = await domains.presence(self._context.there, self._guest.uuid)
         self._target_knew = not there.reachable or there.state is not None
         move = {
             "order": order.as_json(),
             "target_knew": self._target_knew,
             "copied": self._plan.copies.size,
-            # Whoever goes on with it goes on under this policy, wherever its file is by then.
+            # Recovery uses this text: the policy's file may have changed or moved by then.
             "policy": loader.text_of(self._policy),
         }
         await self._context.step_log.intend(Step.MOVE, move)
@@ -154,7 +155,7 @@ class _Attempt:
         await self._context.step_log.intend(Step.IMAGES, meant)
         made = await storage_copy.prepare(remotes[1], copies, suffix)
         try:
-            # Not concluded: until the guest is seen where it ends up, they may have to go again.
+            # The step stays open: the images may have to be removed until the outcome is known.
             await self._context.step_log.note(Step.IMAGES, {"marks": dict(made.marks)})
             await images.publish(remotes[1], made)
         except LeaseLost:
@@ -165,7 +166,10 @@ class _Attempt:
         return made
 
     async def _tidy(self, made: Made | None, ending: Ending | None) -> Tidied:
-        """What was made on the target goes if the guest stays; what could not be done is told."""
+        """Finish the disk copies if the guest arrived; remove the new images if it stays.
+
+        Returns what was removed; every failure is a line in the result.
+        """
         remotes = self._context.remotes
         if made is None or remotes is None:
             return Tidied()
@@ -180,11 +184,12 @@ class _Attempt:
                 return Tidied(troubles=await storage_copy.remove(remotes[1], made))
         except VmckptError as exc:
             return Tidied(troubles=(f"{exc}",))
-        lines = (f"{path} on {made.host} was made for this move" for path in made.marks)
+        lines = (f"{path} on {made.host} was created for this migration" for path in made.marks)
         return Tidied(troubles=tuple(lines))
 
     async def _forget(self, ending: Ending | None) -> tuple[str, ...]:
-        """A definition that the move has left on the target goes if the guest stays."""
+        """Undefine the guest on the target if this move defined it there and the guest stays.
+        Returns failures."""
         if ending is None or ending.outcome not in STAYS or self._target_knew:
             return ()
         try:
@@ -199,7 +204,7 @@ class _Attempt:
 async def observed(
     context: MigrationContext, guest: str, outcome: Outcome, began: Seconds, elapsed: Seconds
 ) -> Seconds | None:
-    """The blackout that somebody outside saw; None if nobody looked."""
+    """Return the guest's blackout as measured from outside; None if it was not measured."""
     outside = context.setting.outside
     if outside is None or outcome is not Outcome.COMPLETED:
         return None
@@ -213,10 +218,10 @@ def migration_driver(
     uuid: str,
     check: Callable[[], None],
 ) -> MigrationDriver:
-    """What moves a guest as long as `check` allows it; it can free the target's end of a stream.
+    """Return a driver that moves the guest and can free the target's end of a broken stream.
 
-    `check` raises LeaseLost when another controller has taken over, and HypervisorError while that
-    cannot be known. Each call that changes something asks it in its host's lane, right before.
+    `check` raises LeaseLost when another controller has taken over, and HypervisorError while this
+    is unknown. It is called in the host's thread right before each call that changes something.
     """
 
     async def free_target() -> None:

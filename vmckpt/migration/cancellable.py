@@ -1,4 +1,4 @@
-"""Waiting for work that may be stopped, here or from another terminal."""
+"""Wait for work that can be cancelled, here or from another terminal."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -15,7 +15,10 @@ _EVERY = 0.2
 
 @asynccontextmanager
 async def stop_requested(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
-    """A stop of its own for one of several: set with the one for all, and sets nobody else's."""
+    """Yield a stop event for one of several jobs.
+
+    It is set together with `all_`; setting it does not stop the other jobs.
+    """
     stop = asyncio.Event()
 
     async def follow() -> None:
@@ -30,7 +33,8 @@ async def stop_requested(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
 
 
 async def cancellable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
-    """Wait for `work`, or for `stop`: then the work is cancelled and Cancelled raised."""
+    """Wait for `work` and return its result; if `stop` is set first, cancel it and raise
+    Cancelled."""
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -40,24 +44,28 @@ async def cancellable(work: Coroutine[object, object, T], stop: asyncio.Event) -
         raise Cancelled("stopped before anything was changed")
     finally:
         stopping.cancel()
-        # Whoever puts back what it did must not do so while it still does something.
+        # The work must have ended before the caller undoes it.
         if not working.done():
             working.cancel()
             await asyncio.wait([working])
             if not working.cancelled():
-                working.exception()  # whoever is stopped does not ask for it
+                working.exception()  # retrieved, or asyncio would log it
 
 
 async def with_requests_answered(
     work: Coroutine[object, object, T], stop: asyncio.Event, step_log: StepLog
 ) -> T:
-    """As `cancellable`, for work beside the migration itself: other terminals can cancel it."""
+    """Wait for `work` as `cancellable` does, and let other terminals cancel it.
+
+    Other requests are refused, since no memory is being sent. Raises Cancelled; LeaseLost if
+    another controller has taken over.
+    """
 
     async def serve() -> None:
         while True:
             for request in step_log.take_requests():
                 cancels = request.kind == RequestKind.CANCEL
-                text = "cancelling" if cancels else "memory does not move; ask again later"
+                text = "cancelling" if cancels else "no memory is being sent; try again later"
                 step_log.answer(request, ok=cancels, text=text)
                 if cancels:
                     stop.set()

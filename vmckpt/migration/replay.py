@@ -1,8 +1,8 @@
-"""What a policy would have made of a recorded migration, from its trace to the answer.
+"""Replay a recorded migration under another policy.
 
-The recorded samples are true only as long as the same is done. So they are followed up to the point
-where the policy would have acted otherwise; from there a simulation continues, of a world fitted to
-what the samples showed until then.
+Recorded samples are valid only while the policy acts as recorded. They are followed to the point
+where it would have acted differently; from there a simulation continues, in a world fitted to the
+samples up to that point.
 """
 
 import math
@@ -25,7 +25,7 @@ from vmckpt.model.migration import Decision, JobPhase, JobSample, Mode
 from vmckpt.policy.model import Policy
 from vmckpt.units import Seconds
 
-# An action is taken a little after the sample that asked for it.
+# An action follows the sample that caused it within this many seconds.
 _SOON = 1.0
 
 
@@ -34,13 +34,13 @@ class Replayed:
     """What a policy would have done."""
 
     decided: tuple[Planned, ...]
-    """On the recorded samples, the differing one included."""
+    """Actions on the recorded samples, including the first that differs."""
     differs_at: Seconds | None
-    """Since the migration began; None: it would have done what was done."""
+    """Seconds since the migration began; None if the policy would have acted as recorded."""
     recorded: str | None
-    """What was done then instead; None: nothing."""
+    """The action that was recorded at that point; None if there was none."""
     then: Simulated | None
-    """How it would have gone on; None: as recorded, or nothing is known to go on from."""
+    """The simulated rest; None if nothing differs, or too little was recorded to simulate it."""
 
     def as_json(self) -> dict[str, Any]:
         then = self.then
@@ -69,11 +69,13 @@ def replay(
     *,
     curve: DirtyCurve = UNKNOWN,
 ) -> Replayed:
-    """Ask the policy in `terms` at every recorded sample. `began` is the clock of the samples.
+    """Evaluate the policy in `terms` at every recorded sample.
 
-    `curve` is what was measured before.
+    `began` is when the migration began, on the samples' clock; `curve` is the dirtying curve that
+    was measured before. Only decisions that were acted on count as done: an observed rule changed
+    nothing.
 
-    Only decisions that were acted on count as done: an observed rule changed nothing.
+    Returns what the policy would have done, and how the migration would have continued.
     """
     track, done = (
         PassHistory(began=began, curve=curve),
@@ -108,7 +110,7 @@ def replay(
             recorded=None if instead is None else instead.action,
             then=then,
         )
-    # What ended the record's pre-copy has no later sample to be missed at.
+    # No later sample shows that the decision that ended the recorded pre-copy was missed.
     missed = _due(theirs, followed[-1].at + _SOON) if followed else None
     if not followed or (missed is None and not switched):
         return Replayed(decided=tuple(ours), differs_at=None, recorded=None, then=None)
@@ -125,7 +127,7 @@ def _due(theirs: Sequence[Decision], until: float) -> Decision | None:
 
 
 def _same(theirs: Sequence[Decision], verdict: Verdict, at: float) -> Decision | None:
-    """The recorded decision that is this one."""
+    """Return the recorded decision that matches this verdict."""
     words = says(verdict.action)
     return next((one for one in theirs if one.action == words and abs(one.at - at) <= _SOON), None)
 
@@ -153,7 +155,7 @@ def _go_on(
 
 
 def fitted(samples: Sequence[JobSample]) -> World | None:
-    """The world that a migration's samples show; None: no byte was seen to move."""
+    """Fit a simulated world to a migration's samples. Returns None if no data moved."""
     moving = [one.bandwidth for one in samples if one.bandwidth and one.iteration]
     if not moving:
         return None
@@ -173,9 +175,9 @@ def fitted(samples: Sequence[JobSample]) -> World | None:
 
 
 def _written(samples: Sequence[JobSample]) -> list[tuple[float, float]]:
-    """For each pass that ended, how long it took and what was written in it.
+    """Return the duration of each finished pass and the bytes dirtied in it.
 
-    What it left unsent is in the next one's beginning, too, and was not written again.
+    What a pass left unsent counts in the size of the next pass, but was not dirtied again.
     """
     found = []
     first: JobSample | None = None
@@ -190,14 +192,14 @@ def _written(samples: Sequence[JobSample]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What came of a replay."""
+    """The result of a replay, for people and for scripts."""
 
     guest: str
     policy: str
     mode: Mode
     recorded_policy: str
     outcome: str | None
-    """Of the recorded migration; None: the trace breaks off."""
+    """The outcome of the recorded migration; None if the trace is incomplete."""
     result: Replayed
 
     def as_json(self) -> dict[str, Any]:
@@ -215,7 +217,7 @@ class ReplayReport:
 
 
 def _finite(result: Replayed) -> dict[str, Any]:
-    """In JSON, which has no infinity: what never ends sends without an end, too."""
+    """Return the result as JSON, with None for an infinite number of bytes."""
     if result.then is None or math.isfinite(result.then.sent):
         return result.as_json()
     found = replace(result, then=replace(result.then, sent=0.0)).as_json()
@@ -223,18 +225,21 @@ def _finite(result: Replayed) -> dict[str, Any]:
 
 
 def replayed(path: Path, policy: Policy) -> ReplayReport:
-    """Raises BadInput if the file is no trace, or the policy is not about such migrations."""
+    """Replay a trace file under `policy`.
+
+    Raises BadInput if the file is not a trace, or the policy uses mode checkpoint.
+    """
     if policy.mode is Mode.CHECKPOINT:
         raise BadInput(
-            f"policy {policy.name} moves guests by epochs, which no recorded migration had",
-            hint="choose another policy or --mode",
+            f"policy {policy.name} uses mode checkpoint, which cannot be replayed",
+            hint="choose another policy, or another --mode",
         )
     return under(policy, trace.read(path))
 
 
 def under(policy: Policy, recorded: trace.Trace) -> ReplayReport:
-    """What the policy would have made of that."""
-    # Whether post-copy could have been used is known only if it was recorded so.
+    """Replay a recorded migration under `policy`."""
+    # A trace does not show whether post-copy was possible; after a plain pre-copy it may have been.
     possible = recorded.header.post_copy or recorded.header.mode is Mode.PRECOPY
     mode = request.plain_choice(policy, post_copy=possible and policy.may_switch_early)
     held = RunTerms(

@@ -19,54 +19,54 @@ class Pass:
     lasted: Seconds
     sent: Bytes
     remaining: Bytes
-    """The least that was left to send in it."""
+    """Fewest bytes left to send in this pass."""
     dirty_rate: BytesPerSecond | None
     bandwidth: BytesPerSecond
-    """Mean of what the samples show."""
+    """Mean over the samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationReport:
-    """Everything a migration command has to say at its end."""
+    """The result of a migration command."""
 
     guest: str
     source: str
     target: str
     outcome: Outcome
     driver: Driver | None
-    """None when it never came to a migration."""
+    """None if no migration was started."""
     began: Seconds
     """Monotonic time."""
     elapsed: Seconds
-    """By our clock, from the order until the outcome was known."""
+    """From the order until the outcome was known, by the controller's clock."""
     totals: JobTotals | None
-    """None if the statistics were gone, or the migration did not complete."""
+    """None if libvirt had no final statistics, or the migration did not complete."""
     observed_downtime: Seconds | None
-    """Client-visible blackout; None if nobody watched."""
+    """Blackout as clients saw it; None if it was not measured."""
     samples: tuple[JobSample, ...] = ()
     decisions: tuple[Decision, ...] = ()
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     error: str | None = None
-    """What libvirt said when it failed."""
+    """Why the migration did not complete; usually libvirt's message."""
     policy: str | None = None
     mode: Mode | None = None
-    """How memory was to travel; None when it never came to that."""
+    """The chosen mode; None if no policy could be chosen."""
     switched: Seconds | None = None
-    """When the switch to post-copy was ordered; None: never."""
+    """When the switch to post-copy was ordered; None if it was not."""
     attempts: int = 1
     job: str | None = None
-    """Its id in the journal; None if there is no journal."""
+    """Job ID in the journal; None if there is no journal."""
     forecast: Mapping[str, Any] | None = None
-    """What was expected, beside what was measured; in JSON's types."""
+    """The forecast with its score against what was measured, in JSON's types."""
     limit: BytesPerSecond | None = None
-    """What it was held to when it began; None: nothing."""
+    """Bandwidth limit at the start; None if there was none."""
     left_behind: tuple[str, ...] = ()
-    """What is still on the source: images of disks that were copied."""
+    """Images of copied disks that are still on the source."""
     removed: tuple[str, ...] = ()
-    """Images that were on the source, until the guest had arrived."""
+    """Images that were removed from the source after the guest arrived."""
     stays: tuple[str, ...] = ()
-    """Which of those left behind should have gone, and why they did not; in the warnings, too."""
+    """Images that should have been removed and were not, with the reasons; also in `warnings`."""
 
     @property
     def iterations(self) -> int:
@@ -86,7 +86,7 @@ class MigrationReport:
 
 
 def passes(samples: Sequence[JobSample], began: Seconds) -> tuple[Pass, ...]:
-    """One row for each pass that was sampled; a pass shorter than the sampling may be missing."""
+    """Return one row for each sampled pass. A pass shorter than the sampling may be missing."""
     rows = []
     for number in sorted({sample.iteration for sample in samples if sample.iteration}):
         inside = [sample for sample in samples if sample.iteration == number]
@@ -109,7 +109,7 @@ def passes(samples: Sequence[JobSample], began: Seconds) -> tuple[Pass, ...]:
 
 
 def as_json(report: MigrationReport) -> dict[str, Any]:
-    """The object that `--json` prints. Times in milliseconds, sizes in bytes, rates per second."""
+    """Return what `--json` prints. Times in milliseconds, sizes in bytes, rates per second."""
     totals = report.totals
     return {
         "guest": report.guest,
@@ -145,7 +145,7 @@ def as_json(report: MigrationReport) -> dict[str, Any]:
 
 
 def _probes(forecast: Mapping[str, Any] | None) -> list[Any]:
-    """What was measured of the guest's writing, where the next forecast looks for it."""
+    """Return the measurements of the guest's writes, where the next forecast looks for them."""
     return [] if forecast is None else list(forecast["facts"]["dirty_probes"])
 
 
@@ -154,7 +154,7 @@ def _ms(time: Seconds | None) -> float | None:
 
 
 def sample_as_json(sample: JobSample, began: Seconds) -> dict[str, Any]:
-    """One sample; its time since `began`."""
+    """Return one sample as JSON, with its time since `began`."""
     return {
         "at_ms": _ms(Seconds(sample.at - began)),
         "phase": str(sample.phase),
@@ -177,7 +177,7 @@ def _pass(row: Pass) -> dict[str, Any]:
 
 
 def decision_as_json(one: Decision, began: Seconds) -> dict[str, Any]:
-    """One decision; its time since `began`."""
+    """Return one decision as JSON, with its time since `began`."""
     return {
         "at_ms": _ms(Seconds(one.at - began)),
         "action": one.action,

@@ -1,4 +1,4 @@
-"""Make the report of a plan, and of what became of it. Pure."""
+"""Build the report of a plan and of its execution. Pure."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,10 @@ _NOTHING = Seconds(0.0)
 
 
 def not_begun(plan: Plan, setting: Setting, guest: str) -> MigrationReport:
-    """The report of a plan that was not carried out; `guest` as it was asked for."""
+    """Build the report of a plan that was not carried out.
+
+    `guest` is the name or UUID that was asked for; it is used if no host knows the guest.
+    """
     return MigrationReport(
         guest=plan.facts.guest.name if plan.facts.guest is not None else guest,
         source=setting.source.name,
@@ -43,7 +46,7 @@ def carried_out(
     observed: Seconds | None,
     tidied: Tidied,
 ) -> MigrationReport:
-    """The report of an attempt, made from that of its plan."""
+    """Build the report of an attempt from `begun`, the report of its plan."""
     left = tuple(path for path in plan.copies.left_behind if path not in tidied.removed)
     return replace(
         begun,
@@ -66,7 +69,7 @@ def carried_out(
 
 
 def _beside(plan: Plan, ending: Ending) -> dict[str, Any] | None:
-    """What was expected, beside what was measured."""
+    """Return the forecast with its score against what was measured; None without a forecast."""
     if plan.outlook is None:
         return None
     told = plan.outlook.as_json(plan.mode)

@@ -1,4 +1,4 @@
-"""What a migration command is given, and the policy with the operator's overrides applied. Pure."""
+"""The request of a migration command, and the policy with its overrides applied. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,16 +14,17 @@ from vmckpt.model.migration import AutoConverge, Compression, Driver, Mode, Move
 from vmckpt.policy.model import Compress, CopyKind, LeftBehind, MoveLimits, Policy, Throttle, Tls
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
-# A job must be started for what a rule may switch on later. Until then it shall do next to nothing.
+# A job must be started with what a rule may need later. Until then the throttle does next to
+# nothing.
 IDLE_THROTTLE = AutoConverge(initial=1, increment=1, at_most=1)
 _ANSWERED = Seconds(600.0)
-"""So long it is tried, as by the default policy."""
+"""How long a broken post-copy is retried; the same as in the default policy."""
 _IDLE_CACHE = Bytes(64 * 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOverrides:
-    """What the operator said on the command line; None: as the policy has it."""
+    """Options given on the command line. None keeps the policy's value."""
 
     mode: Mode | None = None
     bandwidth: BytesPerSecond | None = None
@@ -33,17 +34,17 @@ class PolicyOverrides:
     copy: CopyKind | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """For the journal: whoever goes on with a migration holds it to the same."""
+        """Return the overrides for the journal, so that recovery applies them, too."""
         return asdict(self)
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> "PolicyOverrides":
-        """The wishes again. Raises ValueError if they are none."""
+        """Return overrides read from the journal. Raises ValueError if they are invalid."""
         return TypeAdapter(PolicyOverrides).validate_python(stored)
 
 
 def apply_overrides(policy: Policy, overrides: PolicyOverrides) -> Policy:
-    """The policy with the operator's wishes in it."""
+    """Return the policy with the operator's overrides applied."""
     limits = policy.limits
     if overrides.timeout is not None:
         limits = replace(limits, time=overrides.timeout, time_per_gib=None)
@@ -56,13 +57,14 @@ def apply_overrides(policy: Policy, overrides: PolicyOverrides) -> Policy:
     transport = replace(policy.transport, tls=overrides.tls or policy.transport.tls)
     mode = overrides.mode or policy.mode
     storage = replace(policy.storage, copy=overrides.copy or policy.storage.copy)
-    if mode is Mode.CHECKPOINT:  # whose images are a protection's: it does not remove them
+    if mode is Mode.CHECKPOINT:  # its images belong to a protection, which does not remove them
         storage = replace(storage, left_behind=LeftBehind.KEEP)
     return replace(policy, limits=limits, transport=transport, storage=storage, mode=mode)
 
 
 def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
-    """The mode without a forecast: `auto` keeps the way out into post-copy where there is one."""
+    """Return the mode to use without a forecast: for `auto` hybrid where possible, else
+    pre-copy."""
     if policy.mode is Mode.AUTO:
         return Mode.HYBRID if post_copy and policy.may_switch_early else Mode.PRECOPY
     if policy.mode is Mode.HYBRID and not post_copy:
@@ -71,7 +73,7 @@ def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
 
 
 def terms(policy: Policy, mode: Mode, guest: Guest, copied: Bytes = Bytes(0)) -> RunTerms:
-    """What the controller holds the migration to. `copied`: bytes of disks that go along."""
+    """Return the terms of a migration. `copied`: bytes of disks that are copied with it."""
     return RunTerms(
         policy=policy,
         mode=mode,
@@ -91,7 +93,7 @@ def order(
     storage_proven: bool,
     tls_name: str | None,
 ) -> MoveOrder:
-    """The order that starts it."""
+    """Return the order that starts the migration."""
     limits: MoveLimits = policy.limits
     later_throttle = any(isinstance(rule.do, Throttle) for rule in policy.rules)
     later_cache = any(isinstance(rule.do, Compress) for rule in policy.rules)
@@ -118,12 +120,16 @@ def order(
 
 
 def answered(policy: Policy) -> Policy:
-    """Of one that asks as soon as a post-copy breaks: whoever wants it resumed has answered."""
+    """Return the policy with a time to recover a broken post-copy, if it has none.
+
+    Such a policy asks the operator as soon as a post-copy breaks. A request to resume is the
+    answer.
+    """
     return policy if policy.recover_for else replace(policy, recover_for=_ANSWERED)
 
 
 def resumed(policy: Policy) -> RunTerms:
-    """What a post-copy that is resumed is held to: there is nothing left to decide but patience."""
+    """Return the terms of a resumed post-copy: only the policy's time to recover still matters."""
     return RunTerms(
         policy=policy,
         mode=Mode.POSTCOPY,
@@ -136,36 +142,36 @@ def resumed(policy: Policy) -> RunTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrateRequest:
-    """What the operator asked for."""
+    """The options of one migration command."""
 
     guest: str
     to: str
     from_: str | None = None
     """None: the host on which the guest is found."""
     policy: str | None = None
-    """By name or file; None: the one that its `select` chooses."""
+    """Name or file; None: the policy whose `select` matches the guest."""
     overrides: PolicyOverrides = field(default_factory=PolicyOverrides)
     dry_run: bool = False
     observe: bool = False
-    """Decide and tell, and do nothing about it."""
+    """Report decisions without acting on them."""
     trace: Path | None = None
-    """Write samples and decisions there."""
+    """File to which samples and decisions are written."""
     closed_too: bool = False
-    """Only to look ahead: also to a host that is in maintenance, and will not be by then."""
+    """For a forecast only: also to a host in maintenance, which will have left it by then."""
     part_of: str | None = None
-    """The job that it is a part of."""
+    """Job ID of the operation that this migration is a part of."""
     probe: Seconds | None = None
-    """How long the guest is measured before; None: as the policy has it, 0: not at all."""
+    """How long the guest's writes are measured before; None: as in the policy, 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where a migration takes place."""
+    """The hosts and policies of a migration."""
 
     source: Host
     target: Host
     policies: Sequence[Policy]
     outside: OutsideView | None
-    """Somebody who watches guests from outside; None: nobody does."""
+    """Measures the guest's blackout from outside; None if nothing does."""
     others: Sequence[Host] = ()
-    """Hosts that the guest may have been moved on to by hand."""
+    """Other hosts, to which the guest may have been moved by hand."""

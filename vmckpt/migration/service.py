@@ -1,4 +1,4 @@
-"""One migration from the order to the report: plan, record, carry out, retry."""
+"""Run one migration command: plan, record, carry out, retry, report."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -31,11 +31,11 @@ from vmckpt.policy.model import OnFailure, Policy, Retries
 from vmckpt.units import Seconds, show_seconds
 
 OPEN = (Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)
-"""Not the end: the guest stays the operation's until recovery finds out, or mends it."""
+"""Outcomes that leave the job open: the guest stays locked until recovery settles the job."""
 
 
 class Attempts:
-    """All attempts of one command. `plan_again` looks at everything anew before another one."""
+    """All attempts of one command. `plan_again` makes a new plan before each further attempt."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Attempts:
         self._plan_again = plan_again
 
     async def run(self, begun: MigrationReport, plan: Plan) -> MigrationReport:
-        """Until it is done, or no other attempt is due. `begun`: the plan's report.
+        """Make attempts until one succeeds or no other is due. `begun`: the plan's report.
 
-        Raises GuestLocked, JournalError, LeaseLost.
+        Raises GuestLocked, HostUnreachable, JournalError, LeaseLost.
         """
         begun = replace(begun, job=self._recorder.id)
         if plan.blocked or plan.policy is None:
@@ -100,22 +100,22 @@ class Attempts:
         await self._own(guest)
         carry_out = attempt.run
         if plan.mode is Mode.CHECKPOINT:
-            # Only who moves a guest so pays for what it needs.
+            # Imported here: only this mode needs it.
             from vmckpt.migration.epochs import attempt as epochs_attempt  # noqa: PLC0415
 
             carry_out = epochs_attempt.run
         return replace(await carry_out(plan, self._context), job=recorder.id, attempts=number)
 
     async def _own(self, guest: Guest) -> None:
-        """From here on nobody else may act on the guest. Raises GuestLocked.
+        """Lock the guest for this operation. Raises GuestLocked, HostUnreachable.
 
-        Before that it was looked at without a lease: another controller may have moved it.
+        Preflight looked at the guest without a lease: another controller may have moved it since.
         """
         wanted, fence = guest_resource(guest.uuid), self._recorder.fence
         if fence is not None and fence.resource != wanted:
             raise GuestLocked(
-                f"another guest is called {guest.name} by now; nothing more was changed",
-                hint="see vmckpt guests",
+                f"{guest.name} is now the name of another guest; nothing more was changed",
+                hint="run vmckpt guests",
             )
         await asyncio.to_thread(self._recorder.acquire, wanted)
         seen = await domains.presence(self._context.here, guest.uuid)
@@ -124,15 +124,15 @@ class Attempts:
             raise HostUnreachable(f"{source} does not answer; nothing was changed", host=source)
         if not seen.runs or seen.migrating:
             raise GuestLocked(
-                f"{guest.name} does not run undisturbed on {self._context.setting.source.name} any"
-                " more; nothing was changed",
-                hint="see vmckpt jobs and vmckpt guests, and try again",
+                f"{guest.name} no longer runs on {self._context.setting.source.name}, or is"
+                " being migrated; nothing was changed",
+                hint="run vmckpt jobs and vmckpt guests, then try again",
             )
 
     async def _wait(self, told: MigrationReport, retries: Retries, number: int) -> bool:
-        """Wait for the next attempt; False if it was stopped meanwhile."""
+        """Wait before the next attempt. Returns False if the migration was cancelled meanwhile."""
         wait = wait_before(retries, number)
-        reason = f"{told.error or 'it failed'}; attempt {number + 1} in {show_seconds(wait)}"
+        reason = f"{told.error or 'attempt failed'}; attempt {number + 1} in {show_seconds(wait)}"
         self._context.emit(Decided(decision=_decided("try again", reason)))
         self._recorder.update(state="waiting")
         try:
@@ -146,13 +146,13 @@ class Attempts:
 
 
 def should_retry(told: MigrationReport, policy: Policy, number: int) -> bool:
-    """Whether to try once more: only what failed while the guest went on where it was."""
+    """Return whether to try again: only if the guest kept running on the source."""
     wanted = policy.on_failure is OnFailure.RETRY and number <= policy.retries.times
     return wanted and told.outcome is Outcome.FAILED
 
 
 def wait_before(retries: Retries, failed: int) -> Seconds:
-    """How long to wait after that many failed attempts."""
+    """Return the wait after this many failed attempts."""
     wait = retries.first_wait * retries.factor ** (failed - 1)
     return Seconds(min(wait, retries.longest_wait))
 
@@ -163,18 +163,18 @@ def _decided(action: str, reason: str) -> Decision:
 
 
 _FRESH = Seconds(30.0)
-"""So long what preflight has seen is taken for true; libvirt looks at most of it again."""
+"""How long preflight's results are considered valid; libvirt checks most of them again."""
 
 
 async def plan(
     setting: Setting, request: MigrateRequest, caller: Caller, *,
     open_: Remotes | None = None, links: Links | None = None,
 ) -> Plan:  # fmt: skip
-    """Everything that is decided before a start, with a forecast for every mode; changes nothing.
+    """Make a plan with a forecast for every mode; change nothing.
 
-    `open_`: as in `migrate`; `links`: what several plans are to measure only once.
+    `open_`: as in `migrate`; `links`: link measurements that several plans share.
 
-    Raises Cancelled if it was stopped.
+    Raises Cancelled if it was stopped; PolicyError or BadInput as `planner.make` does.
     """
     async with (
         Hypervisor(setting.source) as here,
@@ -188,13 +188,13 @@ async def plan(
 async def migrate(
     setting: Setting, request: MigrateRequest, caller: Caller, open_: Remotes | None = None
 ) -> MigrationReport:
-    """Migrate a guest, or with `dry_run` only say whether it could be.
+    """Migrate a guest; with `dry_run` only check whether it can be migrated.
 
-    `open_`: logins at both hosts that nobody else uses meanwhile; else they are made.
+    `open_`: ssh logins to both hosts that nothing else uses meanwhile; None: they are opened here.
 
-    Setting `caller.stop` cancels: the job is aborted and the guest seen running on the source. The
-    report says how it ended; errors are raised only for what kept it from beginning. Cancelled is
-    raised when it was stopped before anything was changed.
+    Setting `caller.stop` cancels: the job is aborted and the guest is confirmed to run on the
+    source. The report says how the migration ended; errors are raised only for what prevented its
+    start. Raises Cancelled if it was stopped before anything was changed.
     """
     async with (
         Hypervisor(setting.source) as here,
@@ -204,7 +204,7 @@ async def migrate(
         move = MigrationCommand(setting, request, caller, (here, there), remotes)
         if request.dry_run:
             return move.not_begun(await move.plan())
-        # The database library takes half a second to load: that long preflight takes, too.
+        # Loading the database library takes half a second, about as long as preflight.
         opening = asyncio.create_task(asyncio.to_thread(_record, setting, request, caller))
         try:
             return await move.run(opening)
@@ -230,7 +230,7 @@ def _record(setting: Setting, request: MigrateRequest, caller: Caller) -> Record
 
 
 class MigrationCommand:
-    """One request. Holds the connections and the listener, so that each step stays short."""
+    """One migration request, with its connections and its listener."""
 
     def __init__(
         self,
@@ -251,7 +251,8 @@ class MigrationCommand:
         self._early: list[Event] = []
 
     def _emit(self, event: Event) -> None:
-        """To the listener and to the journal, which may open a moment later."""
+        """Pass an event to the listener, the trace and the journal, which may open a moment
+        later."""
         if self._recorder is not None:
             self._recorder.take(event)
         else:
@@ -261,12 +262,12 @@ class MigrationCommand:
         self._listener(event)
 
     def close(self) -> None:
-        """Nothing more is to be told."""
+        """Close the trace."""
         if self._tracer is not None:
             self._tracer.close()
 
     def _ahead(self, every_mode: bool, links: Links | None) -> planner.ForecastOptions | None:
-        """How to look ahead; a dry run only checks."""
+        """Return the options of the forecast; None for a dry run, which only checks."""
         if self._request.dry_run and not every_mode:
             return None
         setting = self._setting
@@ -282,7 +283,7 @@ class MigrationCommand:
         )  # fmt: skip
 
     async def plan(self, *, every_mode: bool = False, links: Links | None = None) -> Plan:
-        """Everything that is decided before a start."""
+        """Make the plan. Raises Cancelled, PolicyError, BadInput."""
         self._emit(PhaseChanged(phase=JobPhase.PREFLIGHT))
         made = await cancellable(
             planner.make(
@@ -301,7 +302,7 @@ class MigrationCommand:
         return made
 
     async def run(self, opening: "asyncio.Task[Recorder]") -> MigrationReport:
-        """Plan and move, again after a failure if the policy says so."""
+        """Plan and migrate; try again after a failure if the policy says so."""
         try:
             plan = await self.plan()
         except BaseException as exc:
@@ -316,13 +317,13 @@ class MigrationCommand:
             context = self._migration_context(steps)
             return await Attempts(context, recorder, self.plan).run(self.not_begun(plan), plan)
         except BaseException as exc:
-            # What is open, recovery undoes or finishes; only then it has ended.
+            # Recovery undoes or finishes open steps; only then has the operation ended.
             if not steps.busy:
                 recorder.finish(_how(exc), _said(exc))
             raise
 
     async def _in_turn(self, plan: Plan, recorder: Recorder, steps: JournalStepLog) -> Plan:
-        """Wait for its turn; what was looked at long before that is looked at again."""
+        """Wait for the migration's turn. Returns a new plan if this one is too old by then."""
         guest = plan.facts.guest
         if self._turn is None or plan.blocked or guest is None:
             return plan
@@ -348,18 +349,18 @@ class MigrationCommand:
         )
 
     def not_begun(self, plan: Plan) -> MigrationReport:
-        """The report of a plan that was not carried out."""
+        """Return the report of a plan that was not carried out."""
         return report_builder.not_begun(plan, self._setting, self._request.guest)
 
 
 def _asked(request: MigrateRequest) -> dict[str, Any]:
-    """What of the request whoever goes on with it must know."""
+    """Return the parts of the request that recovery needs."""
     asked = {"observe": request.observe, "wishes": request.overrides.as_json()}
     return asked if request.part_of is None else {**asked, "part_of": request.part_of}
 
 
 def _how(exc: BaseException) -> Outcome:
-    """How an operation ended that raised this before libvirt had the order."""
+    """Return the outcome of an operation that raised `exc` before libvirt had the order."""
     if isinstance(exc, Cancelled):
         return Outcome.CANCELLED
     refused = isinstance(exc, GuestLocked | BadInput)

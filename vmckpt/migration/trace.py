@@ -1,8 +1,8 @@
-"""A migration as JSON lines, to be replayed under other policies.
+"""A migration as JSON lines, which can be replayed under other policies.
 
-The first line tells of the guest and the terms; then one line for each sample and decision in their
-order, and the outcome at the end. Times are milliseconds since the migration began. A trace that
-breaks off can be replayed as far as it goes.
+The first line describes the guest and the terms. One line follows for each sample and decision, in
+order; the outcome comes last. Times are milliseconds since the migration began. An incomplete trace
+can be replayed as far as it goes.
 """
 
 import io
@@ -22,10 +22,10 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 from vmckpt.util import config_file
 
 VERSION = "vmckpt/v1"
-# Days of samples.
+# Enough for days of samples.
 _MOST_BYTES = 64 << 20
 _MOST_SAMPLES = 500_000
-# Of milliseconds, and of bytes: far more than any migration, and exact as a float.
+# Bound for milliseconds and for bytes: far above any migration, and exact as a float.
 _MOST = 1 << 53
 _MOST_POINTS = 1000
 _MOST_PASSES = 1_000_000
@@ -33,16 +33,16 @@ _MOST_PASSES = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a replay must know beside the samples."""
+    """What a replay needs besides the samples."""
 
     guest: str
     memory: Bytes
     policy: str
     mode: Mode
     post_copy: bool
-    """It could be switched."""
+    """Whether the migration could switch to post-copy."""
     curve: DirtyCurve
-    """What was measured before it began."""
+    """The dirtying curve that was measured before the migration began."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -58,35 +58,35 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One that was read."""
+    """A trace read from a file."""
 
     header: Header
     samples: tuple[JobSample, ...]
     decisions: tuple[Decision, ...]
     outcome: str | None
-    """None: it breaks off."""
+    """None if the trace is incomplete."""
 
 
 class Tracer:
     """Writes a trace line by line; a full disk ends the trace, not the migration."""
 
     def __init__(self, path: Path) -> None:
-        """Raises BadInput if the file is there: it is not written over."""
+        """Raises BadInput if the file exists: it is never overwritten."""
         if path.exists():
-            raise BadInput(f"{path} is there already", hint="name another file with --trace")
+            raise BadInput(f"{path} already exists", hint="name another file with --trace")
         self._path = path
         self._file: IO[str] | None = None
         self._began: Seconds | None = None
 
     def begin(self, header: Header, began: Seconds) -> None:
-        """An attempt begins. Raises OSError if the file cannot be made."""
+        """Write the header of an attempt. Raises OSError if the file cannot be created."""
         if self._began is None:
             self._file = self._path.open("x", encoding="utf-8")
         self._began = began
         self._write(header.as_json())
 
     def take(self, event: Event) -> None:
-        """Write what belongs into a trace."""
+        """Write a sample or decision; ignore other events."""
         if self._began is None:
             return
         match event:
@@ -98,11 +98,11 @@ class Tracer:
                 pass
 
     def end(self, outcome: Outcome) -> None:
-        """The attempt has ended so."""
+        """Write the outcome of the attempt."""
         self._write({"outcome": str(outcome)})
 
     def close(self) -> None:
-        """No more is to come."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -118,13 +118,13 @@ class Tracer:
 
 
 def read(path: Path) -> Trace:
-    """The last attempt in a trace file. Raises BadInput with file and line."""
+    """Return the last attempt in a trace file. Raises BadInput with file and line."""
     text = config_file.read(path, BadInput, "trace", most=_MOST_BYTES)
     return parse(io.StringIO(text), str(path))
 
 
 def parse(lines: Iterable[str], name: str) -> Trace:
-    """As `read`, from lines."""
+    """Return the last attempt in these lines, as `read` does. `name` is the file in errors."""
     header: Header | None = None
     samples: list[JobSample] = []
     decisions: list[Decision] = []
@@ -143,16 +143,19 @@ def parse(lines: Iterable[str], name: str) -> Trace:
             outcome = None if told is None else _text(told)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
             raise BadInput(
-                f"{name}:{number}: no line of a trace ({str(exc)[:80]})",
-                hint="traces are written by vmckpt migrate --trace FILE",
+                f"{name}:{number}: not a line of a trace ({str(exc)[:80]})",
+                hint="record a trace with vmckpt migrate --trace FILE",
             ) from exc
     if header is None or not samples:
-        raise BadInput(f"{name}: no trace, or one without samples", hint="use migrate --trace FILE")
+        raise BadInput(
+            f"{name}: not a trace, or a trace without samples",
+            hint="record a trace with vmckpt migrate --trace FILE",
+        )
     return Trace(header=header, samples=tuple(samples), decisions=tuple(decisions), outcome=outcome)
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _in_order(samples: list[JobSample]) -> None:
@@ -163,15 +166,15 @@ def _in_order(samples: list[JobSample]) -> None:
 
 
 def _number(value: object, most: int = _MOST) -> float:
-    """A number that is not below 0. Raises ValueError."""
+    """Return `value` if it is a number from 0 to `most`. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise ValueError(f"{str(value)[:40]!r} where a number should be")
+        raise ValueError(f"expected a number, not {str(value)[:40]!r}")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]!r} where a text should be")
+        raise TypeError(f"expected text, not {str(value)[:40]!r}")
     return value
 
 
@@ -180,7 +183,7 @@ def _time(milliseconds: object) -> Seconds:
 
 
 def _when(milliseconds: object) -> Seconds:
-    """Since the migration began; what was decided just before is a little below 0."""
+    """Return the time since the migration began; slightly negative for earlier decisions."""
     if isinstance(milliseconds, int | float) and milliseconds < 0:
         return Seconds(-_number(-milliseconds) / 1000)
     return _time(milliseconds)
@@ -191,10 +194,10 @@ def _header(line: dict[str, Any]) -> Header:
         raise ValueError(f"version {str(line['trace'])[:40]!r} is not {VERSION}")
     memory = Bytes(int(_number(line["memory"])))
     if not memory:
-        raise ValueError("a guest without memory")
+        raise ValueError("the guest has no memory")
     points = tuple((_number(time), _number(dirtied)) for time, dirtied in line["curve"])
     if len(points) > _MOST_POINTS or not all(time > 0 for time, _ in points):
-        raise ValueError("a curve that was not measured")
+        raise ValueError("the curve is invalid")
     return Header(
         guest=_text(line["guest"]),
         memory=memory,
@@ -224,7 +227,7 @@ def _sample(line: dict[str, Any]) -> JobSample:
 def _decision(line: dict[str, Any]) -> Decision:
     numbers = line["numbers"]
     if not isinstance(numbers, Mapping):
-        raise TypeError("numbers without names")
+        raise TypeError("numbers are not an object")
     return Decision(
         at=_when(line["at_ms"]),
         action=_text(line["action"]),
@@ -240,4 +243,4 @@ def _plain(value: object) -> float | int | str | None:
         return value
     if isinstance(value, int | float) and math.isfinite(value):
         return value
-    raise TypeError(f"{str(value)[:40]!r} where a number should be")
+    raise TypeError(f"expected a number, not {str(value)[:40]!r}")

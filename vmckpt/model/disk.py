@@ -9,21 +9,21 @@ from vmckpt.model.finding import Finding
 from vmckpt.units import Bytes
 
 NVRAM = "nvram"
-"""The drive of a firmware's variables, which no definition has among its disks."""
+"""Name for the file of firmware variables, which a definition does not list as a disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drive:
-    """A drive as the guest's definition has it."""
+    """A drive in a guest's definition."""
 
     name: str
-    """In the guest: "vda"."""
+    """Name in the guest: "vda"."""
     kind: str
     """libvirt's source type: "file", "block", "network", …"""
     device: str
     """"disk", "cdrom", "floppy", "lun" or NVRAM."""
     path: str | None
-    """None: empty, or not a path."""
+    """None: the drive is empty, or its source is not a path."""
     format: str
     read_only: bool
     encrypted: bool
@@ -32,64 +32,64 @@ class Drive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What the source's qemu-img says of an image."""
+    """Facts about an image from the source's qemu-img."""
 
     size: Bytes
-    """As the guest sees it."""
+    """Virtual size: the disk's size in the guest."""
     allocated: Bytes
-    """Room it takes now."""
+    """Space that it occupies now."""
     options: str
-    """For `qemu-img create -o`, so that the copy is of the same make."""
+    """Options for `qemu-img create -o`, to create a copy with the same features."""
     mode: str
     """Permissions, in octal."""
     backing: str | None = None
     data_file: str | None = None
     snapshots: int = 0
-    """Kept inside the image."""
+    """Number of internal snapshots."""
     damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an image is to be on the target."""
+    """The place for an image on the target."""
 
     exists: bool
-    """Something has that name already."""
+    """A file with this name exists already."""
     writable: bool
-    """Its folder is there and may be written to."""
+    """Its folder exists and is writable."""
     device: str
-    """The file system's number."""
+    """Device number of the file system."""
     free: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOptions:
-    """What the operator wants copied, and how."""
+    """The operator's options for copying disks."""
 
     full: bool = False
-    """All room is taken on the target; False: only what was ever written."""
+    """Allocate the full size on the target; False: only what was written."""
     disks: tuple[str, ...] = ()
-    """Only these ("vda"); none: all that are not shared."""
+    """Names ("vda") of the disks to copy; empty: all that are not shared."""
     folder: str | None = None
-    """On the target; None: the same path as on the source."""
+    """Folder on the target; None: the same path as on the source."""
     remove: bool = False
-    """The source's images go once the guest has arrived."""
+    """Delete the source's images once the guest has arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskCopy:
-    """One disk that is copied."""
+    """One disk to be copied."""
 
     name: str
     source: str
     path: str
-    """On the target."""
+    """Path on the target."""
     format: str
     size: Bytes
     needed: Bytes
-    """Room it will take on the target at first."""
+    """Space that it will initially occupy on the target."""
     allocated: Bytes
-    """What of it was ever written, and travels."""
+    """Bytes that were written to it, and are sent."""
     full: bool
     options: str
     mode: str
@@ -97,39 +97,39 @@ class DiskCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What copies take of one file system on the target."""
+    """The space that copies need on one file system of the target."""
 
     device: str
-    """Its number there."""
+    """Device number of the file system."""
     folder: str
-    """Of one of them."""
+    """The folder of one of the copies."""
     free: Bytes
     needed: Bytes
-    """At first."""
+    """Space that the copies initially occupy."""
     grown: Bytes
-    """Once everything is written that may be."""
+    """Space that the copies occupy once they have grown to their full size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyPlan:
-    """Which disks are copied, and everything against it."""
+    """The disks to copy, and all findings about copying them."""
 
     copies: tuple[DiskCopy, ...] = ()
     findings: tuple[Finding, ...] = ()
     rest_shared: bool = True
-    """Every disk that is written to and not copied was seen to be the same on both hosts."""
+    """Every writable disk that is not copied was verified to be the same on both hosts."""
     rooms: tuple[Room, ...] = ()
     removes: bool = False
-    """The source's images go once the guest has arrived."""
+    """The source's images are deleted once the guest has arrived."""
 
     @property
     def size(self) -> Bytes:
-        """Of all copies, as the guest sees them."""
+        """Virtual size of all copies."""
         return Bytes(sum(copy.size for copy in self.copies))
 
     @property
     def travels(self) -> Bytes:
-        """What is sent of all copies: holes are not."""
+        """Bytes that are sent for all copies, without holes."""
         return Bytes(sum(copy.allocated for copy in self.copies))
 
     @property
@@ -138,129 +138,131 @@ class CopyPlan:
 
     @property
     def placed(self) -> dict[str, str]:
-        """Where each copied disk's image is on the target."""
+        """Path on the target of each copied disk, by the disk's name."""
         return {copy.name: copy.path for copy in self.copies}
 
     @property
     def room(self) -> dict[str, Bytes]:
-        """Raw images that are to take all their room once the guest has arrived, by path."""
+        """Sizes of raw images to preallocate once the guest has arrived, by path."""
         full = [copy for copy in self.copies if copy.full and copy.format == "raw"]
         return {copy.path: copy.size for copy in full}
 
     @property
     def left_behind(self) -> tuple[str, ...]:
-        """Images on the source, where nobody uses them after the move."""
+        """Images on the source that are unused after the move."""
         return tuple(copy.source for copy in self.copies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """Images that were made on the target, each with a mark by which it is known again."""
+    """Images created on the target, each with a mark that identifies it."""
 
     host: str
     suffix: str
-    """Until its mark is in the journal, an image has its path with this behind it."""
+    """Suffix of an image's temporary name, used until its mark is in the journal."""
     marks: dict[str, str] = field(default_factory=dict)
-    """By path: file system, inode and time of birth; "": it was not made, or is not known."""
+    """By path: file system, inode and birth time; "": it was not created, or that is unknown."""
 
     def temporary(self, path: str) -> str:
-        """Its name until it is known to the journal."""
+        """Return an image's name until its mark is in the journal."""
         return f"{path}.{self.suffix}"
 
 
 MARK = "vmckpt-"
-"""What the names of our backups' files, checkpoints and bitmaps begin with."""
+"""Prefix of the names of vmckpt's backup files, checkpoints and bitmaps."""
 
 
 def checkpoint_of(snapshot: str) -> str:
-    """libvirt's and QEMU's name for a snapshot's instant."""
+    """Return the name of a snapshot's checkpoint in libvirt and QEMU."""
     return MARK + snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bitmap:
-    """A note of which parts of a disk were written since it was made."""
+    """A dirty bitmap: records which parts of a disk were written since it was created."""
 
     name: str
     recording: bool = True
     persistent: bool = True
     busy: bool = False
     inconsistent: bool = False
-    """QEMU ended without writing it out."""
+    """QEMU ended without saving it."""
 
     @property
     def whole(self) -> bool:
-        """Whether what it says can be relied on."""
+        """Whether its content is complete."""
         return self.recording and not self.busy and not self.inconsistent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFacts:
-    """A disk of a running guest."""
+    """A disk of a guest, with facts from its running QEMU."""
 
     name: str
-    """In the guest: "vda"."""
+    """Name in the guest: "vda"."""
     kind: str
     """libvirt's source type: "file", "block", "network", …"""
     device: str
     """"disk", "cdrom", "floppy" or "lun"."""
     format: str
     source: str | None
-    """None: empty."""
+    """None: the drive is empty."""
     read_only: bool = False
     shareable: bool = False
     size: Bytes | None = None
-    """None: QEMU does not tell."""
+    """None: unknown, as the guest is off."""
     version: int | None = None
-    """Of a qcow2 image: 2 or 3; None: another format, or QEMU does not tell."""
+    """Version of a qcow2 image, 2 or 3; None: another format, or unknown."""
     node: str | None = None
-    """QEMU's name for it."""
+    """Name of its block node in QEMU."""
     bitmaps: tuple[Bitmap, ...] = ()
 
     def bitmap(self, name: str) -> Bitmap | None:
+        """Return the bitmap with this name; None if there is none."""
         return next((bitmap for bitmap in self.bitmaps if bitmap.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """libvirt's word for an instant since which it knows what was written."""
+    """A libvirt checkpoint: an instant since which written blocks are recorded."""
 
     name: str
     parent: str | None
     made_at: int
-    """Unix seconds."""
+    """Seconds since 1970."""
     disks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Disks with a bitmap for it, and that bitmap's name."""
+    """Name of the bitmap of each disk that has one, by the disk's name."""
 
     @property
     def ours(self) -> bool:
+        """Whether vmckpt created it."""
         return self.name.startswith(MARK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskOrder:
-    """How one disk is to be read."""
+    """How to read one disk in a backup."""
 
     name: str
     since: str | None = None
-    """Only what was written since this checkpoint; None: all of it."""
+    """Read only what was written since this checkpoint; None: read everything."""
     mark: bool = False
-    """From now on it is noted what is written, for the next time."""
+    """Record what is written from now on, for the next backup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupOrder:
-    """A backup that is to be opened."""
+    """A backup to be opened."""
 
     id: str
-    """The snapshot's."""
+    """The snapshot's ID."""
     folder: str
-    """On the guest's host: for the socket, and for what the guest overwrites meanwhile."""
+    """Folder on the guest's host for the socket and the scratch files."""
     disks: tuple[DiskOrder, ...]
     left_out: tuple[str, ...] = ()
-    """The guest's other disks, which libvirt wants to be named."""
+    """The guest's other disks, which libvirt must be given, too."""
     scratch_made: bool = False
-    """The scratch files are there; else libvirt makes them, and a stopped guest waits for it."""
+    """The scratch files exist. Otherwise libvirt creates them, which prolongs a guest's pause."""
 
     @property
     def checkpoint(self) -> str:
@@ -276,22 +278,23 @@ class BackupOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenDisk:
-    """A disk as it was when the backup began."""
+    """A disk in an open backup, with its content at the start of the backup."""
 
     name: str
-    """Of the disk and of its NBD export."""
+    """Name of the disk and of its NBD export."""
     changed: str | None
-    """NBD context that tells what was written since the checkpoint; None: all is to be read."""
+    """NBD metadata context with the blocks written since the checkpoint; None: read everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBackup:
-    """What a running QEMU serves, until the backup is ended."""
+    """An open backup, which QEMU serves over NBD until it is ended."""
 
     socket: str
-    """On the guest's host."""
+    """Path of the socket on the guest's host."""
     disks: tuple[OpenDisk, ...]
     ours: bool = True
+    """Whether vmckpt opened it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,11 +303,14 @@ class StorePlace:
 
     name: str
     url: str
-    """A folder that the hosts see under the same path, or s3://bucket/prefix?endpoint=…"""
+    """A folder with the same path on all hosts, or s3://bucket/prefix?endpoint=…"""
     id: str | None = None
-    """The store's own, as the controller has read it there; None: it was not looked at."""
+    """The store's own ID, as read by the controller; None: not read."""
 
 
 def line_folder(state: str, guest: str, store: str) -> Path:
-    """Where a host that keeps its state there has the line of a guest (its UUID) in a store."""
+    """Return the folder on a host for the state of a guest's chain in a store.
+
+    `state`: the host's folder for agent state; `guest`: a UUID; `store`: the store's name.
+    """
     return Path(state) / "lines" / f"{guest}-{store}"

@@ -1,6 +1,6 @@
-"""What an operation reports while it runs, and the callers and commands that it runs for.
+"""Events that an operation emits while it runs, and the interfaces of callers and commands.
 
-One stream of events; every front end is fed from it.
+All front ends are fed from one stream of events.
 """
 
 import asyncio
@@ -15,62 +15,68 @@ from vmckpt.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """How long a migration will still take, as a range."""
+    """A range for the time that a migration will still take."""
 
     low: Seconds | None
-    """None: nothing can be said yet."""
+    """None: not known yet."""
     high: Seconds | None
     """None: no upper bound is known."""
     converging: bool | None
-    """None: not known before the second pass over memory."""
+    """None: unknown, as before the second pass over memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChanged:
+    """A migration has entered a phase."""
+
     phase: JobPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Preflight is done."""
+    """Preflight has finished."""
 
     findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
+    """Progress of a migration."""
+
     sample: JobSample
     estimate: Estimate
     done: float
-    """Share of the work that is done, 0 to 1; never goes down."""
+    """Fraction of the work that is done, 0 to 1; it never decreases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
+    """The policy, a limit or an operator has decided something."""
+
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """How far a snapshot is."""
+    """Progress of a snapshot."""
 
     phase: str
     """"capture" or "store"."""
     done: Bytes
     total: Bytes | None
-    """None: not known."""
+    """None: unknown."""
     new: Bytes
-    """Of that, what the snapshot before did not have."""
+    """Bytes of `done` that the previous snapshot did not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnItsWay:
-    """A guest that a job of a whole host moves."""
+    """Progress of a guest that is moved by a job on a whole host."""
 
     guest: str
     target: str
     sampled: Sampled | None
-    """How far its migration is; None: it has ended, however it did."""
+    """Progress of its migration; None: it has ended, successfully or not."""
 
 
 Event = PhaseChanged | Checked | Sampled | Decided | Copied | OnItsWay
@@ -81,24 +87,25 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whoever gave the order: is told what happens, and may stop it."""
+    """The caller of an operation, such as a command: receives its events and can stop it."""
 
     emit: Emit
     warn: Callable[[str], None]
-    """Told from any thread what does not stop the work."""
+    """Called with each warning, from any thread."""
     stop: asyncio.Event
+    """Set to stop the operation."""
     turn: Callable[[], Coroutine[object, object, None]] | None = None
-    """Waited for when all is looked at and before anything is changed, where several go one after
-    the other; raises Cancelled if it does not come. None: it is its turn."""
+    """Awaited after all checks and before the first change, so that operations run one after the
+    other. Raises Cancelled if the turn does not come. None: no need to wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What a command has printed, and how it ended."""
+    """The output of a command, and its exit code."""
 
     text: str
     code: int | None
-    """Its exit code; None: it runs."""
+    """None: it is still running."""
 
 
 class Begun(Protocol):
@@ -108,17 +115,17 @@ class Begun(Protocol):
     pid: int
 
     def said(self) -> Said:
-        """Up to now."""
+        """Return its output so far."""
 
     def stop(self) -> None:
-        """As Ctrl-C does."""
+        """Stop the command, as Ctrl-C does."""
 
 
 class Commands(Protocol):
-    """Runs commands."""
+    """Runs commands of vmckpt for a front end. `width`: columns of their output."""
 
     async def ask(self, words: Sequence[str], width: int) -> Said:
-        """One that only looks: wait for its end. Cancelled, it is ended."""
+        """Run a command that changes nothing and wait for its end; ends it if cancelled."""
 
     def start(self, words: Sequence[str], width: int) -> Begun:
-        """One that acts."""
+        """Start a command that changes something, and return immediately."""

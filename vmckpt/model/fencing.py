@@ -1,13 +1,13 @@
-"""Powering a host off from outside, by fence agents of ClusterLabs: what one is told, what its
-answers mean, and which device is asked next. Pure.
+"""Fencing by ClusterLabs' fence agents: an agent's input, its exit codes, and the next step. Pure.
 
-An agent reads its options as lines `name=value`; its exit code is the answer. `off`: 0 if the
-device is off. `status`: 0 if it is on, 2 if it is off, 1 if the device cannot be asked. Shells and
-interpreters end with 2, too, if an agent is broken: a status of 2 counts only after the same agent
-has ended `off` with 0. To switch off what is off already is nothing, so all of it may be repeated.
+An agent reads its options as lines `name=value`, and its exit code is the answer. For `off`, 0
+means that the device is off. For `status`, 0 means on, 2 means off, and 1 that the device cannot be
+queried. A broken agent may also exit with 2, as shells and interpreters do. So a status of 2 counts
+only after the same agent has answered `off` with 0. All steps can be repeated, as switching off a
+device that is off has no effect.
 
 A host may have several devices in levels (Pacemaker's fencing topology). The levels are tried in
-turn. A level succeeds if all of its devices report off: a host with two power supplies is off only
+order. A level succeeds if all of its devices report off: a host with two power supplies is off only
 without both.
 """
 
@@ -22,12 +22,12 @@ from vmckpt.units import Seconds, show_seconds
 
 PASSWORD = "password"
 PASSWORD_FILE = "password_file"
-"""Ours, not the agents': the password is in the file's first line."""
+"""An option of vmckpt, not of an agent: a file with the password in its first line."""
 STAYS_ON = Seconds(30.0)
-"""For so long after the last `off` of a level the status may be another one."""
+"""How long a device may still report on after the last `off` of its level."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _OURS = frozenset({"action", "option"})
-# What agents made with the common library say; all else that they say may hold a secret.
+# Messages of the agents' common library; any other output may contain a secret.
 _KNOWN_WORDS = (
     "Unable to connect/login to fencing device",
     "Connection lost",
@@ -46,7 +46,7 @@ _KNOWN_WORDS = (
 
 
 class Action(StrEnum):
-    """What an agent is asked for. Never "reboot": the host must stay off."""
+    """An action of a fence agent. "reboot" is never used: the host must stay off."""
 
     OFF = "off"
     STATUS = "status"
@@ -54,25 +54,25 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceDevice:
-    """A device that takes power from a host: an entry of the inventory."""
+    """A device that can power a host off: an entry of the inventory."""
 
     agent: str
-    """By name, or its whole path."""
+    """Name or absolute path of its agent."""
     options: Mapping[str, str] = field(repr=False)
-    """The agent's own; secrets among them."""
+    """Options for the agent, which may include secrets."""
     password_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FenceTopology:
-    """What powers a host off: levels of devices, in the order in which they are tried."""
+    """The devices that can power a host off: levels, in the order in which they are tried."""
 
     levels: tuple[tuple[FenceDevice, ...], ...]
-    """None is empty."""
+    """No level is empty."""
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Each device's level and number in it, from 0."""
+        """Level of each device, and its number in that level, from 0."""
         return tuple(
             (level, number)
             for level, those in enumerate(self.levels)
@@ -80,7 +80,7 @@ class FenceTopology:
         )
 
     def name(self, level: int, number: int) -> str:
-        """Name a device for people: its agent, and its place where there are several."""
+        """Return a device's name for messages: its agent, and its place if there are several."""
         agent, place = self.levels[level][number].agent, []
         if len(self.levels) > 1:
             place.append(f"level {level + 1}")
@@ -89,37 +89,37 @@ class FenceTopology:
         return f"{agent} ({', '.join(place)})" if place else agent
 
     def level_in_words(self, level: int) -> str:
-        """Name a level for people: "fence_apc and fence_apc"."""
+        """Return a level's name for messages: "fence_apc and fence_apc"."""
         return " and ".join(one.agent for one in self.levels[level])
 
     @property
     def in_words(self) -> str:
-        """For people: "fence_ipmilan, else fence_apc and fence_apc"."""
+        """All levels, for messages: "fence_ipmilan, else fence_apc and fence_apc"."""
         return ", else ".join(self.level_in_words(level) for level in range(len(self.levels)))
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How one run of an agent ended."""
+    """The result of one run of an agent."""
 
     status: int | None
-    """Its exit code, or minus the signal that ended it; None: it had no end in time."""
+    """Exit code, or minus the signal that killed it; None: it did not end in time."""
     limit: Seconds
     said: str | None = None
-    """See `known_words`."""
+    """Its message, see `known_words`."""
     error: str | None = None
     """Why it could not be run at all; `status` is None then."""
 
     @property
     def in_words(self) -> str:
-        """For people: "it ended with 1: Connection timed out"."""
+        """For messages: "it exited with 1: Connection timed out"."""
         if self.error is not None:
             return self.error
         if self.status is None:
-            return f"no answer in {show_seconds(self.limit)}"
+            return f"no answer within {show_seconds(self.limit)}"
         if self.status < 0:
-            return f"it was ended by signal {-self.status}"
-        return f"it ended with {self.status}" + (f": {self.said}" if self.said else "")
+            return f"it was killed by signal {-self.status}"
+        return f"it exited with {self.status}" + (f": {self.said}" if self.said else "")
 
 
 class Power(StrEnum):
@@ -131,7 +131,7 @@ class Power(StrEnum):
 
 
 def power(status: Ran) -> Power:
-    """What an answer to `status` means."""
+    """Return the power state that an answer to `status` means."""
     match status.status:
         case 0:
             return Power.ON
@@ -143,54 +143,55 @@ def power(status: Ran) -> Power:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What has been heard about one level so far."""
+    """The answers from one level so far."""
 
     off: tuple[Ran, ...] = ()
-    """The answers to `off`, one of each device, in the devices' order."""
+    """The devices' answers to `off`, in order."""
     looks: tuple[Ran, ...] = ()
-    """The answers to `status`, all given after the last `off`: one of each device, then the second
-    one of each, and so on."""
+    """The answers to `status`, all after the last `off`: one from each device, then a second one
+    from each, and so on."""
     host_answers: bool | None = None
-    """Whether the host itself still answers; None: it was not asked."""
+    """Whether the host itself still answers; None: not tried."""
 
 
 class Step(StrEnum):
-    """What is done next."""
+    """The next step of fencing a host."""
 
     SWITCH_OFF = "switch off"
     LOOK = "look"
-    """Ask the device for its status."""
+    """Query a device's status."""
     KNOCK = "knock"
-    """See whether the host itself answers."""
+    """Check whether the host itself answers."""
     NEXT_LEVEL = "next level"
     OFF = "off"
-    """The host is off; nothing more is done."""
+    """Done: the host is off."""
     REFUSE = "refuse"
-    """It is not known to be off."""
+    """Failed: the host is not known to be off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is done next, and why."""
+    """The next step, and why."""
 
     step: Step
     number: int = 0
-    """The device in the last level that was tried, from 0."""
+    """Number of the device in the current level, from 0."""
     why: str = ""
-    """With NEXT_LEVEL why this one failed, with REFUSE why all did."""
+    """With NEXT_LEVEL, why this level failed; with REFUSE, why all levels did."""
 
 
 def decide(topology: FenceTopology, tried: Sequence[Tried], waited: Seconds) -> Decision:
-    """Decide by what was heard: `tried` are the levels in their order, the last one is under way.
+    """Return the next step after these answers.
 
-    `waited`: since the last `off` of that level was answered.
+    `tried`: the levels tried so far, in order; the last one is the current level. `waited`: time
+    since the last `off` of that level was answered.
     """
     found = _decide_level(topology, len(tried) - 1, tried[-1], waited)
     if found.step is not Step.REFUSE:
         return found
     if len(tried) < len(topology.levels):
         return Decision(Step.NEXT_LEVEL, why=found.why)
-    # Why the others failed follows from the same rules; their time was up, or they had failed.
+    # The earlier levels failed by the same rules, at the latest when their time was up.
     others = [
         _decide_level(topology, level, one, STAYS_ON).why for level, one in enumerate(tried[:-1])
     ]
@@ -198,11 +199,11 @@ def decide(topology: FenceTopology, tried: Sequence[Tried], waited: Seconds) -> 
 
 
 def _decide_level(topology: FenceTopology, level: int, tried: Tried, waited: Seconds) -> Decision:
-    """As `decide`, of one level alone.
+    """Return the next step within one level; REFUSE if the level has failed.
 
-    All devices are switched off first. Then they are asked in rounds, and only a round in which all
-    say off counts: each was off when its `off` was answered and is off after the last `off`, so
-    there was a moment at which the host had no power.
+    All devices are switched off first. Then they are queried in rounds, and only a round in which
+    all report off counts. Each device was off when its `off` was answered and is off after the last
+    `off`, so there was a moment at which the host had no power.
     """
     count = len(topology.levels[level])
     for number, ran in enumerate(tried.off):
@@ -219,14 +220,14 @@ def _decide_level(topology: FenceTopology, level: int, tried: Tried, waited: Sec
         return _decide_by_host(topology, level, tried.host_answers)
     for number, now in enumerate(last):
         if now is Power.ON and Power.OFF in found[number::count]:
-            return _refuse(topology, level, number, "it was off, and is on again")
+            return _refuse(topology, level, number, "it was off and is on again")
     if waited < STAYS_ON:
         return Decision(Step.LOOK)
     number = next(number for number, now in enumerate(last) if now is not Power.OFF)
-    why = "it was switched off, and is on nevertheless"
+    why = "it was switched off but still reports on"
     if last[number] is Power.UNKNOWN:
         told = tried.looks[number - count].in_words
-        why = f"whether it is off cannot be found out: {told}"
+        why = f"its power state is unknown: {told}"
     return _refuse(topology, level, number, why)
 
 
@@ -237,7 +238,8 @@ def _decide_by_host(topology: FenceTopology, level: int, answers: bool | None) -
         return Decision(Step.OFF)
     agents = topology.level_in_words(level)
     return Decision(
-        Step.REFUSE, why=f"{agents}: off is said, but it answers: that is about another machine"
+        Step.REFUSE,
+        why=f"{agents}: reports off, but the host answers: it controls another machine",
     )
 
 
@@ -247,17 +249,17 @@ def _refuse(topology: FenceTopology, level: int, number: int, why: str) -> Decis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fenced:
-    """A host that is off, and which devices say so."""
+    """A host that is off, and the devices that confirmed it."""
 
     host: str
     agent: str
     """The agents of the level that succeeded."""
     level: int
-    """From 1."""
+    """Number of that level, from 1."""
     devices: tuple[str, ...]
-    """Each device of that level, see `FenceTopology.name`."""
+    """Names of the devices of that level, see `FenceTopology.name`."""
     at: float
-    """When the last of them said so, in seconds of the epoch."""
+    """When the last device confirmed it, in seconds since 1970."""
     took: Seconds
 
     def as_json(self) -> dict[str, Any]:
@@ -269,26 +271,29 @@ class Fenced:
 
 
 def known_words(text: str) -> str | None:
-    """What of an agent's words may be told: those that all agents have in common."""
+    """Return the part of an agent's output that is safe to show; None if there is none.
+
+    Only messages of the agents' common library are known to contain no secrets.
+    """
     return next((words for words in _KNOWN_WORDS if words in text), None)
 
 
 def check_option(name: str, value: object) -> str:
-    """An option's value. Raises ValueError, which never has the value in it."""
+    """Check an option and return its value. Raises ValueError, whose text never has the value."""
     if not _NAME.fullmatch(name):
-        raise ValueError("a name in it is none of an option; write a space after each colon")
+        raise ValueError("invalid option name; write a space after each colon")
     if name.lower().replace("-", "_") in _OURS:
-        raise ValueError(f"{name} is not yours to set: it is off or status, never another")
+        raise ValueError(f"{name} cannot be set: vmckpt itself chooses off or status")
     if not isinstance(value, str):
         raise ValueError(f"{name} must be text; put it in quotes")
     if not value or not value.isprintable() or value != value.strip():
-        raise ValueError(f"{name} must be one line that can be read, with nothing around it")
+        raise ValueError(f"{name} must be one line of printable text without surrounding spaces")
     return value
 
 
 def told(device: FenceDevice, action: Action, password: str | None) -> bytes:
-    """What an agent reads. Raises ValueError, see `check_option`."""
+    """Return the input for an agent. Raises ValueError as `check_option` does."""
     options = {**device.options} if password is None else {**device.options, PASSWORD: password}
     lines = [f"{name}={check_option(name, value)}" for name, value in options.items()]
-    # Of what is written twice the last is taken.
+    # If an option is given twice, the agent uses the last one, so `action` comes last.
     return "".join(f"{line}\n" for line in [*lines, f"action={action}"]).encode()

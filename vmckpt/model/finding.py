@@ -1,10 +1,10 @@
-"""Something that was looked at and is worth saying: a blocker, a warning, or that it is fine."""
+"""A result of a check: a blocker, a warning, an information, or that all is well."""
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 STORED_AS = "stored as"
-"""In a field's metadata: its key in the journal, where that is another one than its name."""
+"""Key in a field's metadata: the field's name in the journal, if it differs."""
 
 
 class Severity(StrEnum):
@@ -24,12 +24,12 @@ class Finding:
     """Stable name, for scripts: "name-taken"."""
     severity: Severity
     where: str
-    """Host or guest it is about."""
+    """The host or guest that it is about."""
     text: str
     hint: str | None = field(default=None, metadata={STORED_AS: "mend"})
-    """What to do about it, a command where there is one; None when nothing needs doing."""
+    """What to do, if possible as a command; None if there is nothing to do."""
 
     def as_json(self) -> dict[str, str | None]:
-        """For the journal and --json, where the hint has kept its first name."""
+        """Return the object for the journal and `--json`, where the hint's key is "mend"."""
         told = asdict(self)
         return {"mend" if name == "hint" else name: told[name] for name in told}

@@ -1,4 +1,4 @@
-"""A guest (libvirt: a domain): what it is, how it stands, whether it has two copies. Pure."""
+"""A guest (a libvirt domain): its definition, its state, and detection of two copies. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +10,13 @@ from vmckpt.errors import TwoCopies
 from vmckpt.units import Bytes, Seconds
 
 OUTGOING = "outgoing migration"
-"""The job of a guest that leaves."""
+"""The job of a guest that is migrating to another host."""
 LOCKING = (OUTGOING, "incoming migration", "save", "snapshot", "revert to a snapshot", "dump")
-"""Jobs that keep every other change of the guest waiting; libvirt gives up on those after 30 s."""
+"""Jobs during which libvirt blocks other changes of the guest, which fail after 30 s."""
 
 
 class GuestState(StrEnum):
-    """What a guest does, in libvirt's words."""
+    """The state of a guest: libvirt's, or that of a standby."""
 
     RUNNING = "running"
     BLOCKED = "blocked"
@@ -26,9 +26,9 @@ class GuestState(StrEnum):
     CRASHED = "crashed"
     SUSPENDED = "suspended"
     STANDBY = "standby"
-    """It waits to become a protected guest, which runs elsewhere: no guest itself."""
+    """A standby, which waits to take over from a guest on another host. Not a guest itself."""
     TEST = "test"
-    """A copy of a standby, which runs beside it for a test: no guest itself, whatever it does."""
+    """A test copy of a standby, running or not. Not a guest itself."""
     UNKNOWN = "unknown"
 
     @property
@@ -38,7 +38,7 @@ class GuestState(StrEnum):
 
     @property
     def is_active(self) -> bool:
-        """Whether a QEMU process of the guest exists."""
+        """Whether the guest has a QEMU process."""
         return self not in _INACTIVE
 
 
@@ -51,22 +51,22 @@ _INACTIVE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """One drive."""
+    """One drive of a guest."""
 
     target: str
-    """Its name in the guest: "vda"."""
+    """Name in the guest: "vda"."""
     kind: str
     """libvirt's source type: "file", "block", "network", "volume", …"""
     source: str | None
     """Path, device or name; None for an empty drive."""
     cache: str | None
-    """None: the default of QEMU, which is write-back."""
+    """None: QEMU's default, which is write-back."""
     read_only: bool
     shareable: bool
     below: tuple[str, ...] = ()
-    """Files of its backing chain, which are read."""
+    """Backing files in its chain, which QEMU only reads."""
     on_device: bool = False
-    """In that there is something else, of which nobody can see whether two hosts have it."""
+    """Its chain contains a device or volume, which cannot be compared between two hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class Nic:
     kind: str
     """libvirt's interface type: "bridge", "network", "direct", "hostdev", …"""
     source: str | None
-    """Bridge, network or device it is plugged into."""
+    """Bridge, network or device that it is connected to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """What a migration must know of a guest."""
+    """A guest as libvirt describes it, with everything that a migration must know."""
 
     name: str
     uuid: str
@@ -100,57 +100,57 @@ class Guest:
     disks: tuple[Disk, ...]
     nics: tuple[Nic, ...]
     host_devices: tuple[str, ...]
-    """Devices of the host handed to the guest, described in a word or two each."""
+    """Short descriptions of host devices that are passed through to the guest."""
     boot_files: tuple[str, ...]
-    """Kernel, initrd and firmware that QEMU reads from the host."""
+    """Kernel, initrd and firmware files that QEMU reads from the host."""
     kernel_arguments: str
-    """Command line of a kernel that QEMU boots directly; empty if it boots none."""
+    """Command line of the kernel that QEMU boots directly; empty if there is none."""
     shared_memory: bool
     huge_pages: bool
     file_memory: bool
-    """Its memory is a file, in the folder that the host's libvirt has for such files."""
+    """Its memory is a file, in the host's folder for memory files (memory_backing_dir)."""
     snapshots: int
     job: str | None
-    """The job that holds the guest; None if none does."""
+    """The libvirt job that is active on the guest; None if there is none."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What the operator wrote into its metadata, to choose policies by."""
+    """Labels that the operator has set, by which policies are selected."""
     saved: bool = False
-    """It is off, and goes on from memory that its host's libvirt keeps (managed save)."""
+    """It is off, and will resume from memory that libvirt saved (managed save)."""
     nvram: str | None = None
-    """The file of its firmware's variables."""
+    """Path of the file with its firmware's variables."""
     tpm: bool = False
-    """It has a TPM whose state is in files of its host."""
+    """It has a TPM whose state is in files on its host."""
 
     @property
     def leaves(self) -> bool:
-        """Whether it is on its way to another host."""
+        """Whether the guest is migrating to another host."""
         return self.job == OUTGOING
 
     @property
     def locked(self) -> bool:
-        """Whether libvirt lets nobody change it until its job has ended."""
+        """Whether libvirt blocks changes of the guest until its job has ended."""
         return self.job in LOCKING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presence:
-    """What one host says about a guest, asked by UUID."""
+    """The state of a guest on one host, found by its UUID."""
 
     reachable: bool
     state: GuestState | None = None
-    """None: the host does not know the guest, or is not reachable."""
+    """None: the host does not know the guest, or is unreachable."""
     migrating: bool = False
-    """A migration job holds the guest there."""
+    """A migration job is, or may be, active on the guest there."""
     resumed: bool = False
-    """Its CPUs were stopped for a switchover and started again, because the migration failed."""
+    """It was paused for a switchover and resumed because the migration failed."""
     held: bool = False
-    """Its CPUs stand still for a migration: not handed over yet, or not arrived in whole."""
+    """It is paused by a migration: not handed over yet, or not arrived completely."""
     post_copy: bool = False
-    """It is in two parts: paused on the source for good, or running here on part of its memory."""
+    """It is in post-copy: paused on the source for good, or running here with part of memory."""
 
     @property
     def runs(self) -> bool:
-        """Whether its CPUs run there."""
+        """Whether the guest's CPUs run there."""
         return self.state is not None and self.state.runs
 
 
@@ -158,7 +158,7 @@ MEND = "run vmckpt recover; end the copy that is not needed"
 
 
 class RuntimeFacts(Protocol):
-    """A guest as libvirt shows it on one host."""
+    """The facts about a guest on one host that `two_copies` needs."""
 
     @property
     def name(self) -> str: ...
@@ -173,16 +173,16 @@ class Copies:
     """A guest that runs on two hosts, or on one while another holds its lease."""
 
     guest: str
-    """Its name."""
+    """The guest's name."""
     uuid: str
     hosts: tuple[str, ...]
-    """Where a copy is, or may be."""
+    """Hosts that have, or may have, a copy."""
     why: str = field(default="", compare=False)
-    """What the agents say; empty: its CPUs run on each of the hosts."""
+    """What the agents report; empty: the guest's CPUs run on each of the hosts."""
 
     @property
     def text(self) -> str:
-        """In one line."""
+        """Description in one line."""
         told = f": {self.why}" if self.why else ""
         return f"{self.guest} runs on {' and '.join(self.hosts)}{told}"
 
@@ -195,10 +195,10 @@ class Copies:
 def two_copies(
     found: Iterable[tuple[str, RuntimeFacts]], told: Iterable[Copies] = ()
 ) -> tuple[Copies, ...]:
-    """Decide which guests have two copies; one entry per guest.
+    """Return the guests that have two copies, one entry per guest.
 
-    `found`: hosts with the guests that libvirt shows there; `told`: what agents say of protected
-    guests (see protection.copies.of_protections).
+    `found`: hosts with the guests that libvirt reports there; `told`: what agents report about
+    protected guests (see protection.copies.of_protections).
     """
     hosts: dict[str, list[str]] = {}
     names: dict[str, str] = {}
@@ -214,7 +214,7 @@ def two_copies(
 
 
 def merged(*several: Iterable[Copies]) -> tuple[Copies, ...]:
-    """One entry per guest, with all its hosts and the first reason."""
+    """Merge entries into one per guest, with all its hosts and the first reason."""
     known: dict[str, Copies] = {}
     for some in several:
         for one in some:
@@ -227,10 +227,11 @@ def merged(*several: Iterable[Copies]) -> tuple[Copies, ...]:
 def confirmed(
     copies: Sequence[Copies], since: Mapping[str, float], looked: Mapping[str, float]
 ) -> tuple[Copies, ...]:
-    """Leave out what a guest may be that moved between two looks at its hosts.
+    """Leave out guests that may only have moved between the queries of two hosts.
 
-    `since`: when each guest (its UUID) was first seen so; `looked`: when each host was asked last.
-    A guest that was seen to run on both before, and is seen so by looks that began since, does.
+    `since`: when each guest (by UUID) was first seen with two copies; `looked`: when the last query
+    of each host began. A guest is confirmed if all its hosts were queried again since it was first
+    seen.
     """
     return tuple(
         one for one in copies
@@ -239,31 +240,31 @@ def confirmed(
 
 
 def error(copies: Sequence[Copies]) -> TwoCopies:
-    """The error that a command ends with."""
+    """Return the error for these guests."""
     return TwoCopies("; ".join(one.text for one in copies), hint=MEND)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostNow:
-    """One host."""
+    """The current state of one host."""
 
     name: str
     error: str | None = None
-    """Why it says nothing; None: it answers."""
+    """Why it does not answer; None: it does."""
     cpus: int = 0
     busy: float | None = None
-    """Share of its CPUs that worked since the look before; None: not known yet."""
+    """CPU load since the previous poll, 0 to 1; None: not known yet."""
     memory: Bytes = Bytes(0)
     free: Bytes = Bytes(0)
-    """Free, or held by caches that can be dropped."""
+    """Free memory, including caches that can be dropped."""
     closed: str | None = None
-    """Why nothing is placed there: it is in maintenance."""
+    """Why no guest is placed there: it is in maintenance."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestNow:
-    """One guest, on one host; on its way it is on two."""
+    """The current state of one guest on one host. A migrating guest is on two hosts."""
 
     name: str
     uuid: str
@@ -283,7 +284,7 @@ class FleetNow:
     hosts: tuple[HostNow, ...] = ()
     guests: tuple[GuestNow, ...] = ()
     copies: tuple[Copies, ...] = ()
-    """Guests whose CPUs run on two hosts, by more than one look at them."""
+    """Guests that run on two hosts, confirmed by repeated queries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,38 +301,38 @@ class SnapshotNow:
     memory: Bytes = Bytes(0)
     disks: Bytes = Bytes(0)
     new: Bytes = Bytes(0)
-    """What the one before did not have."""
+    """Bytes that the previous snapshot did not have."""
     parent: str | None = None
     group: str | None = None
     schedule: str | None = None
     pinned: bool = False
     verified: str = "never"
-    """What the last check found."""
+    """Result of the last verification."""
     verified_at: float | None = None
     wrong: str | None = None
-    """Why it cannot be read or is not to be trusted."""
+    """Why it cannot be read or must not be trusted."""
 
     @property
     def good(self) -> bool:
-        """For all that is known: it can be read, and no check found it damaged."""
+        """Whether it can be read and no verification found damage, as far as is known."""
         return self.wrong is None and not self.verified.startswith("bad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """One look at a guest; times and bytes count from its start."""
+    """One sample of a guest's activity. Its counters start when the guest starts."""
 
     at: Seconds
     state: GuestState | None
-    """None: it is gone."""
+    """None: the guest is gone."""
     panicked: bool
     io_error: bool
-    """It was stopped because a disk cannot be read or written."""
+    """It is paused because a disk cannot be read or written."""
     processors: int
     worked: Seconds
-    """Time that its processors ran, all together."""
+    """CPU time of all its processors."""
     read: Bytes
     written: Bytes
-    """Of its disks."""
+    """Bytes written to its disks."""
     dirtied: bool
-    """QEMU saw it write into memory since its last measurement."""
+    """QEMU's last dirty rate measurement found writes to memory."""

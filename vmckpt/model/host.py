@@ -1,4 +1,4 @@
-"""A host as the inventory describes it, what was found out about it, and its TLS certificates."""
+"""A host: its entry in the inventory, facts read from it, and its TLS certificates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ AGENT_STATE = "/var/lib/vmckpt/agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshAddress:
-    """How to log in."""
+    """How to log in to a host by ssh."""
 
     address: str
     user: str = "root"
     port: int = 22
     key_file: Path | None = None
-    """None: the agent's keys and the user's default ones."""
+    """None: the keys of the ssh agent and the user's default keys."""
     known_hosts: Path | None = None
     """None: the user's and the system's known_hosts."""
 
@@ -32,23 +32,23 @@ class Host:
 
     name: str
     uri: str
-    """libvirt URI as seen from here."""
+    """libvirt URI as seen from this machine."""
     peer_uri: str | None = None
     """libvirt URI as seen from the other hosts; None: the same as `uri`."""
     ssh: SshAddress | None = None
     """None: no ssh; some checks are then left to libvirt."""
     migration_address: str | None = None
-    """Address that guests' memory is sent to; None: what the target's libvirt names."""
+    """Address that guests' memory is sent to; None: the one that the target's libvirt chooses."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     storage: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     """Bridges and libvirt networks for guests, by name."""
     agent_state: str = AGENT_STATE
-    """A folder there for what outlives an agent."""
+    """Folder on the host for the agents' persistent state."""
     fence: FenceTopology | None = None
-    """What powers it off from outside; None: a person."""
+    """Devices that power the host off; None: only an operator can."""
     read_only: bool = False
-    """Nothing is changed there: its libvirt is opened for reading."""
+    """Nothing is changed on the host: its libvirt is opened read-only."""
 
     @property
     def uri_for_peers(self) -> str:
@@ -56,7 +56,7 @@ class Host:
 
     @property
     def address_for_peers(self) -> str | None:
-        """Where other hosts reach it; None: not known."""
+        """Address at which other hosts reach it; None: unknown."""
         return self.migration_address or (self.ssh.address if self.ssh else None)
 
 
@@ -71,27 +71,27 @@ class GuestOnHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What a host's libvirt says of it."""
+    """Facts about a host from its libvirt."""
 
     hostname: str
     uuid: str
-    """libvirt's host UUID; equal ones make libvirt take two hosts for one."""
+    """libvirt's host UUID. libvirt treats two hosts with equal UUIDs as the same host."""
     libvirt_version: str
     qemu_version: str
     cpus: int
     memory: Bytes
     memory_free: Bytes
-    """Free, or held by caches that can be dropped."""
+    """Free memory, including caches that can be dropped."""
     machines: frozenset[str]
     accelerators: frozenset[str]
-    """Domain types offered: "kvm", "qemu" (TCG)."""
+    """Supported domain types: "kvm", "qemu" (TCG)."""
     networks: frozenset[str]
-    """libvirt networks that are active."""
+    """Active libvirt networks."""
     guests: tuple[GuestOnHost, ...]
 
 
 class NoTrace(StrEnum):
-    """Why agents on a host may not trace QEMU, as far as can be seen without trying."""
+    """Why agents on a host cannot trace QEMU, as far as that is known without trying."""
 
     PROCESSOR = "only x86-64 is supported"
     YAMA = "kernel.yama.ptrace_scope = 3 forbids ptrace(2)"
@@ -101,29 +101,29 @@ class NoTrace(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProbe:
-    """What one look over ssh says of a host."""
+    """Facts about a host, probed once over ssh."""
 
     clock_skew: Seconds
-    """The host's clock less ours."""
+    """The host's clock minus this machine's clock."""
     clock_uncertainty: Seconds
-    """Half the round trip: a smaller skew says nothing."""
+    """Half the round trip; a smaller skew is not significant."""
     links: frozenset[str]
     """Network interfaces and bridges."""
     kvm_device: bool
     post_copy_by_root_only: bool
-    """QEMU, as the user that it runs as there, may not use userfaultfd."""
+    """QEMU's user on the host may not use userfaultfd."""
     userfaultfd: bool
     memory_backing_dir: str
     memory_backing_kind: str
-    """File system below it: "tmpfs", "ext2/ext3", … or "missing"."""
+    """File system of that folder: "tmpfs", "ext2/ext3", … or "missing"."""
     storage_free: Mapping[str, Bytes]
-    """For each storage folder of the inventory that exists."""
+    """Free space of each storage folder of the inventory that exists."""
     certificates: Mapping[str, str]
-    """PEM text by path; only those that exist."""
+    """PEM text of the certificates that exist, by path."""
     no_trace: NoTrace | None = None
-    """None: nothing is known that forbids it."""
+    """None: no reason is known."""
     systemd: bool = False
-    """systemd runs the host."""
+    """systemd manages the host."""
 
 
 CA = "ca-cert.pem"
@@ -135,19 +135,19 @@ CLIENT_KEY = "client-key.pem"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QemuCertificates:
-    """What a host has of them, in the folder that its libvirt uses for migrations."""
+    """QEMU's certificates on a host, in the folder that its libvirt uses for migrations."""
 
     folder: str
     verifies_clients: bool
-    """It accepts a stream only from whoever has a certificate."""
+    """It accepts streams only from hosts with a client certificate."""
     present: frozenset[str]
-    """The files that are there, keys included, by name."""
+    """Names of the files that exist, including keys."""
     pems: Mapping[str, str]
     """Text of the certificates among them, by name. Keys are never read."""
     hostname: str
-    """What the host calls itself."""
+    """The host's own name."""
     unreadable: frozenset[str] = frozenset()
-    """Those of `present` that QEMU may not read, "." if it may not enter the folder; none if that
-    could not be tried."""
+    """Files of `present` that QEMU cannot read, "." if it cannot enter the folder. Empty if that
+    could not be tested."""
     user: str = ""
-    """As whom QEMU runs, if it is not root and known."""
+    """QEMU's user; empty if it is root or unknown."""

@@ -1,4 +1,4 @@
-"""A migration: the order to libvirt, statistics, measurements, and the engine's protocols."""
+"""Data of a migration: the order to libvirt, statistics, measurements, the engine's protocols."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,31 +11,31 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
 class Driver(StrEnum):
-    """Who drives a migration."""
+    """The program that drives a migration."""
 
     PEER_TO_PEER = "peer-to-peer"
-    """The source's libvirtd: it goes on when the controller dies."""
+    """The source's libvirtd. The migration continues if the controller dies."""
     CLIENT = "client-driven"
-    """The controller: it ends when the controller dies; before post-copy without harm."""
+    """The controller. The migration ends if the controller dies; before post-copy that is safe."""
     AGENTS = "by agents"
-    """Agents on both hosts, as for a protection; the controller says when to switch."""
+    """Agents on both hosts, as for a protection. The controller decides when to switch over."""
 
 
 class Mode(StrEnum):
     """How a guest's memory gets to the target."""
 
     AUTO = "auto"
-    """Whichever of the others the forecast finds best within the policy."""
+    """The mode that the forecast finds best within the policy."""
     PRECOPY = "precopy"
-    """All memory before the switch, pass after pass."""
+    """All memory is sent before the switchover, in several passes."""
     POSTCOPY = "postcopy"
-    """The guest runs on the target as soon as the first pass is over; the rest follows."""
+    """The guest runs on the target after the first pass, and fetches the rest."""
     HYBRID = "hybrid"
-    """Pre-copy, and post-copy from the point where the policy's rules say so."""
+    """Pre-copy, then post-copy when a rule of the policy demands it."""
     STOP_AND_COPY = "stop-and-copy"
-    """The guest stands still while its memory is copied."""
+    """The guest is paused while its memory is sent."""
     CHECKPOINT = "checkpoint"
-    """Epochs, as of a protection, until the last one is small enough; not by libvirt."""
+    """Epochs, as for a protection, until the last is small enough; without libvirt's migration."""
 
     @property
     def may_switch_early(self) -> bool:
@@ -44,22 +44,22 @@ class Mode(StrEnum):
 
 
 class Compression(StrEnum):
-    """How the memory stream is made smaller."""
+    """Compression of the memory stream."""
 
     NONE = "none"
     XBZRLE = "xbzrle"
-    """Differences to pages sent before; needs a cache on the source."""
+    """Sends differences to pages sent before; needs a cache on the source."""
     MT = "mt"
-    """Each page by zlib in threads; gone from QEMU 9.1 on."""
+    """Compresses each page with zlib in threads; removed in QEMU 9.1."""
     ZLIB = "zlib"
-    """Each of the parallel connections by zlib."""
+    """Compresses each of the parallel connections with zlib."""
     ZSTD = "zstd"
-    """Each of the parallel connections by zstd."""
+    """Compresses each of the parallel connections with zstd."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoConverge:
-    """How QEMU slows a guest down that writes faster than the link carries; per cent of CPU."""
+    """How QEMU throttles a guest that writes faster than the link carries; in percent of CPU."""
 
     initial: int
     increment: int
@@ -68,50 +68,51 @@ class AutoConverge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveOrder:
-    """Everything libvirt must be told to move a guest."""
+    """Everything that libvirt needs to know to migrate a guest."""
 
     driver: Driver
     persistent: bool
-    """The guest is defined on the source: define it on the target and not on the source."""
+    """The guest is defined on the source: define it on the target and undefine it on the source."""
     autostart: bool
-    """Start the guest with the target host from now on; libvirt does not carry that over."""
+    """Let the guest start with the target host; libvirt does not transfer this setting."""
     storage_proven: bool
-    """The disks (but for `copied_disks`) were seen to be the same files on both hosts, so libvirt
-    need not doubt it."""
+    """The disks, except `copied_disks`, were verified to be the same files on both hosts, so
+    libvirt's own safety check is skipped."""
     bandwidth: BytesPerSecond | None
     """None: no limit."""
     live: bool = True
-    """False: the guest stands still meanwhile (stop-and-copy)."""
+    """False: the guest is paused during the migration (stop-and-copy)."""
     post_copy: bool = False
-    """It may be switched to post-copy while it runs."""
+    """The migration may be switched to post-copy while it runs."""
     postcopy_bandwidth: BytesPerSecond | None = None
-    """Limit after that switch; None: none."""
+    """Limit after that switch; None: no limit."""
     auto_converge: AutoConverge | None = None
-    """None: QEMU may not slow the guest down."""
+    """None: QEMU must not throttle the guest."""
     tls_name: str | None = None
-    """The name that the target's certificate must carry; None: the stream is not encrypted."""
+    """The name that the target's certificate must be valid for; None: no encryption."""
     connections: int = 1
-    """More than one: the pages travel over that many (QEMU's multifd)."""
+    """Number of connections for memory pages; more than one uses QEMU's multifd."""
     zero_copy: bool = False
     compression: Compression = Compression.NONE
     compression_level: int | None = None
     xbzrle_cache: Bytes | None = None
-    """None: QEMU's 64 MiB."""
+    """None: QEMU's default of 64 MiB."""
     copied_disks: tuple[str, ...] = ()
-    """Disks ("vda") that both hosts do not share: copied over NBD, to images made there before."""
+    """Names ("vda") of disks that the hosts do not share; libvirt copies them over NBD to images
+    that exist on the target already."""
     resume: bool = False
-    """Go on with a post-copy that broke; all the rest must be as it was."""
+    """Resume a post-copy that broke; everything else must be as in the first order."""
 
     def as_json(self) -> dict[str, Any]:
-        """For the journal: a broken post-copy is resumed with the same order.
+        """Return the order for the journal, to resume a broken post-copy with the same order.
 
-        Without the guest's definitions: a resumed stream needs none, and they may hold passwords.
+        Leaves out the guest's definitions: they may contain passwords, and resuming needs none.
         """
         return asdict(self) | {"target_xml": None, "target_definition": None}
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> "MoveOrder":
-        """The order again. Raises TypeError, KeyError or ValueError if that is none."""
+        """Parse a stored order. Raises TypeError, KeyError or ValueError if it is invalid."""
         _check(stored)
         slowing = stored["auto_converge"]
         return MoveOrder(
@@ -125,9 +126,9 @@ class MoveOrder:
         )
 
     target_xml: str | None = None
-    """The running guest as the target must see it; None: as on the source."""
+    """XML for the running guest on the target; None: as on the source."""
     target_definition: str | None = None
-    """The guest as it is to be defined there; None: as on the source."""
+    """XML for the guest's definition on the target; None: as on the source."""
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -144,18 +145,18 @@ _MOST = 1 << 60
 
 
 def _check(stored: Mapping[str, Any]) -> None:
-    """Raises TypeError or ValueError if a stored order holds what no order has."""
+    """Raise TypeError or ValueError if a stored order has invalid values."""
     slowing = stored["auto_converge"] or {}
     for name, value in stored.items():
         kinds = _KINDS.get(name)
-        # A bool is an int to Python.
+        # In Python, a bool is also an int.
         if kinds is not None and (not isinstance(value, kinds) or _is_wrong_bool(value, kinds)):
             raise TypeError(f"{name} is {str(value)[:40]!r}")
     for name, value in (*stored.items(), *slowing.items()):
         if isinstance(value, int) and not 0 <= value <= _MOST:
             raise ValueError(f"{name} is {str(value)[:40]}")
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in slowing.values()):
-        raise TypeError("auto_converge is not in per cent")
+        raise TypeError("auto_converge is not in percent")
     if not all(isinstance(disk, str) for disk in stored["copied_disks"]):
         raise TypeError("copied_disks are not names")
 
@@ -165,16 +166,16 @@ def _is_wrong_bool(value: object, kinds: tuple[type, ...]) -> bool:
 
 
 class JobPhase(StrEnum):
-    """How far a migration is."""
+    """The phase of a migration."""
 
     PREFLIGHT = "preflight"
     SETUP = "setup"
     PRE_COPY = "pre-copy"
     POST_COPY = "post-copy"
     POST_COPY_PAUSED = "postcopy-paused"
-    """The stream broke: the guest waits on the target for pages that the source holds."""
+    """The stream broke: the guest waits on the target for pages that are on the source."""
     PAUSED = "paused"
-    """The policy stopped the guest so that its memory can be sent to the end."""
+    """The policy paused the guest so that the rest of its memory can be sent."""
     SWITCHOVER = "switchover"
     CLEANUP = "cleanup"
     CANCELLING = "cancelling"
@@ -183,25 +184,25 @@ class JobPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSample:
-    """One reading of a running migration job."""
+    """One sample of a running migration job."""
 
     at: Seconds
-    """Monotonic time of the reading."""
+    """Monotonic time of the sample."""
     phase: JobPhase
     iteration: int
-    """Pass over memory, from 1; 0 before the first."""
+    """Number of the pass over memory, from 1; 0 before the first."""
     remaining: Bytes
-    """Memory and disk that is still to be sent, as known now."""
+    """Memory and disk still to be sent, as known now."""
     total: Bytes
     transferred: Bytes
-    """Sent so far, resent pages included: it can exceed `total`."""
+    """Bytes sent so far, including resent pages, so it can exceed `total`."""
     bandwidth: BytesPerSecond
     dirty_rate: BytesPerSecond | None
-    """None until QEMU has measured one: after the first pass, and one second at the least."""
+    """None until QEMU has measured it: after the first pass, and at least one second."""
     expected_downtime: Seconds | None
-    """QEMU's own guess; None until it has made one."""
+    """QEMU's estimate; None until there is one."""
     throttle: int
-    """Per cent of CPU time taken from the guest by auto-converge."""
+    """CPU time that auto-converge takes from the guest, in percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,23 +212,23 @@ class JobTotals:
     total: Seconds
     setup: Seconds | None
     downtime: Seconds | None
-    """As QEMU measured it, transfer of control included. It compares the clocks of two hosts."""
+    """Downtime measured by QEMU, including the handover. It compares the clocks of two hosts."""
     iterations: int
     transferred: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Something that was decided, with the numbers it was made from."""
+    """A decision during a migration, with the numbers that it is based on."""
 
     at: Seconds
     """Monotonic time."""
     action: str
     reason: str
     rule: str = ""
-    """What asked for it: a rule of the policy by its name, "operator", "time limit", …"""
+    """What demanded it: the name of a rule of the policy, "operator", "time limit", …"""
     acted: bool = True
-    """False: it was only decided, to see what would be done."""
+    """False: the rule is only observed, and nothing was done."""
     numbers: Mapping[str, float | int | str | None] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -243,117 +244,126 @@ class Outcome(StrEnum):
     """The policy gave up: the guest writes faster than its memory can be sent."""
     FAILED = "failed"
     SHUT_OFF = "shut-off"
-    """The guest runs on neither host: it ended meanwhile."""
+    """The guest runs on neither host: it ended during the migration."""
     POST_COPY_PAUSED = "postcopy-paused"
-    """The stream of a post-copy broke and was not mended; nothing is lost, nothing was ended."""
+    """The stream of a post-copy broke and was not resumed; both parts of the guest are kept."""
     LOST = "lost"
-    """The target lost the guest in the middle of a post-copy: part of its memory is gone."""
+    """The target lost the guest during post-copy: part of its memory is gone."""
     UNKNOWN = "unknown"
     BLOCKED = "blocked"
     PLANNED = "planned"
-    """Preflight passed and nothing more was asked for."""
+    """Preflight passed, and only a plan was requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirtyPoint:
-    """How many different bytes a guest wrote within a time."""
+    """The number of distinct bytes that a guest wrote within a time."""
 
     time: Seconds
     dirtied: float
     """Bytes."""
     error: float
-    """Bytes either way: two standard deviations of the sampling, and the rounding."""
+    """Plus or minus bytes: two standard deviations of the sampling, and rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySeen:
-    """A guest's memory as a sample of its pages shows it."""
+    """A guest's memory, estimated from a sample of its pages."""
 
     size: Bytes
-    """All of it."""
+    """The guest's memory."""
     resident: float
-    """Bytes that the host has given room to, swapped ones included."""
+    """Bytes that the host has allocated, including swapped pages."""
     in_use: float
-    """Bytes of pages that are not all zero: those are sent whole."""
+    """Bytes of pages that are not all zero; a migration sends these completely."""
     error: float
-    """Bytes of `in_use` either way, two standard deviations."""
+    """Plus or minus bytes of `in_use`: two standard deviations."""
     dirtied: tuple[DirtyPoint, ...]
     tail: tuple[tuple[float, float], ...]
-    """(bytes from the end of memory, of which in use), rising to all of it."""
+    """(bytes up to the end of memory, bytes of these in use), ascending to all memory."""
     samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSeen:
-    """What one TCP connection carried from source to target."""
+    """The measured throughput of one TCP connection from source to target."""
 
     rate: BytesPerSecond
-    """After the beginning, which buffers and token buckets flatter."""
+    """Without the beginning, in which buffers and token buckets make it look faster."""
     received: Bytes
     lasted: Seconds
 
 
 class MigrationDriver(Protocol):
-    """What a migration may do to the one guest it moves."""
+    """The calls with which a migration controls its guest.
+
+    Calls that change something raise HypervisorError, and OutcomeUnknown if the connection broke.
+    """
 
     async def migrate(self, order: MoveOrder) -> None:
-        """Migrate. Returns when the guest runs on the target.
+        """Migrate the guest. Returns when it runs on the target.
 
-        Raises PeerLoginFailed if the source could not log in at the target (nothing happened),
-        HypervisorError if libvirt says it failed, OutcomeUnknown if the connection broke.
+        Raises PeerLoginFailed if the source could not log in to the target (nothing happened),
+        HypervisorError if libvirt reports a failure, OutcomeUnknown if the connection broke.
         """
 
     async def sample(self) -> JobSample | None:
-        """The job's statistics now; None if no migration job runs."""
+        """Return the job's current statistics; None if no migration job is running."""
 
     async def totals(self) -> JobTotals | None:
-        """Statistics of the completed migration, from the target; None if they are gone."""
+        """Return the statistics of the completed migration; None if the target has none."""
 
     async def abort(self) -> None:
-        """Abort the running job; no error if it has ended."""
+        """Abort the running job. Does nothing if it has ended."""
 
     async def set_autostart(self) -> None:
-        """Start the guest with the target host from now on."""
+        """Let the guest start with the target host from now on."""
 
     async def set_max_downtime(self, limit: Seconds) -> None:
         """Let QEMU switch over once it expects a downtime of at most `limit`."""
 
     async def max_downtime(self) -> Seconds:
-        """The limit in force now."""
+        """Return the current limit of the downtime."""
 
     async def set_bandwidth(self, limit: BytesPerSecond | None, *, post_copy: bool) -> None:
-        """Limit the job's stream, before or after the switch to post-copy; None: no limit."""
+        """Limit the job's bandwidth before or after the switch to post-copy; None: no limit."""
 
     async def throttle(self, how: AutoConverge | None) -> None:
-        """Let QEMU slow the guest down, in a job that was started for it; None: as QEMU came."""
+        """Set how QEMU throttles the guest, in a job with auto-converge; None: QEMU's default."""
 
     async def set_cache(self, size: Bytes) -> None:
-        """Give a job that was started with xbzrle a cache of that size."""
+        """Set the cache size of a job with xbzrle compression."""
 
     async def pause_guest(self) -> None:
-        """Stop the guest; libvirt starts it on the target, or here if the migration fails."""
+        """Pause the guest. libvirt resumes it on the target, or here if the migration fails."""
 
     async def start_post_copy(self) -> None:
-        """Run the guest on the target now. There is no way back."""
+        """Switch to post-copy: run the guest on the target now. This cannot be undone."""
 
     async def is_postcopy_paused(self) -> bool:
-        """Whether the source's QEMU has given a post-copy's stream up: then it can be resumed."""
+        """Return whether the source's QEMU has paused a broken post-copy, so it can be resumed."""
 
     async def free_target(self) -> None:
-        """Make the target let go of a dead stream as well; no error if there is none."""
+        """Make the target close its end of a broken stream. Does nothing if there is none."""
 
     async def undefine_on_source(self) -> bool:
-        """Undefine what a completed migration left shut off on the source; whether it did."""
+        """Undefine the shut-off guest that a completed migration left on the source.
+
+        Returns whether there was one.
+        """
 
     async def undefine_on_target(self) -> bool:
-        """Undefine what a failed migration left shut off on the target; whether it did."""
+        """Undefine the shut-off guest that a failed migration left on the target.
+
+        Returns whether there was one.
+        """
 
     async def presence(self) -> tuple[Presence, Presence]:
-        """What source and target say about the guest now."""
+        """Return the guest's state on the source and on the target."""
 
 
 class OutsideView(Protocol):
-    """Somebody who watches a guest from outside, by a clock that does not stop with it."""
+    """An observer that watches guests from outside, by a clock that does not stop with them."""
 
     async def blackout(self, guest: str, since: Seconds, until: Seconds) -> Seconds | None:
-        """The longest silence in a window of monotonic time; None if the guest is not watched."""
+        """Return the longest silence in a window of monotonic time; None if not observed."""

@@ -1,4 +1,4 @@
-"""What recovery found of an unattended operation and did; phases of a group's barrier."""
+"""Results of recovering an orphaned job, and the phases of a group's barrier."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,19 +9,19 @@ from vmckpt.model.migration import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """One operation after a look at its hosts."""
+    """The result of recovering one operation."""
 
     truth: str
-    """What is true, in a sentence."""
+    """The facts found on the hosts, in one sentence."""
     outcome: Outcome | None
-    """How the operation has ended; None: it has not, or nobody can tell."""
+    """The operation's outcome; None: it has not ended, or the outcome is unknown."""
     did: tuple[str, ...] = ()
-    """What was done, or would be; in this order."""
+    """What was done, or would be in a dry run, in order."""
     settle: str = ""
-    """What would settle it; empty if it is."""
+    """Hint: what to do to settle the operation; empty if there is nothing to do."""
     warnings: tuple[str, ...] = ()
     goes_on: bool = False
-    """A migration still runs in libvirt: whoever wants to wait for its end adopts it."""
+    """The operation continues, and recovery leaves it active."""
     two_copies: bool = False
     """The guest runs on two hosts, or on one while another holds its lease."""
 
@@ -38,13 +38,13 @@ class Settled:
 
 
 class Phase(StrEnum):
-    """What all guests of a group have reached before any of them goes on."""
+    """A phase that all guests of a group must reach before any of them continues."""
 
     READY = "ready"
-    """All is noted; nothing was changed that the guest would feel."""
+    """The capture is prepared; the guest is not affected yet."""
     STOPPED = "stopped"
-    """It stands still, and its output is held."""
+    """The guest is paused, and its output is buffered."""
     CAPTURED = "captured"
-    """Its instant is taken; it may run, and its output is still held."""
+    """The checkpoint is taken; the guest may run, and its output is still buffered."""
     STORED = "stored"
-    """All of it is in the store but its manifest."""
+    """Everything except the manifest is in the store."""

@@ -1,4 +1,4 @@
-"""Who is told by itself how things stand: by HTTP, when it asks or when somebody has to look."""
+"""Reporting over HTTP: metrics that Prometheus reads, and webhooks that alerts are posted to."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,21 +7,21 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """One address that pages are posted to."""
+    """A URL that alerts are posted to."""
 
     url: str
     secret_file: Path | None = None
-    """What bodies are signed with; None: they are not."""
+    """File with the key that signs the bodies; None: bodies are not signed."""
 
     @property
     def shown(self) -> str:
-        """For people: the rest of a URL may be a secret."""
+        """The host name, for messages: the rest of the URL may be a secret."""
         return urlsplit(self.url).hostname or "?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where something listens."""
+    """An address to listen on."""
 
     host: str
     port: int
@@ -29,12 +29,12 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookOptions:
-    """Whom a service tells what it sees."""
+    """Where a service reports what it observes."""
 
     metrics: Address | None = None
-    """Where Prometheus asks; None: it does not."""
+    """Address that serves metrics to Prometheus; None: no metrics."""
     webhooks: bool = False
-    """Whether those of the inventory are told."""
+    """Whether alerts are posted to the inventory's webhooks."""
 
 
 NOBODY = WebhookOptions()

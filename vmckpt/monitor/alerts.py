@@ -1,4 +1,4 @@
-"""What an operator is paged for, and when. Time is an argument. Pure."""
+"""Decide what an operator is paged for, and when. Time is an argument. Pure."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,35 +13,36 @@ from vmckpt.monitor.health import Trouble
 from vmckpt.units import Seconds
 
 PATIENCE = Seconds(30.0)
-"""What lasts no longer is told to nobody: a host that is asked again, a standby that catches up."""
+"""How long a trouble must last before it is paged: a silent host may answer the next poll, and a
+standby may catch up."""
 _UNSURE = (Outcome.LOST, Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)
 _BAD = (*_UNSURE, Outcome.FAILED, Outcome.NOT_CONVERGED, Outcome.TIMED_OUT, Outcome.SHUT_OFF)
 _NAMESPACE = uuid.UUID("5a2d3c5e-5f0b-4d52-9b38-0f7a1c8f7c11")
 
 
 class State(StrEnum):
-    """Whether it lasts."""
+    """Whether the trouble of a page lasts."""
 
     FIRING = "firing"
     RESOLVED = "resolved"
-    """What was firing is over."""
+    """The trouble is over."""
     ONCE = "once"
-    """It has happened, and is nothing that lasts."""
+    """An event, not a lasting trouble."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One message."""
+    """A message to the operator's webhooks."""
 
     key: str
-    """The same for "firing" and "resolved"."""
+    """Identifies the trouble: the same for "firing" and "resolved"."""
     state: State
     at: float
     """Seconds since 1970."""
     trouble: Trouble
 
     def as_json(self) -> dict[str, Any]:
-        """The body that is posted. The id stays the same if it is sent again."""
+        """Return the body to post. Its ID stays the same if the page is sent again."""
         one = self.trouble
         id_ = uuid.uuid5(_NAMESPACE, f"{self.key} {self.state} {self.at}")
         return {
@@ -52,19 +53,19 @@ class Page:
 
 
 def of_happening(one: Happening) -> Page | None:
-    """The page for something that happened; None: nobody has to know at once."""
+    """Return the page for an event, or None if the event needs no attention."""
     operation = one.operation
     if one.kind != ENDED:
         return None
     outcome, report = str(one.values["outcome"]), operation.report or {}
     if FORGOTTEN in report:
-        return None  # whoever said so knows it
+        return None  # an operator ended the job by hand
     if operation.kind == "protect" and report.get("failed_over"):
         text = f"{operation.guest} has failed over to {report['failed_over']}: {report.get('why')}"
         hint = f"vmckpt protect {operation.guest} --reverse, once {operation.source} is back"
         return _page(one, text, hint)
     part = operation.detail.get("part_of") is not None
-    # Whoever empties a host tries again, and says at the end who is left.
+    # An evacuation retries a failed migration, and reports the remaining guests when it ends.
     if outcome not in (_UNSURE if part else _BAD):
         return None
     error = f": {one.values['error']}" if one.values.get("error") else ""
@@ -84,20 +85,23 @@ def _page(one: Happening, text: str, hint: str) -> Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lasting:
-    """A trouble, for as long as it lasts."""
+    """A trouble that lasts."""
 
     trouble: Trouble
     since: Seconds
-    """By a clock that nobody sets."""
+    """By a monotonic clock."""
     paged: bool = False
 
 
 def watch(
     known: Mapping[str, Lasting], troubles: Mapping[str, Trouble], now: Seconds, at: float
 ) -> tuple[Mapping[str, Lasting], Sequence[Page]]:
-    """What is known after a look, and what is to be sent: each trouble once it has lasted for
-    PATIENCE, and once more when it is over. `now`: by a clock that nobody sets; `at`: for who reads
-    it, seconds since 1970."""
+    """Update the lasting troubles after a look.
+
+    Returns them, and the pages to send: a page for each trouble that has lasted for PATIENCE, and
+    another when it is over. `now`: by a monotonic clock; `at`: the time for the pages, in seconds
+    since 1970.
+    """
     lasting = {
         key: replace(known[key], trouble=one) if key in known else Lasting(trouble=one, since=now)
         for key, one in troubles.items()

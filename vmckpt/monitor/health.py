@@ -1,8 +1,7 @@
-"""How everything stands at one time, as gauges of Prometheus and as what an operator is paged for.
-Pure.
+"""The health of hosts, jobs, protections and stores, as Prometheus gauges and as troubles. Pure.
 
-Names and units are after Prometheus's conventions: seconds, bytes, ratios from 0 to 1, and the time
-of something as seconds since 1970.
+Names and units follow Prometheus's conventions: seconds, bytes, ratios from 0 to 1, and times as
+seconds since 1970.
 """
 
 from collections import Counter
@@ -26,22 +25,22 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSnapshot:
-    """What is known. What was never looked at is None."""
+    """What is known at one time. A part that was never read is None."""
 
     fleet: FleetNow | None = None
     jobs: Sequence[JobView] | None = None
-    """Active ones."""
+    """Active jobs."""
     turns: Mapping[str, Sequence[Turn]] = field(default_factory=lambda: MappingProxyType({}))
-    """The moves of those that are about a whole host, by job."""
+    """The moves of jobs for a whole host, by job."""
     protections: Mapping[str, Mapping[str, Any]] | None = None
     snapshots: Sequence[SnapshotNow] | None = None
     looked: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """When each of these was last looked at without an error; seconds since 1970."""
+    """When each part was last read without an error, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Something that somebody has to look at."""
+    """A condition that an operator has to look at."""
 
     text: str
     hint: str
@@ -51,9 +50,9 @@ class Trouble:
 
 
 def families(now: HealthSnapshot) -> Iterator[Metric]:
-    """All gauges."""
+    """Return all gauges."""
     yield _family(
-        "last_look_timestamp_seconds", "When this was last looked at without an error.",
+        "last_look_timestamp_seconds", "Time of the last poll without an error.",
         ("what",), (((what,), at) for what, at in now.looked.items()),
     )  # fmt: skip
     if now.fleet is not None:
@@ -73,7 +72,7 @@ def families(now: HealthSnapshot) -> Iterator[Metric]:
 def _family(
     name: str, text: str, labels: Labels, values: Iterable[tuple[Labels, float | None]]
 ) -> Metric:
-    """One gauge; what has no value is left out."""
+    """Return one gauge, without the series that have no value."""
     family = GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=labels)
     for told, value in values:
         if value is not None:
@@ -90,7 +89,7 @@ def _hosts(fleet: FleetNow) -> Iterator[Metric]:
                   (((one.name,), one.closed is not None) for one in hosts))  # fmt: skip
     yield _family("host_memory_bytes", "The host's memory.", ("host",),
                   (((one.name,), one.memory) for one in up))  # fmt: skip
-    yield _family("host_memory_available_bytes", "Memory that is free or can be dropped.",
+    yield _family("host_memory_available_bytes", "Memory that is free or can be reclaimed.",
                   ("host",), (((one.name,), one.free) for one in up))  # fmt: skip
     counted = Counter((one.host, str(one.state)) for one in fleet.guests)
     yield _family("host_guests", "Guests on the host by their state.", ("host", "state"),
@@ -98,15 +97,15 @@ def _hosts(fleet: FleetNow) -> Iterator[Metric]:
 
 
 def two_copies(now: HealthSnapshot) -> tuple[Copies, ...]:
-    """Guests that have two copies, by what libvirt shows and by what agents say."""
+    """Return guests that have two copies, according to libvirt and to the agents."""
     seen = () if now.fleet is None else now.fleet.copies
     return merged(seen, of_protections((now.protections or {}).values()))
 
 
 def _copies(now: HealthSnapshot) -> Metric:
     rows = (((one.guest, one.uuid, " ".join(one.hosts)), len(one.hosts)) for one in two_copies(now))
-    return _family("guest_copies", "Hosts on which a guest runs, of guests that run on more than"
-                   " one.", ("guest", "uuid", "hosts"), rows)  # fmt: skip
+    return _family("guest_copies", "Number of hosts on which a guest runs, if more than one.",
+                   ("guest", "uuid", "hosts"), rows)  # fmt: skip
 
 
 def _jobs(jobs: Sequence[JobView]) -> Iterator[Metric]:
@@ -114,16 +113,16 @@ def _jobs(jobs: Sequence[JobView]) -> Iterator[Metric]:
         (one.operation.kind, "unattended" if one.unattended else str(one.operation.state))
         for one in jobs
     )
-    yield _family("jobs", "Active jobs; unattended: their controller is gone.", ("kind", "state"),
-                  counted.items())  # fmt: skip
+    yield _family("jobs", "Active jobs; state `unattended`: the controller is gone.",
+                  ("kind", "state"), counted.items())  # fmt: skip
 
 
 _SAMPLED = (
-    ("remaining", "remaining_bytes", "What a running migration still has to send."),
-    ("dirty_rate", "dirty_bytes_per_second", "How fast the guest of a running migration writes."),
-    ("bandwidth", "bandwidth_bytes_per_second", "How fast a running migration sends."),
-    ("iteration", "iteration", "The pass over memory that a running migration is in."),
-    ("done", "done_ratio", "How much of a running migration is done."),
+    ("remaining", "remaining_bytes", "Bytes that a running migration still has to send."),
+    ("dirty_rate", "dirty_bytes_per_second", "Dirty rate of the guest of a running migration."),
+    ("bandwidth", "bandwidth_bytes_per_second", "Rate at which a running migration sends."),
+    ("iteration", "iteration", "Current pass over memory of a running migration."),
+    ("done", "done_ratio", "Share of a running migration that is done."),
 )
 
 
@@ -137,8 +136,8 @@ def _moves(jobs: Sequence[JobView]) -> Iterator[Metric]:
         values = [(told, sample.get(key)) for told, sample in found]
         yield _family(f"migration_{name}", text, labels, values)
     throttled = [(told, (sample.get("throttle") or 0) / 100) for told, sample in found]
-    yield _family("migration_throttle_ratio", "CPU time that auto-converge takes from the guest.",
-                  labels, throttled)  # fmt: skip
+    yield _family("migration_throttle_ratio", "Share of CPU time that auto-converge takes from the"
+                  " guest.", labels, throttled)  # fmt: skip
 
 
 def _labels(view: JobView) -> Labels:
@@ -165,11 +164,11 @@ def _evacuations(now: HealthSnapshot) -> Metric:
 
 
 _PROTECTED = (
-    ("behind_s", "behind_seconds", "What would be lost now (RPO)."),
+    ("behind_s", "behind_seconds", "Time that would be lost if the host failed now (RPO)."),
     ("pause_s", "pause_seconds", "Median pause of the guest per epoch."),
     ("interval_s", "interval_seconds", "Time between two epochs."),
-    ("output_delay_s", "output_delay_seconds", "How long the guest's output is held."),
-    ("packets_lost", "packets_lost", "Packets of the guest that were lost since it is protected."),
+    ("output_delay_s", "output_delay_seconds", "How long the guest's output is buffered."),
+    ("packets_lost", "packets_lost", "Packets of the guest lost since its protection began."),
 )
 
 
@@ -201,12 +200,12 @@ def _snapshots(snapshots: Sequence[SnapshotNow]) -> Iterator[Metric]:
     )  # fmt: skip
     labels = ("guest", "store")
     whole = [one for one in known if not _damaged(one)]
-    yield _family("snapshot_newest_timestamp_seconds", "When the guest's newest snapshot was made.",
+    yield _family("snapshot_newest_timestamp_seconds", "Time of the guest's newest snapshot.",
                   labels, _newest(whole, lambda one: one.made_at))  # fmt: skip
     proved = [one for one in whole if one.verified_at is not None]
     yield _family(
         "snapshot_verified_timestamp_seconds",
-        "When a snapshot of the guest was last found good.",
+        "When a snapshot of the guest was last verified as intact.",
         labels, _newest(proved, lambda one: one.verified_at or 0.0),
     )  # fmt: skip
 
@@ -227,7 +226,7 @@ def _newest(
 
 
 def troubles(now: HealthSnapshot) -> Mapping[str, Trouble]:
-    """What somebody has to look at, by a name that stays the same while it lasts."""
+    """Return what an operator has to look at, by a key that stays the same while it lasts."""
     found: dict[str, Trouble] = {}
     for host in () if now.fleet is None else now.fleet.hosts:
         if host.error is not None and host.closed is None:
@@ -243,15 +242,15 @@ def troubles(now: HealthSnapshot) -> Mapping[str, Trouble]:
         if view.unattended:
             one = view.operation
             found[f"job {one.id}"] = Trouble(
-                text=f"nobody attends {one.id} ({one.kind} of {one.guest}) any more",
+                text=f"{one.id} ({one.kind} of {one.guest}) has no controller any more",
                 hint="vmckpt recover", job=one.id, guest=one.guest,
             )  # fmt: skip
         elif view.operation.phase == JobPhase.POST_COPY_PAUSED:
             one = view.operation
             found[f"stream {one.id}"] = Trouble(
-                text=f"{one.guest} stands still: its post-copy to {one.target} is broken; it is"
-                " tried again, and nothing is lost",
-                hint=f"mend the network between {one.source} and {one.target}",
+                text=f"{one.guest} is paused: its post-copy to {one.target} is broken; it is"
+                " retried, and nothing is lost",
+                hint=f"fix the network between {one.source} and {one.target}",
                 job=one.id, guest=one.guest,
             )  # fmt: skip
     for job, entry in (now.protections or {}).items():

@@ -1,4 +1,4 @@
-"""Counts what operations tell, and shows that and how everything stands to Prometheus."""
+"""Count the events of jobs, and export the counts and the state of health to Prometheus."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,27 +24,27 @@ _RATIOS = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 
 
 class Exporter(Collector):
-    """What `/metrics` says. Counts begin at nothing with the process, as is the custom."""
+    """The metrics at `/metrics`. Counters start at 0 with the process, as Prometheus expects."""
 
     def __init__(self) -> None:
         self.now = HealthSnapshot()
-        """Replaced whole: threads read it."""
+        """Replaced as a whole, never changed, because threads read it."""
         self.registry = mine = CollectorRegistry()
-        Info("vmckpt_build", "The program.", registry=mine).info({"version": vmckpt.__version__})
+        Info("vmckpt_build", "The version.", registry=mine).info({"version": vmckpt.__version__})
         self._ended = Counter(
             "vmckpt_operations", "Operations that ended.", ["kind", "outcome"], registry=mine
         )
         self._decided = Counter(
-            "vmckpt_decisions", "What was decided about migrations.", ["action", "rule"],
+            "vmckpt_decisions", "Decisions made in migrations.", ["action", "rule"],
             registry=mine,
         )  # fmt: skip
         self._took = Histogram(
-            "vmckpt_operation_duration_seconds", "How long operations took that completed.",
+            "vmckpt_operation_duration_seconds", "Duration of completed operations.",
             ["kind"], buckets=_DURATIONS, registry=mine,
         )  # fmt: skip
         self._downtime = Histogram(
             "vmckpt_migration_downtime_seconds",
-            "Downtime of completed migrations: as QEMU counts it, and seen from outside.",
+            "Downtime of completed migrations, as QEMU reports it and as seen from outside.",
             ["seen_by"], buckets=_DOWNTIMES, registry=mine,
         )  # fmt: skip
         self._passes = Histogram(
@@ -52,21 +52,21 @@ class Exporter(Collector):
             buckets=_PASSES, registry=mine,
         )  # fmt: skip
         self._sent = Counter(
-            "vmckpt_migration_transferred_bytes", "What migrations sent.", registry=mine
+            "vmckpt_migration_transferred_bytes", "Bytes that migrations sent.", registry=mine
         )
         self._ratio = Histogram(
-            "vmckpt_forecast_ratio", "What was measured, as a share of the forecast's middle.",
+            "vmckpt_forecast_ratio", "Measured value divided by the middle of the forecast range.",
             ["of"], buckets=_RATIOS, registry=mine,
         )  # fmt: skip
         self._forecasts = Counter(
-            "vmckpt_forecasts", "Forecasts that were held against what was measured.",
+            "vmckpt_forecasts", "Forecasts that were compared with the measured values.",
             ["of", "covered"], registry=mine,
         )  # fmt: skip
         self._service = Counter(
-            "vmckpt_service_events", "What the service of snapshots told.", ["event"],
+            "vmckpt_service_events", "Events that the schedule service reported.", ["event"],
             registry=mine,
         )  # fmt: skip
-        # A series that begins at 1 has never grown, and the first guest lost would alert nobody.
+        # A series that begins at 1 shows no increase: the first lost guest would raise no alert.
         for kind in _KINDS:
             for outcome in Outcome:
                 self._ended.labels(kind, str(outcome))
@@ -76,15 +76,15 @@ class Exporter(Collector):
         mine.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """See Collector."""
+        """Return the gauges; see prometheus_client's Collector."""
         return health.families(self.now)
 
     def told(self, event: str) -> None:
-        """Count what the service said."""
+        """Count an event of the service."""
         self._service.labels(event).inc()
 
     def take(self, one: Happening) -> None:
-        """Count something that happened."""
+        """Count an event of a job, as read from the journal."""
         if one.kind == "decided" and one.operation.kind == "migrate":
             rule = str(one.values.get("rule") or "")
             self._decided.labels(str(one.values.get("action")), rule).inc()
@@ -118,10 +118,10 @@ class Exporter(Collector):
 
 
 class Served:
-    """The endpoint, until `close`."""
+    """The HTTP endpoint for Prometheus, until `close`."""
 
     def __init__(self, exporter: Exporter, address: Address) -> None:
-        """Raises OSError if the address cannot be had. Port 0: any that is free."""
+        """Start serving. Port 0: any free port. Raises OSError if the address cannot be bound."""
         self._host = address.host
         self._server, self._thread = start_http_server(
             address.port, address.host, exporter.registry
@@ -129,7 +129,7 @@ class Served:
 
     @property
     def address(self) -> str:
-        """For a URL."""
+        """The host and port, as in a URL."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"{host}:{self._server.server_address[1]}"
 

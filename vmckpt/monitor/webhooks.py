@@ -1,4 +1,4 @@
-"""Posts pages to webhooks: signed, in their order, again and again until one is taken."""
+"""Post pages to webhooks: signed, in order, and retried for an hour until accepted."""
 
 import asyncio
 import hashlib
@@ -28,18 +28,18 @@ _PATIENCE = 3600.0
 _LONGEST_WAIT = 60.0
 _ANSWER = aiohttp.ClientTimeout(total=10.0)
 MOST = 1000
-"""That many pages wait; then the oldest are given up."""
+"""Number of pages that may wait; if there are more, the oldest are dropped."""
 
 
 class _Refused(Exception):
-    """It answered, and did not take it."""
+    """The receiver answered with a status other than 2xx."""
 
 
 class Poster:
     """Posts to one webhook, from `start` to `close`."""
 
     def __init__(self, hook: Webhook, warn: Callable[[str], None]) -> None:
-        """Raises BadInput if its secret cannot be read."""
+        """Prepare posting; `warn` is called with problems. Raises BadInput: unreadable secret."""
         self._hook, self._warn = hook, warn
         self._secret = _secret(hook.secret_file)
         self._waiting: asyncio.Queue[Page] = asyncio.Queue(MOST)
@@ -49,21 +49,23 @@ class Poster:
         self._task = asyncio.create_task(self._run(), name=f"webhook {self._hook.url}")
 
     def post(self, page: Page) -> None:
-        """Have it sent; it does not wait. What nobody has taken for long makes room."""
+        """Queue a page without waiting. If the queue is full, the oldest page is dropped."""
         while self._waiting.full():
             lost = self._waiting.get_nowait()
-            self._warn(f"webhook {self._hook.shown}: gave up {lost.trouble.text}")
+            self._warn(f"webhook {self._hook.shown}: queue full, dropped: {lost.trouble.text}")
         self._waiting.put_nowait(page)
 
     async def close(self, limit: float = 5.0) -> None:
-        """Give what is waiting a moment, then end."""
+        """Stop, after `limit` seconds at most to deliver the pages that wait."""
         if self._task is None:
             return
         try:
             async with asyncio.timeout(limit):
                 await self._waiting.join()
         except TimeoutError:
-            self._warn(f"webhook {self._hook.shown}: {self._waiting.qsize() + 1} were not taken")
+            self._warn(
+                f"webhook {self._hook.shown}: {self._waiting.qsize() + 1} pages were not delivered"
+            )
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -79,7 +81,7 @@ class Poster:
     async def _deliver(self, session: aiohttp.ClientSession, page: Page) -> None:
         body = json.dumps(page.as_json()).encode()
         trying = AsyncRetrying(
-            # A name that is none is a ValueError, and what the network says may be any OSError.
+            # An invalid host name raises ValueError, and the network may raise any OSError.
             retry=retry_if_exception_type(
                 (aiohttp.ClientError, TimeoutError, _Refused, OSError, ValueError)
             ),
@@ -92,13 +94,11 @@ class Poster:
                 with attempt:
                     if attempt.retry_state.attempt_number > 1 and not said:
                         said = True
-                        self._warn(
-                            f"webhook {self._hook.shown} does not take it; it is tried again"
-                        )
+                        self._warn(f"webhook {self._hook.shown} does not accept a page; retrying")
                     await self._post(session, body)
         except RetryError as exc:
             why = exc.last_attempt.exception()
-            self._warn(f"webhook {self._hook.shown}: gave up {page.trouble.text}: {why}")
+            self._warn(f"webhook {self._hook.shown}: not delivered: {page.trouble.text}: {why}")
 
     async def _post(self, session: aiohttp.ClientSession, body: bytes) -> None:
         headers = {"Content-Type": "application/json"}
@@ -108,11 +108,11 @@ class Poster:
             self._hook.url, data=body, headers=headers, allow_redirects=False
         ) as answer:
             if not 200 <= answer.status < 300:
-                raise _Refused(f"it answered {answer.status}")
+                raise _Refused(f"HTTP status {answer.status}")
 
 
 def signature(secret: bytes, body: bytes) -> str:
-    """HMAC-SHA256 of the body, as "sha256=" and hex digits."""
+    """Return the HMAC-SHA256 of the body, as "sha256=" and hex digits."""
     return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
 
 
@@ -123,8 +123,8 @@ def _secret(file: Path | None) -> bytes | None:
         found = file.read_bytes().strip()
     except OSError as exc:
         raise BadInput(
-            f"the secret of a webhook cannot be read: {file}: {exc.strerror}",
-            hint="write one line of random text into it, readable by the service alone",
+            f"cannot read the secret of a webhook: {file}: {exc.strerror}",
+            hint="write one line of random text to it, readable only by the service",
         ) from None
     if not found:
         raise BadInput(f"{file}: the secret of a webhook is empty")

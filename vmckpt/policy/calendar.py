@@ -1,13 +1,13 @@
-"""When the next snapshot is due: every so often, or by the calendar. Pure.
+"""When the next snapshot is due: after an interval, or by the calendar. Pure.
 
-    15min  6h  1d  1h30min          that long after the last one
+    15min  6h  1d  1h30min          this long after the last snapshot
     hourly  hourly :20              every hour, at that minute
     daily 03:00,15:00               every day; without a time at 00:00
     weekly  mon..fri 22:30  sat,sun 04:00
     monthly  monthly 15 02:00  monthly last 02:00
 
-The calendar is that of a time zone. A time that a change of clocks skips comes as much later as the
-clocks were put on; one that comes twice counts once, but for `hourly`, which goes by real hours.
+The calendar is that of a time zone. A time that is skipped when clocks go forward comes later by
+the same amount; a time that occurs twice counts once, except for `hourly`, which counts real hours.
 """
 
 import re
@@ -26,7 +26,7 @@ _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 _INTERVAL = re.compile(r"([0-9]{1,6}(s|min|m|h|d))+")
 _SHORTEST = 1
 _LAST = 0
-"""Of a month: its last day."""
+"""Stands for the last day of a month."""
 
 
 class Every(StrEnum):
@@ -40,21 +40,21 @@ class Every(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Every so often."""
+    """At a fixed interval."""
 
     every: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Hourly:
-    """Every hour."""
+    """Every hour, at a minute."""
 
     minute: int
 
 
 @dataclass(frozen=True, slots=True)
 class Weekly:
-    """At times of some days of the week; daily is on all of them."""
+    """At given times on some days of the week; `daily` is on all of them."""
 
     days: frozenset[int]
     """0 is Monday."""
@@ -63,10 +63,10 @@ class Weekly:
 
 @dataclass(frozen=True, slots=True)
 class Monthly:
-    """At times of one day of the month."""
+    """At given times on one day of the month."""
 
     day: int
-    """1 to 28, or 0 for the last one."""
+    """1 to 28, or 0 for the last day."""
     times: tuple[time, ...]
 
 
@@ -75,12 +75,12 @@ When: TypeAlias = Interval | Hourly | Weekly | Monthly
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What a schedule has to do now."""
+    """Whether a schedule is due, and when it is due next."""
 
     now: bool
-    """However many runs were missed, it is one."""
+    """Whether a run is due now; several missed runs count as one."""
     next: float
-    """When to look again, seconds since 1970: the next run, after one at `now` if it is due."""
+    """The time of the next run after now, in seconds since 1970."""
 
 
 def parse(text: str) -> When:
@@ -93,9 +93,10 @@ def parse(text: str) -> When:
 
 
 def due(when: When, last: float | None, now: float, zone: tzinfo) -> Due:
-    """Whether it is due, and when it is next. `last`: when it last ran; None: never, so it is due.
+    """Return whether a schedule is due, and when it is due next.
 
-    A `last` in the future is from a clock that was wrong: waiting for it could take years.
+    `last`: when it last ran; None: never, so it is due. A `last` in the future comes from a wrong
+    clock and counts as never, since waiting for it could take years.
     """
     if last is None or last > now:
         return Due(now=True, next=next_after(when, now, zone))
@@ -106,7 +107,10 @@ def due(when: When, last: float | None, now: float, zone: tzinfo) -> Due:
 
 
 def next_after(when: When, after: float, zone: tzinfo) -> float:
-    """The first run after a time, both in seconds since 1970; an interval counts from there."""
+    """Return the first run after a time, both in seconds since 1970.
+
+    An interval starts at that time.
+    """
     match when:
         case Interval():
             return after + when.every
@@ -118,7 +122,7 @@ def next_after(when: When, after: float, zone: tzinfo) -> float:
 
 
 def _next_hour(when: Hourly, after: float, zone: tzinfo) -> float:
-    # In real minutes: the zone says which of them are that minute of an hour.
+    # Counts real minutes, since a clock change can alter the minute of the hour.
     moment = datetime.fromtimestamp(after // 60 * 60, UTC)
     for _ in range(24 * 60):
         moment += timedelta(minutes=1)
@@ -128,7 +132,7 @@ def _next_hour(when: Hourly, after: float, zone: tzinfo) -> float:
 
 
 def _moments(when: Weekly | Monthly, first: date, zone: tzinfo) -> Iterator[float]:
-    """From the day before on, in order."""
+    """Yield all runs from the day before `first` on, in order."""
     day = first - timedelta(days=1)
     while True:
         if _has(when, day):
@@ -188,7 +192,7 @@ def _time(text: str) -> time:
 def _day_of_month(text: str = "1") -> int:
     if text == "last":
         return _LAST
-    # Not every month has a 29th: who means the last day says so.
+    # Not every month has a 29th; the last day is written as "last".
     if not re.fullmatch("[0-9]{1,2}", text) or not 1 <= int(text) <= 28:
         raise ValueError(text)
     return int(text)
@@ -199,6 +203,6 @@ def _days(text: str) -> frozenset[int]:
     for one in text.split(","):
         first, _, last = one.partition("..")
         begin, end = DAYS.index(first), DAYS.index(last or first)
-        # "fri..mon" goes over the weekend.
+        # A range like "fri..mon" spans the weekend.
         found.update((begin + step) % 7 for step in range((end - begin) % 7 + 1))
     return frozenset(found)

@@ -1,7 +1,7 @@
-"""What QEMU and libvirt cannot combine. Pure.
+"""Find settings that QEMU and libvirt cannot combine. Pure.
 
-What no version can is found when a policy is read (`impossible`); what depends on the versions and
-on the guest is found before it moves (`conflicts`).
+Combinations that no version supports are found when a policy is read (`impossible`); those that
+depend on versions and on the guest are found before a migration (`conflicts`).
 """
 
 import re
@@ -19,7 +19,7 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions:
-    """What runs on a host: "7.2.22" and "9.0.0"."""
+    """The versions on a host, such as "7.2.22" and "9.0.0"."""
 
     qemu: str
     libvirt: str
@@ -27,21 +27,21 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """Two wishes that do not go together."""
+    """Two settings that exclude each other."""
 
     code: str
-    """Stays as it is: tests and scripts may look for it."""
+    """Never changes, since tests and scripts may look for it."""
     text: str
     hint: str
     keys: tuple[str | int, ...]
-    """Where in the policy's file one of the two stands."""
+    """The key of one of the two settings in the policy's file."""
     optional: bool = False
-    """The migration can be done all the same, without what `text` says cannot be had: where it is
-    post-copy, rules that start it never act."""
+    """The migration is possible without the feature that `text` names. If that is post-copy, rules
+    that start it never act."""
 
 
 def impossible(policy: Policy) -> tuple[Conflict, ...]:
-    """What no version of QEMU and libvirt can do."""
+    """Return the conflicts in a policy that no version of QEMU and libvirt can resolve."""
     return (*_zero_copy(policy), *_compression(policy))
 
 
@@ -55,7 +55,7 @@ def conflicts(
     huge_pages: bool = False,
     file_backed_memory: bool = False,
 ) -> tuple[Conflict, ...]:
-    """All that these two hosts cannot do for this guest under this policy.
+    """Return all conflicts between a policy, two hosts and a guest.
 
     `file_backed_memory`: the guest's memory is a file on a disk, not on tmpfs or hugetlbfs.
     """
@@ -68,7 +68,7 @@ def conflicts(
 
 
 def _compresses_later(policy: Policy) -> int | None:
-    """The number (from 0) of the first rule that turns xbzrle on."""
+    """Return the number (from 0) of the first rule that enables xbzrle, or None."""
     return next((i for i, rule in enumerate(policy.rules) if isinstance(rule.do, Compress)), None)
 
 
@@ -87,13 +87,13 @@ def _zero_copy(policy: Policy) -> Iterator[Conflict]:
         yield Conflict(
             code="zero-copy-with-tls", keys=key,
             text=f"zero_copy cannot be encrypted, and tls is {how.tls}",
-            hint="write tls: off where the network may be trusted, or zero_copy: false",
+            hint="write tls: off if the network is trusted, or zero_copy: false",
         )  # fmt: skip
     if how.compression is not Compression.NONE or _compresses_later(policy) is not None:
         yield Conflict(
             code="zero-copy-with-compression", keys=key,
-            text="zero_copy sends pages as they are, and they are to be compressed",
-            hint="choose one of the two",
+            text="zero_copy sends pages unchanged, so they cannot be compressed",
+            hint="use either zero_copy or compression",
         )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _compression(policy: Policy) -> Iterator[Conflict]:
         yield Conflict(
             code="compression-with-connections", keys=key,
             text=f"{how.compression} works only over one connection,"
-            f" and there are to be {how.connections}",
+            f" and connections is {how.connections}",
             hint="write connections: 1, or compression: zstd",
         )  # fmt: skip
     if how.compression is Compression.MT and policy.may_switch_early:
@@ -123,8 +123,8 @@ def _compression(policy: Policy) -> Iterator[Conflict]:
         yield Conflict(
             code="compress-with-connections", keys=("converge", "rules", rule, "do"),
             text=f"compress (xbzrle) works only over one connection,"
-            f" and there are to be {how.connections}",
-            hint="write connections: 1, or take the rule out",
+            f" and connections is {how.connections}",
+            hint="write connections: 1, or remove the rule",
         )  # fmt: skip
 
 
@@ -138,13 +138,13 @@ def _by_version(policy: Policy, source: Versions, target: Versions) -> Iterator[
             code="connections-with-post-copy", keys=("transport", "connections"),
             text=f"post-copy over {how.connections} connections needs QEMU 10.1 on both hosts,"
             f" and one has {qemu}",
-            hint="write connections: 1, or do without post-copy",
+            hint="write connections: 1, or use a policy without post-copy",
             optional=policy.mode is not Mode.POSTCOPY,
         )  # fmt: skip
     if how.compression is Compression.MT and max(qemus) >= (9, 1):
         yield Conflict(
             code="mt-is-gone", keys=("transport", "compression"),
-            text=f"mt is gone from QEMU 9.1 on, and one host has {_shown(max(qemus))}",
+            text=f"QEMU 9.1 removed mt, and one host has {_shown(max(qemus))}",
             hint="write compression: zstd and connections: 2 or more",
         )  # fmt: skip
     if how.compression in _MANY_STREAMS and min(libvirts) < (9, 4):
@@ -157,7 +157,7 @@ def _by_version(policy: Policy, source: Versions, target: Versions) -> Iterator[
         yield Conflict(
             code="zero-copy-needs-newer", keys=("transport", "zero_copy"),
             text="zero_copy needs libvirt 8.5 and QEMU 7.1 on both hosts,"
-            f" and the older ones are {libvirt} and {qemu}",
+            f" and the oldest versions are {libvirt} and {qemu}",
             hint="write zero_copy: false",
         )  # fmt: skip
     if early and min(libvirts) < (8, 5):
@@ -179,23 +179,23 @@ def _postcopy_of_guest(
     if host_devices:
         yield Conflict(
             code="post-copy-with-host-devices", keys=("mode",),
-            text="post-copy cannot be used: the guest has devices of the host",
-            hint="use a policy without post-copy, like never-postcopy",
+            text="post-copy cannot be used: the guest has host devices",
+            hint="use a policy without post-copy, such as never-postcopy",
             optional=optional,
         )  # fmt: skip
     if file_backed_memory:
         yield Conflict(
             code="post-copy-with-file-backed-memory", keys=("mode",),
             text="post-copy cannot be used: the guest's memory is a file on a disk",
-            hint="back it by memfd or tmpfs, or use a policy without post-copy",
+            hint="back the memory by memfd or tmpfs, or use a policy without post-copy",
             optional=optional,
         )  # fmt: skip
     if huge_pages:
         yield Conflict(
             code="post-copy-with-huge-pages", keys=("mode",),
-            text="in post-copy a missing page is fetched whole, so with huge pages the guest waits"
-            " longer for each (1 GiB over 10 Gbit/s: about a second)",
-            hint="use a policy without post-copy if pages of 1 GiB are used",
+            text="post-copy fetches a missing page as a whole, so with huge pages the guest waits"
+            " longer for each page (1 GiB over 10 Gbit/s: about a second)",
+            hint="use a policy without post-copy if the guest has pages of 1 GiB",
             optional=True,
         )  # fmt: skip
 
@@ -204,16 +204,19 @@ def _stopped(policy: Policy, copied_disks: bool) -> Iterator[Conflict]:
     if policy.mode is Mode.STOP_AND_COPY and copied_disks:
         yield Conflict(
             code="stopped-while-disks-are-copied", keys=("mode",),
-            text="in mode stop-and-copy the guest stands still while its disks are copied, too",
+            text="in mode stop-and-copy the guest is paused while its disks are copied, too",
             hint="use mode precopy with a rule that does pause",
             optional=True,
         )  # fmt: skip
 
 
 def _version(text: str) -> Version:
-    """The numbers of a version: "10.0.2" and "7.2.22+dfsg" alike; nothing known: the oldest."""
+    """Return the numbers of a version like "10.0.2" or "7.2.22+dfsg".
+
+    An unknown version has none, so it counts as the oldest.
+    """
     return tuple(int(number) for number in re.findall("[0-9]+", text)[:3])
 
 
 def _shown(version: Version) -> str:
-    return ".".join(map(str, version)) or "an unknown one"
+    return ".".join(map(str, version)) or "an unknown version"

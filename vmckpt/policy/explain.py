@@ -1,4 +1,4 @@
-"""What a policy says, key by key: the value, where it comes from, what it is for. Pure."""
+"""Explain a policy key by key: the value, where it comes from, and what it is for. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -27,7 +27,7 @@ from vmckpt.units import show_bytes, show_rate, show_seconds
 
 
 def condition_text(condition: RuleCondition) -> str:
-    """When a rule acts: "stalled for 10 s and more than 64 MiB left"."""
+    """Describe when a rule acts: "stalled for 10 s and more than 64 MiB left"."""
     said = (
         _said("in pass {} or later", condition.iteration),
         _said("stalled for {}", condition.stalled_for, show_seconds),
@@ -47,33 +47,33 @@ def condition_text(condition: RuleCondition) -> str:
 
 
 def action_text(action: Do) -> str:
-    """What a rule does: "raise the downtime by 50 ms, to 500 ms at most"."""
+    """Describe what a rule does: "raise the allowed downtime by 50 ms per pass, up to 500 ms"."""
     match action:
         case RaiseDowntime():
             by, to = show_seconds(action.by), show_seconds(action.to)
-            return f"raise the allowed downtime by {by} a pass, to {to} at most"
+            return f"raise the allowed downtime by {by} per pass, up to {to}"
         case Throttle():
             how = action.how
             return (
-                f"slow the guest down: {how.initial} % of its CPU time,"
-                f" then {how.increment} % more each time, {how.at_most} % at most"
+                f"slow the guest down by {how.initial} % of its CPU time,"
+                f" then by {how.increment} % more each time, up to {how.at_most} %"
             )
         case Compress():
             return f"send differences only (xbzrle, cache of {show_bytes(action.cache)})"
         case StartPostcopy():
-            return "switch to post-copy, where the guest and both hosts can"
+            return "switch to post-copy, if the guest and both hosts support it"
         case Pause():
-            return "stop the guest until it runs on the target"
+            return "pause the guest until it runs on the target"
         case GiveUp():
-            return "give up; the guest stays where it is"
+            return "cancel the migration; the guest stays where it is"
         case _:
             assert_never(action)
 
 
 def schedule_text(one: Schedule) -> str:
-    """When and where: "daily 03:00, memory and disks, into near (keeps 7 last)"."""
-    what = "memory and disks" if one.memory else "disks alone"
-    what += " of all guests at one moment" if one.group else ""
+    """Describe a schedule: "daily 03:00, memory and disks, into near (keeps 7 last)"."""
+    what = "memory and disks" if one.memory else "disks only"
+    what += " of all guests at one instant" if one.group else ""
     said = [f"{one.text}, {what}, into {one.store or 'the first store'}{_kept(one.keep)}"]
     said += [f"copied to {copy.store}{_kept(copy.keep)}" for copy in one.copies]
     if one.verify is not None:
@@ -102,19 +102,19 @@ DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """One key of a policy."""
+    """A key of a policy with its value and meaning."""
 
     key: str
     """As in the file: "limits.max_downtime", "converge.rules.0"."""
     value: str
-    """For people: "300 ms"."""
+    """For display: "300 ms"."""
     where: str
-    """"web.yaml:12", or "default"."""
+    """The line that sets it, such as "web.yaml:12", or "default"."""
     meaning: str
 
 
 def values(policy: Policy) -> tuple[Explained, ...]:
-    """Every key, in the order of the file's form; each rule is one."""
+    """Explain every key, in the order of the schema; each rule and schedule is a key."""
     given = dict(policy.given)
 
     def where(key: str) -> str:
@@ -127,7 +127,7 @@ def values(policy: Policy) -> tuple[Explained, ...]:
 
 
 def choice(chosen: Chosen) -> tuple[str, ...]:
-    """Why that policy: one line, and one more for each that was passed over."""
+    """Explain why a policy was chosen, with a line for each policy that was passed over."""
     return (
         f"{chosen.policy.name}, because {' and '.join(chosen.why)}",
         *(f"not {one.policy.name}: {one.why}" for one in chosen.passed_over),
@@ -135,7 +135,7 @@ def choice(chosen: Chosen) -> tuple[str, ...]:
 
 
 def as_json(policy: Policy) -> dict[str, Any]:
-    """A policy as JSON has it: times in seconds, sizes in bytes, rates in bytes per second."""
+    """Return a policy as JSON: times in seconds, sizes in bytes, rates in bytes per second."""
     return {
         field.name: _plain(getattr(policy, field.name))
         for field in fields(policy)
@@ -144,7 +144,7 @@ def as_json(policy: Policy) -> dict[str, Any]:
 
 
 def limit(policy: Policy) -> str:
-    """The time limit in a few words."""
+    """Describe the time limit in a few words."""
     limits = policy.limits
     said = [] if limits.time is None else [show_seconds(limits.time)]
     if limits.time_per_gib is not None:
@@ -190,7 +190,7 @@ _AFTER_RULES: tuple[Row, ...] = (
         lambda p: _or(str, "QEMU's default")(p.transport.compression_level),
     ),
     ("storage.copy", lambda p: str(p.storage.copy)),
-    ("storage.disks", lambda p: ", ".join(p.storage.disks) or "all that are not shared"),
+    ("storage.disks", lambda p: ", ".join(p.storage.disks) or "all disks that are not shared"),
     ("storage.pool", lambda p: p.storage.pool or "the same path"),
     ("storage.left_behind", lambda p: str(p.storage.left_behind)),
     ("on_failure", lambda p: str(p.on_failure)),
@@ -253,9 +253,9 @@ def _rows(policy: Policy) -> Iterator[tuple[str, str, str]]:
 
 
 def _who(select: Select) -> str:
-    """Whom a policy is for, in words."""
+    """Describe which guests a policy is for."""
     if select.by_name_only:
-        return "only who asks for it by name"
+        return "only if requested by name"
     said = [f"guests {' or '.join(select.guests)}"] if select.guests else []
     said += [f"guest label {key}={value}" for key, value in select.guest_labels]
     said += [f"host label {key}={value}" for key, value in select.host_labels]
@@ -263,7 +263,7 @@ def _who(select: Select) -> str:
         said.append(f"memory of {show_bytes(select.at_least)} or more")
     if select.below is not None:
         said.append(f"memory below {show_bytes(select.below)}")
-    return " and ".join(said) or "everybody"
+    return " and ".join(said) or "all guests"
 
 
 _ACTIONS: Mapping[str, str] = {
@@ -277,7 +277,7 @@ _ACTIONS: Mapping[str, str] = {
 
 
 def _plain(value: Any) -> Any:
-    """Frozen data as dictionaries, lists and plain values; what is None is left out of `when`."""
+    """Convert frozen data to dictionaries, lists and plain values, without None in `when`."""
     if isinstance(value, Rule):
         when = {key: one for key, one in _plain(value.when).items() if one is not None}
         action = _ACTIONS[type(value.do).__name__]

@@ -1,4 +1,4 @@
-"""The JSON schema of policy files, for editors; policies/schema.json is a copy of it. Pure."""
+"""The JSON schema of policy files, for editors; policies/schema.json is a copy. Pure."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from vmckpt.policy.schema import PolicyForm
 
 
 def schema() -> dict[str, Any]:
-    """The schema, made from the form itself."""
+    """Return the schema, generated from the forms in policy.schema."""
     made: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **_tidy(PolicyForm.model_json_schema()),
@@ -17,12 +17,12 @@ def schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """As it is written to policies/schema.json."""
+    """Return the text of policies/schema.json."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _tidy(node: Any) -> Any:
-    """Without what is no use in an editor: defaults as numbers, titles, and keys without values."""
+    """Remove what is useless in an editor: defaults as numbers, titles, and null values."""
     if isinstance(node, list):
         return [_tidy(one) for one in node if one != {"type": "null"}]
     if not isinstance(node, dict):
@@ -34,7 +34,7 @@ def _tidy(node: Any) -> Any:
         for key, value in node.items()
         if key not in ("default", "title")
     }
-    # "This or nothing" is just this: a key without a value is refused.
+    # A choice of a value or null becomes the value, because a key without a value is refused.
     if len(kept.get("anyOf", ())) == 1:
         kept |= kept.pop("anyOf")[0]
     return kept

@@ -1,7 +1,7 @@
-"""Where policies lie: those that came with the program, and the operator's. This reads files.
+"""Find and read policy files: those that are shipped with vmckpt, and the operator's.
 
 The operator's folder is `--policies DIR`, else VMCKPT_POLICIES, else `policies` next to hosts.yaml,
-else /etc/vmckpt/policies. A policy in it goes before a shipped one of the same name.
+else /etc/vmckpt/policies. A policy in it replaces a shipped policy of the same name.
 """
 
 import os
@@ -21,16 +21,16 @@ _ENDINGS = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """All policies there are."""
+    """All policies that can be used, and the problems of files that cannot."""
 
     policies: tuple[Policy, ...]
-    """By name; each name once."""
+    """Sorted by name; each name occurs once."""
     problems: tuple[str, ...]
-    """What is wrong with files that could not be used, one line each."""
+    """The problems, one line each."""
 
     @property
     def wrong(self) -> str | None:
-        """The first of them, and how many more; None: all is well."""
+        """The first problem and the number of others, or None if there are none."""
         if not self.problems:
             return None
         more = len(self.problems) - 1
@@ -42,20 +42,25 @@ def folder(
     inventory: Path | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Path | None:
-    """The operator's folder; None if there is none. PolicyError if a named one is missing."""
+    """Return the operator's folder, or None if there is none.
+
+    Raises PolicyError if a folder that is named explicitly does not exist.
+    """
     named = explicit or (
         Path(environment["VMCKPT_POLICIES"]) if environment.get("VMCKPT_POLICIES") else None
     )
     if named is not None:
         if not named.is_dir():
-            raise PolicyError(f"{named}: no such folder", hint="see --policies, VMCKPT_POLICIES")
+            raise PolicyError(
+                f"{named}: no such folder", hint="check --policies and VMCKPT_POLICIES"
+            )
         return named
     beside = [inventory.parent / "policies"] if inventory is not None else []
     return next((place for place in (*beside, SYSTEM) if place.is_dir()), None)
 
 
 def survey(operators: Path | None) -> Shelf:
-    """All policies, the shipped ones and those of that folder, and all that is wrong with them."""
+    """Read the shipped policies and those in the operator's folder, and collect all problems."""
     own, problems = ({}, ()) if _is_shipped(operators) else _read_folder(operators)
     shipped, broken = _read_shipped()
     policies = {**shipped, **own}
@@ -63,9 +68,9 @@ def survey(operators: Path | None) -> Shelf:
 
 
 def load_all(operators: Path | None) -> tuple[Policy, ...]:
-    """All policies; PolicyError with the first thing that is wrong with any of them.
+    """Read all policies. Raises PolicyError with the first problem of any of them.
 
-    A broken file is not passed over: it may be the one that is meant for the guest.
+    A broken file is not ignored, because it may be the policy that is meant for the guest.
     """
     shelf = survey(operators)
     if shelf.wrong is not None:
@@ -74,24 +79,27 @@ def load_all(operators: Path | None) -> tuple[Policy, ...]:
 
 
 def is_path(wanted: str) -> bool:
-    """Whether an operator means a file, not a name."""
+    """Return whether an operator means a file, not a name."""
     return "/" in wanted or wanted.endswith(_ENDINGS)
 
 
 def load_one(wanted: str, operators: Path | None) -> Policy:
-    """The policy of that name, or in that file if it looks like a path."""
+    """Read the policy of a name, or in a file if `wanted` looks like a path.
+
+    Raises PolicyError.
+    """
     if is_path(wanted):
         return load_file(Path(wanted))
     return select.by_name(load_all(operators), wanted)
 
 
 def load_file(path: Path) -> Policy:
-    """The policy in a file; PolicyError in one line."""
+    """Read the policy in a file. Raises PolicyError with the first problem."""
     return parse.parse(config_file.read(path, PolicyError, "policy"), path)
 
 
 def text_of(policy: Policy) -> str | None:
-    """What is in a policy's file, for whoever goes on without that; None: it cannot be read."""
+    """Return the text of a policy's file, or None if it cannot be read."""
     try:
         return Path(policy.file).read_text(encoding="utf-8")
     except OSError:
@@ -99,7 +107,10 @@ def text_of(policy: Policy) -> str | None:
 
 
 def problems(files: Sequence[Path]) -> Mapping[Path, tuple[str, ...]]:
-    """All that is wrong with these files, and with those in these folders: one line each."""
+    """Find all problems of files, and of the files in folders.
+
+    Returns the problems by file, one line each; a valid file has none.
+    """
     found: dict[Path, tuple[str, ...]] = {}
     names: dict[str, Path] = {}
     for path in [one for place in files for one in (_files(place) if place.is_dir() else [place])]:
@@ -148,7 +159,7 @@ def _read_shipped() -> tuple[dict[str, Policy], tuple[str, ...]]:
 
 
 def _is_shipped(place: Path | None) -> bool:
-    """Whether that folder is the shipped one: in a checkout it lies next to hosts.yaml."""
+    """Return whether a folder is the shipped one, which a checkout has next to hosts.yaml."""
     return place is not None and place.resolve() == Path(str(resources.files("vmckpt_policies")))
 
 
@@ -158,4 +169,4 @@ def _files(place: Path) -> list[Path]:
 
 def _twice(policy: Policy, first: Path) -> str:
     line = dict(policy.given).get("name", 1)
-    return f"{policy.file}:{line}: {first} is called {policy.name}, too"
+    return f"{policy.file}:{line}: name {policy.name} is already used by {first}"

@@ -1,4 +1,4 @@
-"""A policy, parsed and validated: migration, evacuation, protection and schedules. Pure data."""
+"""A parsed and validated policy: migration, evacuation, protection and schedules. Pure data."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -11,75 +11,78 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
 class Strategy(StrEnum):
-    """What becomes of a guest whose host is emptied."""
+    """What is done with a guest when its host is evacuated."""
 
     MIGRATE = "migrate"
     SHUT_DOWN = "shutdown-and-return"
-    """It is shut down, and started again when the host is back."""
+    """The guest is shut down, and started again when the host is back."""
     SUSPEND = "suspend-to-snapshot"
-    """Its memory is saved on its host, and it goes on there when the host is back."""
+    """Its memory is saved on its host, and the guest resumes there when the host is back."""
     LEAVE = "leave"
-    """It stays where it is, and the host is not empty then."""
+    """The guest stays on the host, which is then not empty."""
 
     @property
     def stops(self) -> bool:
-        """The guest does not run meanwhile."""
+        """Whether the guest does not run until the host is back."""
         return self in (Strategy.SHUT_DOWN, Strategy.SUSPEND)
 
 
 class Order(StrEnum):
-    """Who goes first among those of one priority."""
+    """Which guest goes first among those of equal priority."""
 
     SMALLEST = "smallest-first"
     LONGEST = "longest-first"
-    """What takes longest: nothing long is left for the end."""
+    """The guest that takes longest, so that no long migration is left for the end."""
     NAME = "by-name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evacuation:
-    """The section `evacuate`. A guest's own policy says what becomes of it; the policy that a host
-    is emptied by says how."""
+    """The section `evacuate`.
+
+    A guest's own policy decides what is done with the guest; the policy of the evacuation decides
+    how the host is emptied.
+    """
 
     strategy: Strategy = Strategy.MIGRATE
     move_shut_off: bool = True
-    """A guest that is off is defined on another host."""
+    """Whether a guest that is shut off is defined on another host."""
     priority: int = 0
-    """Higher ones go first."""
+    """Guests with a higher priority go first."""
     apart: tuple[str, ...] = ()
-    """Labels: no two guests that have the same value of one of them may be on one host."""
+    """Labels; two guests with the same value of such a label may not share a host."""
     needs: tuple[tuple[str, str], ...] = ()
     """Labels that a host must have."""
     prefers: tuple[tuple[str, str], ...] = ()
     shutdown: Seconds = Seconds(120.0)
-    """How long a guest may take to shut down."""
+    """How long a guest may take to shut down, in seconds."""
     order: Order = Order.LONGEST
     per_source: int = 2
     per_target: int = 2
     at_once: int = 16
     keep_free: float = 0.1
-    """Of each target's memory, also while guests are on their way."""
+    """Share of each target's memory to keep free, also while guests arrive."""
     cpu_overcommit: float = 16.0
-    """CPUs that guests may have for each of the host's. 16: what OpenStack Nova has as default."""
+    """Guest CPUs allowed for each CPU of a host. 16 is the default of OpenStack Nova."""
     spread: float = 1.0
     prefer: float = 1.0
     stay_near: float = 0.2
     displace: bool = False
-    """Guests of other hosts may be moved to make room."""
+    """Whether guests of other hosts may be moved to make room."""
     tries: int = 3
-    """For each guest, in all."""
+    """Attempts for each guest, in total."""
     first_wait: Seconds = Seconds(10.0)
-    """After a guest's first failure; twice as long after each that follows."""
+    """Pause after a guest's first failure; each further pause is twice as long."""
 
 
 class Failover(StrEnum):
-    """Who decides that a guest's host is dead."""
+    """What decides that a guest's host is dead."""
 
     AUTOMATIC = "automatic"
-    """The lease; the leave to stop a guest whose host has lost it. Without a lease store whoever
-    keeps watch; the leave to power that host off."""
+    """With a lease store, the lease; the guest may be stopped if its host loses the lease. Without
+    a lease store, the failure detector of a service, which may power the host off."""
     MANUAL = "manual"
-    """A person."""
+    """An operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,38 +90,38 @@ class Protection:
     """The section `protect`."""
 
     interval: Seconds | None = None
-    """Between two epochs; None: chosen by what an epoch costs."""
+    """Time between two epochs; None: chosen by what an epoch costs."""
     slowdown: float = 0.10
-    """For a chosen interval: most of the guest's time that pauses may take."""
+    """For a chosen interval: the largest share of the guest's time that pauses may take."""
     max_pause: Seconds = Seconds(0.5)
-    """A guest that would have to stand still for longer is not protected."""
+    """A guest that would be paused for longer is not protected."""
     hold: Seconds = Seconds(5.0)
-    """For so long output waits for a backup that is gone."""
+    """How long buffered output waits for a backup that is gone."""
     failover: Failover = Failover.MANUAL
     lease: Seconds = Seconds(5.0)
-    """How long a renewal of the lease is good: a database or an agent that is started anew within
-    that harms nothing, and a failover takes that much longer. Without a lease store, how long a
-    host is silent before it is powered off."""
+    """How long a renewal of the lease is valid. A restart of the database or of an agent within
+    this time does no harm, but a failover takes that much longer. Without a lease store: how long
+    a host must be silent before it is powered off."""
 
     def as_json(self) -> dict[str, Any]:
-        """Times in seconds."""
+        """Return the section as JSON, with times in seconds."""
         return {**asdict(self), "failover": str(self.failover)}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """Raises TypeError, ValueError for what is none."""
+        """Read the JSON of `as_json`. Raises TypeError or ValueError if it is invalid."""
         return cls(**{**told, "failover": Failover(told["failover"])})
 
 
 FAILURE = Seconds(30 * 86400.0)
-"""`one_failure_in` if the file does not say."""
+"""The default of `one_failure_in`: 30 days."""
 
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def period(time: Seconds) -> str:
-    """A time as schedules have it: "15min", "7d"."""
+    """Return a time as schedules write it: "15min", "7d"."""
     for size, unit in _UNITS:
         if time >= size and time % size == 0:
             return f"{time / size:g}{unit}"
@@ -127,7 +130,7 @@ def period(time: Seconds) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """How many of each; all 0: everything stays."""
+    """Retention: how many snapshots of each kind are kept; all 0: every snapshot is kept."""
 
     last: int = 0
     hourly: int = 0
@@ -137,7 +140,7 @@ class Keep:
 
     @property
     def nothing_said(self) -> bool:
-        """No rule at all: then nothing may go."""
+        """Whether there is no rule, so that nothing may be deleted."""
         return all(getattr(self, one.name) <= 0 for one in fields(self))
 
     def __str__(self) -> str:
@@ -147,24 +150,24 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """As often as it pays (Young, Daly)."""
+    """As often as is worth its cost, by the formula of Young and Daly; see snapshot.interval."""
 
     one_failure_in: Seconds = FAILURE
-    """What is assumed before anything is known."""
+    """The time between failures that is assumed before the journal has data."""
 
 
 class Check(StrEnum):
-    """How much of a snapshot is looked at."""
+    """How thoroughly a snapshot is verified."""
 
     SEALED = "sealed"
-    """What can be proved without a private key: every bit of what is stored."""
+    """Every stored bit, as far as possible without a private key."""
     DEEP = "deep"
-    """Every chunk is opened, too, and must fit its place."""
+    """Every chunk is opened as well, and must belong to its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """How often the snapshots of a schedule are verified."""
+    """How often, and how thoroughly, the snapshots of a schedule are verified."""
 
     every: Seconds
     depth: Check = Check.SEALED
@@ -172,7 +175,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyTo:
-    """Another store that snapshots are copied to, and what stays there."""
+    """Another store that snapshots are copied to, and what is kept there."""
 
     store: str
     keep: Keep = field(default_factory=Keep)
@@ -180,19 +183,19 @@ class CopyTo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When snapshots of a guest are taken, where they go, and which stay."""
+    """When snapshots of a guest are taken, where they are stored, and which are kept."""
 
     name: str
-    """The tag that its snapshots have; what it prunes by."""
+    """The tag of its snapshots, by which they are pruned."""
     when: When | Auto
     text: str
     """`when` as it was written: "every 15m", "daily 03:00"."""
     keep: Keep = field(default_factory=Keep)
     memory: bool = True
     group: bool = False
-    """All guests that have it are captured as one consistent cut."""
+    """Whether all guests with this schedule are captured at one instant, consistently."""
     store: str | None = None
-    """Where they land; None: in the first store of the inventory."""
+    """The store to take snapshots into; None: the first store of the inventory."""
     copies: tuple[CopyTo, ...] = ()
     verify: Proof | None = None
 
@@ -202,31 +205,31 @@ class Tls(StrEnum):
 
     REQUIRED = "required"
     PREFERRED = "preferred"
-    """If both hosts have certificates."""
+    """Encrypted if both hosts have certificates."""
     OFF = "off"
 
 
 class CopyKind(StrEnum):
-    """What becomes of disks that the hosts do not share."""
+    """How disks that the hosts do not share are handled."""
 
     SHARED = "shared"
-    """None is copied: they must be shared."""
+    """No disk is copied: all must be shared."""
     FULL = "full"
     """Copied; every byte is written on the target."""
     THIN = "thin"
-    """Copied; what was never written takes no room on the target either."""
+    """Copied; areas that were never written take no space on the target either."""
 
 
 class LeftBehind(StrEnum):
-    """What becomes of the images on the source once their copies have taken over."""
+    """What is done with the images on the source once the guest runs on their copies."""
 
     KEEP = "keep"
     REMOVE = "remove"
-    """Also from the way back: nothing is ever written over."""
+    """Allows migrating back later, since existing images are never overwritten."""
 
 
 class OnFailure(StrEnum):
-    """What is done when a migration failed and the guest runs on the source."""
+    """What is done after a migration failed and the guest runs on the source."""
 
     RETRY = "retry"
     STOP = "stop"
@@ -234,10 +237,10 @@ class OnFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Select:
-    """Whom a policy is for. All that is given must hold; nothing given: everybody."""
+    """Which guests a policy is for. All given conditions must hold; without any: all guests."""
 
     guests: tuple[str, ...] = ()
-    """Globs, one of which must match the name."""
+    """Globs, one of which must match the guest's name."""
     guest_labels: tuple[tuple[str, str], ...] = ()
     host_labels: tuple[tuple[str, str], ...] = ()
     """Labels of the host the guest is on."""
@@ -245,24 +248,24 @@ class Select:
     """Memory of the guest."""
     below: Bytes | None = None
     by_name_only: bool = False
-    """It is for nobody who does not ask for it by name."""
+    """Whether the policy is used only if it is requested by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveLimits:
-    """What a migration may use. None: no limit."""
+    """Limits of a migration. None: no limit."""
 
     max_downtime: Seconds
     bandwidth: BytesPerSecond | None = None
     postcopy_bandwidth: BytesPerSecond | None = None
     time: Seconds | None = None
     time_per_gib: Seconds | None = None
-    """For each GiB of the guest's memory; together with `time` the shorter one counts."""
+    """Time limit for each GiB of the guest's memory; the shorter of this and `time` applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """Attempts after the first, with waits that grow."""
+    """Attempts after the first, with growing pauses."""
 
     times: int = 0
     first_wait: Seconds = Seconds(10.0)
@@ -272,31 +275,32 @@ class Retries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """When a pre-copy counts as standing still, and for how long a good moment is waited for."""
+    """When a pre-copy counts as stalled, and how long a switchover waits for a good moment."""
 
     window: Seconds = Seconds(10.0)
-    """No new low of what remains for that long: stalled."""
+    """Stalled: the remaining memory reached no new low for this long."""
     margin: float = 0.04
-    """A low that is lower by less than this share is none."""
+    """A new low must be lower by at least this share."""
     smoothing: float = 0.4
     """Weight of the newest bandwidth in the moving average."""
     patience: Seconds = Seconds(10.0)
-    """How long a switch waits for a local minimum of what remains."""
+    """How long a switchover waits for a local minimum of the remaining memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleCondition:
-    """Conditions of a rule; all that are given must hold."""
+    """The conditions of a rule; all that are given must hold."""
 
     iteration: int | None = None
     """In this pass over memory or a later one."""
     stalled_for: Seconds | None = None
-    """Stalled, and for that long no pass began with less than the best one before."""
+    """Stalled, and for this long no pass began with less than the best pass before."""
     dirty_over_bandwidth: float | None = None
-    """The last pass left at least this share of what it sent dirty again; 1 never ends."""
+    """The last pass left at least this share of what it sent dirty again; at 1, pre-copy never
+    ends."""
     precopy_excess: float | None = None
-    """Ending by pre-copy would send at least this share of the guest's memory more than a switch
-    to post-copy now."""
+    """Finishing by pre-copy would send more than a switch to post-copy now, by at least this share
+    of the guest's memory."""
     expected_downtime_above: Seconds | None = None
     expected_downtime_below: Seconds | None = None
     time_used: Seconds | None = None
@@ -308,7 +312,7 @@ class RuleCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaiseDowntime:
-    """Allow a longer switchover: by `by`, once a pass, until it is `to`."""
+    """Allow a longer downtime: by `by`, once per pass, up to `to`."""
 
     by: Seconds
     to: Seconds
@@ -323,7 +327,7 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class Compress:
-    """Send differences to pages sent before (xbzrle) from now on, with a cache of that size."""
+    """Send differences to pages sent before (xbzrle) from now on, with a cache of this size."""
 
     cache: Bytes
 
@@ -335,12 +339,12 @@ class StartPostcopy:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Stop the guest until it runs on the target."""
+    """Pause the guest until it runs on the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the migration; the guest stays where it is."""
+    """Cancel the migration; the guest stays where it is."""
 
 
 Do = RaiseDowntime | Throttle | Compress | StartPostcopy | Pause | GiveUp
@@ -351,14 +355,14 @@ class Rule:
     """One entry of `converge.rules`."""
 
     name: str
-    """"rule 2" if the file gives it no name."""
+    """The rule's name, or "rule 2" and the like if the file gives none."""
     when: RuleCondition
     do: Do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """How the stream travels."""
+    """How memory is transferred."""
 
     tls: Tls = Tls.PREFERRED
     connections: int = 1
@@ -369,23 +373,23 @@ class Transport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """What becomes of the guest's disks."""
+    """How the guest's disks are handled."""
 
     copy: CopyKind = CopyKind.SHARED
     disks: tuple[str, ...] = ()
-    """Only these ("vda"); none: all that are not shared."""
+    """Disks to copy ("vda"); empty: all that are not shared."""
     pool: str | None = None
-    """Folder on the target, or a libvirt pool's name; None: the same path."""
+    """A folder on the target, or a libvirt pool's name; None: the same path."""
     left_behind: LeftBehind = LeftBehind.KEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a migration is to be done."""
+    """How guests are migrated, protected, evacuated and snapshotted."""
 
     name: str
     file: str
-    """Where it was read from, for messages."""
+    """The file it was read from, for messages."""
     description: str = ""
     select: Select = field(default_factory=Select)
     mode: Mode = Mode.AUTO
@@ -397,21 +401,21 @@ class Policy:
     storage: Storage = field(default_factory=Storage)
     on_failure: OnFailure = OnFailure.STOP
     recover_for: Seconds = Seconds(600.0)
-    """How long a broken post-copy is resumed by itself before the operator is asked."""
+    """For how long a broken post-copy is resumed automatically before the operator is asked."""
     probe: Seconds = Seconds(1.0)
-    """How long the guest's dirty rate is measured before the move; 0: not."""
+    """How long the guest's dirty rate is measured before the migration; 0: not measured."""
     protection: Protection = field(default_factory=Protection)
     evacuation: Evacuation = field(default_factory=Evacuation)
     snapshots: tuple[Schedule, ...] = ()
-    """What `vmckpt run` takes by itself."""
+    """Snapshots that `vmckpt run` takes."""
     shipped: bool = False
-    """It came with the program; the operator's own go first."""
+    """Whether it is shipped with vmckpt; the operator's own policies take precedence."""
     given: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
-    """Keys that the file gives, like "limits.time" and "converge.rules.0", with their lines."""
+    """Keys that the file sets, such as "limits.time" and "converge.rules.0", with their lines."""
 
     @property
     def may_switch_early(self) -> bool:
-        """Whether a migration under it may use post-copy."""
+        """Whether a migration under this policy may use post-copy."""
         return self.mode in (Mode.POSTCOPY, Mode.HYBRID, Mode.AUTO) and (
             self.mode is Mode.POSTCOPY
             or any(isinstance(rule.do, StartPostcopy) for rule in self.rules)

@@ -1,4 +1,4 @@
-"""A policy's text, read: YAML to `Policy`, or everything that is wrong with it. No files. Pure."""
+"""Parse a policy's YAML text into a `Policy`, or find everything that is wrong with it. Pure."""
 
 from pathlib import Path
 from typing import assert_never
@@ -50,7 +50,7 @@ from vmckpt.util.config_file import Problem
 def examine(
     text: str, path: Path, *, shipped: bool = False
 ) -> tuple[Policy | None, tuple[Problem, ...]]:
-    """The policy that a text holds, or all that is wrong with it.
+    """Parse a policy's text. Returns the policy, or None and all problems.
 
     `path` is for messages; nothing is read from it.
     """
@@ -68,7 +68,7 @@ def examine(
 
 
 def parse(text: str, path: Path, *, shipped: bool = False) -> Policy:
-    """As `examine`; PolicyError with the first problem, in one line, if there is one."""
+    """Parse a policy's text. Raises PolicyError with the first problem, in one line."""
     policy, problems = examine(text, path, shipped=shipped)
     if policy is None:
         raise PolicyError(config_file.first(problems, path))
@@ -211,7 +211,7 @@ def _do(form: Plain | DoForm) -> Do:
             )
         case DoForm(compress=how) if how is not None:
             return Compress(Bytes(how.cache))
-        case DoForm():  # the form takes no empty one
+        case DoForm():  # the form refuses an empty action
             raise AssertionError(form)
         case _:
             assert_never(form)

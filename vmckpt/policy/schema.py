@@ -1,7 +1,7 @@
-"""The schema of a policy's file: its keys, what each is for, and the values it takes.
+"""The schema of a policy's file: its keys, what each is for, and the values it accepts.
 
-The sentences here are the only place where a key's meaning is written: `vmckpt policy explain`, the
-JSON schema that editors use and the test of the documentation read them from here.
+The descriptions here are the only source of a key's meaning: `vmckpt policy explain`, the JSON
+schema for editors and the test of the documentation use them.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -68,24 +68,32 @@ Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class Section(BaseModel):
-    """A section of a policy's file: only known keys, each of its own type."""
+    """A section of a policy's file, which accepts only known keys, each of its own type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class KeepForm(Section):
-    """How many snapshots stay; one that any of these keeps stays."""
+    """How many snapshots are kept; a snapshot is kept if any of these rules keeps it."""
 
-    last: Count = Field(0, description="The newest so many.")
-    hourly: Count = Field(0, description="The newest of each of the last so many hours with one.")
-    daily: Count = Field(0, description="The newest of each of the last so many days with one.")
-    weekly: Count = Field(0, description="The newest of each of the last so many weeks with one.")
-    monthly: Count = Field(0, description="The newest of each of the last so many months with one.")
+    last: Count = Field(0, description="Number of newest snapshots.")
+    hourly: Count = Field(
+        0, description="Number of hours with snapshots; the newest of each is kept."
+    )
+    daily: Count = Field(
+        0, description="Number of days with snapshots; the newest of each is kept."
+    )
+    weekly: Count = Field(
+        0, description="Number of weeks with snapshots; the newest of each is kept."
+    )
+    monthly: Count = Field(
+        0, description="Number of months with snapshots; the newest of each is kept."
+    )
 
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not any(getattr(self, name) for name in type(self).model_fields):
-            raise ValueError("keeps nothing; write {last: 7}, or take it out: then all stay")
+            raise ValueError("keeps nothing; write {last: 7}, or leave it out to keep all")
         return self
 
 
@@ -93,43 +101,43 @@ class CopyForm(Section):
     """Another store that the snapshots are copied to."""
 
     to: Text = Field(description="A store of the inventory, by name.")
-    keep: KeepForm | None = Field(None, description="What stays there; without it, all.")
+    keep: KeepForm | None = Field(None, description="What is kept there; all by default.")
 
 
 class VerifyForm(Section):
     """How often snapshots are verified."""
 
-    every: Period = Field(description="That long after the last time.")
+    every: Period = Field(description="Time since the last verification.")
     depth: CheckWord = Field(
-        Check.SEALED, description="How much is looked at; deep needs the key that opens them."
+        Check.SEALED, description="How thoroughly; deep needs the key that opens the snapshots."
     )
 
 
 class ScheduleForm(Section):
-    """When snapshots are taken, where they go, and which stay."""
+    """When snapshots are taken, where they are stored, and which are kept."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = Field(
-        description="Small letters, digits, points, dashes; the tag that its snapshots have."
+        description="Lower-case letters, digits, dots, underscores, dashes; its snapshots' tag."
     )
     every: Often = Field(
-        None, description="That long after the last one; auto: as often as it pays (Young, Daly)."
+        None, description="Time since the last one; auto: by what snapshots cost (Young, Daly)."
     )
     at: Calendar | None = Field(None, description="By the calendar, in the local time zone.")
     one_failure_in: Period | None = Field(
-        None, description="For auto: the time between failures, before the journal knows better."
+        None, description="For auto: assumed time between failures, until the journal has data."
     )
-    memory: bool = Field(True, description="With the guest's memory, or its disks alone.")
+    memory: bool = Field(True, description="Whether to include the guest's memory.")
     group: bool = Field(
-        False, description="All guests that have it stop at one moment: a consistent cut."
+        False, description="Whether to capture all guests with this schedule at one instant."
     )
     store: Text | None = Field(
-        None, description="The store they land in; else the first of the inventory."
+        None, description="The store for the snapshots; the inventory's first by default."
     )
-    keep: KeepForm | None = Field(None, description="What stays in that store; without it, all.")
+    keep: KeepForm | None = Field(None, description="What is kept in that store; all by default.")
     copies: Annotated[list[CopyForm], Field(max_length=8)] = Field(
-        [], description="Other stores that they are copied to in the background."
+        [], description="Other stores that the snapshots are copied to in the background."
     )
-    verify: VerifyForm | None = Field(None, description="How often they are verified.")
+    verify: VerifyForm | None = Field(None, description="How often the snapshots are verified.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -139,19 +147,19 @@ class ScheduleForm(Section):
         if self.one_failure_in is not None and not self.automatic:
             raise ValueError("one_failure_in has no effect without every: auto")
         if self.group and not self.memory:
-            raise ValueError("a group is captured with its memory; take memory: no out")
+            raise ValueError("a group is captured with its memory; leave out memory: no")
         if self.group and self.automatic:
-            raise ValueError("auto is reckoned for each guest; give a group a time, like 1h")
+            raise ValueError("auto is computed for each guest; give a group an interval, like 1h")
         return self
 
     @property
     def automatic(self) -> bool:
-        """Whether it says every: auto."""
+        """Whether the file sets every: auto."""
         return "every" in self.model_fields_set and self.every is None
 
     @property
     def failure(self) -> float:
-        """See `one_failure_in`."""
+        """The value of `one_failure_in` or its default, in seconds."""
         return self.one_failure_in or FAILURE
 
 
@@ -162,70 +170,72 @@ _Some = Annotated[int, Field(ge=1, le=1000)]
 
 
 class WeightsForm(Section):
-    """What makes one host better than another."""
+    """Weights of the criteria by which a target host is chosen."""
 
     spread: _Weight = Field(
-        _EVACUATION.spread, description="Equal loads; below 0: few hosts, well filled."
+        _EVACUATION.spread, description="Equal load on all hosts; below 0: few, well filled hosts."
     )
-    prefer: _Weight = Field(_EVACUATION.prefer, description="Hosts with labels that are preferred.")
+    prefer: _Weight = Field(_EVACUATION.prefer, description="Hosts with preferred labels.")
     stay_near: _Weight = Field(
-        _EVACUATION.stay_near, description="Hosts that see the same storage as the one before."
+        _EVACUATION.stay_near, description="Hosts that see the same storage as the former host."
     )
 
 
 class AtOnceForm(Section):
-    """How many move at once."""
+    """How many guests move at the same time."""
 
-    source: _Some = Field(_EVACUATION.per_source, description="Away from one host.")
-    target: _Some = Field(_EVACUATION.per_target, description="To one host.")
-    total: _Some = Field(_EVACUATION.at_once, description="In all.")
+    source: _Some = Field(_EVACUATION.per_source, description="Guests leaving one host at once.")
+    target: _Some = Field(_EVACUATION.per_target, description="Guests going to one host at once.")
+    total: _Some = Field(_EVACUATION.at_once, description="Guests moving at once, in total.")
 
 
 class EvacuateForm(Section):
-    """How a host is emptied, and what becomes of the guest then."""
+    """How a host is evacuated, and what is done with the guest then."""
 
     strategy: StrategyWord = Field(
-        Strategy.MIGRATE, description="What becomes of a guest; leave: it stays."
+        Strategy.MIGRATE, description="What is done with the guest; leave: it stays on the host."
     )
     move_shut_off: bool = Field(
-        _EVACUATION.move_shut_off, description="A guest that is off is defined on another host."
+        _EVACUATION.move_shut_off, description="Whether to move guests that are shut off."
     )
     priority: Annotated[int, Field(ge=-1000, le=1000)] = Field(
-        _EVACUATION.priority, description="Guests with a higher one go first."
+        _EVACUATION.priority, description="Guests with a higher priority go first."
     )
     apart: list[str] = Field(
-        [], description="Labels; guests with the same value of one never share a host."
+        [], description="Labels; guests with the same value of such a label never share a host."
     )
     needs: _Labels = Field({}, description="Labels that the new host must have.")
     prefers: _Labels = Field({}, description="Labels that the new host should have.")
     shutdown: Time = Field(
-        _EVACUATION.shutdown, description="A guest that is to shut down may take that long."
+        _EVACUATION.shutdown, description="How long a guest may take to shut down."
     )
     order: OrderWord = Field(
-        Order.LONGEST, description="Who goes first among those of one priority."
+        Order.LONGEST, description="Which guest goes first among those of equal priority."
     )
-    at_once: AtOnceForm = Field(AtOnceForm(), description="How many move at once.")
+    at_once: AtOnceForm = Field(AtOnceForm(), description="How many guests move at the same time.")
     keep_free: Part = Field(
-        _EVACUATION.keep_free, description="Of each host's memory, also while guests arrive."
+        _EVACUATION.keep_free,
+        description="Share of each host's memory to keep free, also while guests arrive.",
     )
     cpu_overcommit: Annotated[float, Field(gt=0, le=1000, strict=False)] = Field(
-        _EVACUATION.cpu_overcommit, description="CPUs of guests for each CPU of a host."
+        _EVACUATION.cpu_overcommit, description="Guest CPUs allowed for each CPU of a host."
     )
     weights: WeightsForm = Field(
-        WeightsForm(), description="What makes one host better than another."
+        WeightsForm(), description="Weights of the criteria by which a target host is chosen."
     )
     displace: bool = Field(
-        _EVACUATION.displace, description="Guests of other hosts may be moved to make room."
+        _EVACUATION.displace,
+        description="Whether guests of other hosts may be moved to make room.",
     )
     tries: Annotated[int, Field(ge=1, le=100)] = Field(
-        _EVACUATION.tries, description="Attempts for each guest, on other hosts if one fails it."
+        _EVACUATION.tries, description="Attempts for each guest, on other hosts if one fails."
     )
     first_wait: Time = Field(
-        _EVACUATION.first_wait, description="After a guest's first failure; then twice as long."
+        _EVACUATION.first_wait, description="Pause after a guest's first failure, then doubled."
     )
 
     def read(self) -> Evacuation:
-        """As the rest of the program has it."""
+        """Return the section as the rest of vmckpt uses it."""
         return Evacuation(
             strategy=self.strategy, move_shut_off=self.move_shut_off,
             priority=self.priority, apart=tuple(self.apart),
@@ -243,23 +253,23 @@ _TIME = r"^[0-9]+(\.[0-9]+)?(ms|s|m)$"
 
 
 def _interval(value: object) -> Seconds | None:
-    """None: auto."""
+    """Read an interval between epochs; None: auto."""
     if value == "auto":
         return None
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no time; write it like 100ms, or auto")
+        raise ValueError(f"{value!r} is not a time; write it like 100ms, or auto")
     found = parse_seconds(value)
     if not 0.02 <= found <= 10:
-        raise ValueError(f"{value}: epochs come 20ms to 10s apart; or write auto")
+        raise ValueError(f"{value}: the interval must be 20ms to 10s, or auto")
     return found
 
 
 def _lease(value: object) -> Seconds:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no time; write it like 1s")
+        raise ValueError(f"{value!r} is not a time; write it like 1s")
     found = parse_seconds(value)
     if not 1 <= found <= 3600:
-        raise ValueError(f"{value}: a lease lasts 1s to 60m")
+        raise ValueError(f"{value}: a lease must last 1s to 60m")
     return found
 
 
@@ -270,33 +280,34 @@ _AUTO: dict[str, Any] = {
 
 
 class ProtectForm(Section):
-    """How a standby on another host is kept up."""
+    """How a standby on another host is kept synchronised."""
 
     interval: Annotated[Seconds | None, BeforeValidator(_interval), WithJsonSchema(_AUTO)] = Field(
-        _PROTECTION.interval, description="Between two epochs; auto: by what an epoch costs."
+        _PROTECTION.interval, description="Time between epochs; auto: by what an epoch costs."
     )
     slowdown: Part = Field(
-        _PROTECTION.slowdown, description="For auto: the guest's time that pauses may take at most."
+        _PROTECTION.slowdown,
+        description="For auto: largest share of time that pauses may take.",
     )
     max_pause: Time = Field(
         _PROTECTION.max_pause, description="A guest whose pauses would be longer is not protected."
     )
     hold: Time = Field(
-        _PROTECTION.hold, description="Output waits that long for a backup that is gone."
+        _PROTECTION.hold, description="How long output waits for a backup that is gone."
     )
     failover: FailoverWord = Field(
         Failover.MANUAL,
-        description="Who decides that the host is dead; automatic may stop the guest or its host.",
+        description="What decides that the host is dead; automatic may stop the guest or its host.",
     )
     lease: Annotated[Seconds, BeforeValidator(_lease), WithJsonSchema(_SCHEMA)] = Field(
-        _PROTECTION.lease, description="How long a renewal of the lease is good."
+        _PROTECTION.lease, description="How long a renewal of the lease is valid."
     )
 
 
 DOWNTIME = Seconds(0.3)
-"""Allowed if the file does not say: QEMU's own default."""
+"""The default of max_downtime, which is QEMU's own."""
 CACHE = Bytes(64 << 20)
-"""QEMU's own default, too."""
+"""The default of the cache for xbzrle, which is QEMU's own."""
 
 _RETRIES, _STALL = model.Retries(), model.Stall()
 
@@ -312,14 +323,14 @@ class MemoryForm(Section):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if self.at_least is None and self.below is None:
-            raise ValueError("says nothing; write {at_least: 64GiB}, or below, or take it out")
+            raise ValueError("is empty; write {at_least: 64GiB}, or below, or leave it out")
         if self.at_least is not None and self.below is not None and self.at_least >= self.below:
-            raise ValueError("no guest is at_least that large and below that size")
+            raise ValueError("at_least must be less than below")
         return self
 
 
 class SelectForm(Section):
-    """Who gets the policy unasked; all that is given must hold."""
+    """Which guests get the policy by default; all conditions must hold."""
 
     guests: Annotated[list[Text], Field(min_length=1)] | None = Field(
         None, description="Globs, one of which must match the guest's name."
@@ -333,72 +344,74 @@ class SelectForm(Section):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("says nothing; write {guests: ['*']} for everybody, or take it out")
+            raise ValueError("is empty; write {guests: ['*']} for all guests, or leave it out")
         return self
 
 
 class LimitsForm(Section):
-    """What a migration may use."""
+    """Limits of a migration."""
 
     max_downtime: Downtime = Field(
         DOWNTIME, description="Longest pause at the switchover that QEMU may aim for at first."
     )
-    bandwidth: Rate = Field(None, description="Most that memory may take of the network.")
+    bandwidth: Rate = Field(None, description="Maximum network bandwidth for memory.")
     postcopy_bandwidth: Rate = Field(
-        None, description="The same from the switch to post-copy on, when the guest waits for it."
+        None, description="The same after the switch to post-copy, when the guest waits for it."
     )
     time: TimeLimit = Field(
-        None, description="After that long, the migration is given up; the guest stays."
+        None, description="Time after which the migration is cancelled; the guest stays."
     )
     time_per_gib: TimeLimit = Field(
-        None, description="The same for each GiB of the guest's memory; the shorter one counts."
+        None, description="The same for each GiB of the guest's memory; the shorter limit applies."
     )
 
 
 class RetriesForm(Section):
-    """Attempts after the first, with pauses that grow."""
+    """Attempts after the first, with growing pauses."""
 
     times: Annotated[int, Field(ge=0, le=100)] = Field(
         _RETRIES.times, description="Attempts after the first one."
     )
-    first_wait: Time = Field(_RETRIES.first_wait, description="Pause before the first of them.")
+    first_wait: Time = Field(_RETRIES.first_wait, description="Pause before the first retry.")
     factor: Annotated[float, Field(ge=1, le=10, strict=False)] = Field(
-        _RETRIES.factor, description="Each pause is this many times the one before."
+        _RETRIES.factor, description="Each pause is this many times the pause before."
     )
-    longest_wait: Time = Field(_RETRIES.longest_wait, description="No pause is longer.")
+    longest_wait: Time = Field(_RETRIES.longest_wait, description="Longest pause.")
 
 
 class StallForm(Section):
-    """What counts as standing still."""
+    """What counts as stalled."""
 
     window: Time = Field(
-        _STALL.window, description="Stalled: what remains had no new low for that long."
+        _STALL.window, description="Stalled: the remaining memory had no new low for this long."
     )
     margin: Part = Field(
-        _STALL.margin, description="A low that is lower by less than this share is none."
+        _STALL.margin, description="A new low must be lower by at least this share."
     )
     smoothing: Part = Field(
         _STALL.smoothing, description="Weight of the newest bandwidth in the moving average."
     )
     patience: Time = Field(
-        _STALL.patience, description="How long a switch waits for a moment with little to send."
+        _STALL.patience, description="How long a switchover waits for a moment with little to send."
     )
 
 
 class WhenForm(Section):
-    """When a rule acts; all that is given must hold."""
+    """When a rule acts; all conditions must hold."""
 
     iteration: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
         None, description="In this pass over memory or a later one."
     )
-    stalled_for: Time | None = Field(None, description="What remains had no new low for that long.")
+    stalled_for: Time | None = Field(
+        None, description="The remaining memory had no new low for this long."
+    )
     dirty_over_bandwidth: Ratio | None = Field(
         None, description="The last pass left at least this share of what it sent dirty again."
     )
     precopy_excess: Ratio | None = Field(
         None,
-        description="Ending by pre-copy would send, beyond what a switch to post-copy now would,"
-        " this share of what the first pass sent.",
+        description="Finishing by pre-copy would send more than a switch to post-copy now, by this"
+        " share of what the first pass sent.",
     )
     expected_downtime_above: Time | None = Field(
         None, description="A switchover now would pause the guest for longer."
@@ -407,25 +420,25 @@ class WhenForm(Section):
         None, description="A switchover now would pause the guest for less."
     )
     time_used: TimeUsedValue | None = Field(
-        None, description="That much time, or that share of the time limit, is used."
+        None, description="This much time, or this share of the time limit, is used."
     )
-    remaining_above: Size | None = Field(None, description="More than that is left to send.")
-    remaining_below: Size | None = Field(None, description="Less than that is left to send.")
+    remaining_above: Size | None = Field(None, description="More than this is left to send.")
+    remaining_below: Size | None = Field(None, description="Less than this is left to send.")
 
 
 class RaiseForm(Section):
     """How the allowed downtime grows."""
 
-    by: Downtime = Field(description="Longer by that, once in a pass.")
-    to: Downtime = Field(description="Until it is that long.")
+    by: Downtime = Field(description="The increase, once per pass.")
+    to: Downtime = Field(description="The upper limit.")
 
 
 class ThrottleForm(Section):
     """How much CPU time is taken from a guest that writes too fast."""
 
     initial: PerCent = Field(20, description="Per cent of CPU time taken from the guest at first.")
-    increment: PerCent = Field(10, description="More of it, each time that was not enough.")
-    at_most: PerCent = Field(60, description="Never more of it.")
+    increment: PerCent = Field(10, description="Further per cent, whenever that is not enough.")
+    at_most: PerCent = Field(60, description="The upper limit, in per cent.")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -438,24 +451,24 @@ _PAGE = 4096
 
 
 class CompressForm(Section):
-    """How differences to pages sent before are kept."""
+    """How differences to pages that were sent before are found."""
 
-    cache: Size = Field(CACHE, description="Memory for it on the source, beside the guest's.")
+    cache: Size = Field(CACHE, description="Memory for pages on the source, beside the guest's.")
 
     @field_validator("cache")
     @classmethod
     def _as_qemu_wants(cls, cache: Bytes) -> Bytes:
-        """A power of two, of a page at least: QEMU refuses any other, in the middle of a move."""
+        """Require a power of two of at least a page, as QEMU fails in mid-migration otherwise."""
         if cache >= _PAGE and cache & (cache - 1) == 0:
             return cache
         nearest = max(_PAGE, 1 << (max(1, cache).bit_length() - 1))
-        raise ValueError(f"a power of two is needed, such as {show_bytes(Bytes(nearest))}")
+        raise ValueError(f"must be a power of two, such as {show_bytes(Bytes(nearest))}")
 
 
 class DoForm(Section):
-    """An action with values; one of them."""
+    """An action with values; exactly one."""
 
-    raise_downtime: RaiseForm | None = Field(None, description="Allow a longer switchover.")
+    raise_downtime: RaiseForm | None = Field(None, description="Allow a longer downtime.")
     auto_converge: ThrottleForm | None = Field(None, description="Slow the guest down.")
     compress: CompressForm | None = Field(
         None, description="Send differences to pages sent before (xbzrle)."
@@ -465,7 +478,7 @@ class DoForm(Section):
     def _one(self) -> Self:
         given = sum(getattr(self, name) is not None for name in WITH_VALUES)
         if given != 1:
-            raise ValueError("a rule does one thing; write one of its actions, or more rules")
+            raise ValueError("a rule has one action; write a rule for each action")
         return self
 
 
@@ -474,104 +487,106 @@ def _kind_of_do(value: Any) -> str:
 
 
 class RuleForm(Section):
-    """One rule."""
+    """A rule: an action, and when it is taken."""
 
-    name: Text | None = Field(None, description="What reports call it.")
-    when: WhenForm = Field(WhenForm(), description="All of it must hold; nothing here: always.")
+    name: Text | None = Field(None, description="Its name in reports.")
+    when: WhenForm = Field(WhenForm(), description="Conditions, which must all hold; none: always.")
     do: Annotated[
         Annotated[PlainWord, Tag("(word)")] | Annotated[DoForm, Tag("(values)")],
         Discriminator(_kind_of_do),
-    ] = Field(description="What is done then.")
+    ] = Field(description="The action.")
 
 
 class ConvergeForm(Section):
-    """What is done about a guest that writes faster than the network carries."""
+    """What is done about a guest that writes faster than the network can send."""
 
-    stall: StallForm = Field(StallForm(), description="What counts as standing still.")
+    stall: StallForm = Field(StallForm(), description="What counts as stalled.")
     rules: list[RuleForm] = Field(
         [],
-        description="Looked at from the top at each sample; the first that holds and can act does.",
+        description="Checked in order at each sample; the first that holds and can act does.",
     )
 
 
 class TransportForm(Section):
-    """How memory travels."""
+    """How memory is transferred."""
 
-    tls: TlsWord = Field(Tls.PREFERRED, description="Whether memory travels encrypted.")
+    tls: TlsWord = Field(Tls.PREFERRED, description="Whether memory is encrypted in transit.")
     connections: Annotated[int, Field(ge=1, le=255)] = Field(
-        1, description="TCP connections that memory travels over (QEMU's multifd)."
+        1, description="TCP connections for memory (QEMU's multifd)."
     )
     zero_copy: bool = Field(False, description="Send pages without copying them first.")
     compression: CompressionWord = Field(
-        Compression.NONE, description="How the stream is made smaller from the start."
+        Compression.NONE, description="How the stream is compressed from the start."
     )
     compression_level: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="0 to 9, with zstd to 20; more is smaller and slower."
+        None, description="0 to 9, or to 20 with zstd; higher is smaller and slower."
     )
 
 
 class StorageForm(Section):
-    """What becomes of the disks."""
+    """How the disks are handled."""
 
     copy_: CopyWord = Field(
-        CopyKind.SHARED, alias="copy", description="What becomes of disks the hosts do not share."
+        CopyKind.SHARED, alias="copy", description="How disks that are not shared are handled."
     )
     disks: list[Text] = Field(
-        [], description="Only these are copied, like vda; none named: all that are not shared."
+        [], description="Disks to copy, like vda; by default all that are not shared."
     )
     pool: Text | None = Field(
-        None, description="Folder or libvirt pool on the target; else the same path as before."
+        None, description="Folder or libvirt pool on the target; by default the same path."
     )
     left_behind: LeftWord = Field(
-        LeftBehind.KEEP, description="What becomes of the source's images after the move."
+        LeftBehind.KEEP,
+        description="What is done with the source's images after the migration.",
     )
 
 
 class ForecastForm(Section):
-    """What is measured before the move."""
+    """What is measured before the migration."""
 
     probe: Probe = Field(
-        Seconds(1.0), description="How long the guest's writing is measured before the move."
+        Seconds(1.0),
+        description="How long the guest's dirty rate is measured before the migration.",
     )
 
 
 class PolicyForm(Section):
-    """How migrations are to be done."""
+    """How guests are migrated, protected, evacuated and snapshotted."""
 
-    version: Literal["vmckpt/v1"] = Field(description="The form of this file.")
+    version: Literal["vmckpt/v1"] = Field(description="The format of this file.")
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = Field(
-        description="Small letters, digits, points and dashes; what --policy takes."
+        description="Lower-case letters, digits, dots, underscores, dashes; used with --policy."
     )
     description: Annotated[str, Field(max_length=1000)] = Field(
-        "", description="One sentence for lists."
+        "", description="One sentence, shown in lists."
     )
     select: SelectForm | None = Field(
-        None, description="Who gets it unasked; without it, only who asks for it by name."
+        None, description="Which guests get it by default; without it, only on request by name."
     )
     mode: ModeWord = Field(Mode.AUTO, description="How memory gets to the target.")
-    limits: LimitsForm = Field(LimitsForm(), description="What a migration may use.")
+    limits: LimitsForm = Field(LimitsForm(), description="Limits of a migration.")
     retries: RetriesForm = Field(RetriesForm(), description="Attempts after a failed one.")
     converge: ConvergeForm = Field(
         ConvergeForm(), description="What is done about a guest that writes too fast."
     )
-    transport: TransportForm = Field(TransportForm(), description="How memory travels.")
-    storage: StorageForm = Field(StorageForm(), description="What becomes of the disks.")
+    transport: TransportForm = Field(TransportForm(), description="How memory is transferred.")
+    storage: StorageForm = Field(StorageForm(), description="How the disks are handled.")
     on_failure: FailureWord = Field(
         OnFailure.STOP, description="What follows a failed attempt, when the guest runs as before."
     )
     on_postcopy_broken: Recovery = Field(
-        Seconds(600.0), description="A broken post-copy is resumed by itself that long."
+        Seconds(600.0), description="For how long a broken post-copy is resumed automatically."
     )
     forecast: ForecastForm = Field(ForecastForm(), description="What is measured before.")
-    protect: ProtectForm = Field(ProtectForm(), description="How a standby is kept up.")
-    evacuate: EvacuateForm = Field(EvacuateForm(), description="How its host is emptied.")
+    protect: ProtectForm = Field(ProtectForm(), description="How a standby is synchronised.")
+    evacuate: EvacuateForm = Field(EvacuateForm(), description="How its host is evacuated.")
     snapshots: Annotated[list[ScheduleForm], Field(max_length=32)] = Field(
-        [], description="Snapshots that vmckpt run takes by itself."
+        [], description="Snapshots that vmckpt run takes."
     )
 
 
 def sentence(key: str) -> str:
-    """What a key like "limits.max_downtime" is for. KeyError if there is none such."""
+    """Return what a key like "limits.max_downtime" is for. Raises KeyError: no such key."""
     form: type[BaseModel] = PolicyForm
     told = ""
     for name in key.split("."):

@@ -1,17 +1,18 @@
-"""Which policy a guest gets. Pure.
+"""Select the policy for a guest. Pure.
 
-All conditions of a policy's `select` must hold. Of the policies that match, the most specific wins;
-compared are, in this order:
+All conditions of a policy's `select` must hold. Of the policies that match, the most specific wins.
+They are compared by, in this order:
 
 1. the guest's exact name, without wildcards;
 2. the number of guest labels;
 3. the number of host labels;
 4. the number of bounds on memory;
-5. the number of letters that are no wildcards in the glob that matched;
-6. the operator's own goes before one that came with the program.
+5. the number of letters other than wildcards in the glob that matched;
+6. an operator's own policy goes before a shipped one.
 
-Two that are equal in all six are a PolicyError that names both files: guessing would move a guest
-in a way that nobody wrote down. A policy asked for by name is taken whatever its `select` says.
+Two policies that are equal in all six raise a PolicyError that names both files, because a guess
+could move a guest in an unintended way. A policy that is requested by name is used whatever its
+`select` says.
 """
 
 import re
@@ -25,7 +26,7 @@ from vmckpt.units import Bytes, show_bytes
 from vmckpt.util.config_file import likely
 
 DEFAULT = "balanced"
-"""Taken if no policy matches."""
+"""The policy to use if none matches."""
 
 _WILDCARD = re.compile(r"\*|\?|\[.+?\]")
 
@@ -34,18 +35,18 @@ Rank = tuple[bool, int, int, int, int, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Who is to be moved."""
+    """A guest to select a policy for."""
 
     guest: str
     guest_labels: Mapping[str, str]
     host_labels: Mapping[str, str]
-    """Of the host it is on."""
+    """Labels of the host that the guest is on."""
     memory: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedOver:
-    """A policy that was not taken, and why."""
+    """A policy that was not chosen, and why."""
 
     policy: Policy
     why: str
@@ -53,7 +54,7 @@ class PassedOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The policy that a guest gets."""
+    """The policy that was chosen for a guest, and why."""
 
     policy: Policy
     why: tuple[str, ...]
@@ -61,16 +62,16 @@ class Chosen:
 
 
 def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = None) -> Chosen:
-    """The policy for a guest; `forced`: the one of that name.
+    """Choose the policy for a guest. `forced`: the name of a policy to use instead.
 
-    Raises PolicyError if there is none of that name, or if two are equally specific.
+    Raises PolicyError if there is no policy of this name, or if two policies are equally specific.
     """
     if forced is not None:
         found = by_name(policies, forced)
         return Chosen(
             policy=found,
-            why=("it was asked for by name",),
-            passed_over=_others(policies, found, f"{found.name} was asked for by name"),
+            why=("it was requested by name",),
+            passed_over=_others(policies, found, f"{found.name} was requested by name"),
         )
     ranked = sorted(
         ((rank, policy) for policy in policies if (rank := _rank(policy, subject)) is not None),
@@ -79,7 +80,7 @@ def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = No
     )
     if not ranked:
         found = by_name(policies, DEFAULT)
-        why = f"no policy is for {subject.guest}, and {DEFAULT} is the default"
+        why = f"no policy matches {subject.guest}, and {DEFAULT} is the default"
         passed = tuple(
             PassedOver(policy=one, why=_mismatch(one.select, subject) or "")
             for one in policies
@@ -104,7 +105,7 @@ def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = No
 
 
 def by_name(policies: Sequence[Policy], name: str) -> Policy:
-    """The policy of that name; PolicyError with the likely one if there is none."""
+    """Return the policy of a name. Raises PolicyError with a similar name if there is none."""
     for policy in policies:
         if policy.name == name:
             return policy
@@ -112,7 +113,7 @@ def by_name(policies: Sequence[Policy], name: str) -> Policy:
 
 
 def _rank(policy: Policy, subject: Subject) -> Rank | None:
-    """How specific a policy is for a guest; None: it is not for it."""
+    """Return how specific a policy is for a guest, or None if it does not match."""
     select = policy.select
     if _mismatch(select, subject) is not None:
         return None
@@ -128,57 +129,60 @@ def _rank(policy: Policy, subject: Subject) -> Rank | None:
 
 
 def _like(name: str, globs: Sequence[str]) -> list[str]:
-    """Those that match. A glob is also the name that it is: brackets may be in both."""
+    """Return the globs that match a name.
+
+    A glob also matches the name that equals it, because a name may contain brackets.
+    """
     return [glob for glob in globs if glob == name or fnmatchcase(name, glob)]
 
 
 def _mismatch(select: Select, subject: Subject) -> str | None:
-    """The first condition that does not hold; None: all do."""
+    """Return the first condition that does not hold, or None if all hold."""
     if select.by_name_only:
-        return "it is only for those who ask for it by name"
+        return "it is used only if requested by name"
     if select.guests and not _like(subject.guest, select.guests):
-        return f"the guest's name is not like {' or '.join(select.guests)}"
+        return f"the guest's name does not match {' or '.join(select.guests)}"
     for whose, wanted, labels in (
         ("guest", select.guest_labels, subject.guest_labels),
         ("host", select.host_labels, subject.host_labels),
     ):
         for key, value in wanted:
             if labels.get(key) != value:
-                has = f"it is {labels[key]}" if key in labels else "there is none such"
+                has = f"it is {labels[key]}" if key in labels else "it is missing"
                 return f"the {whose}'s label {key} is not {value}: {has}"
     if select.at_least is not None and subject.memory < select.at_least:
-        return f"the guest has less than {show_bytes(select.at_least)}"
+        return f"the guest has less memory than {show_bytes(select.at_least)}"
     if select.below is not None and subject.memory >= select.below:
-        return f"the guest has no less than {show_bytes(select.below)}"
+        return f"the guest has {show_bytes(select.below)} of memory or more"
     return None
 
 
 def _matches(select: Select, subject: Subject) -> tuple[str, ...]:
-    """The conditions that hold, one sentence each."""
+    """Return the conditions that hold, one clause each."""
     globs = _like(subject.guest, select.guests)
-    found = [f"the guest's name {subject.guest} is like {' and '.join(globs)}"] if globs else []
+    found = [f"the guest's name {subject.guest} matches {' and '.join(globs)}"] if globs else []
     found += [f"the guest's label {key} is {value}" for key, value in select.guest_labels]
     found += [f"the host's label {key} is {value}" for key, value in select.host_labels]
     memory = show_bytes(subject.memory)
     if select.at_least is not None:
-        found.append(f"the guest's {memory} are at least {show_bytes(select.at_least)}")
+        found.append(f"the guest's memory, {memory}, is at least {show_bytes(select.at_least)}")
     if select.below is not None:
-        found.append(f"the guest's {memory} are below {show_bytes(select.below)}")
-    return tuple(found) or ("it is for everybody",)
+        found.append(f"the guest's memory, {memory}, is below {show_bytes(select.below)}")
+    return tuple(found) or ("it is for all guests",)
 
 
 _REASONS = (
     "{} names the guest exactly",
-    "{} has more guest labels that hold",
-    "{} has more host labels that hold",
-    "{} has more bounds on memory that hold",
+    "{} matches more guest labels",
+    "{} matches more host labels",
+    "{} matches more bounds on memory",
     "{} has a glob with more letters",
-    "{} is the operator's own, this one came with the program",
+    "{} is the operator's own, and this one is shipped with vmckpt",
 )
 
 
 def _less(policy: Policy, winner: Policy, subject: Subject) -> str:
-    """Why `winner` is more specific, both matching."""
+    """Return why `winner` is more specific than a policy that matches as well."""
     mine, best = _rank(policy, subject), _rank(winner, subject)
     if mine is None or best is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a policy's keys say that makes no sense together. Pure."""
+"""Find keys of a policy that contradict each other or have no effect. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,14 +37,14 @@ _AT_MOST = ("expected_downtime_below", "remaining_below")
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """Something that makes no sense, and the keys that lead to it."""
+    """A contradiction in a policy, or a setting without effect, and the key that causes it."""
 
     keys: Keys
     text: str
 
 
 def complaints(policy: Policy) -> tuple[Complaint, ...]:
-    """Everything that makes no sense, in no order."""
+    """Return all complaints about a policy, in no particular order."""
     return tuple(complaint for check in _CHECKS for complaint in check(policy))
 
 
@@ -53,7 +53,7 @@ def _mode(policy: Policy) -> Iterator[Complaint]:
     given = dict(policy.given)
     if mode is Mode.HYBRID and not policy.may_switch_early:
         yield Complaint(
-            ("mode",), "mode hybrid without a rule that does start_postcopy is mode precopy"
+            ("mode",), "mode hybrid needs a rule that does start_postcopy; or write mode: precopy"
         )
     elif not policy.may_switch_early:
         for key in ("limits.postcopy_bandwidth", "on_postcopy_broken"):
@@ -70,12 +70,12 @@ def _by_epochs(policy: Policy) -> Iterator[Complaint]:
     given = dict(policy.given)
     for key in _QEMUS:
         if key in given:
-            why = "differences are sent, packed, over one encrypted line"
+            why = "it sends compressed differences over one encrypted connection"
             yield Complaint(tuple(key.split(".")), f"{key} has no effect in mode checkpoint: {why}")
     if policy.storage.left_behind is LeftBehind.REMOVE:
         yield Complaint(
             ("storage", "left_behind"),
-            "storage.left_behind: remove is not done in mode checkpoint; take it out",
+            "storage.left_behind: remove is not supported in mode checkpoint; leave it out",
         )
 
 
@@ -84,7 +84,7 @@ def _rules(policy: Policy) -> Iterator[Complaint]:
     for number, rule in enumerate(policy.rules):
         here: Keys = ("converge", "rules", number)
         if rule.name in names:
-            yield Complaint((*here, "name"), f"two rules are called {rule.name!r}")
+            yield Complaint((*here, "name"), f"two rules are named {rule.name!r}")
         names.add(rule.name)
         for complaint in (_wrong_in_mode(policy, rule), _does_nothing(policy, rule)):
             if complaint is not None:
@@ -95,11 +95,14 @@ def _rules(policy: Policy) -> Iterator[Complaint]:
 
 def _wrong_in_mode(policy: Policy, rule: Rule) -> str | None:
     if policy.mode is Mode.CHECKPOINT:
-        return "rules are about QEMU's migrations, and mode checkpoint is none; take them out"
+        return "rules apply only to migrations by QEMU, not to mode checkpoint; remove them"
     if policy.mode is Mode.STOP_AND_COPY and not isinstance(rule.do, GiveUp):
-        return "the guest stands still already in mode stop-and-copy; only abort makes sense"
+        return "the guest is paused already in mode stop-and-copy; only abort has an effect"
     if policy.mode in _NO_POSTCOPY and isinstance(rule.do, StartPostcopy):
-        return f"start_postcopy in mode {policy.mode}; write mode: hybrid, or take the rule out"
+        return (
+            f"start_postcopy is not possible in mode {policy.mode};"
+            " write mode: hybrid, or remove the rule"
+        )
     return None
 
 
@@ -107,12 +110,12 @@ def _does_nothing(policy: Policy, rule: Rule) -> str | None:
     limit = policy.limits.max_downtime
     if isinstance(rule.do, RaiseDowntime) and rule.do.to <= limit:
         return (
-            f"raise_downtime to {show_seconds(rule.do.to)} raises nothing:"
+            f"raise_downtime to {show_seconds(rule.do.to)} has no effect:"
             f" limits.max_downtime is {show_seconds(limit)}"
         )
     on = policy.transport.compression
     if isinstance(rule.do, Compress) and on is not Compression.NONE:
-        return f"compress: transport.compression is {on} from the start"
+        return f"compress has no effect: transport.compression is {on} from the start"
     return None
 
 
@@ -120,20 +123,20 @@ def _contradictions(policy: Policy, when: RuleCondition) -> Iterator[tuple[str, 
     for what in ("expected_downtime", "remaining"):
         above, below = getattr(when, f"{what}_above"), getattr(when, f"{what}_below")
         if above is not None and below is not None and above >= below:
-            yield f"{what}_above", f"{what} is never above the one and below the other"
+            yield f"{what}_above", f"{what}_above must be less than {what}_below"
     limits = policy.limits
     if when.time_share is not None and limits.time is None and limits.time_per_gib is None:
         yield (
             "time_used",
-            "time_used is a share of the time limit, and there is none;"
+            "time_used is a share of the time limit, but there is no limit;"
             " write limits.time or limits.time_per_gib, or a time like 5m",
         )
     if when.time_used is not None and limits.time is not None and when.time_used >= limits.time:
-        yield "time_used", "time_used comes no sooner than limits.time, which ends the migration"
+        yield "time_used", "time_used must be less than limits.time, which ends the migration"
 
 
 def _never_acts(policy: Policy) -> Iterator[Complaint]:
-    """Rules that stand after an abort which is always due when they are."""
+    """Find rules below an abort that holds whenever they hold."""
     for number, rule in enumerate(policy.rules):
         for earlier in policy.rules[:number]:
             if isinstance(earlier.do, GiveUp) and _implies(rule.when, earlier.when):
@@ -145,7 +148,7 @@ def _never_acts(policy: Policy) -> Iterator[Complaint]:
 
 
 def _implies(when: RuleCondition, other: RuleCondition) -> bool:
-    """Whether `other` always holds when `when` does."""
+    """Return whether `other` always holds when `when` does."""
     for keys, sign in ((_AT_LEAST, 1), (_AT_MOST, -1)):
         for key in keys:
             mine, needed = getattr(when, key), getattr(other, key)
@@ -157,7 +160,7 @@ def _implies(when: RuleCondition, other: RuleCondition) -> bool:
 def _limits(policy: Policy) -> Iterator[Complaint]:
     limits = policy.limits
     if limits.time is not None and limits.max_downtime >= limits.time:
-        yield Complaint(("limits", "max_downtime"), "max_downtime is no less than limits.time")
+        yield Complaint(("limits", "max_downtime"), "max_downtime must be less than limits.time")
 
 
 def _retries(policy: Policy) -> Iterator[Complaint]:
@@ -166,7 +169,7 @@ def _retries(policy: Policy) -> Iterator[Complaint]:
         yield Complaint(("retries",), "retries have no effect without on_failure: retry")
     if policy.on_failure is OnFailure.RETRY and retries.times == 0:
         yield Complaint(
-            ("on_failure",), "on_failure: retry without attempts; write retries: {times: 2}"
+            ("on_failure",), "on_failure: retry needs attempts; write retries: {times: 2}"
         )
     if retries.longest_wait < retries.first_wait:
         key = "longest_wait" if "retries.longest_wait" in given else "first_wait"
@@ -185,9 +188,9 @@ def _transport(policy: Policy) -> Iterator[Complaint]:
         return
     key, most = ("transport", "compression_level"), _HIGHEST_LEVEL.get(how.compression)
     if how.compression is Compression.NONE:
-        yield Complaint(key, "compression_level without compression; write compression: zstd")
+        yield Complaint(key, "compression_level needs a compression; write compression: zstd")
     elif most is None:
-        yield Complaint(key, f"{how.compression} has no levels; take compression_level out")
+        yield Complaint(key, f"{how.compression} has no levels; remove compression_level")
     elif how.compression_level > most:
         yield Complaint(key, f"{how.compression} has levels up to {most}")
 
@@ -208,13 +211,13 @@ def _snapshots(policy: Policy) -> Iterator[Complaint]:
     for number, schedule in enumerate(policy.snapshots):
         here: Keys = ("snapshots", number)
         if schedule.name in names:
-            yield Complaint((*here, "name"), f"two schedules are called {schedule.name!r}")
+            yield Complaint((*here, "name"), f"two schedules are named {schedule.name!r}")
         names.add(schedule.name)
         stores = [schedule.store]
         for at, copy in enumerate(schedule.copies):
             if copy.store in stores:
                 yield Complaint(
-                    (*here, "copies", at, "to"), f"the snapshots are in {copy.store} already"
+                    (*here, "copies", at, "to"), f"the snapshots are already in {copy.store}"
                 )
             stores.append(copy.store)
 

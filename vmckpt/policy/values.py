@@ -1,4 +1,4 @@
-"""The values that a policy's keys take: as people write them, and as the program has them. Pure."""
+"""Read the values of a policy's keys, from the written form to the program's types. Pure."""
 
 import re
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from vmckpt.util.config_file import likely
 W = TypeVar("W", bound=StrEnum)
 
 LONGEST_DOWNTIME = Seconds(2000.0)
-"""QEMU takes no longer one."""
+"""The longest downtime that QEMU accepts."""
 _LARGEST = 1 << 60
 
 _NUMBER = r"[0-9]{1,12}(\.[0-9]{1,12})?"
@@ -39,7 +39,7 @@ _PERCENT = rf"{_NUMBER} ?%"
 
 
 class Plain(StrEnum):
-    """What a rule can do that needs no values."""
+    """The actions of a rule that need no values."""
 
     START_POSTCOPY = "start_postcopy"
     PAUSE = "pause"
@@ -51,12 +51,12 @@ WITH_VALUES = {
     "auto_converge": "{auto_converge: {initial: 20, increment: 10, at_most: 60}}",
     "compress": "{compress: {cache: 64MiB}}",
 }
-"""What a rule can do that needs values, as it is written."""
+"""The actions of a rule that need values, with an example of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeUsed:
-    """How much of its time a migration has used: one of the two."""
+    """How much of its time a migration has used; one of the two fields is set."""
 
     time: Seconds | None = None
     share: float | None = None
@@ -64,7 +64,7 @@ class TimeUsed:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A calendar expression, and what it says."""
+    """A calendar expression, as written and as parsed."""
 
     text: str
     when: Hourly | Weekly | Monthly
@@ -72,17 +72,17 @@ class Written:
 
 def _time(value: object) -> Seconds:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no time; write it with its unit, like 300ms, 20s or 5m")
+        raise ValueError(f"{value!r} is not a time; write it with its unit, like 300ms, 20s or 5m")
     time = units.parse_seconds(value)
     if time <= 0:
-        raise ValueError(f"{value!r} must be more than nothing")
+        raise ValueError(f"{value!r} must be greater than 0")
     return time
 
 
 def _downtime(value: object) -> Seconds:
     time = _time(value)
     if time > LONGEST_DOWNTIME:
-        raise ValueError(f"{value!r} is more than QEMU takes; 2000s is the most")
+        raise ValueError(f"{value!r} is more than QEMU accepts; the maximum is 2000s")
     return time
 
 
@@ -92,10 +92,10 @@ def _time_or_unlimited(value: object) -> Seconds | None:
 
 def _size(value: object) -> Bytes:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{value!r} is no size; write it like 64MiB or 2GiB")
+        raise ValueError(f"{value!r} is not a size; write it like 64MiB or 2GiB")
     size = units.parse_bytes(str(value))
     if not 0 < size <= _LARGEST:
-        raise ValueError(f"{value!r}: a size must be more than nothing and at most 1048576TiB")
+        raise ValueError(f"{value!r}: a size must be greater than 0 and at most 1048576TiB")
     return size
 
 
@@ -103,23 +103,23 @@ def _rate(value: object) -> BytesPerSecond | None:
     if value == "unlimited":
         return None
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no rate; write it like 200MiB/s, 1gbit or unlimited")
+        raise ValueError(f"{value!r} is not a rate; write it like 200MiB/s, 1gbit or unlimited")
     rate = units.parse_rate(value)
     if not MIB <= rate <= _LARGEST:
-        raise ValueError(f"{value!r}: libvirt limits in whole MiB/s; 1MiB/s is the least")
+        raise ValueError(f"{value!r}: libvirt limits in whole MiB/s; the minimum is 1MiB/s")
     return rate
 
 
 def _share(value: object, *, most: float, example: str) -> float:
-    """A share of one, from "80%" or 0.8."""
+    """Read a share, from "80%" or 0.8."""
     share: float | None = None
     if isinstance(value, str) and re.fullmatch(_PERCENT, value):
         share = float(value.rstrip("% ")) / 100
     elif isinstance(value, int | float) and not isinstance(value, bool):
         share = float(value)
     if share is None:
-        raise ValueError(f"{value!r} is no share; write it like {example}")
-    # A NaN is in no range.
+        raise ValueError(f"{value!r} is not a share; write it like {example}")
+    # The negated comparison also refuses NaN.
     if not 0.0001 <= share <= most:
         raise ValueError(f"{value!r} is not between 0.01% and {most:.0%}; write it like {example}")
     return share
@@ -139,27 +139,29 @@ def _time_used(value: object) -> TimeUsed:
     try:
         return TimeUsed(share=_share(value, most=0.99, example="80%"))
     except ValueError as exc:
-        raise ValueError(f"{exc}, or as a time like 5m; at 100% a migration is given up") from None
+        raise ValueError(
+            f"{exc}, or as a time like 5m; at 100% the migration is cancelled"
+        ) from None
 
 
 def _per_cent(value: object) -> int:
     text = str(value).removesuffix("%").strip()
     if isinstance(value, bool) or not re.fullmatch("[0-9]{1,2}", text) or int(text) == 0:
-        raise ValueError(f"{value!r} is no percentage of CPU time from 1 to 99")
+        raise ValueError(f"{value!r} is not a percentage of CPU time from 1 to 99")
     return int(text)
 
 
 def _probe(value: object) -> Seconds:
-    if value == "off" or value is False:  # YAML takes a bare off for false
+    if value == "off" or value is False:  # YAML reads a bare off as false
         return Seconds(0.0)
     time = _time(value)
     if not 1 <= time <= 60:
-        raise ValueError(f"{value!r}: QEMU measures for 1s to 60s; or write off")
+        raise ValueError(f"{value!r}: QEMU measures for 1s to 60s; to disable it, write off")
     return time
 
 
 def _recovery(value: object) -> Seconds:
-    """How long a broken post-copy is resumed by itself."""
+    """Read for how long a broken post-copy is resumed automatically; 0: not at all."""
     if value == "ask":
         return Seconds(0.0)
     match = re.fullmatch(r"recover for (\S+?),? then ask", value if isinstance(value, str) else "")
@@ -169,38 +171,38 @@ def _recovery(value: object) -> Seconds:
 
 
 def _period(value: object) -> Seconds:
-    """A time of seconds to days."""
+    """Read a time, in units from seconds to days."""
     text = value if isinstance(value, str) else ""
     try:
         found = calendar.parse(text)
     except ValueError:
         found = None
     if not isinstance(found, Interval):
-        raise ValueError(f"{value!r} is no time; write it like 15min, 6h or 7d")
+        raise ValueError(f"{value!r} is not a time; write it like 15min, 6h or 7d")
     return found.every
 
 
 def _every(value: object) -> Seconds | None:
-    """None: auto."""
+    """Read an interval; None: auto."""
     try:
         return None if value == "auto" else _period(value)
     except ValueError as exc:
-        raise ValueError(f"{exc}, or auto; times of day go to at: daily 03:00") from None
+        raise ValueError(f"{exc}, or auto; for times of day write at: daily 03:00") from None
 
 
 def _at(value: object) -> Written:
     text = value if isinstance(value, str) else repr(value)
     found = calendar.parse(text)
     if isinstance(found, Interval):
-        raise ValueError(f"{text!r} is no time of day; write every: {text}")
+        raise ValueError(f"{text!r} is not a time of day; write every: {text}")
     return Written(text=" ".join(text.lower().split()), when=found)
 
 
 def _word(kind: type[W]) -> Callable[[object], W]:
-    """A reader of one of an enum's words."""
+    """Return a reader of an enum's values."""
 
     def read(value: object) -> W:
-        text = "off" if value is False else value  # YAML takes a bare off for false
+        text = "off" if value is False else value  # YAML reads a bare off as false
         words = [str(one) for one in kind]
         if text in words:
             return kind(text)
@@ -216,7 +218,7 @@ def _plain(value: object) -> Plain:
     if word in [str(one) for one in Plain]:
         return Plain(word)
     known = [*map(str, Plain), *WITH_VALUES]
-    raise ValueError(f"{value!r} is nothing a rule can do{likely(word, known)}")
+    raise ValueError(f"{value!r} is not an action of a rule{likely(word, known)}")
 
 
 def _text(pattern: str, *examples: str) -> WithJsonSchema:
@@ -224,7 +226,7 @@ def _text(pattern: str, *examples: str) -> WithJsonSchema:
 
 
 def _one_of(pattern: str, *examples: str) -> WithJsonSchema:
-    """A share: "80%" or 0.8."""
+    """Return the schema of a share: "80%" or 0.8."""
     text = {"type": "string", "pattern": f"^{pattern}$"}
     return WithJsonSchema({"anyOf": [text, {"type": "number"}], "examples": [*examples]})
 
@@ -274,7 +276,7 @@ PerCent = Annotated[
 Probe = Annotated[
     Seconds,
     BeforeValidator(_probe),
-    # Editors that read YAML as the program does see false.
+    # Editors that read YAML as vmckpt does see a bare off as false.
     WithJsonSchema(
         {"anyOf": [{"type": "string", "pattern": f"^({_TIME}|off)$"}, {"const": False}]}
     ),

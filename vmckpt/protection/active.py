@@ -1,4 +1,4 @@
-"""Protections as the journal has them."""
+"""Protections as the journal records them."""
 
 from vmckpt.errors import BadInput
 from vmckpt.inventory import Inventory
@@ -11,7 +11,7 @@ KIND = "protect"
 
 
 def active() -> list[Operation]:
-    """All of them; none without a journal. Raises JournalError."""
+    """Return all active protections; an empty list without a journal. Raises JournalError."""
     if location.default() == location.NONE:
         return []
     with jobs.open_journal() as journal:
@@ -19,7 +19,10 @@ def active() -> list[Operation]:
 
 
 def unattended() -> list[Operation]:
-    """Those that no command is at: agents go on with them. Raises JournalError."""
+    """Return the protections on which no command acts: their agents run them.
+
+    Raises JournalError.
+    """
     if location.default() == location.NONE:
         return []
     with jobs.open_journal() as journal:
@@ -31,21 +34,30 @@ def unattended() -> list[Operation]:
 
 
 def of(inventory: Inventory, guest: str) -> Known:
-    """That of a guest, by name or UUID. Raises BadInput if it has none."""
+    """Return the protection of a guest, given by name or UUID.
+
+    Raises BadInput if it has none; InventoryError, JournalError.
+    """
     found = find(inventory, guest)
     if found is None:
-        raise BadInput(f"{guest} is not protected", hint="vmckpt status lists them")
+        raise BadInput(f"{guest} is not protected", hint="run vmckpt status")
     return found
 
 
 def find(inventory: Inventory, guest: str) -> Known | None:
-    """That of a guest, by name or UUID. Raises InventoryError, JournalError."""
+    """Return the protection of a guest, given by name or UUID; None if it has none.
+
+    Raises InventoryError, JournalError.
+    """
     found = [one for one in active() if guest in (one.guest, one.guest_uuid)]
     return known(inventory, found[0]) if found else None
 
 
 def known(inventory: Inventory, operation: Operation) -> Known:
-    """One of them, with its hosts. Raises InventoryError, JournalError."""
+    """Return a protection with its hosts, lease and session.
+
+    Raises InventoryError, JournalError.
+    """
     with jobs.open_journal() as journal:
         steps = journal.steps(operation.id)
     begun = next((step for step in steps if step.name == Step.PROTECT), None)

@@ -1,5 +1,7 @@
-"""A protection that the journal does not know, because the journal was lost: its agents still have
-it on both hosts, and what they say is written down anew, so that it can be ended."""
+"""Adopt a protection that the journal lost: the agents of both hosts still run it.
+
+Their answers are recorded in the journal again, so that the protection can be ended.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,7 +23,7 @@ _DOCS = "see docs/recovery.md, A damaged journal"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A protection as hosts have it."""
+    """A protection as its hosts describe it."""
 
     session: str
     primary: str
@@ -30,42 +32,43 @@ class Found:
 
 
 def decide(guest: str, told: Mapping[str, ProtectionStatus], *, dead: bool) -> Found:
-    """Say which protection of a guest the hosts have, by their answers. Pure.
+    """Return the protection of a guest that the hosts' answers, `told`, describe. Pure.
 
-    `dead`: a person says that the guest's host is off; else it must answer, since the standby may
-    be all that is left. Raises BadInput, GuestLocked.
+    `dead`: the operator states that the guest's host is off. Otherwise this host must answer, since
+    the standby may be all that is left of the guest. Raises BadInput if the guest is not protected,
+    and GuestLocked if the answers do not suffice.
     """
     sides = {name: one for name, one in told.items() if one.role and one.session}
     silent = sorted(name for name, one in told.items() if one.error is not None)
     if not sides:
-        unknown = f"; {' and '.join(silent)} cannot be asked" if silent else ""
-        raise BadInput(f"{guest} is not protected{unknown}", hint="vmckpt status lists them")
+        unknown = f"; {' and '.join(silent)} cannot be queried" if silent else ""
+        raise BadInput(f"{guest} is not protected{unknown}", hint="run vmckpt status")
     if any(one.moves is not False for one in sides.values()):
         raise GuestLocked(
-            f"{guest} is being moved by epochs, or was protected by an older release, and the"
-            " journal does not know of it",
+            f"{guest} is being migrated by epochs, or was protected by an older release, and"
+            " the journal has no record of it",
             hint=_DOCS,
         )
     found = {_found(name, one) for name, one in sides.items()}
     if len(found) > 1:
         raise GuestLocked(
-            f"{' and '.join(sorted(sides))} have different protections of {guest}, which the"
-            " journal does not know",
+            f"{' and '.join(sorted(sides))} have different protections of {guest}, and the"
+            " journal has no record of them",
             hint=_DOCS,
         )
     (only,) = found
     if only.primary in silent and not dead:
         raise GuestLocked(
-            f"{guest} is protected by what {only.backup} says, and {only.primary}, where it may"
-            " run, cannot be asked",
-            hint=f"mend {only.primary}; if it is off, vmckpt failover {guest} --host-is-off"
+            f"{guest} may run on {only.primary}, which cannot be queried; {only.backup} has its"
+            " standby",
+            hint=f"fix {only.primary}; if it is off, run vmckpt failover {guest} --host-is-off"
             " --lost-journal",
         )
     return only
 
 
 def _found(name: str, told: ProtectionStatus) -> Found:
-    """What one side says."""
+    """Return the protection that one host describes."""
     here, there = name, str(told.peer)
     if told.role == "backup":
         here, there = there, here
@@ -78,15 +81,17 @@ def _found(name: str, told: ProtectionStatus) -> Found:
 async def adopt(
     inventory: Inventory, guest: str, uuid: str, warn: Callable[[str], None], *, dead: bool = False
 ) -> Known:
-    """Write a protection down that only its hosts know. Raises VmckptError as `decide`, and
-    InventoryError, GuestLocked, JournalError."""
+    """Record in the journal a protection that only its hosts know, and return it.
+
+    Raises VmckptError as `decide` does, InventoryError, GuestLocked, JournalError.
+    """
     found = decide(guest, await agent_client.both(inventory.hosts, uuid), dead=dead)
     primary, backup = inventory.host(found.primary), inventory.host(found.backup)
     warn(
-        f"the journal does not know that {guest} is protected; {primary.name} and {backup.name} do,"
-        " and that is written down"
+        f"the journal has no record of {guest}'s protection; recording it as {primary.name} and"
+        f" {backup.name} describe it"
     )
-    # It is unknown whether a service was to keep watch: a person decides.
+    # Whether vmckpt run was to decide about failovers is unknown, so the operator decides.
     judge = Judge.LEASE if found.has_lease else Judge.PERSON
     new = NewOperation(
         kind=active.KIND, guest=guest, guest_uuid=uuid, source=primary.name,
@@ -105,5 +110,7 @@ async def adopt(
         recorder.entrust(primary.name)
     known = await asyncio.to_thread(active.find, inventory, uuid)
     if known is None:
-        raise BadInput(f"{guest} cannot be ended without a journal", hint="name one in --journal")
+        raise BadInput(
+            f"{guest}: no journal to record its protection in", hint="name one with --journal"
+        )
     return known

@@ -1,4 +1,4 @@
-"""What a protection's agents may answer: a host may answer anything. Pure."""
+"""Check the answers of a protection's agents, since a host may send anything. Pure."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,21 +18,21 @@ _UNITS = ("_s", "_bytes")
 _MAPPINGS = frozenset({"median", "last", "standby", "test", "given"})
 _LISTS = frozenset({"recent"})
 _LONGEST = 4000
-"""Characters of a text."""
+"""Maximum length of a text, in characters."""
 _LARGEST = 1e18
 _DEEPEST = 8
-"""Levels; no answer of ours has four."""
+"""Maximum nesting; vmckpt's own answers have fewer than four levels."""
 _MOST = 10_000
-"""Entries of a list."""
+"""Maximum number of entries in a list."""
 
 Kind = Callable[[str, object], None]
-"""Raises ValueError, which names the field, if its value is of another kind."""
+"""Checks a field's value. Raises ValueError, with the field's name, for a wrong kind."""
 
 
 def require_answers(order: str, told: object) -> None:
-    """Raises ValueError if an order's answer lacks something, or has something of another kind.
+    """Check that the answer `told` to `order` has all its fields, each of the right kind.
 
-    `order`: "ask", "look", … (agent/replication/orders.py).
+    `order`: "ask", "look", … (agent/replication/orders.py). Raises ValueError.
     """
     if order == "ask":
         _check_status(_mapping("the answer", told))
@@ -41,7 +41,7 @@ def require_answers(order: str, told: object) -> None:
 
 
 def _check_status(told: Mapping[str, Any], *, depth: int = 0) -> None:
-    """What is known by its name must be of its kind. `depth`: levels above `told`."""
+    """Check every field whose name is known. `depth`: number of levels above `told`."""
     if depth > _DEEPEST:
         raise ValueError("nested too deeply")
     for key, value in told.items():
@@ -161,4 +161,4 @@ _ANSWERS: Mapping[str, Kind] = {
     "stand": _fields(port=_count),
     "end": _fields(did=_each(_text)), "revive": _fields(did=_each(_text)),
 }  # fmt: skip
-"""What is read of an order's answer."""
+"""The fields of an order's answer that vmckpt reads."""

@@ -1,4 +1,4 @@
-"""What a protection's agents are asked and told, one short order at a time."""
+"""Send short orders to the agents of a protection, and read their answers."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.units import Seconds
 
 _ANSWERS = Seconds(20.0)
-"""More than a login and a busy host's agent ever take."""
+"""How long to wait for an answer: longer than a login and an agent on a busy host ever take."""
 
 
 def _nobody(_: Event) -> None:
@@ -22,7 +22,7 @@ def _nobody(_: Event) -> None:
 
 
 async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any]:
-    """Have a short order carried out; what the agent answers. Raises VmckptError."""
+    """Run a short order on a host. Returns the agent's answer. Raises VmckptError."""
     told = ReplicaOrder(what=what, guest=guest, uri=client.LIBVIRT, host=host.name, **more)
     answer = await client.run_order(host, told.as_json(), _nobody, asyncio.Event())
     with client.sensible(host):
@@ -31,23 +31,23 @@ async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any
 
 
 async def request(host: Host, guest: str, **more: Any) -> ProtectionStatus:
-    """Ask an agent, or wish something of it, which it answers at once.
+    """Ask an agent for its status, or pass a wish to it. The agent answers at once.
 
-    Raises VmckptError, also if it has not answered in time: a host that dies in the middle of a
-    question would else be waited for until TCP gives it up, a quarter of an hour later.
+    Raises VmckptError, also if there is no answer in time: for a host that dies meanwhile, TCP
+    would report an error only after a quarter of an hour.
     """
     asked = asyncio.create_task(order(host, guest, "ask", **more))
     try:
         await asyncio.wait([asked], timeout=_ANSWERS)
         if not asked.done():
-            raise RemoteError(f"{host.name} has not answered for {_ANSWERS:g} s")
+            raise RemoteError(f"{host.name} did not answer in {_ANSWERS:g} s")
         return parse_answer(asked.result())
     finally:
-        asked.cancel()  # its connection is left to end by itself
+        asked.cancel()  # its connection ends by itself
 
 
 async def status(host: Host, guest: str) -> ProtectionStatus:
-    """What the agent there says; an `error` if the host cannot be asked."""
+    """Return the agent's status, with an `error` if the host cannot be queried."""
     try:
         return await request(host, guest)
     except VmckptError as exc:
@@ -59,17 +59,17 @@ async def status(host: Host, guest: str) -> ProtectionStatus:
 async def both(
     hosts: Mapping[str, Host], guest: str, limit: Seconds | None = None
 ) -> dict[str, ProtectionStatus]:
-    """What all hosts say of a guest's protection, by name; only those that know of one.
+    """Return the status of a guest's protection from each host that knows of one, by host name.
 
-    `limit`: who has said nothing by then is silent; a link that is cut in the middle of a question
-    would else be waited for until ssh gives it up.
+    `limit`: how long to wait; a host that has not answered by then counts as silent. Without a
+    limit, a link that breaks meanwhile would be noticed only when ssh gives up.
     """
     asked = {name: asyncio.create_task(status(host, guest)) for name, host in hosts.items()}
     try:
         if asked:
             await asyncio.wait(asked.values(), timeout=limit)
         told = {
-            name: one.result() if one.done() else unreachable(f"{name} is silent")
+            name: one.result() if one.done() else unreachable(f"{name} does not answer")
             for name, one in asked.items()
         }
     finally:
@@ -79,10 +79,13 @@ async def both(
 
 
 def unreachable(why: str) -> ProtectionStatus:
-    """What is known of a host that says nothing."""
+    """Return the status of a host that does not answer."""
     return parse_answer({"error": why, "unreachable": True})
 
 
 def kept_in(host: Host, guest: str) -> str:
-    """Where a host keeps what outlives a reboot of the protection of a guest (a UUID)."""
+    """Return the host's directory for a protection's files that survive a reboot.
+
+    `guest`: its UUID.
+    """
     return f"{host.agent_state}/replica-{guest}"

@@ -1,4 +1,4 @@
-"""What a host says of a guest's protection, as the fields that decisions read. Pure."""
+"""A host's answer about a guest's protection, as the fields that decisions read. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtectionStatus:
-    """One host's answer. A field that the host did not fill is None, or False if it is a flag."""
+    """One host's answer. A field that the host did not send is None, or False if it is a flag."""
 
     error: str | None = None
-    """Why it could not be asked; then nothing else is known."""
+    """Why the host could not be asked; then all other fields but `silent` are empty."""
     silent: bool = False
-    """Nothing at all answered at the host's address."""
+    """Nothing answered at the host's address."""
     role: str | None = None
-    """Either "primary" or "backup"; None: the host knows of no protection."""
+    """Either "primary" or "backup"; None if the host knows of no protection."""
     session: str | None = None
     peer: str | None = None
     """The protection's other host."""
@@ -29,44 +29,44 @@ class ProtectionStatus:
     why: str | None = None
     """Why the protection ended."""
     says: str | None = None
-    """What stops the protection from working."""
+    """What prevents the protection from working."""
     alone: bool = False
-    """The primary went on without its standby."""
+    """The primary continued without its standby."""
     wants_leave: str | None = None
-    """The name under which it waits for leave to do that."""
+    """The name of the primary's request for permission to run unprotected; None if it has none."""
     devices_changed: bool = False
     ready: bool = False
     """The standby can take over."""
     connected: bool = False
-    """The backup hears the primary."""
+    """The backup is connected to the primary."""
     silent_for: float | None = None
-    """Seconds since it did."""
+    """Seconds since the backup last received anything from the primary."""
     epoch_age: float | None = None
-    """Seconds since the backup's last epoch was captured."""
+    """Seconds since the capture of the backup's last epoch."""
     ran: bool = False
     """The standby has run."""
     given: bool = False
-    """The primary has given the guest away."""
+    """The primary has handed the guest over."""
     has_lease: bool = False
     lease_holder: str | None = None
-    """Of a primary without an agent: the host that has the lease."""
+    """For a primary without an agent: the host that holds the lease."""
     moves: bool | None = None
-    """It is a migration by epochs; None: an older release does not say."""
+    """Whether it is a migration by epochs; None: an older release does not report this."""
     known: bool = False
-    """Without a protection: libvirt knows the guest."""
+    """Without a protection: whether libvirt has a domain of the guest."""
     libvirt_silent: bool = False
-    """Without a protection: libvirt does not say whether it does."""
+    """Without a protection: libvirt did not answer whether it has a domain of the guest."""
     told: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """All that was said, to be shown."""
+    """The complete answer, for display."""
 
     @property
     def knows_nothing(self) -> bool:
-        """It answers, and has no protection of the guest."""
+        """Whether the host answers and has no protection of the guest."""
         return self.error is None and self.role is None
 
 
 def parse_answer(told: Mapping[str, Any]) -> ProtectionStatus:
-    """What an answer says, of which agent_answers has checked the kinds."""
+    """Return the status in an answer whose fields agent_answers has checked."""
     plain = (
         "error", "role", "session", "peer", "runs", "agent", "phase", "outcome", "why", "says",
         "wants_leave", "lease_holder", "moves",

@@ -1,4 +1,4 @@
-"""Whether a protected guest has two copies, by what both agents say. Pure."""
+"""Detect a second copy of a protected guest in the answers of both agents. Pure."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from vmckpt.protection import status
 from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 
 LEASE_HOLDER = "lease_holder"
-"""What a primary without an agent tells of its guest's lease: the host that holds it."""
+"""Key in the answer of a primary without an agent: the host that holds the guest's lease."""
 
 
 def of_protections(entries: Iterable[Mapping[str, Any]]) -> tuple[Copies, ...]:
-    """Of entries as `app.protection.job_status` makes them."""
+    """Return the second copies among `entries`, which `app.protection.job_status` makes."""
     found = (_of_protection(one) for one in entries)
     return tuple(one for one in found if one is not None)
 
@@ -31,14 +31,14 @@ def _of_protection(entry: Mapping[str, Any]) -> Copies | None:
 
 
 def second_copy(ours: ProtectionStatus, theirs: ProtectionStatus, primary: str) -> str | None:
-    """Why the copy on the primary is one too many; None: it is not, for all that is known.
+    """Return why the copy on the primary is one too many; None if nothing shows that it is.
 
-    What the primary says must not be older than what the backup says.
+    `ours` is the primary's answer and must not be older than the backup's, `theirs`.
     """
     if not ours.runs or ours.role == "backup":
         return None
     if status.has_taken_over(theirs) and theirs.runs is not False:
-        return "its standby has taken over, and its QEMU on the primary was not ended"
+        return "its standby has taken over, but its QEMU on the primary still runs"
     holder = ours.lease_holder
     if holder is not None and holder != primary:
         return f"{holder} holds its lease"

@@ -1,7 +1,8 @@
-"""What is done about a protected guest that no lease store, but a fence agent, decides about. Pure.
+"""Decide about a protected guest that has a fence agent and no lease store. Pure.
 
-Somebody has to keep watch over it: what powers its host off is on the controller's machine. The
-same one lets the guest go on alone while its host is there, so that never both are done.
+`vmckpt run` must watch over it, because the fence agent runs on the controller's machine. The same
+service also grants the permission to run unprotected while the host is up, so that a guest is never
+both fenced and permitted to run alone.
 """
 
 from dataclasses import dataclass
@@ -14,64 +15,67 @@ from vmckpt.units import Seconds
 
 
 class FailoverAction(StrEnum):
-    """What is done now."""
+    """What to do now."""
 
     WAIT = "wait"
     GRANT_SOLO = "let alone"
-    """The primary wants leave to go on without its standby, and answers: it gets it."""
+    """Permit the primary, which asks for it, to continue without its standby."""
     STANDBY_RESTORED = "stands"
-    """Its standby is whole again: it is written down that a failover may be."""
+    """Record that the standby is complete again, so that a failover is possible."""
     FAIL_OVER = "fail over"
-    """As `stop.failover` does it: the host is powered off first, unless the guest is gone."""
+    """Fail over as `stop.failover` does: power the host off first, unless the guest is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverDecision:
-    """What is done, and why, for people."""
+    """What to do, and why, for display."""
 
     do: FailoverAction
     why: str = ""
-    """Empty: all is well."""
+    """Empty if nothing is wrong."""
 
 
 def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
-    """`patience`: the silence after which a host is given up; nobody is, sooner than heartbeats
-    that were lost are told from a dead host."""
+    """Decide by the answers of both agents.
+
+    `patience`: how long the host must be silent before it counts as dead; at least `LIVES`, so that
+    a few lost heartbeats are not mistaken for a dead host.
+    """
     ours, theirs = case.ours, case.theirs
     if theirs.outcome == ProtectionOutcome.FAILED_OVER:
         if ours.runs:
-            return _wait(f"{case.primary} and {case.backup} both say that it runs there")
+            return _wait(f"both {case.primary} and {case.backup} report that they run it")
         return FailoverDecision(do=FailoverAction.FAIL_OVER, why=f"it runs on {case.backup}")
     if ours.wants_leave:
         said = str(ours.says or "").partition(": ")[2]
         return FailoverDecision(
-            do=FailoverAction.GRANT_SOLO, why=f"it goes on without {case.backup}: {said}"
+            do=FailoverAction.GRANT_SOLO, why=f"it continues without {case.backup}: {said}"
         )
     if case.alone:
         if ours.phase == READY and theirs.connected:
             return FailoverDecision(
                 do=FailoverAction.STANDBY_RESTORED,
-                why=f"its standby on {case.backup} is whole again",
+                why=f"its standby on {case.backup} is complete again",
             )
-        return _wait(f"it may have gone on without {case.backup}: only a person fails it over")
+        return _wait(f"it may have continued without {case.backup}; fail it over by hand if needed")
     return _by_silence(case, patience) if case.gone or case.silent else _wait()
 
 
 def _by_silence(case: Case, patience: Seconds) -> FailoverDecision:
     theirs = case.theirs
     if not theirs.ready or theirs.runs is False:
-        says = theirs.error or theirs.says or "it says nothing"
+        says = theirs.error or theirs.says or "no reason reported"
         return _wait(f"its standby on {case.backup} is not ready: {says}")
     if case.gone:
         return FailoverDecision(
-            do=FailoverAction.FAIL_OVER, why=f"it does not run on {case.primary} any more"
+            do=FailoverAction.FAIL_OVER, why=f"it no longer runs on {case.primary}"
         )
     silent = Seconds(float(theirs.silent_for or 0.0))
     if silent < max(patience, LIVES):
-        return _wait(f"{case.primary} is silent")
+        return _wait(f"{case.primary} does not answer")
     return FailoverDecision(
         do=FailoverAction.FAIL_OVER,
-        why=f"nothing answers on {case.primary}, and {case.backup} has not heard of it for"
+        why=f"{case.primary} does not answer, and {case.backup} has received nothing from it for"
         f" {silent:.0f} s",
     )  # fmt: skip
 

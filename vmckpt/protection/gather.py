@@ -1,4 +1,4 @@
-"""What guest and hosts tell before a protection begins; nothing is changed."""
+"""Collect what a guest and both hosts report before a protection begins. Changes nothing."""
 
 import asyncio
 from collections.abc import Collection
@@ -28,14 +28,14 @@ _NONE = ImageAdoption()
 async def taking(
     setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any]
 ) -> ImageAdoption:
-    """Which images that are on the backup the standby takes."""
+    """Return which existing images on the backup the standby takes. Raises VmckptError."""
     if not request.reverse:
         return _NONE
     disks, known = replicated(looked), request.earlier
     if known is None:
         return resync.decide(None, None, disks, setting.backup.name)
     users: dict[str, tuple[str, str]] = {}
-    for host in (setting.primary, setting.backup):  # there may be storage that both see
+    for host in (setting.primary, setting.backup):  # both hosts may see the same storage
         async with Hypervisor(host) as hypervisor:
             others = await hypervisor_storage.of_others(hypervisor, guest.uuid)
         users |= {
@@ -44,14 +44,14 @@ async def taking(
     told = await agent_client.order(
         setting.backup, guest.uuid, "before", images=resync.wanted(known, disks), users=users
     )
-    with client.sensible(setting.backup):  # another version may tell of more
+    with client.sensible(setting.backup):  # another version may report more fields
         images = {name: Image(**image) for name, image in told["images"].items()}
     seen = Before(runs=told["runs"], images=images)
     return resync.decide(known, seen, disks, setting.backup.name)
 
 
 def replicated(looked: dict[str, Any]) -> list[dict[str, Any]]:
-    """A guest's disks that its standby gets copies of."""
+    """Return the disks of a guest that are copied to its standby."""
     return [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
 
 
@@ -64,8 +64,8 @@ async def seen(
     setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any],
     taken: ImageAdoption = _NONE,
 ) -> ProtectionFacts:  # fmt: skip
-    """What preflight wants to know. Raises VmckptError."""
-    # Neither is copied, and its QEMU does not start without them.
+    """Return the facts that preflight checks. Raises VmckptError."""
+    # These files are not copied, and the standby's QEMU does not start without them.
     fixed = [one["source"] for one in looked["disks"]
              if one["read_only"] and one["source"] and one["kind"] == "file"]  # fmt: skip
     files = [*guest.boot_files, *fixed]
@@ -112,6 +112,6 @@ async def _lease_store(setting: Setting, request: ProtectRequest) -> Finding | N
 
 
 def _folder(setting: Setting, request: ProtectRequest) -> str:
-    """Where the standby's images go on the backup, or near it."""
+    """Return the backup's folder for the standby's images; without one, the agent's directory."""
     storage = setting.backup.storage
     return request.storage or (storage[-1] if storage else setting.backup.agent_state)

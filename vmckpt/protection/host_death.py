@@ -1,6 +1,6 @@
-"""What makes sure that a guest's host is dead, before its standby may run. Pure.
+"""Decide what proves that a guest's host is dead before the standby may run. Pure.
 
-Silence proves nothing: the host may be cut off, with the guest running on it.
+Silence proves nothing: the network to the host may be down while the guest still runs there.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds
 
 LIVES = Seconds(3.0)
-"""An agent beats ten times a second: who was heard that lately is not dead."""
+"""An agent sends ten heartbeats a second: a host with a newer heartbeat is not dead."""
 _READY = "protecting"
 
 
@@ -20,20 +20,20 @@ class Proof(StrEnum):
     """Why the standby may run."""
 
     RUNS = "runs"
-    """It runs already."""
+    """The standby runs already."""
     LEASE = "lease"
-    """The lease's end is waited for."""
+    """The backup waits for the end of the lease."""
     WORD = "word"
-    """A person says that the host is off."""
+    """The operator states that the host is off."""
     FENCE = "fence"
-    """The host is powered off first."""
+    """vmckpt powers the host off first."""
     GONE = "gone"
-    """Its host says that no QEMU of it is there."""
+    """The host reports that it has no QEMU process of the guest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A failover that is asked for, and what both agents say."""
+    """A failover that was requested, with the answers of both agents."""
 
     guest: str
     primary: str
@@ -41,29 +41,32 @@ class Case:
     ours: ProtectionStatus
     """The primary's answer; see agent_client.status."""
     theirs: ProtectionStatus
-    """The backup's, asked for after it."""
+    """The backup's answer, which was asked for after the primary's."""
     has_lease: bool
     has_fence: bool
     word: bool
-    """A person says that the host is off."""
+    """The operator states that the host is off."""
     fence: bool
-    """A person wants it powered off, even if it answers."""
+    """The operator wants the host to be powered off, even if it answers."""
     watched: bool = False
-    """Somebody keeps watch, and the journal knows of leave."""
+    """`vmckpt run` decides about failovers, so the journal records all permissions."""
     alone: bool = False
-    """The primary had leave to go on without its standby, and may have."""
+    """The primary had permission to continue without its standby, and may have done so."""
 
     @property
     def silent(self) -> bool:
-        """Nothing has come from the primary, neither to us nor to the backup."""
+        """Whether neither the controller nor the backup receives anything from the primary."""
         heard = self.theirs.silent_for
         return self.ours.silent and (heard is None or heard > LIVES)
 
     @property
     def gone(self) -> bool:
-        """The primary's host answers, and the guest runs there no more: its QEMU died, or stood for
-        a switch. Of a host that was started anew the journal must know that the guest had not gone
-        on alone before. A guest that is just ending may be one that somebody shuts down."""
+        """Whether the primary's host answers and the guest no longer runs there.
+
+        Either its QEMU died, or the guest was paused for a switchover. If the host has restarted,
+        only the journal shows whether the guest had continued without its standby before. A guest
+        that is just ending does not count: it may be shutting down on request.
+        """
         told = self.ours
         if told.runs is not False:
             return False
@@ -73,14 +76,17 @@ class Case:
 
 
 def decide(case: Case) -> Proof:
-    """Raises GuestLocked, BadInput: nothing makes sure of it, and what would."""
+    """Return the proof that the standby may run.
+
+    Raises GuestLocked or BadInput if there is none, with a hint on what would be a proof.
+    """
     runs = case.ours.error is None and case.ours.runs
     followed = case.theirs.connected or not case.has_lease
     if runs and followed and not case.fence:
         also = f"; if {case.primary} hangs, --fence powers it off first" if case.has_fence else ""
         raise GuestLocked(
             f"{case.guest} runs on {case.primary}, which answers",
-            hint=f"vmckpt failover {case.guest} --planned switches without loss{also}",
+            hint=f"vmckpt failover {case.guest} --planned switches over without loss{also}",
         )
     if case.theirs.outcome == ProtectionOutcome.FAILED_OVER:
         return Proof.RUNS
@@ -94,43 +100,43 @@ def decide(case: Case) -> Proof:
         return _gone(case)
     if not case.has_fence:
         raise BadInput(
-            f"{case.primary} is silent, and without a lease store nobody but you can"
-            " know that it is dead",
+            f"vmckpt cannot know that {case.primary} is off without a lease store or a fence agent",
             hint="switch it off, then add --host-is-off",
         )
     if not case.silent:
         raise BadInput(
-            f"{case.primary} is not silent ({_heard(case)}), and is not fenced unasked",
-            hint="add --fence to have it powered off, with all that runs there",
+            f"{case.primary} is not silent ({_heard(case)}), and is fenced only on request",
+            hint="add --fence to power it off, with all guests on it",
         )
     return _fence(case)
 
 
 def _by_word(case: Case) -> Proof:
-    """A person may err: whoever is heard is not off."""
+    """Check the operator's statement: a host that still sends heartbeats is not off."""
     heard = case.theirs.silent_for
     if case.theirs.connected and heard is not None and heard < LIVES:
         raise GuestLocked(
-            f"{case.primary} is not off: {case.backup} hears of {case.guest} there",
-            hint=f"switch it off first; vmckpt failover {case.guest} --planned loses nothing",
+            f"{case.primary} is not off: {case.backup} still receives heartbeats of {case.guest}",
+            hint="switch it off first, or switch over without loss with vmckpt failover"
+            f" {case.guest} --planned",
         )
     return Proof.WORD
 
 
 def _gone(case: Case) -> Proof:
-    _must_be_ready(case, f"{case.guest} runs nowhere")
+    _must_be_ready(case, f"{case.guest} runs on no host")
     if case.alone:
         raise GuestLocked(
-            f"{case.guest} runs nowhere, and had leave to go on without {case.backup}: the standby"
-            " there is behind it",
-            hint=f"add --host-is-off to go on from what {case.backup} has; vmckpt unprotect"
-            f" {case.guest} gives that up",
+            f"{case.guest} runs on no host, and its standby on {case.backup} may be outdated: the"
+            " guest had permission to run unprotected",
+            hint="add --host-is-off to run the standby as it is, or discard it with"
+            f" vmckpt unprotect {case.guest}",
         )
     return Proof.GONE
 
 
 def _fence(case: Case) -> Proof:
-    """Nobody is powered off for a standby that could not go on, or is not the guest any more."""
+    """Refuse to power a host off for a standby that could not run, or may be outdated."""
     if not case.has_fence:
         raise BadInput(
             f"{case.primary} has no fence agent in the inventory",
@@ -139,23 +145,23 @@ def _fence(case: Case) -> Proof:
     _must_be_ready(case, f"{case.primary} is not fenced")
     if case.alone:
         raise GuestLocked(
-            f"{case.primary} is not fenced: {case.guest} had leave to go on there without"
-            f" {case.backup}, whose standby is behind it",
-            hint=f"wait until {case.primary} answers; or switch it off and add --host-is-off",
+            f"{case.primary} is not fenced: {case.guest} had permission to run unprotected there,"
+            f" so the standby on {case.backup} may be outdated",
+            hint=f"wait until {case.primary} answers, or switch it off and add --host-is-off",
         )
     phase = case.ours.phase or _READY
     if case.ours.runs and phase != _READY:
         raise GuestLocked(
             f"{case.primary} is not fenced: {case.guest} runs there, and its standby on"
-            f" {case.backup} is behind it ({phase})",
-            hint=f"mend {case.backup} or the link first; the standby is brought up by itself",
+            f" {case.backup} is outdated ({phase})",
+            hint=f"fix {case.backup} or the link; the standby then synchronises by itself",
         )
     return Proof.FENCE
 
 
 def _must_be_ready(case: Case, now: str) -> None:
     if not case.theirs.ready or case.theirs.runs is False:
-        why = case.theirs.error or case.theirs.says or "it says nothing"
+        why = case.theirs.error or case.theirs.says or "no reason reported"
         raise GuestLocked(
             f"{now}: the standby on {case.backup} is not ready: {why}", hint="see vmckpt status"
         )
@@ -164,4 +170,4 @@ def _must_be_ready(case: Case, now: str) -> None:
 def _heard(case: Case) -> str:
     if not case.ours.silent:
         return str(case.ours.error or "its agent answers")
-    return f"{case.backup} still hears of it"
+    return f"{case.backup} still receives heartbeats from it"

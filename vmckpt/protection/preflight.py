@@ -1,4 +1,4 @@
-"""May this guest be protected by that host? Every reason against it, by name. Pure."""
+"""Check whether a host may protect a guest, and name every reason against it. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,54 +10,54 @@ from vmckpt.model.host import HostFacts
 from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_seconds
 
 _SPEED = 4 << 30
-"""Bytes that are compared in a second on a slow machine; docs/replication.md has measurements."""
+"""Bytes compared per second on a slow machine; docs/replication.md has measurements."""
 _ROOM = 512 * MIB
-"""For epochs on their way, beside the guest's memory."""
+"""Memory for epochs in flight, beside the guest's memory."""
 _OUTSIDE = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtectionFacts:
-    """What both hosts have told."""
+    """What both hosts report."""
 
     guest: str
     primary: str
     backup: str
     qemu: str
-    """The running guest's."""
+    """The QEMU version of the running guest."""
     memory: Sequence[int]
-    """Its files of memory, in bytes."""
+    """Sizes of the guest's memory files, in bytes."""
     disks: Sequence[Mapping[str, Any]]
-    """As model.disk.DiskFacts in JSON."""
+    """The guest's disks, as model.disk.DiskFacts in JSON."""
     devices: Sequence[str]
-    """Kinds of devices in its description, as libvirt names them."""
+    """The kinds of devices in the guest's definition, by libvirt's names."""
     primary_facts: HostFacts
     backup_facts: HostFacts
     name_taken: bool
-    """The backup knows a guest of that name or UUID."""
+    """The backup has a guest of that name or UUID."""
     taken: Collection[str]
-    """Disks that have an image there already, which the standby takes."""
+    """Disks that have an image on the backup already, which the standby takes."""
     room: Room
-    """For the standby's images."""
+    """Space for the standby's images."""
     shared_room: tuple[Bytes, Bytes]
-    """Free on the tmpfs of primary and backup."""
+    """Free space on the tmpfs of primary and backup."""
     has_lease: bool
     fence: str | None
-    """The primary's fence agent."""
+    """The primary's fence agent; None if it has none."""
     automatic: bool
     max_pause: Seconds
     lease_store: Finding | None = None
-    """What is said of the lease store's replicas."""
+    """The finding on the lease store's replicas."""
     standby_there: bool = False
-    """That one is a standby of it: of a protection that the journal does not know."""
+    """That guest is the standby of this one, from a protection that the journal does not know."""
     missing: tuple[str, ...] = ()
-    """Files of the guest that are not copied, and that the backup lacks."""
+    """Files of the guest that are not copied and are missing on the backup."""
     disk_logs: bool = True
-    """The primary has what keeps the writes of an epoch."""
+    """The primary has the programs that record the writes of an epoch."""
 
 
 def check_protection(seen: ProtectionFacts) -> list[Finding]:
-    """All findings, blockers first."""
+    """Return all findings, blockers first."""
     found = [
         *_place(seen), *_memory(seen), *_disk_logs(seen), *_disks(seen), *_devices(seen),
         *_decision(seen),
@@ -66,8 +66,10 @@ def check_protection(seen: ProtectionFacts) -> list[Finding]:
 
 
 def check_move(seen: ProtectionFacts) -> list[Finding]:
-    """The same for a guest that is to be moved by epochs; what any migration is checked for is not
-    looked at. `seen.disks`: those that are copied; `seen.max_pause`: the downtime allowed."""
+    """Return the blockers of a migration by epochs, beside those that any migration is checked for.
+
+    `seen.disks`: the disks that are copied; `seen.max_pause`: the downtime allowed.
+    """
     found = [
         *_same_qemu(seen), *_memory(seen), *_devices(seen), *_disk_logs(seen), *_disks(seen),
     ]  # fmt: skip
@@ -76,23 +78,23 @@ def check_move(seen: ProtectionFacts) -> list[Finding]:
 
 def _place(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.primary == seen.backup:
-        yield _blocker("same-host", seen.guest, "a standby on its own host protects nothing",
+        yield _blocker("same-host", seen.guest, "a standby on the guest's host protects nothing",
                        "name another host with --to")  # fmt: skip
     if seen.standby_there:
         yield _blocker(
-            "standby-there", seen.backup, f"{seen.backup} has a standby of {seen.guest} already",
-            f"vmckpt unprotect {seen.guest}; with --lost-journal if no journal knows of it",
+            "standby-there", seen.backup, f"{seen.backup} already has a standby of {seen.guest}",
+            f"run vmckpt unprotect {seen.guest}; add --lost-journal if no journal has it",
         )  # fmt: skip
     elif seen.name_taken:
         yield _blocker(
-            "name-taken", seen.backup, f"{seen.backup} has a guest {seen.guest} already",
+            "name-taken", seen.backup, f"{seen.backup} already has a guest {seen.guest}",
             f"undefine it there: virsh undefine {seen.guest}",
         )  # fmt: skip
     for path in seen.missing:
         yield _blocker(
             "file-missing", seen.backup,
-            f"{path} is not there: the guest begins or reads from it, and it is not copied",
-            f"copy it to {seen.backup}, to the same place",
+            f"{path} is missing; the guest boots or reads from it, and it is not copied",
+            f"copy it to the same path on {seen.backup}",
         )  # fmt: skip
     yield from _same_qemu(seen)
 
@@ -102,8 +104,8 @@ def _same_qemu(seen: ProtectionFacts) -> Iterator[Finding]:
     if ours != theirs:
         yield _blocker(
             "qemu-version", seen.backup,
-            f"the guest runs in QEMU {seen.qemu}, {seen.backup} has"
-            f" {seen.backup_facts.qemu_version}: device state is exchanged many times a second",
+            f"the guest runs in QEMU {seen.qemu}, but {seen.backup} has"
+            f" {seen.backup_facts.qemu_version}: both must read the same device state",
             "install the same QEMU on both hosts",
         )  # fmt: skip
 
@@ -119,7 +121,7 @@ def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
             yield _blocker(
                 "memory-short", host,
                 f"{host} has {show_bytes(facts.memory_free)} free; a copy of the guest's memory and"
-                f" epochs on their way take {show_bytes(wanted)}",
+                f" epochs in flight need {show_bytes(wanted)}",
                 "stop another guest there, or choose another host",
             )  # fmt: skip
     for host, free in zip((seen.primary, seen.backup), seen.shared_room, strict=True):
@@ -127,14 +129,14 @@ def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
             yield _blocker(
                 "tmpfs-short", host,
                 f"/dev/shm on {host} has {show_bytes(free)} free; a copy of the guest's memory and"
-                f" epochs on their way take {show_bytes(Bytes(whole + _ROOM))}",
-                "mount -o remount,size=... /dev/shm there, or choose another host",
+                f" epochs in flight need {show_bytes(Bytes(whole + _ROOM))}",
+                "run mount -o remount,size=... /dev/shm there, or choose another host",
             )  # fmt: skip
     pause = Seconds(whole / _SPEED)
     if pause > seen.max_pause:
         yield _blocker(
             "pause-long", seen.guest,
-            f"comparing {show_bytes(whole)} takes about {show_seconds(pause)} in every epoch, and"
+            f"comparing {show_bytes(whole)} takes about {show_seconds(pause)} in every epoch; only"
             f" {show_seconds(seen.max_pause)} is allowed",
             "allow a longer pause, or give the guest less memory",
         )  # fmt: skip
@@ -144,8 +146,8 @@ def _disk_logs(seen: ProtectionFacts) -> Iterator[Finding]:
     if not seen.disk_logs and any(not one["read_only"] and one["source"] for one in seen.disks):
         yield _blocker(
             "nbdkit-missing", seen.primary,
-            f"{seen.primary} has no nbdkit with its Python plugin, which keeps what the guest"
-            " writes in an epoch",
+            f"{seen.primary} lacks nbdkit or its Python plugin, which records the guest's disk"
+            " writes",
             "install nbdkit and nbdkit-plugin-python there",
         )  # fmt: skip
 
@@ -155,39 +157,40 @@ def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
     for disk in seen.disks:
         where = f"{seen.guest}'s {disk['name']}"
         if disk["read_only"] or disk["source"] is None:
-            # Of a file it is known whether it is there.
+            # For a file, preflight knows whether the backup has it.
             if disk["source"] is not None and disk["kind"] != "file":
                 yield _warning("disk-read-only", seen.guest,
-                               f"{where} is read-only and is not copied: the backup needs"
+                               f"{where} is read-only and not copied: the backup needs"
                                f" {disk['source']}, too")  # fmt: skip
             continue
         if disk["shareable"]:
             yield _blocker(
                 "disk-shared", seen.guest,
-                f"{where} is shared with others: what they see cannot be taken back",
-                "protect guests with disks of their own",
+                f"{where} is shareable: what other guests read from it cannot be taken back",
+                "give the guest a disk of its own",
             )  # fmt: skip
         elif disk["node"] is None or disk["size"] is None:
             yield _blocker(
-                "disk-unknown", seen.guest, f"QEMU does not tell about {where}",
+                "disk-unknown", seen.guest, f"QEMU does not report the size or node of {where}",
                 "detach it, or give it an image in a file",
             )  # fmt: skip
         elif disk["kind"] not in ("file", "block"):
             yield _blocker(
-                "disk-kind", seen.guest, f"{where} is of the kind {disk['kind']}",
+                "disk-kind", seen.guest,
+                f"{where} is a {disk['kind']} disk, neither a file nor a block device",
                 "give it an image in a file",
             )  # fmt: skip
         elif disk["format"] not in ("raw", "qcow2"):
             yield _blocker(
-                "disk-format", seen.guest, f"{where} is {disk['format']}",
-                "convert it to qcow2 with qemu-img",
+                "disk-format", seen.guest, f"{where} is {disk['format']}, neither raw nor qcow2",
+                "convert it to qcow2 with qemu-img convert",
             )  # fmt: skip
         elif disk["name"] not in seen.taken:
             wanted += int(disk["size"])
     if seen.room.free < wanted:
         yield _blocker(
             "room-short", seen.backup,
-            f"{seen.backup} has {show_bytes(seen.room.free)} for images; the guest's disks take"
+            f"{seen.backup} has {show_bytes(seen.room.free)} for images; the guest's disks need"
             f" {show_bytes(Bytes(wanted))}",
             "name another folder with --storage",
         )  # fmt: skip
@@ -197,13 +200,13 @@ def _devices(seen: ProtectionFacts) -> Iterator[Finding]:
     for kind in sorted(set(seen.devices) & set(_OUTSIDE)):
         yield _blocker(
             f"device-{kind}", seen.guest, f"its {kind} device has state that cannot be replicated",
-            "take it out of the guest first",
+            "remove it from the guest first",
         )  # fmt: skip
     outputs = sorted(set(seen.devices) & {"serial", "graphics", "channel"})
     if outputs:
         yield _warning(
             "output-not-held", seen.guest,
-            f"what it tells by {', '.join(outputs)} is not held until an epoch is safe",
+            f"its output by {', '.join(outputs)} is not buffered until an epoch is safe",
         )  # fmt: skip
 
 
@@ -211,20 +214,20 @@ def _decision(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.automatic and not seen.has_lease and seen.fence is None:
         yield _blocker(
             "no-lease", seen.guest,
-            "without a lease store or a fence agent nobody can know that a silent host is dead",
-            "add lease: postgresql://user@witness/database to the inventory, or fence: to"
+            "without a lease store or a fence agent vmckpt cannot know that a silent host is dead",
+            "add lease: postgresql://user@host/database to the inventory, or fence: to"
             f" {seen.primary}, or use --failover manual",
         )  # fmt: skip
     elif seen.automatic and not seen.has_lease:
         yield _warning(
             "watched", seen.guest,
-            f"a failover waits for vmckpt run, which powers {seen.primary} off first by"
-            f" {seen.fence}: keep it running, on neither host",
+            f"only vmckpt run fails over automatically, after {seen.fence} has powered"
+            f" {seen.primary} off: keep it running on a third machine",
         )  # fmt: skip
     if seen.lease_store is not None and seen.lease_store.severity is Severity.WARNING:
         yield seen.lease_store
     if not seen.automatic:
-        yield _warning("by-hand", seen.guest, "only a person decides a failover: vmckpt failover")
+        yield _warning("by-hand", seen.guest, "a failover needs the operator: vmckpt failover")
 
 
 def _blocker(code: str, where: str, text: str, hint: str | None) -> Finding:

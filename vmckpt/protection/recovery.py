@@ -1,4 +1,7 @@
-"""A protection without a controller: its agents go on by themselves; what has ended is tidied."""
+"""Recover a protection without a controller.
+
+Its agents continue by themselves, so recovery restarts agents and cleans up what has ended.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -42,13 +45,13 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
         return found
     if found.outcome is None:
         if case.recorder is not None:
-            if ours.phase == READY:  # who began it may have died before
+            if ours.phase == READY:  # its controller may have died before it recorded this
                 case.recorder.update(phase=READY)
             case.recorder.entrust(known.primary.name)
         return replace(found, did=await _revived(known, ours, theirs))
     if stop.is_backups(ours, theirs):
         await stop.tidy(known)
-        found = replace(found, two_copies=False)  # one is ended, or that was refused
+        found = replace(found, two_copies=False)  # one copy has ended now, or tidy() has raised
         return case.ended(found, failed_over=known.backup.name)
     await stop.put_back(known)
     return case.ended(found)
@@ -57,19 +60,19 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
 def _with_agents(
     known: Known, found: Settled, ours: ProtectionStatus, theirs: ProtectionStatus
 ) -> Settled:
-    """The same, with what is done about agents that are gone. Pure."""
+    """Return `found` with what recovery does about missing agents. Pure."""
     sides = ((known.primary, ours), (known.backup, theirs))
     gone = [host.name for host, told in sides if is_abandoned(told)]
     if found.outcome is not None or not gone:
         return found
-    settle = f"vmckpt recover starts its agent on {' and on '.join(gone)} again"
+    settle = f"run vmckpt recover to restart its agent on {' and on '.join(gone)}"
     return replace(found, goes_on=True, settle=settle)
 
 
 async def _revived(
     known: Known, ours: ProtectionStatus, theirs: ProtectionStatus
 ) -> tuple[str, ...]:
-    """Start agents that nothing starts again: their watchdogs are gone, too. Raises VmckptError."""
+    """Restart agents whose watchdogs are gone, too. Returns what was done. Raises VmckptError."""
     did: list[str] = []
     for host, told in ((known.backup, theirs), (known.primary, ours)):
         if is_abandoned(told):
@@ -79,30 +82,34 @@ async def _revived(
 
 
 def is_abandoned(told: ProtectionStatus) -> bool:
-    """Whether a QEMU of the protection has no agent, by what its host says. Pure."""
+    """Return whether a host runs a QEMU of the protection without an agent. Pure."""
     return bool(told.runs) and told.agent is False and told.outcome is None
 
 
 async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Settled:
-    """Its output waits for a backup that is away, and nobody keeps watch. Without a recorder it is
-    only said. Raises VmckptError."""
+    """Permit a guest to run unprotected: its output waits for a backup that is unreachable, and no
+    `vmckpt run` would permit it.
+
+    Without a recorder this only describes the state. Raises VmckptError.
+    """
     guest, backup = known.operation.guest, known.backup.name
     if recorder is None:
         return Settled(
-            truth=f"what {guest} sends waits for {backup}, which is away", outcome=None,
-            goes_on=True, settle="vmckpt recover lets it go on alone",
+            truth=f"the output of {guest} waits for {backup}, which is unreachable", outcome=None,
+            goes_on=True, settle="run vmckpt recover to let it run unprotected",
         )  # fmt: skip
-    await solo_permission.note(recorder, known.operation.id, f"{backup} was away")
+    await solo_permission.note(recorder, known.operation.id, f"{backup} was unreachable")
     await solo_permission.grant(known.primary, known.uuid, name)
     recorder.entrust(known.primary.name)
     return Settled(
-        truth=f"what {guest} sent waited for {backup}, which is away; it goes on alone now",
-        outcome=None, goes_on=True, settle="keep vmckpt run running, and it need not wait",
+        truth=f"{backup} is unreachable, and {guest}, whose output waited for it, runs unprotected"
+        " now",
+        outcome=None, goes_on=True, settle="keep vmckpt run running, which permits this at once",
     )  # fmt: skip
 
 
 def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settled:
-    """What is true by what both agents say. Pure."""
+    """Return the state of a protection by the answers of both agents. Pure."""
     primary, backup, guest = known.primary.name, known.backup.name, known.operation.guest
     found = _taken_over(known, ours, theirs)
     if (second := second_copy(ours, theirs, primary)) is not None:
@@ -112,30 +119,31 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
     silent = [name for name, one in ((primary, ours), (backup, theirs)) if one.error is not None]
     if silent:
         return Settled(
-            truth=f"{guest} is protected, and {' and '.join(silent)} cannot be asked",
+            truth=f"{guest} is protected, but {' and '.join(silent)} cannot be queried",
             outcome=None,
-            settle=f"mend {silent[0]}; or vmckpt failover {guest}, if it is lost",
+            settle=f"fix {silent[0]}, or run vmckpt failover {guest} if it is lost",
         )
     waits = theirs.role is not None and theirs.outcome is None
     if ours.outcome == ProtectionOutcome.ENDED:
         return Settled(
-            truth=f"{guest} was ended on {primary} by somebody's wish", outcome=Outcome.COMPLETED,
-            did=("remove its standby", "store its definition again"),
+            truth=f"{guest} was stopped on {primary} on request", outcome=Outcome.COMPLETED,
+            did=("remove its standby", "define it again"),
         )  # fmt: skip
     if waits and ours.runs and ours.role:
         return Settled(
             truth=f"{guest} is protected: {_phase(ours)}",
             outcome=None,
             goes_on=True,
-            settle="its agents go on with it",
+            settle="its agents continue",
         )
     if waits and not ours.runs:
-        # Its host may have been started anew: then the standby has the newest that there is.
-        why = ours.why or f"{primary} knows nothing of it"
+        # Its host may have restarted: then the standby has the newest state of the guest.
+        why = ours.why or f"{primary} has no record of it"
         return Settled(
-            truth=f"{guest} waits on {backup}: {why}",
+            truth=f"the standby of {guest} waits on {backup}: {why}",
             outcome=None,
-            settle=f"vmckpt failover {guest} runs it there, vmckpt unprotect {guest} gives that up",
+            settle=f"run it there with vmckpt failover {guest}, or discard it with vmckpt unprotect"
+            f" {guest}",
         )
     if ours.runs and (ours.role or waits):
         left = f"a standby is left on {backup}" if waits else "its standby is gone"
@@ -144,53 +152,53 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
             did=("end its protection",),
         )  # fmt: skip
     if theirs.role or ours.outcome:
-        why = ours.why or theirs.why or "nobody knows why"
+        why = ours.why or theirs.why or "the reason is unknown"
         return Settled(
-            truth=f"no agents of {guest} are left, and no standby: {why}", outcome=Outcome.FAILED,
-            did=("put back what its protection set",),
+            truth=f"{guest} has neither agents nor a standby any more: {why}",
+            outcome=Outcome.FAILED, did=("undo the settings of its protection",),
         )  # fmt: skip
     return Settled(
-        truth=f"{guest} is not protected any more: neither host has anything of it left",
+        truth=f"{guest} is no longer protected: nothing of the protection is left on either host",
         outcome=Outcome.COMPLETED,
-        did=("put back what its protection set",),
+        did=("undo the settings of its protection",),
     )  # fmt: skip
 
 
 def _with_second(known: Known, found: Settled | None, why: str) -> Settled:
-    """What is true, and what is done, if the guest still runs on its former host as well."""
+    """Return `found`, extended for a guest that also runs on its former host."""
     primary, backup = known.primary.name, known.backup.name
     if found is None or found.outcome is None:
         return Settled(
             truth=f"{known.operation.guest} runs on {primary}, and {why}", outcome=None,
-            settle=f"mend {backup}, so that it can say whether the guest runs there",
+            settle=f"fix {backup}, so that it can report whether the guest runs there",
             two_copies=True,
         )  # fmt: skip
     return replace(
         found, truth=f"{found.truth}; a second copy runs on {primary}", two_copies=True,
-        did=(f"end the copy on {primary}, if nothing of it was heard outside", *found.did),
+        did=(f"kill the copy on {primary}, if none of its output was released", *found.did),
     )  # fmt: skip
 
 
 def _taken_over(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settled | None:
-    """The guest is the backup's, or may be."""
+    """Return the state if the guest has failed over to the backup, or may have; else None."""
     backup, guest = known.backup.name, known.operation.guest
     if theirs.outcome == ProtectionOutcome.FAILED_OVER:
         return Settled(
             truth=f"{guest} runs on {backup}: {theirs.why}", outcome=Outcome.COMPLETED,
-            did=("remove what was left of its protection",),
+            did=("clean up after its protection",),
         )  # fmt: skip
     if stop.is_backups(ours, theirs):
         return Settled(
-            truth=f"{guest} took over on {backup}, which was started anew since",
-            outcome=Outcome.COMPLETED, did=("remove what was left of its protection",),
+            truth=f"{guest} failed over to {backup}, which has restarted since",
+            outcome=Outcome.COMPLETED, did=("clean up after its protection",),
         )  # fmt: skip
     if stop.is_unclear(ours, theirs):
         return Settled(
-            truth=f"{guest} may have taken over on {backup}, whose libvirt does not answer",
-            outcome=None, settle=f"mend it there; see vmckpt doctor {backup}",
+            truth=f"{guest} may have failed over to {backup}, whose libvirt does not answer",
+            outcome=None, settle=f"fix libvirt there: run vmckpt doctor {backup}",
         )  # fmt: skip
     return None
 
 
 def _phase(ours: ProtectionStatus) -> str:
-    return str(ours.phase or "its agent is started again")
+    return str(ours.phase or "its agent is restarting")

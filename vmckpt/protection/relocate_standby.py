@@ -1,7 +1,7 @@
-"""Another standby for a guest that has one: the host where it waits is wanted empty.
+"""Move the standby of a guest to another host, so that its present host becomes empty.
 
-A guest has one standby at a time, so the old one ends before the new one begins: until the first
-copy is there, nothing could take over.
+A guest has one standby at a time, so the old standby ends before the new one begins. Until the
+first copy is complete, no host could take over.
 """
 
 import asyncio
@@ -25,22 +25,23 @@ from vmckpt.units import Bytes, Seconds, show_seconds
 _TRIES = 3
 _AGAIN = Seconds(5.0)
 STANDS_STILL = Seconds(120.0)
-"""A first copy that does not get on for so long is given up: nobody is there to press Ctrl-C."""
+"""How long a first copy may lack progress: no operator is there to press Ctrl-C."""
 _MOVES = ("phase", "pages_left", "disks_compared_bytes", "disks_sent_bytes", "disks_ready")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relocation:
-    """A protection, and the host that is to have its standby."""
+    """A protection, and the host that is to get its standby."""
 
     known: Known
     backup: Host
     lease: str | None
-    """Where the inventory keeps leases."""
+    """The lease store of the inventory; None if it has none."""
     usual: Protection
-    """For a protection whose own terms are not in the journal, or cannot be read."""
+    """Terms for a protection whose own terms are not in the journal or cannot be read."""
     memory: Bytes
-    """The guest's: as much is held for the present standby on the guest's own host."""
+    """Size of the guest's memory. The present protection holds as much on the guest's host, which
+    is free once the protection has ended."""
 
     @property
     def guest(self) -> str:
@@ -52,7 +53,7 @@ class Relocation:
 
     @property
     def terms(self) -> Protection:
-        """On which it is protected now."""
+        """The terms of the present protection."""
         told = self.known.operation.detail
         with suppress(KeyError, TypeError, ValueError):
             return Protection.from_json(told["terms"])
@@ -61,12 +62,12 @@ class Relocation:
 
     @property
     def request(self) -> ProtectRequest:
-        """Its images go where the new host has them."""
+        """The request for the new standby; its images go to the new host's own folder."""
         return ProtectRequest(guest=self.guest, to=self.backup.name, terms=self.terms)
 
     @property
     def words(self) -> str:
-        """The command that does the same by hand."""
+        """The command that does the same."""
         terms = self.terms
         every = "auto" if terms.interval is None else show_seconds(terms.interval).replace(" ", "")
         how = f"--failover {terms.failover} --interval {every}"
@@ -74,26 +75,26 @@ class Relocation:
 
 
 async def require_relocatable(anew: Relocation, caller: Caller) -> Protected:
-    """What would be, and what speaks against it; changes nothing. Raises VmckptError."""
+    """Return what the new protection would be, with all findings. Raises VmckptError."""
     request = replace(anew.request, dry_run=True, held=anew.memory)
     found = await start.protect(anew.setting, request, caller, lambda _: None)
     bare = Finding(
         code="no-standby", severity=Severity.WARNING, where=anew.guest,
-        text=f"{anew.guest} has no standby until its memory and disks are copied there", hint=None,
+        text=f"{anew.guest} has no standby until its memory and disks are copied", hint=None,
     )  # fmt: skip
     return replace(found, findings=(*found.findings, bare))
 
 
 async def move(anew: Relocation, caller: Caller) -> Protected:
-    """End the present protection and begin the next; returns once its standby is ready.
+    """End the present protection and begin the new one; returns when the new standby is ready.
 
-    Raises VmckptError: the guest runs on, and may have no standby.
+    Raises VmckptError: the guest keeps running, and may have no standby.
     """
     ended = await stop.unprotect(anew.known, caller)
     if ended.runs_on != anew.known.primary.name:
         raise BadInput(
-            f"{ended.guest} runs on {ended.runs_on} since a failover, without a standby",
-            hint=f"vmckpt protect {ended.guest} --to HOST",
+            f"{ended.guest} failed over to {ended.runs_on} and has no standby",
+            hint=f"run vmckpt protect {ended.guest} --to HOST",
         )
     for left in reversed(range(_TRIES)):
         try:
@@ -103,7 +104,7 @@ async def move(anew: Relocation, caller: Caller) -> Protected:
         except VmckptError as exc:
             if not left or caller.stop.is_set():
                 raise
-            caller.warn(f"{anew.guest} has no standby for now: {exc.message}; once more")
+            caller.warn(f"{anew.guest} has no standby: {exc.message}; retrying")
             await asyncio.sleep(_AGAIN)
     raise AssertionError("the last try returns or raises")
 
@@ -117,7 +118,7 @@ async def _begun(anew: Relocation, caller: Caller) -> Protected:
 
 
 def progressing(clock: Callable[[], float]) -> start.Told:
-    """Raises VmckptError once a first copy has not got on for STANDS_STILL."""
+    """Return a callback that raises VmckptError after STANDS_STILL without progress."""
     last: tuple[Any, ...] = ()
     since = clock()
 
@@ -129,7 +130,7 @@ def progressing(clock: Callable[[], float]) -> start.Told:
         elif clock() - since > STANDS_STILL:
             why = status.says or f"it is {status.phase}"
             raise VmckptError(
-                f"the first copy has not got on for {show_seconds(STANDS_STILL)}: {why}"
+                f"the first copy made no progress for {show_seconds(STANDS_STILL)}: {why}"
             )
 
     return told

@@ -1,4 +1,4 @@
-"""What is asked of a protection, and what came of it."""
+"""The request for a protection, and its result."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,57 +14,57 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
 class Judge(StrEnum):
-    """Who finds out that a guest's host is dead."""
+    """What decides that a guest's host is dead."""
 
     LEASE = "lease"
     """The backup, by the lease store."""
     WATCH = "watch"
-    """Who keeps watch, by a fence agent."""
+    """`vmckpt run`, by a fence agent."""
     PERSON = "person"
+    """The operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Between which hosts, and where leases are kept."""
+    """The two hosts, and the lease store."""
 
     primary: Host
     backup: Host
     lease: str | None
-    """A PostgreSQL URL; None: a person decides."""
+    """A PostgreSQL URL; None if there is no lease store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """It is a migration: the guest goes over with an epoch, and is protected no more."""
+    """A migration: the guest switches over after an epoch and is not protected afterwards."""
 
     images: Mapping[str, str]
-    """Where the images of disks that are copied are to be there, by their names in the guest; both
-    hosts see the others."""
+    """Paths of the copied disks' images on the target, by disk; both hosts see the other disks."""
     bandwidth: BytesPerSecond | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtectRequest:
-    """Protect a guest by a standby."""
+    """A request to protect a guest with a standby."""
 
     guest: str
     to: str
     terms: Protection
-    """The policy's, and what was said instead."""
+    """The policy's terms with the options of the command applied."""
     storage: str | None = None
-    """Folder on the backup for the standby's images; None: the inventory's first."""
+    """Folder on the backup for the standby's images; None: the inventory's default."""
     dry_run: bool = False
     reverse: bool = False
-    """The standby is to lie on the images that the guest had there."""
+    """The standby is to take over the images that the guest had on the backup before."""
     earlier: Earlier | None = None
-    """What is known of those."""
+    """The protection that these images come from, if it is known."""
     move: Move | None = None
     held: Bytes = Bytes(0)
-    """Memory on the guest's own host that is free by the time it begins."""
+    """Memory on the guest's host that will be free when the protection begins."""
 
     @property
     def automatic(self) -> bool:
-        """A dead host is left without asking; the primary may be stopped for that."""
+        """Whether a failover needs no operator; the primary may be stopped for it."""
         return self.terms.failover is Failover.AUTOMATIC
 
 
@@ -81,13 +81,13 @@ class Protected:
     findings: tuple[Finding, ...]
     took: Seconds
     status: dict[str, Any] | None
-    """The primary's, once the standby was ready; None: nothing was begun."""
+    """The primary's status once the standby was ready; None if nothing was begun."""
     room: Room
-    """What the disks that are copied take, as the guest sees them; what is zero is not sent."""
+    """Space for the disks that are copied, by their virtual size; zeros are not sent."""
 
     @property
     def disks_bytes(self) -> Bytes:
-        """As much is copied at most."""
+        """Maximum number of bytes of disks that are copied."""
         return self.room.needed
 
     def as_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Protecting a guest in the other direction: its standby lies on the images that it had there.
+"""Protect a guest in the reverse direction: the standby takes the images that the guest had there.
 
-What an earlier protection has left in the journal says where they are. Whatever they hold is
-believed in nothing: it is compared with the guest's disks, and what differs is sent. Pure.
+The journal of an earlier protection records their paths. Their contents are not trusted: they are
+compared with the guest's disks, and the differences are sent. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,46 +17,46 @@ from vmckpt.replication.backup.standby_setup import Image
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """The protection by which the guest came to where it runs."""
+    """The protection whose failover brought the guest to its present host."""
 
     host: str
-    """Where it ran before."""
+    """The host on which the guest ran before."""
     session: str
     images: Mapping[str, str]
-    """Paths of its images there, by disk."""
+    """Paths of the guest's images on that host, by disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What the host where it ran before says."""
+    """What the host reports on which the guest ran before."""
 
     runs: bool
-    """A QEMU of the guest is there."""
+    """The host has a QEMU process of the guest."""
     images: Mapping[str, Image]
-    """By disk."""
+    """The guest's images there, by disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageAdoption:
-    """Which images the standby gets."""
+    """The existing images that the standby takes."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """By disk; all others are made new."""
+    """Paths by disk; images of all other disks are created."""
     findings: Sequence[Finding] = ()
 
 
 def earlier(past: Iterable[tuple[Operation, Sequence[StoredStep]]], host: str) -> Earlier | None:
-    """The last protection, of those that have ended, that brought the guest to another host, if
-    that is `host`; None: nothing is known of one.
+    """Return the last ended protection that brought the guest to `host`; None if none is known.
 
-    `past`: the guest's, the latest first.
+    `past`: the guest's protections with their steps, the latest first. A guest that has moved to
+    another host since has none.
     """
     for operation, steps in past:
         begun = next((one for one in steps if one.name == Step.PROTECT), None)
         if begun is None or (came := _failed_over(operation)) is None:
             continue
         if came != host or operation.source is None:
-            return None  # it has gone elsewhere since
+            return None  # it has moved to another host since
         images: Mapping[str, Mapping[str, str]] = begun.intent.get("images") or {}
         return Earlier(
             host=operation.source, session=str(begun.intent["session"]),
@@ -66,7 +66,7 @@ def earlier(past: Iterable[tuple[Operation, Sequence[StoredStep]]], host: str) -
 
 
 def _failed_over(operation: Operation) -> str | None:
-    """Where to, if the guest did not stay where it was."""
+    """Return the host that the guest went to; None if it stayed on its host."""
     told: Mapping[str, Any] = operation.report or {}
     for key in ("failed_over", "runs_on"):
         if told.get(key) not in (None, operation.source):
@@ -75,7 +75,7 @@ def _failed_over(operation: Operation) -> str | None:
 
 
 def wanted(known: Earlier | None, disks: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """The images that are to be looked at: path and format, by disk."""
+    """Return the images to be examined: path and format, by disk."""
     if known is None:
         return {}
     return {
@@ -88,19 +88,19 @@ def wanted(known: Earlier | None, disks: Iterable[Mapping[str, Any]]) -> dict[st
 def decide(
     known: Earlier | None, before: Before | None, disks: Sequence[Mapping[str, Any]], host: str
 ) -> ImageAdoption:
-    """Which of the images on `host` the standby takes, and why not of the others.
+    """Return which images on `host` the standby takes, with a finding for each disk.
 
-    `before`: None if nothing was asked; `disks`: those that are replicated.
+    `before`: None if the host was not asked; `disks`: the disks that are replicated.
     """
     if known is None or before is None:
         return ImageAdoption(findings=[_warning(
-            host, "nothing is known of a protection that brought the guest here from"
-            f" {host}: all of its disks are copied",
+            host, f"the journal has no failover of the guest from {host}: all of its disks are"
+            " copied",
         )])  # fmt: skip
     if before.runs:
         return ImageAdoption(findings=[Finding(
             code="runs-there", severity=Severity.BLOCKER, where=host,
-            text=f"a QEMU of the guest is still alive on {host}",
+            text=f"a QEMU process of the guest still runs on {host}",
             hint="run vmckpt recover",
         )])  # fmt: skip
     ours = {disk["source"] for disk in disks}
@@ -110,15 +110,15 @@ def decide(
         name = disk["name"]
         image = before.images.get(name)
         if image is None:
-            why: str | None = "nothing is known of its image there"
+            why: str | None = "the journal has no image of it there"
         elif image.path in ours:
-            # On storage that both hosts see it would be one file for both.
-            why = f"{image.path} is what the guest runs on now"
+            # On storage that both hosts see, guest and standby would share one file.
+            why = f"the guest uses {image.path} now"
         elif (why := standby_setup.why_not(image, int(disk["size"] or 0))) is None:
             images[name] = image.path
-            findings.append(_info(host, f"{name}: {image.path} is taken, and gets what differs"))
+            findings.append(_info(host, f"{name}: {image.path} is taken; differences are sent"))
             continue
-        findings.append(_warning(host, f"{name}: {why}: all of it is copied"))
+        findings.append(_warning(host, f"{name}: {why}; the whole disk is copied"))
     return ImageAdoption(images=images, findings=findings)
 
 

@@ -1,7 +1,7 @@
-"""Permission for a guest to go on without its standby.
+"""The permission for a guest to run unprotected, without its standby.
 
-It is in the journal first, where every controller sees it before it powers a host off (see
-replication.primary.solo_permission).
+It is recorded in the journal before it is granted, where every controller sees it before it powers
+a host off (see replication.primary.solo_permission).
 """
 
 import asyncio
@@ -15,8 +15,11 @@ from vmckpt.protection.steps import Step
 
 
 async def alone(job: str) -> tuple[int, ...]:
-    """The open steps of a protection that gave leave; none: its standby may run. To be asked by
-    its controller alone, or it is an opinion. Raises JournalError."""
+    """Return the numbers of the open steps of a protection that permit running unprotected.
+
+    If there are none, the standby may run. Only the job's own controller gets a reliable answer,
+    since another controller may grant the permission meanwhile. Raises JournalError.
+    """
     return await asyncio.to_thread(_alone, job)
 
 
@@ -28,17 +31,21 @@ def _alone(job: str) -> tuple[int, ...]:
 
 
 async def note(recorder: Recorder, job: str, why: str) -> None:
-    """From now on no controller lets the standby run. Raises JournalError, LeaseLost."""
+    """Record the permission, so that no controller runs the standby from now on.
+
+    Raises JournalError, LeaseLost.
+    """
     if not await alone(job):
         await asyncio.to_thread(recorder.intend, Step.ALONE, {"why": why})
 
 
 async def grant(primary: Host, guest: str, name: str) -> None:
-    """Once it is noted: under the name that the primary asked for. Raises VmckptError."""
+    """Pass the permission to the primary after `note`, for its request `name`. Raises
+    VmckptError."""
     await agent_client.request(primary, guest, wish="alone", leave=name)
 
 
 async def has_permission(recorder: Recorder, job: str) -> None:
-    """Its standby is whole again. Raises JournalError, LeaseLost."""
+    """Close the permission, as the standby is complete again. Raises JournalError, LeaseLost."""
     for seq in await alone(job):
         await asyncio.to_thread(recorder.conclude, seq, StepState.DONE)

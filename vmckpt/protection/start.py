@@ -1,6 +1,6 @@
-"""Protecting a guest: both hosts are looked at, a standby is made, and agents are started.
+"""Begin a protection: check both hosts, create a standby, and start the agents.
 
-They go on by themselves; the controller waits until the standby is ready and leaves.
+The agents continue by themselves; the controller returns once the standby is ready.
 """
 
 import asyncio
@@ -37,28 +37,28 @@ from vmckpt.units import Seconds
 
 _TURN = 0.2
 _PATIENCE = 15.0
-"""So long an agent that died is started again by its guard."""
+"""How long the watchdog of an agent that died may take to restart it."""
 _MARGIN = 0.2
-"""Of the lease's lifetime: the holder ends that much earlier, and others begin that much later."""
-# Of a lease store's URL; what an agent does not need, or could not find on its host.
+"""The lease's margin, as a share of its lifetime."""
+# Parts of a lease store's URL that an agent does not need, or whose files are not on its host.
 _CONTROLLERS = frozenset({"user", "password", "passfile", "service", "sslpassword"})
 _NOTHING = MappingProxyType(dict[str, str]())
 Told = Callable[[ProtectionStatus], None]
-"""Is told how far the first copy is."""
+"""Receives the primary's status while the first copy is made."""
 
 
 async def protect(
     setting: Setting, request: ProtectRequest, caller: Caller, told: Told
 ) -> Protected:
-    """Returns once the standby is ready, or with what is against it.
+    """Protect a guest. Returns once the standby is ready, or at once if a finding forbids it.
 
-    Setting `caller.stop` gives it up: the guest is as it was. Raises VmckptError.
+    Setting `caller.stop` cancels; the guest is as it was. Raises VmckptError, Cancelled.
     """
     began = time.monotonic()
     async with Hypervisor(setting.primary) as hypervisor:
         guest = await domains.find_guest(hypervisor, request.guest)
     if guest is None or not guest.state.is_active:
-        raise BadInput(f"{request.guest} does not run on {setting.primary.name}")
+        raise BadInput(f"{request.guest} is not running on {setting.primary.name}")
     looked = await protection_agent_client.order(setting.primary, guest.uuid, "look")
     taking = await gather.taking(setting, request, guest, looked)
     saw = await gather.seen(setting, request, guest, looked, taking)
@@ -100,13 +100,13 @@ def _judge(setting: Setting, request: ProtectRequest) -> str:
 
 
 class Beginning:
-    """One protection that is being begun, or a migration that is carried out as one."""
+    """A protection that is being started, or a migration that is carried out as a protection."""
 
     def __init__(
         self, setting: Setting, request: ProtectRequest, guest: Guest, *, looked: dict[str, Any],
         caller: Caller, step_log: JournalStepLog, taken: Mapping[str, str] = _NOTHING,
     ) -> None:  # fmt: skip
-        """`taken`: images that are on the backup and become its standby's, by their disks."""
+        """`taken`: existing images on the backup that the standby takes, by disk."""
         self._setting, self._request, self._guest = setting, request, guest
         self._looked, self._taken, self._caller = looked, taken, caller
         self._step_log = step_log
@@ -119,7 +119,10 @@ class Beginning:
         self._images = {**made, **taken}
 
     async def run(self, told: Told) -> ProtectionStatus:
-        """The primary's status once the standby is ready. Raises VmckptError: nothing is left."""
+        """Start the protection. Returns the primary's status once the standby is ready.
+
+        Raises VmckptError after undoing it.
+        """
         await self.intend()
         try:
             await self.start()
@@ -129,7 +132,7 @@ class Beginning:
             raise
 
     async def intend(self) -> None:
-        """Write down what is about to be done. Raises JournalError, LeaseLost."""
+        """Record the intent in the journal. Raises JournalError, LeaseLost."""
         setting = self._setting
         meant = {
             "session": self.session, "primary": setting.primary.name,
@@ -143,7 +146,7 @@ class Beginning:
         await self._step_log.intend(Step.PROTECT, meant)
 
     async def start(self) -> None:
-        """Make the standby, and start both agents. Raises VmckptError: some of it may be there."""
+        """Create the standby and start both agents. After VmckptError, some of it may be left."""
         setting, uuid = self._setting, self._guest.uuid
         if self._request.earlier is not None:
             await self._clear(self._request.earlier)
@@ -163,14 +166,14 @@ class Beginning:
         )
 
     async def _clear(self, earlier: Earlier) -> None:
-        """What an earlier protection has left on the backup; the guest is not that host's."""
+        """Remove the rest of an earlier protection from the backup, and define no guest there."""
         await protection_agent_client.order(
             self._setting.backup, self._guest.uuid, "end", owner=earlier.session, define=False,
             state=protection_agent_client.kept_in(self._setting.backup, self._guest.uuid),
         )  # fmt: skip
 
     def _shared(self) -> dict[str, str]:
-        """Images that are not copied because both hosts see them, by their disks' names."""
+        """Return the images that are not copied because both hosts see them, by disk."""
         move = self._request.move
         if move is None:
             return {}
@@ -180,7 +183,7 @@ class Beginning:
 
     def _lease(self) -> Lease | None:
         if self._setting.lease is None or not self._request.automatic:
-            return None  # without leave nobody may stop the guest, and a lease must be enforced
+            return None  # a lease may stop the guest, which only automatic failover permits
         url, request = self._setting.lease, self._request
         ttl = request.terms.lease
         terms = LeaseTerms(ttl=ttl, margin=Seconds(ttl * _MARGIN))
@@ -198,7 +201,7 @@ class Beginning:
         disks, images, shared, move = self._disks, self._images, self._shared(), self._request.move
         if role == "backup" and (definition or move is None):
             definition = standby_xml.clean(definition or looked["xml"], images)
-        # What a guest sends that moves need not wait: nothing but the last epoch ever runs.
+        # Output is not buffered in a migration, since no epoch but the last one ever runs.
         cards = () if move is not None and role == "primary" else tuple(looked["cards"])
         return Session(
             role=role, session=self.session, guest=self._guest.uuid, name=self._guest.name,
@@ -235,30 +238,30 @@ class Beginning:
                 return status
             if status.devices_changed:
                 raise VmckptError(
-                    f"a device of {self._guest.name} was plugged in or out meanwhile",
+                    f"a device of {self._guest.name} was plugged or unplugged meanwhile",
                     hint=f"run vmckpt protect {self._guest.name} again",
                 )
             if status.wants_leave:
                 raise VmckptError(
-                    f"{self._setting.backup.name} is away, before its standby was ready:"
+                    f"{self._setting.backup.name} was lost before the standby was ready:"
                     f" {status.says}"
                 )
             answers = time.monotonic() if status.agent else answers
             if status.outcome is not None or time.monotonic() - answers > _PATIENCE:
                 raise VmckptError(
                     f"the guest's agent on {self._setting.primary.name} has ended:"
-                    f" {status.why or status.says or 'without a word'}",
+                    f" {status.why or status.says or 'no reason reported'}",
                     hint="run vmckpt recover",
                 )
             told(status)
             await asyncio.sleep(_TURN)
 
     async def _undo(self, why: BaseException) -> None:
-        """Nothing of it stays; what cannot be undone is left to recovery."""
+        """Undo what was begun; recovery cleans up what cannot be undone now."""
         if await self._is_all_there_is():
             self._caller.warn(
-                f"{self._guest.name} has ended on {self._setting.primary.name}, and its standby is"
-                f" whole: vmckpt failover {self._guest.name} runs it"
+                f"{self._guest.name} died on {self._setting.primary.name}, but its standby is"
+                f" complete: run it with vmckpt failover {self._guest.name}"
             )
             if isinstance(why, VmckptError):
                 why.undone = False
@@ -267,17 +270,17 @@ class Beginning:
         for host in (self._setting.backup, self._setting.primary):
             try:
                 if not gone and _judge(self._setting, self._request) == Judge.WATCH:
-                    # A standby that stays behind is nobody's: what keeps watch must not run it.
+                    # The standby that is left must not be run by `vmckpt run`.
                     await self._step_log.intend(Step.ALONE, {"why": "it was given up"})
                 await protection_agent_client.order(
                     host, self._guest.uuid, "end", standby_gone=gone, owner=self.session
                 )
             except VmckptError as exc:
-                self._caller.warn(f"{host.name}: what was begun is not undone: {exc}")
+                self._caller.warn(f"{host.name}: could not undo the protection: {exc}")
                 gone, ended = False, host is not self._setting.primary
                 if isinstance(why, VmckptError):
                     why.undone = False
-        # Who may still live by the lease keeps it: recovery takes it away once that has ended.
+        # A primary that may still run keeps its lease until recovery finds that it has ended.
         if ended and self._setting.lease is not None and self._request.automatic:
             try:
                 await asyncio.to_thread(
@@ -285,10 +288,10 @@ class Beginning:
                     session=self.session,
                 )  # fmt: skip
             except VmckptError as exc:
-                self._caller.warn(f"its lease is not given back: {exc}")
+                self._caller.warn(f"could not revoke the lease: {exc}")
 
     async def _is_all_there_is(self) -> bool:
-        """Whether the guest died meanwhile, and its standby has all output that was released."""
+        """Return whether the guest died and the standby includes all output that was released."""
         if self._request.move is not None:
             return False
         ours, theirs = await asyncio.gather(
@@ -299,7 +302,7 @@ class Beginning:
 
 
 def outlived(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
-    """Whether a guest died that has let nothing out since a whole epoch of its standby. Pure."""
+    """Return whether the guest died and the standby includes all released output. Pure."""
     died = ours.outcome == ProtectionOutcome.DIED and ours.runs is False
     return died and not ours.alone and bool(theirs.ready)
 
@@ -314,21 +317,21 @@ def _terms(request: ProtectRequest) -> ProtectionTerms:
 
 
 def _as_user(url: str, user: str, password: str) -> str:
-    """The same database for another user."""
+    """Return the URL of the same database for another user."""
     parts = urlsplit(url)
     place = parts.netloc.rpartition("@")[2]
-    # What the controller logs in with is not the agents'.
+    # The controller's credentials are not passed to the agents.
     query = urlencode([one for one in parse_qsl(parts.query) if one[0] not in _CONTROLLERS])
     login = f"{quote(user)}:{quote(password)}@{place}"
     return urlunsplit(parts._replace(netloc=login, query=query))
 
 
 def _address(host: Host) -> str:
-    """Where other hosts reach it."""
+    """Return the address at which other hosts reach this one."""
     if (address := host.address_for_peers) is not None:
         return address
     raise BadInput(
-        f"{host.name}: no address at which the other host reaches it",
+        f"{host.name}: no address that the other host can reach",
         hint="add migration_address: to the inventory",
     )
 
@@ -336,7 +339,7 @@ def _address(host: Host) -> str:
 def _images(
     disks: Sequence[dict[str, Any]], host: Host, storage: str | None, guest: str, session: str
 ) -> dict[str, str]:
-    """Where the standby's images are: names that no other image has."""
+    """Return paths for the standby's images, by disk: names that no other image has."""
     found = {}
     for disk in disks:
         folder = storage or (host.storage[-1] if host.storage else None)

@@ -1,4 +1,4 @@
-"""How a protection stands by what both agents say, and what of that is worth a line. Pure."""
+"""Summarise a protection from both agents' answers, and decide which changes are reported. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from vmckpt.units import Seconds
 
 SUMMARY_EVERY = Seconds(10.0)
 _A_LOT = 0.25
-"""Of an interval: a change by so much is told at once."""
+"""A change of the interval by this share of it is reported at once."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 _UNKNOWN = "unknown"
 _JUDGES: Mapping[str, str] = {
     Judge.LEASE: "automatic, by the lease", Judge.WATCH: "automatic, by vmckpt run",
-    Judge.PERSON: "by a person",
+    Judge.PERSON: "manual",
 }  # fmt: skip
 
 
 class Because(StrEnum):
-    """Why something is told."""
+    """Why a line is reported."""
 
     FIRST = "first"
     PHASE = "phase"
@@ -38,32 +38,32 @@ class Because(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How it stood at one time."""
+    """The state of a protection at one time."""
 
     phase: str
-    """The primary's word; what became of the guest where it has none; "unknown"."""
+    """The phase that the primary reports; without one its outcome, or "unknown"."""
     ready: bool
     """Whether the standby can take over."""
     ready_why: str
     in_the_way: str | None
     epoch: int | None
     behind_s: float | None
-    """What would be lost now (RPO)."""
+    """What would be lost if the host died now (RPO), in seconds."""
     pause_s: float | None
-    """Median."""
+    """Median of the pauses."""
     interval_s: float | None
     interval_why: str | None
     output_delay_s: float | None
     packets_lost: int
     end: str | None
-    """Why it is over; None: it is not."""
+    """Why the protection has ended; None if it has not."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def parse_status(entry: Mapping[str, Any]) -> Look:
-    """From what `app.protection.status` tells of one guest."""
+    """Return the state in an entry of `app.protection.status`."""
     ours, theirs = _said(entry, "primary"), _said(entry, "backup")
     ready, why = readiness(ours, theirs)
     median: Mapping[str, Any] = ours.told.get("median") or {}
@@ -72,7 +72,7 @@ def parse_status(entry: Mapping[str, Any]) -> Look:
         phase=str(ours.phase or ours.outcome or _UNKNOWN),
         ready=ready, ready_why=why, in_the_way=_in_the_way(ours),
         epoch=ours.told.get("epoch"),
-        # Nothing can go on from what there is.
+        # The standby is outdated, so no RPO applies.
         behind_s=None if alone else ours.told.get("rpo_s"),
         pause_s=median.get("pause_s"), interval_s=ours.told.get("interval_s"),
         interval_why=ours.told.get("interval_why"), output_delay_s=ours.told.get("output_delay_s"),
@@ -85,31 +85,31 @@ def _said(entry: Mapping[str, Any], role: str) -> ProtectionStatus:
 
 
 def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, str]:
-    """Whether the standby can take over, and why, or what is missing."""
+    """Return whether the standby can take over, and the reason or what is missing."""
     if has_taken_over(theirs):
         return False, "the guest runs there"
     if ours.phase == "alone":
-        return False, "the guest runs without it, and it can never take over"
+        return False, "the guest runs unprotected, and this standby can never take over"
     if theirs.error is not None:
         peer: Mapping[str, Any] = ours.told.get("standby") or {}
         follows = ours.phase == "protecting" and bool(peer.get("ready"))
-        return follows, f"it cannot be asked: {theirs.error}"
+        return follows, f"its host cannot be queried: {theirs.error}"
     if not theirs.told:
-        return False, "its host knows nothing of it: unprotect the guest, protect it again"
+        return False, "its host has no record of it: unprotect the guest, then protect it again"
     if theirs.runs is False:
-        return False, "its QEMU is gone: unprotect the guest, protect it again"
-    return theirs.ready, str(theirs.says or "it says nothing")
+        return False, "its QEMU is gone: unprotect the guest, then protect it again"
+    return theirs.ready, str(theirs.says or "no reason reported")
 
 
 def has_taken_over(theirs: ProtectionStatus) -> bool:
-    """Whether the backup says that the guest runs there."""
+    """Return whether the backup reports that it runs the guest."""
     return bool(theirs.outcome == ProtectionOutcome.FAILED_OVER)
 
 
 def decided_by(entry: Mapping[str, Any]) -> str:
-    """Who finds out that the guest's host is dead."""
+    """Return what decides that the guest's host is dead, for display."""
     return _JUDGES.get(
-        entry.get("judge") or "", "automatic" if entry.get("automatic") else "by a person"
+        entry.get("judge") or "", "automatic" if entry.get("automatic") else "manual"
     )
 
 
@@ -129,9 +129,9 @@ def _end(entry: Mapping[str, Any], ours: ProtectionStatus, theirs: ProtectionSta
 
 
 def is_notable(last: Look | None, passed: Seconds, now: Look) -> tuple[Because, ...]:
-    """Why a line is to be told now; empty: there is nothing to tell.
+    """Return the reasons to report a line now; empty if there is none.
 
-    `last`: what was told last, `passed` ago; None: nothing was.
+    `last`: the state that was reported last, `passed` seconds ago; None if none was.
     """
     if last is None:
         return (Because.FIRST,)
@@ -153,7 +153,7 @@ def is_notable(last: Look | None, passed: Seconds, now: Look) -> tuple[Because, 
 
 
 def _other(now: str | None, last: str | None) -> bool:
-    """Whether they say something else, whatever the numbers in them."""
+    """Return whether two texts differ in more than their numbers."""
     return _NUMBERS.sub("", now or "") != _NUMBERS.sub("", last or "")
 
 

@@ -1,19 +1,19 @@
-"""The steps of a protection in the journal; `recovery` has how each is finished and undone."""
+"""The journal steps of a protection; `recovery` finishes or undoes each of them."""
 
 from enum import StrEnum
 
 READY = "protecting"
-"""The phase of a protection whose standby could take over."""
+"""The phase of a protection whose standby can take over."""
 
 
 class Step(StrEnum):
-    """What protecting a guest does to two hosts."""
+    """The actions on the two hosts."""
 
     PROTECT = "protect"
-    """Agents are started on both; {"session", "primary", "backup", "lease", "images"}, these by
-    host and disk."""
+    """Agents are started on both hosts; {"session", "primary", "backup", "lease", "images"}, the
+    images by host and disk."""
     FENCE = "fence"
     """The primary's host is powered off; {"host", "agent", "action"}."""
     ALONE = "alone"
-    """The primary has leave to go on without its standby, which nothing may run any more; open
-    until the standby is whole again; {"why"}."""
+    """The primary has permission to continue without its standby, which must not run any more; open
+    until the standby is complete again; {"why"}."""

@@ -39,27 +39,28 @@ from vmckpt.units import Seconds, show_seconds
 
 
 async def fence_host(host: Host, recorder: Recorder, caller: Caller) -> Fenced:
-    """Returns once the host is off for certain; may be repeated. Raises VmckptError: it may be on.
+    """Power a host off. Returns once the host is off for certain; may be repeated.
 
-    The options, of which some are secrets, are written down nowhere.
+    The options of the fence agent, which may be secrets, are not recorded. Raises VmckptError: the
+    host may be on.
     """
     agents = "" if host.fence is None else host.fence.in_words
     for path in () if host.fence is None else fence_agent.too_open(host.fence):
-        caller.warn(f"{path}: others may read the password in it; run chmod 600 {path}")
+        caller.warn(f"{path}: other users can read the password in it; run chmod 600 {path}")
     intent = {"host": host.name, "agent": agents, "action": "off"}
     step = await asyncio.to_thread(recorder.intend, Step.FENCE, intent)
-    caller.warn(f"fencing {host.name}: {agents} powers it off, with all that runs there")
+    caller.warn(f"fencing {host.name}: powering it off with {agents}, with all guests on it")
     try:
         done = await fence_agent.power_off(host, caller.stop)
     except VmckptError as exc:
-        # It may be off all the same; left open, the step would become a done one at the end.
+        # The host may be off nevertheless. An open step would be closed as done at the end.
         told = {"error": exc.message, "at": time.time()}
         with suppress(VmckptError):
             await asyncio.to_thread(recorder.conclude, step, StepState.FAILED, told)
         raise
-    with suppress(JournalError):  # the guest must not wait for a full disk here
+    with suppress(JournalError):  # a full disk here must not stop the failover
         await asyncio.to_thread(recorder.conclude, step, StepState.DONE, done.as_json())
-    caller.warn(f"{host.name} is off, says {done.agent}")
+    caller.warn(f"{done.agent} reports that {host.name} is off")
     return done
 
 
@@ -69,14 +70,14 @@ _SWITCHES = Seconds(60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopResult:
-    """What came of it."""
+    """The host on which the guest runs after the end of its protection, and how it came there."""
 
     guest: str
     runs_on: str
     why: str
     took: Seconds
     fenced: Fenced | None = None
-    """The host that was powered off for it; it stays off."""
+    """The host that was powered off; it stays off."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -87,7 +88,7 @@ class StopResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A protection as the journal has it."""
+    """A protection as the journal records it."""
 
     operation: Operation
     primary: Host
@@ -101,14 +102,17 @@ class Known:
 
     @property
     def watched(self) -> bool:
-        """It is failed over by whoever keeps watch: there is no lease store, but leave to."""
+        """Whether `vmckpt run` fails the guest over automatically, without a lease store."""
         return self.operation.detail.get("judge") == Judge.WATCH
 
 
 @contextmanager
 def attended(known: Known, caller: Caller) -> Iterator[Recorder]:
-    """Be its controller, so that nobody else acts on the guest; left to the agents afterwards,
-    unless it was written down that it has ended. Raises GuestLocked, JournalError."""
+    """Become the controller of a protection, so that no other controller acts on the guest.
+
+    Afterwards the protection is delegated to the agents again, unless its end was recorded. Raises
+    GuestLocked, JournalError.
+    """
     with (
         jobs.open_journal() as journal,
         journal_recorder.taken_over(
@@ -120,9 +124,9 @@ def attended(known: Known, caller: Caller) -> Iterator[Recorder]:
 
 
 async def unprotect(known: Known, caller: Caller) -> StopResult:
-    """End it: the guest runs on where it is, as if it had never been protected.
+    """End a protection. The guest keeps running where it is, as if it had never been protected.
 
-    Raises VmckptError: not all is put back; may be repeated.
+    Raises VmckptError: some of the protection is left; may be repeated.
     """
     began = time.monotonic()
     with attended(known, caller) as recorder:
@@ -131,7 +135,7 @@ async def unprotect(known: Known, caller: Caller) -> StopResult:
             await tidy(known)
             done = PutBack((), standby_gone=True)
         else:
-            if known.watched:  # a standby that stays behind is nobody's
+            if known.watched:  # `vmckpt run` must not run a standby that is left
                 await solo_permission.note(recorder, known.operation.id, "it is unprotected")
             done = await put_back(known)
         for line in done.did:
@@ -140,8 +144,8 @@ async def unprotect(known: Known, caller: Caller) -> StopResult:
         if done.standby_gone:
             recorder.finish(Outcome.COMPLETED, {"unprotected": True, "runs_on": runs_on.name})
         else:
-            caller.warn("once that host is back, run vmckpt unprotect again")
-    return StopResult(guest=known.operation.guest, runs_on=runs_on.name, why="asked for", took=took)
+            caller.warn("run vmckpt unprotect again once that host is back")
+    return StopResult(guest=known.operation.guest, runs_on=runs_on.name, why="requested", took=took)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +154,15 @@ class PutBack:
 
     did: tuple[str, ...]
     standby_gone: bool
-    """False: it waits on a host that does not answer, and can never take over."""
+    """False: the standby is on a host that does not answer, and can never take over."""
 
 
 async def put_back(known: Known) -> PutBack:
     """End both sides of a protection whose guest runs on the primary.
 
-    The standby goes first: once it is gone nothing can take over. Where its host is silent the
-    primary sees to that with the lease store, or whoever keeps watch has seen to it. Raises
-    VmckptError.
+    The standby ends first: after that no host can take over. If its host is silent, the primary
+    invalidates the standby in the lease store, or the journal has a permission to run unprotected.
+    Raises VmckptError.
     """
     did, gone = [], True
     try:
@@ -171,7 +175,7 @@ async def put_back(known: Known) -> PutBack:
         if known.lease is None and not known.watched:
             raise
         gone = False
-        did.append(f"{known.backup.name}: its standby is left there: {exc.message}")
+        did.append(f"{known.backup.name}: the standby was not removed: {exc.message}")
     told = await agent_client.order(
         known.primary, known.uuid, "end", standby_gone=gone, owner=known.session,
         state=agent_client.kept_in(known.primary, known.uuid),
@@ -182,9 +186,11 @@ async def put_back(known: Known) -> PutBack:
 
 
 async def where(known: Known) -> Host:
-    """Where the guest is by what both hosts say. With a lease store, or somebody who keeps watch, a
-    silent backup has taken nothing from a primary that runs. Raises VmckptError if nobody can
-    know."""
+    """Return the host on which the guest runs, by both hosts' answers.
+
+    With a lease store or `vmckpt run`, a silent backup has not taken over from a primary that runs.
+    Raises VmckptError if the host cannot be determined.
+    """
     ours = await agent_client.status(known.primary, known.uuid)
     try:
         theirs = await agent_client.request(known.backup, known.uuid)
@@ -194,7 +200,7 @@ async def where(known: Known) -> Host:
         return known.primary
     if is_unclear(ours, theirs):
         raise HypervisorError(
-            f"{known.operation.guest} may have taken over on {known.backup.name}, whose libvirt"
+            f"{known.operation.guest} may have failed over to {known.backup.name}, whose libvirt"
             " does not answer",
             host=known.backup.name, hint=f"run vmckpt doctor {known.backup.name}",
         )  # fmt: skip
@@ -202,10 +208,10 @@ async def where(known: Known) -> Host:
 
 
 def is_backups(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
-    """Whether the guest is the backup's, by what both hosts say. Pure.
+    """Return whether the guest has failed over to the backup, by both hosts' answers. Pure.
 
-    A host that was started anew has forgotten that it took over; but it knew no such guest before
-    that was protected, and a standby does not outlive its host.
+    A backup that has restarted has forgotten that it took over. But it had no domain of the guest
+    before the protection, and a standby does not survive a restart of its host.
     """
     if theirs.outcome == ProtectionOutcome.FAILED_OVER:
         return True
@@ -213,7 +219,7 @@ def is_backups(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
 
 
 def is_unclear(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
-    """The backup would know whether it is, and its libvirt does not say. Pure."""
+    """Return whether the backup may have taken over and its libvirt does not answer. Pure."""
     return _has_forgotten(ours, theirs) and theirs.libvirt_silent
 
 
@@ -222,7 +228,7 @@ def _has_forgotten(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
 
 
 async def give_back(known: Known) -> None:
-    """End the lease and its login. Raises VmckptError."""
+    """Revoke the lease and its login. Raises VmckptError."""
     if known.lease is not None:
         await asyncio.to_thread(
             client.revoke, known.lease, known.uuid, force=True, session=known.session
@@ -230,14 +236,17 @@ async def give_back(known: Known) -> None:
 
 
 async def planned(known: Known, caller: Caller) -> StopResult:
-    """Let the guest run on the backup, without loss. Raises VmckptError, OutcomeUnknown."""
+    """Switch the guest over to the backup without loss.
+
+    Raises GuestLocked if the standby is not ready; OutcomeUnknown, VmckptError.
+    """
     began = time.monotonic()
     with attended(known, caller) as recorder:
         told = await agent_client.status(known.primary, known.uuid)
         if told.phase != "protecting" or told.wants_leave:
             raise GuestLocked(
-                f"{known.operation.guest}: its standby is not ready: {_said(told)}",
-                hint="wait until it is: vmckpt status",
+                f"the standby of {known.operation.guest} is not ready: {_said(told)}",
+                hint="wait until vmckpt status shows it as ready",
             )
         await agent_client.request(known.primary, known.uuid, wish="planned")
         found = await _until_runs(known, caller)
@@ -248,11 +257,12 @@ async def failover(
     known: Known, caller: Caller, *, dead: bool = False, fence: bool = False,
     case: Case | None = None,
 ) -> StopResult:  # fmt: skip
-    """Let the guest run on the backup because the primary is dead.
+    """Run the guest on the backup because the primary is dead.
 
-    `dead`: a person says so. `fence`: it is made so, whatever it answers; without a lease store
-    also if it is silent and has a fence agent. With a lease store the lease decides. `case`: how it
-    stood a moment ago, by `seen`; whatever it decides is made sure of, or is known to last.
+    `dead`: the operator states that the primary's host is off. `fence`: power that host off, even
+    if it answers. Without a lease store a silent host that has a fence agent is always powered off;
+    with a lease store the lease decides. `case`: the state that `seen` returned a moment ago.
+    Whatever it decides is either enforced here or known to last.
 
     Raises GuestLocked, BadInput, FencingFailed, LeaseLost, OutcomeUnknown, VmckptError.
     """
@@ -260,38 +270,38 @@ async def failover(
     with attended(known, caller) as recorder:
         if case is None:
             case = await seen(known, dead=dead, fence=fence)
-        elif known.watched:  # only now nobody else gives leave
+        elif known.watched:  # from now on no other controller grants permissions
             case = replace(case, alone=bool(await solo_permission.alone(known.operation.id)))
         why, fenced = host_death.decide(case), None
         age = case.theirs.epoch_age
         if why in (Proof.FENCE, Proof.GONE) and age is not None:
             caller.warn(
-                f"{case.guest} will go on from what it was {show_seconds(age)} ago; what it did"
-                " since is lost"
+                f"{case.guest} will resume from its state {show_seconds(age)} ago; later changes"
+                " are lost"
             )
         if why is Proof.FENCE:
             fenced = await fence_host(known.primary, recorder, caller)
-        if known.watched:  # it took a while; who has taken over may have given leave
+        if known.watched:  # a controller that took the job over may have granted a permission
             JournalStepLog(recorder).check()
         if why is Proof.LEASE and case.gone and case.theirs.ready:
-            with suppress(VmckptError):  # the lease runs out, or says no
+            with suppress(VmckptError):  # the lease expires, or the takeover is refused
                 await agent_client.order(known.primary, known.uuid, "give", owner=known.session)
         if why is not Proof.RUNS:
             await agent_client.request(known.backup, known.uuid, wish="failover")
         found = await _until_runs(known, caller)
         took = Seconds(time.monotonic() - began)
-        sure = f"{case.primary} says that it does not run there" if why is Proof.GONE else None
+        sure = f"{case.primary} reports that it does not run there" if why is Proof.GONE else None
         return await _failed_over(known, recorder, found, took, fenced=fenced, sure=sure)
 
 
 async def seen(known: Known, *, dead: bool = False, fence: bool = False) -> Case:
-    """How it stands. Raises JournalError."""
+    """Return both agents' answers and what the journal knows. Raises JournalError."""
     ours, theirs = await asyncio.gather(
         agent_client.status(known.primary, known.uuid),
         agent_client.status(known.backup, known.uuid),
     )
     if ours.error is not None and theirs.error is None:
-        # Meanwhile the backup may have heard of it.
+        # The backup may have received a heartbeat meanwhile.
         theirs = await agent_client.status(known.backup, known.uuid)
     alone = await solo_permission.alone(known.operation.id) if known.watched else ()
     return Case(
@@ -313,7 +323,7 @@ async def _until_runs(known: Known, caller: Caller) -> ProtectionStatus:
             caller.warn(f"{known.backup.name}: {says}")
         if time.monotonic() > give_up or caller.stop.is_set():
             raise OutcomeUnknown(
-                f"{known.operation.guest} does not run on {known.backup.name} yet: {says}",
+                f"{known.operation.guest} is not running on {known.backup.name} yet: {says}",
                 host=known.backup.name,
                 hint="see vmckpt status",
             )
@@ -324,24 +334,30 @@ async def _failed_over(
     known: Known, recorder: Recorder, told: ProtectionStatus, took: Seconds, *,
     fenced: Fenced | None = None, sure: str | None = None,
 ) -> StopResult:  # fmt: skip
-    """The guest runs on the backup: what is left of the protection goes. `sure`: what made sure
-    that it runs nowhere else, if that was not what the backup says."""
+    """Clean up after the backup runs the guest, and record the end.
+
+    `sure`: the proof that the guest runs on no other host, if it is not the one that the backup
+    reports.
+    """
     guest, why = known.operation.guest, str(told.why)
     await tidy(known, off=fenced is not None)
     report: dict[str, Any] = {"failed_over": known.backup.name, "why": why}
     if fenced is not None:
-        sure = f"{fenced.host} is off, says {fenced.agent}"
+        sure = f"{fenced.agent} reports that {fenced.host} is off"
         report["fenced"] = fenced.as_json()
     if sure is not None:
-        # The backup takes whoever asks for a person who knows.
+        # The backup reports each request for a failover as the operator's decision.
         report["why"] = why = sure + "".join(why.partition(";")[1:])
     recorder.finish(Outcome.COMPLETED, report)
     return StopResult(guest=guest, runs_on=known.backup.name, why=why, took=took, fenced=fenced)
 
 
 async def tidy(known: Known, *, off: bool = False) -> None:
-    """After a failover: the agents' files go, where hosts answer; and the lease. `off`: the primary
-    need not be asked. Raises TwoCopies, VmckptError."""
+    """Remove the agents' files from both hosts after a failover, and revoke the lease.
+
+    `off`: the primary is off and is not asked. A primary that does not answer keeps its files.
+    Raises TwoCopies, VmckptError.
+    """
     if not off:
         try:
             await agent_client.order(
@@ -351,10 +367,10 @@ async def tidy(known: Known, *, off: bool = False) -> None:
         except TwoCopies:
             raise
         except VmckptError:
-            pass  # its files stay until that host is started anew
+            pass  # the files stay until that host restarts
     await agent_client.order(known.backup, known.uuid, "end", owner=known.session)
     await give_back(known)
 
 
 def _said(told: ProtectionStatus) -> str:
-    return str(told.says or told.error or told.phase or "it says nothing")
+    return str(told.says or told.error or told.phase or "no reason reported")

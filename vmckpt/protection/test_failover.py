@@ -1,4 +1,4 @@
-"""Testing a failover: a copy of the standby runs beside it, and the protection goes on."""
+"""Test a failover: a copy of the standby runs beside it, and the protection continues."""
 
 import asyncio
 import time
@@ -19,21 +19,21 @@ _ENDS = Seconds(60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestedFailover:
-    """A test that runs, or has ended."""
+    """A test that runs or has ended."""
 
     guest: str
     name: str
-    """Of the copy."""
+    """The copy's name."""
     uuid: str
     host: str
     epoch: int | None
-    """Of which it is a copy."""
+    """The epoch that the copy was made of."""
     age: Seconds | None
-    """How old that epoch was when the copy began to run."""
+    """The age of that epoch when the copy began to run."""
     look: tuple[str, ...]
-    """Commands to look at it with."""
+    """Commands to look at the copy."""
     end: tuple[str, ...]
-    """Commands that end it; each is enough."""
+    """Commands to end the copy; any of them is enough."""
     took: Seconds
 
     def as_json(self) -> dict[str, Any]:
@@ -45,9 +45,9 @@ class TestedFailover:
 
 
 async def begin(known: Known, caller: Caller) -> TestedFailover:
-    """Returns once the copy runs. Raises VmckptError: then there is none.
+    """Start a test. Returns once the copy runs.
 
-    Setting `caller.stop` gives it up.
+    Setting `caller.stop` cancels the test. Raises VmckptError, Cancelled: no copy is left.
     """
     began = time.monotonic()
     told = await _wish(known, "test")
@@ -61,14 +61,14 @@ async def begin(known: Known, caller: Caller) -> TestedFailover:
             if caller.stop.is_set():
                 raise Cancelled(f"stopped: no copy of {known.operation.guest} runs")
             raise VmckptError(
-                f"{known.backup.name}: the copy does not run after {_BEGINS:g} s, and was given up",
+                f"{known.backup.name}: the copy did not start in {_BEGINS:g} s and was removed",
                 hint="try again when that host is less busy",
             )
         await asyncio.sleep(_TURN)
         found = _test(await agent_client.order(known.backup, known.uuid, "ask"))
         if found is None:
             raise VmckptError(
-                f"{known.backup.name}: the test has ended before its copy ran",
+                f"{known.backup.name}: the test ended before its copy ran",
                 hint="see vmckpt status",
             )
         told = found
@@ -78,7 +78,7 @@ async def begin(known: Known, caller: Caller) -> TestedFailover:
 
 
 async def end(known: Known, caller: Caller) -> TestedFailover:
-    """Returns once nothing of the copy is left. Raises VmckptError."""
+    """End a test. Returns once nothing of the copy is left. Raises OutcomeUnknown, VmckptError."""
     began = time.monotonic()
     before = _test(await agent_client.order(known.backup, known.uuid, "ask"))
     told = await _wish(known, "end-test", none=before)
@@ -88,7 +88,7 @@ async def end(known: Known, caller: Caller) -> TestedFailover:
             break
         if time.monotonic() - began > _ENDS:
             raise OutcomeUnknown(
-                f"{told['name']} does not end on {known.backup.name}",
+                f"{told['name']} still runs on {known.backup.name}",
                 host=known.backup.name,
                 hint="see vmckpt status",
             )
@@ -99,19 +99,24 @@ async def end(known: Known, caller: Caller) -> TestedFailover:
 async def _wish(
     known: Known, wish: str, *, none: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """What the agent says of the test then. Raises GuestLocked: it refuses."""
+    """Pass a wish to the backup's agent. Returns the agent's state of the test.
+
+    `none`: returned if the agent reports no test. Raises GuestLocked if the agent refuses.
+    """
     answer = await agent_client.order(known.backup, known.uuid, "ask", wish=wish)
     if "error" in answer:
         raise GuestLocked(str(answer["error"]))
     if not answer.get("agent"):
         raise GuestLocked(
             f"{known.operation.guest} has no standby on {known.backup.name}:"
-            f" {answer.get('why') or answer.get('says') or 'nothing is known there'}",
+            f" {answer.get('why') or answer.get('says') or 'the host has no record of one'}",
             hint="see vmckpt status",
         )
     found = _test(answer) or none
     if found is None:
-        raise VmckptError(f"{known.backup.name} says nothing of a test", hint="update vmckpt there")
+        raise VmckptError(
+            f"{known.backup.name} does not support failover tests", hint="update vmckpt there"
+        )
     return found
 
 
@@ -122,8 +127,8 @@ def _test(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _progress(told: Mapping[str, Any]) -> str:
     if not told.get("name"):
-        return "a copy is made"
-    return f"{told['name']} is copied" if told.get("pages_copied") else f"{told['name']} is started"
+        return "making a copy"
+    return f"copying {told['name']}" if told.get("pages_copied") else f"starting {told['name']}"
 
 
 def _tested(known: Known, told: Mapping[str, Any], took: Seconds) -> TestedFailover:

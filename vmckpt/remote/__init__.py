@@ -1,1 +1,4 @@
-"""The only package that uses paramiko: verified host keys, commands, and facts about a host."""
+"""ssh to hosts: commands, agents, facts, disk images, and fencing. Only this package uses paramiko.
+
+The keys of hosts are always verified.
+"""

@@ -1,6 +1,6 @@
-"""A program on a host that is spoken with in lines of JSON, for as long as it runs.
+"""A running program on a host, with which lines of JSON are exchanged.
 
-Over ssh where the inventory has an address, else as a process of this machine.
+It runs over ssh if the inventory has an ssh address, otherwise as a process on this machine.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ _LONGEST = 16 << 20
 _KEPT_ERRORS = 8 << 10
 _ENDS_WITHIN = Seconds(10.0)
 _GIVES_UP_WITHIN = Seconds(150.0)
-"""How long a program here may need to put back what it has set, before it is killed."""
+"""How long a program on this machine may take to undo its changes before it is killed."""
 
 
 class _Streams(Protocol):
-    """What a program is spoken with through; all of it blocks."""
+    """The input and output of a program. All calls block."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -35,13 +35,16 @@ class _Streams(Protocol):
     def errors(self) -> IO[bytes]: ...
 
     def no_more(self) -> None:
-        """Nothing more will be said to it."""
+        """Close the program's input."""
 
     def kill(self) -> None: ...
 
 
 class AgentProcess:
-    """Use as an async context manager: leaving it ends the program, by the end of its input."""
+    """A program on a host. Use as an async context manager, which closes its input on leaving.
+
+    The program is expected to end then, and is killed if it does not.
+    """
 
     def __init__(self, host: Host, args: Sequence[str]) -> None:
         self.host = host
@@ -50,14 +53,14 @@ class AgentProcess:
         self._streams: _Streams | None = None
         self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._unheard = 0
-        """Bytes that were read and not heard."""
+        """Bytes that were read from the program and not yet received by the caller."""
         self._ending = False
         self._room = threading.Condition()
         self._errors = bytearray()
         self._threads: list[threading.Thread] = []
 
     async def __aenter__(self) -> "AgentProcess":
-        """Raises RemoteError if it cannot be started."""
+        """Start the program. Raises RemoteError if it cannot be started."""
         if self.host.ssh is not None:
             self._remote = Remote(self.host)
             self._streams = _Channel(await self._remote.channel(self._args))
@@ -97,7 +100,7 @@ class AgentProcess:
         _tell(loop, self._said, None)
 
     def _take(self, loop: asyncio.AbstractEventLoop, line: bytes) -> None:
-        """One that says more than is heard waits, as any program with a full pipe."""
+        """Pass a line on. Waits while too much is queued, so the program blocks on a full pipe."""
         with self._room:
             if not self._ending:
                 self._unheard += len(line)
@@ -119,7 +122,7 @@ class AgentProcess:
                 del self._errors[:-_KEPT_ERRORS]
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Say one thing to it. Raises RemoteError if it hears nothing any more."""
+        """Send one message. Raises RemoteError if the program has ended or the connection broke."""
         assert self._streams is not None
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         try:
@@ -128,7 +131,10 @@ class AgentProcess:
             raise self._broken() from exc
 
     async def receive(self) -> dict[str, Any]:
-        """The next thing it says. Raises RemoteError if it ended instead, or talks nonsense."""
+        """Wait for the next message and return it.
+
+        Raises RemoteError if the program ended instead, or the message is invalid.
+        """
         line = await self._said.get()
         if line is None:
             self._said.put_nowait(None)
@@ -140,14 +146,14 @@ class AgentProcess:
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as exc:
             raise RemoteError(
-                f"{self.host.name}: {self._args[0]} says what makes no sense: {line[:80]!r}"
+                f"{self.host.name}: invalid message from {self._args[0]}: {line[:80]!r}"
             ) from exc
         return said
 
     def _broken(self) -> RemoteError:
         told = self._errors.decode(errors="replace")
         return RemoteError(
-            f"{self.host.name}: {self._args[0]} ended: {last_line(told, 'without a word')}",
+            f"{self.host.name}: {self._args[0]} ended: {last_line(told, 'no error message')}",
             hint=f"run vmckpt doctor {self.host.name}",
         )
 
@@ -155,12 +161,12 @@ class AgentProcess:
 def _tell(
     loop: asyncio.AbstractEventLoop, queue: "asyncio.Queue[bytes | None]", line: bytes | None
 ) -> None:
-    with suppress(RuntimeError):  # the loop has ended: nobody listens any more
+    with suppress(RuntimeError):  # the loop is closed, so the line is dropped
         loop.call_soon_threadsafe(queue.put_nowait, line)
 
 
 class _Channel:
-    """Over ssh."""
+    """Streams of a program over ssh."""
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
@@ -184,7 +190,7 @@ class _Channel:
 
 
 class _Process:
-    """On this machine."""
+    """Streams of a program on this machine."""
 
     def __init__(self, host: Host, args: Sequence[str]) -> None:
         try:
@@ -192,7 +198,7 @@ class _Process:
                 args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
         except OSError as exc:
-            raise RemoteError(f"{host.name}: {args[0]} was not started: {exc.strerror}") from exc
+            raise RemoteError(f"{host.name}: cannot start {args[0]}: {exc.strerror}") from exc
 
     def write(self, data: bytes) -> None:
         assert self._process.stdin is not None

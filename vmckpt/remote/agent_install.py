@@ -1,6 +1,6 @@
-"""Brings the agent's bundle to a host: a folder of its own for each version, beside the others.
+"""Install the agent's bundle on a host, each version in its own folder.
 
-What runs from another version is not touched by that; `scripts.install_agent` is what runs there.
+Agents of other versions keep running. The program that runs on the host is `scripts.install_agent`.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from vmckpt.remote.ssh import Answer, Remote, last_line
 from vmckpt.units import Bytes, Seconds
 
 OURS = machinery.EXTENSION_SUFFIXES[0].strip(".").removesuffix(".so")
-"""Python, its version, and the processor, as compiled modules are named for them."""
+"""This machine's Python version and processor, as in the file names of compiled modules."""
 LAUNCHER = "bin/vmckpt-agent"
-BY_HAND = "install it there by hand: docs/hosts.md, The agent"
+BY_HAND = "install it by hand (docs/hosts.md, The agent)"
 _SILENCE = Seconds(360.0)
-"""How long a host may need for one step: it tries the agent and waits for its disk."""
+"""How long one step on a host may take: it tries the agent and waits for its disk."""
 _PIECE = 1 << 18
 _MOST_WORDS = 1 << 16
-# What is there and starts; else the Pythons that it could be installed for.
+# Prints "found" if the version is installed and starts, otherwise the Pythons on the host.
 _LOOK = (
     PROGRAMS
     + r"""
@@ -45,26 +45,29 @@ exit 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
-    """What is to be on the host."""
+    """A version of the agent to be installed on a host."""
 
     folder: str
-    """There, for all versions."""
+    """Folder on the host for all versions."""
     name: str
     digest: str
-    """Hexadecimal; of its files."""
+    """Digest of its files, in hexadecimal."""
     unpacked: Bytes
+    """Size of its files."""
     modules: tuple[str, ...]
-    """What must be there to be imported."""
+    """Modules that the host's Python must be able to import."""
 
     @property
     def launcher(self) -> str:
+        """Path of its program on the host."""
         return f"{self.folder}/{self.name}/{LAUNCHER}"
 
 
 async def inspect_agent(remote: Remote, parcel: Parcel) -> str | None:
-    """None: it is there. Else the Python that it can be installed for.
+    """Check whether an agent's version is installed and starts.
 
-    Raises RemoteError if there is none.
+    Returns None if so, otherwise the path of the host's Python to install it with. Raises
+    RemoteError if there is no suitable Python.
     """
     name = "python" + ".".join(_version(OURS))
     told = await remote.run(["sh", "-s", "--", f"{parcel.folder}/{parcel.name}", name], text=_LOOK)
@@ -77,11 +80,11 @@ async def inspect_agent(remote: Remote, parcel: Parcel) -> str | None:
             return path
     host = remote.host.name
     if not pythons:
-        raise RemoteError(f"{host}: no vmckpt-agent and no python3 there", hint=BY_HAND)
+        raise RemoteError(f"{host} has no vmckpt-agent and no python3", hint=BY_HAND)
     theirs = pythons[0][0].strip(".").removesuffix(".so")
     raise RemoteError(
-        f"{host}: no vmckpt-agent there, and ours does not fit: its Python is {theirs}, ours is"
-        f" {OURS}",
+        f"{host} has no vmckpt-agent, and this machine's does not fit: the host's Python is"
+        f" {theirs}, this machine's is {OURS}",
         hint=BY_HAND,
     )
 
@@ -92,7 +95,11 @@ def _version(tag: str) -> tuple[str, str]:
 
 
 async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) -> None:
-    """Send it and have it unpacked. Raises RemoteError: nothing of it is there then."""
+    """Send the bundle to a host and install it there.
+
+    `python`: path of the host's Python; `archive`: the bundle. Raises RemoteError; nothing is
+    installed then.
+    """
     text = resources.files("vmckpt.remote.scripts").joinpath("install_agent.py").read_text()
     answer = await send(
         remote,
@@ -106,14 +113,15 @@ async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) ->
         raise RemoteError(
             f"{remote.host.name}: the agent was not installed:"
             f" {last_line(answer.err, f'status {answer.status}')}",
-            hint=f"mend that, or {BY_HAND}",
+            hint=f"fix that, or {BY_HAND}",
         )
 
 
 async def send(remote: Remote, args: Sequence[str], path: Path) -> Answer:
-    """Run a command with a file as its input; any exit status is an answer. It may say little.
+    """Run a command with a file as its input. Returns its exit status and output.
 
-    Raises RemoteError if the connection breaks, or nothing happens for long.
+    Keeps only the beginning of a long output. Raises RemoteError if the connection breaks or makes
+    no progress for several minutes.
     """
     try:
         with path.open("rb") as file:
@@ -121,13 +129,13 @@ async def send(remote: Remote, args: Sequence[str], path: Path) -> Answer:
             try:
                 return await asyncio.to_thread(_sent, channel, file)
             finally:
-                channel.close()  # whoever gives up need not wait for the thread
+                channel.close()  # also ends the thread if the task was cancelled
     except RemoteError:
         raise
-    # Paramiko hands on whatever its thread met in what the server sent.
+    # Paramiko's thread can fail with any exception on invalid data from the server.
     except Exception as exc:
         reason = last_line(str(exc), type(exc).__name__)
-        raise RemoteError(f"{remote.host.name}: sending {path.name} broke: {reason}") from exc
+        raise RemoteError(f"{remote.host.name}: sending {path.name} failed: {reason}") from exc
 
 
 def _sent(channel: paramiko.Channel, file: IO[bytes]) -> Answer:
@@ -139,18 +147,18 @@ def _sent(channel: paramiko.Channel, file: IO[bytes]) -> Answer:
     except TimeoutError:
         raise
     except OSError:
-        pass  # it has ended before, and says why
+        pass  # the command has ended already, and its output has the reason
     out, err = _words(channel.recv), _words(channel.recv_stderr)
     if not channel.status_event.wait(_SILENCE):
         raise TimeoutError("no answer")
     status = channel.recv_exit_status()
     if status < 0:
-        raise EOFError("the connection is gone")
+        raise EOFError("connection lost")
     return Answer(status=status, out=out, err=err)
 
 
 def _words(read: Callable[[int], bytes]) -> str:
-    """What it says, up to a bound."""
+    """Read a stream to its end, and return its beginning."""
     said = bytearray()
     while more := read(1 << 15):
         said += more[: _MOST_WORDS - len(said)]

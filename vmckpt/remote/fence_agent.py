@@ -1,5 +1,8 @@
-"""Runs fence agents, on this machine: no shell, nothing on the command line, no word of theirs told
-that could hold a secret."""
+"""Run fence agents on this machine.
+
+No shell is used, no option is passed on the command line, and an agent's output is not shown unless
+it is known to contain no secret.
+"""
 
 import asyncio
 import os
@@ -30,21 +33,22 @@ from vmckpt.model.host import Host
 from vmckpt.units import Seconds
 
 _OFF_LIMIT = Seconds(120.0)
-"""Some devices shut a system down before they take its power."""
+"""Some devices shut the system down before they switch its power off."""
 _STATUS_LIMIT = Seconds(15.0)
 _TURN = Seconds(1.0)
 _GRACE = Seconds(2.0)
 _ANSWERS = Seconds(2.0)
-# Agents are there, and in few people's PATH.
+# Where agents are installed; few users have these folders in PATH.
 _MORE_PLACES = "/usr/sbin:/sbin:/usr/local/sbin"
 _LONGEST_PASSWORD = 4096
 _LOOKED_AT = 64 << 10
 
 
 async def power_off(host: Host, stop: asyncio.Event) -> Fenced:
-    """See that a host is off; may be repeated.
+    """Power a host off with its fence devices. Can be repeated.
 
-    Raises FencingFailed if that is not known, InventoryError, and Cancelled if `stop` is set.
+    Raises FencingFailed if the host is not known to be off, InventoryError if it has no fence
+    device or its configuration is wrong, and Cancelled if `stop` is set.
     """
     topology, began = _topology(host), time.monotonic()
     tried, answered = [Tried()], began
@@ -77,7 +81,7 @@ async def power_off(host: Host, stop: asyncio.Event) -> Fenced:
 async def _heard(
     host: Host, device: FenceDevice, action: Action, stop: asyncio.Event
 ) -> tuple[Ran, VmckptError | None]:
-    """What an agent answered; that it cannot be run is an answer, too, beside the error."""
+    """Run an agent once. If it cannot be run, return a failed run and the error."""
     limit = _OFF_LIMIT if action is Action.OFF else _STATUS_LIMIT
     try:
         return await run(host, device, action, limit=limit, stop=stop), None
@@ -117,10 +121,10 @@ async def run(
     host: Host, device: FenceDevice, action: Action, *, stop: asyncio.Event,
     limit: Seconds = _STATUS_LIMIT,
 ) -> Ran:  # fmt: skip
-    """Run the agent of one of a host's devices once; any end of it is an answer, and after `limit`
-    it is ended.
+    """Run the agent of one of a host's devices once, and kill it after `limit` seconds.
 
-    Raises FencingFailed if it cannot be run, InventoryError, and Cancelled if `stop` is set.
+    Returns any exit of the agent, including failures. Raises FencingFailed if it cannot be run,
+    InventoryError if its options or its password file are wrong, and Cancelled if `stop` is set.
     """
     program = _program(host, device)
     try:
@@ -144,7 +148,7 @@ async def run(
             await asyncio.shield(_end(process))
         if not ended and stop.is_set():
             raise Cancelled(
-                f"stopped: whether {host.name} is off is not known, and nothing was started in its"
+                f"stopped: it is not known whether {host.name} is off; nothing was started in its"
                 " place"
             )
         said = fencing.known_words(_words(errors))
@@ -152,7 +156,7 @@ async def run(
 
 
 async def _ended(process: asyncio.subprocess.Process, stop: asyncio.Event, limit: Seconds) -> bool:
-    """Wait for its end, a stop, or the time to be up; whether it was its end."""
+    """Wait until the process ends, `stop` is set or the time is up. Returns whether it ended."""
     waits = [asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())]
     try:
         await asyncio.wait(waits, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +167,7 @@ async def _ended(process: asyncio.subprocess.Process, stop: asyncio.Event, limit
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """If it has not ended: it, and whatever it has started."""
+    """Kill the process and its children, if it has not ended."""
     if process.returncode is not None:
         return
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -177,14 +181,14 @@ def _program(host: Host, device: FenceDevice) -> str:
     found = shutil.which(device.agent, path=f"{os.environ.get('PATH', '')}:{_MORE_PLACES}")
     if found is None:
         raise FencingFailed(
-            f"{_not_fenced(host)}there is no fence agent {device.agent} on this machine",
-            hint="run apt-get install fence-agents, or mend fence: in the inventory",
+            f"{_not_fenced(host)}fence agent {device.agent} is not installed on this machine",
+            hint="run apt-get install fence-agents, or fix fence: in the inventory",
         )
     return found
 
 
 def _in_memory(text: bytes) -> IO[bytes]:
-    """A file with that text which is on no disk."""
+    """Return an open file with this content that exists only in memory."""
     file = os.fdopen(os.memfd_create("fence"), "w+b", buffering=0)
     file.write(text)
     file.seek(0)
@@ -197,7 +201,7 @@ def _words(errors: IO[bytes]) -> str:
 
 
 def _password(device: FenceDevice) -> str | None:
-    """Raises InventoryError."""
+    """Read the device's password; None if it has no password file. Raises InventoryError."""
     path = device.password_file
     if path is None:
         return None
@@ -206,15 +210,15 @@ def _password(device: FenceDevice) -> str | None:
             lines = file.read(_LONGEST_PASSWORD).decode().splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise InventoryError(f"{path}: {reason}", hint="it must hold the password") from None
+        raise InventoryError(f"{path}: {reason}", hint="write the password to it") from None
     if not lines or not lines[0].strip():
-        raise InventoryError(f"{path}: its first line has no password")
+        raise InventoryError(f"{path}: no password in its first line")
     fencing.check_option(PASSWORD, lines[0])
     return lines[0]
 
 
 def too_open(topology: FenceTopology) -> tuple[Path, ...]:
-    """Return the passwords' files that others than their owner may read or write."""
+    """Return the password files that users other than their owner can read or write."""
     found = []
     devices = [one for level in topology.levels for one in level]
     for path in dict.fromkeys(one.password_file for one in devices if one.password_file):
@@ -225,7 +229,7 @@ def too_open(topology: FenceTopology) -> tuple[Path, ...]:
 
 
 async def _answers(host: Host) -> bool:
-    """Whether somebody listens there: it is not off then, whatever is said of it."""
+    """Return whether the host accepts ssh connections: it is not off then."""
     if host.ssh is None:
         return False
     with suppress(OSError, TimeoutError):

@@ -1,8 +1,9 @@
-"""The content of an image that nobody has open, from one host into an image of another.
+"""Copy the content of an image that is not in use from one host to an image on another.
 
-QEMU's own programs do it: one serves the new image, the other fills it, and what was never written
-stays a hole. The line between them is TLS with a key made for this copy, whatever the hosts have of
-certificates. Each is held by a shell that ends it when the controller's login ends.
+QEMU's own programs do that: qemu-nbd serves the new image and qemu-img fills it; parts that were
+never written stay holes. The connection between them uses TLS with a key made for this copy, so the
+hosts need no certificates. Each program runs under a shell that ends it when the controller's login
+ends.
 """
 
 import asyncio
@@ -19,10 +20,10 @@ from vmckpt.units import MIB, Bytes, BytesPerSecond, Seconds
 
 _OPENS_WITHIN = Seconds(30.0)
 _SLOWEST = BytesPerSecond(MIB)
-"""A copy that is slower than that for a hundredth of its image has broken."""
+"""A copy that is slower than this for one percent of its image is considered broken."""
 
-# A key comes as the first line of the input, for no list of processes to show; what else comes is
-# its end. Words of qemu-img would be an option's if they held a comma: image paths go as arguments.
+# The key is the first line of the input, so that no list of processes shows it; the end of input
+# ends the program. Image paths are arguments, as a comma in an option of qemu-img would split it.
 _KEY = r"""
 set -u; umask 077
 read -r said || exit 1
@@ -42,16 +43,16 @@ trap 'exit 1' HUP INT TERM
 printf 'vmckpt:%s\n' "$key" >"$keys/keys.psk"
 tls="tls-creds-psk,id=tls,dir=$keys"
 """
-# Only libvirt's ports for migrations are let through between hosts; from the upper end, since
-# libvirt takes from the lower one.
+# Firewalls between hosts pass only libvirt's migration ports. libvirt uses them from the lower end,
+# so this starts at the upper end.
 SERVE = (
     FILES
     + _KEY
     + r"""
 address=$1; format=$2; path=$3
 enter "${path%/*}" && hold "${path##*/}" || exit 1
-command -v qemu-nbd >/dev/null || { echo "no qemu-nbd there" >&2; exit 1; }
-# A host may know its own name as that of a loopback: such a name is heard on all addresses.
+command -v qemu-nbd >/dev/null || { echo "qemu-nbd is not installed" >&2; exit 1; }
+# A host may resolve its own name to a loopback address: then listen on all addresses.
 ip -o address 2>/dev/null | grep -qF " $address/" || address=
 port() {
     sed -n "s/^ *migration_port_$1 *= *\([0-9]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null |
@@ -74,7 +75,7 @@ while [ "$port" -ge "$low" ]; do
         if [ -n "$address" ] || ! listeners | grep -q '[^0]'; then
             echo "{\"port\": $port}"
             cat >/dev/null
-            end # when its tables are written
+            end # qemu-nbd writes the image's metadata when it ends
             exit 0
         fi
         end
@@ -87,7 +88,7 @@ cat "$keys/errors" >&2
 exit 1
 """
 )
-# The new image reads as zeros. What arrived is flushed before it is called done.
+# The new image reads as zeros. qemu-img flushes the image before it succeeds.
 _SEND = (
     _KEY
     + r"""
@@ -117,30 +118,30 @@ echo '{"percent": 100, "done": true}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What is copied, and to where."""
+    """The content to copy, and its destination."""
 
     path: str
     format: str
     size: Bytes
-    """As the guest sees it."""
+    """Virtual size."""
     to: str
-    """The path of an empty image of that format and size on the target."""
+    """Path of an empty image of the same format and size on the target."""
     address: str
-    """Of the target, as the source sees it."""
+    """Address of the target as seen from the source."""
     limit: BytesPerSecond | None = None
 
     @property
     def patience(self) -> Seconds:
-        """How long nothing may be heard of it: QEMU tells hundredths."""
+        """How long the copy may make no progress: QEMU reports whole percents."""
         slowest = min(_SLOWEST, self.limit or _SLOWEST)
         return Seconds(60.0 + self.size / 100 / slowest)
 
 
 async def copy(source: Host, target: Host, what: Content, tell: Callable[[float], None]) -> None:
-    """Fill the image on the target; `tell` hears how much of it is there, 0 to 1.
+    """Copy an image's content to the image on the target.
 
-    Nobody may have either open: a guest that is started meanwhile does not start. Raises
-    RemoteError: what is there then is part of it.
+    `tell` is called with the progress, 0 to 1. Neither image may be in use; a guest that is started
+    meanwhile fails to start. Raises RemoteError if the copy fails; it is incomplete then.
     """
     key = {"key": secrets.token_hex(32)}
     serve = ["sh", "-c", SERVE, "sh", what.address, what.format, what.to]
@@ -154,13 +155,13 @@ async def copy(source: Host, target: Host, what: Content, tell: Callable[[float]
                 await sender.send(key)
                 await _followed(sender, what, tell)
         except RemoteError as exc:
-            # Nobody can tell whose fault a broken line is; the next try is with another target.
-            why = f"{target.name}: not all of {what.path} came there: {exc.message}"
+            # The cause may be on either host; a retry uses another target, so blame this one.
+            why = f"{target.name}: incomplete copy of {what.path}: {exc.message}"
             raise RemoteError(why, hint=exc.hint) from exc
 
 
 async def _followed(sender: AgentProcess, what: Content, tell: Callable[[float], None]) -> None:
-    """Until it says that it is done."""
+    """Report progress until the copy is done. Raises RemoteError if it fails or hangs."""
     loop = asyncio.get_running_loop()
     done, since = -1.0, loop.time()
     while True:
@@ -173,8 +174,8 @@ async def _followed(sender: AgentProcess, what: Content, tell: Callable[[float],
             return
         if loop.time() - since > what.patience:
             raise RemoteError(
-                f"{sender.host.name}: the copy of {what.path} does not get on",
-                hint="look at the network between the hosts",
+                f"{sender.host.name}: the copy of {what.path} makes no progress",
+                hint="check the network between the hosts",
             )
 
 
@@ -182,11 +183,13 @@ async def _heard(program: AgentProcess, limit: Seconds) -> dict[str, Any]:
     try:
         return await asyncio.wait_for(program.receive(), limit)
     except TimeoutError as exc:
-        raise RemoteError(f"{program.host.name}: no word of the copy in {limit:g} s") from exc
+        raise RemoteError(
+            f"{program.host.name}: no progress report of the copy within {limit:g} s"
+        ) from exc
 
 
 def _number(program: AgentProcess, said: dict[str, Any], key: str) -> float:
     value = said.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 65535:
-        raise RemoteError(f"{program.host.name}: what it says of the copy makes no sense")
+        raise RemoteError(f"{program.host.name}: invalid progress report of the copy")
     return value

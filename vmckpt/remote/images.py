@@ -1,8 +1,8 @@
-"""Disk images on a host: describe, create, fill and remove them with its own qemu-img.
+"""Disk images on a host: describe, create, preallocate and remove them with the host's qemu-img.
 
-An image is created under a name of its own and gets its path once its mark is in the journal.
-Whenever the controller dies, what it created can be told from what others did. Which guests need a
-file, directly or through a backing chain, is answered here, too.
+An image is created under a temporary name and gets its path once its mark is in the journal. So
+even if the controller dies, its images can be distinguished from other files. `image_users` finds
+the guests that need a file, directly or through a backing chain.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ from vmckpt.remote.shell_files import FILES
 from vmckpt.remote.ssh import Answer, Remote, last_line
 from vmckpt.units import Bytes, Seconds
 
-# Taking the room of a large image, on a file system that must write it.
+# Limit for preallocating a large image on a file system that must write zeros.
 _LONG = Seconds(600.0)
 _PERMISSIONS = 0o666
-"""All that an image may be given: a host that could have a program made on another would own it."""
+"""Permissions that an image may get. An executable file would let the source attack the target."""
 _IN_USE = 4
 _NOT_OURS = 3
 
 
 async def describe(host: Remote, path: str, kind: str) -> Image:
-    """What an image is. Raises RemoteError.
+    """Read facts about an image. Raises RemoteError.
 
-    The format is that of the guest's definition and never probed: a guest can write into a raw
-    image what looks like another format, with the host's files behind it.
+    `kind`: the format in the guest's definition. It is never probed: a guest could write the header
+    of another format to a raw image, with files of the host as backing files.
     """
     answer = await host.run(["qemu-img", "info", "-U", "--output=json", "-f", kind, "--", path])
     mode = await host.run(["stat", "-c", "%a", "--", path])
@@ -42,8 +42,8 @@ async def describe(host: Remote, path: str, kind: str) -> Image:
         return parse(answer.out, mode.out.strip(), kind)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise RemoteError(
-            f"{host.host.name}: {path}: qemu-img's answer makes no sense: {str(exc)[:80]}",
-            hint=f"try qemu-img info -U --output=json there, as user {_user(host)}",
+            f"{host.host.name}: {path}: invalid answer of qemu-img: {str(exc)[:80]}",
+            hint=f"run qemu-img info -U --output=json on the host as user {_user(host)}",
         ) from exc
 
 
@@ -52,10 +52,10 @@ def _user(host: Remote) -> str:
 
 
 def parse(text: str, mode: str, kind: str) -> Image:
-    """Read qemu-img's JSON. Raises ValueError, TypeError, LookupError or AttributeError.
+    """Parse qemu-img's JSON. Raises ValueError, TypeError, LookupError or AttributeError.
 
-    What is read here of the source is told to the target's qemu-img and chmod: only words that
-    mean nothing but themselves are taken.
+    `mode`: permissions in octal; `kind`: the format. Values from the source are passed to the
+    target's qemu-img and chmod, so only plain words are accepted.
     """
     told: dict[str, Any] = json.loads(text)
     make: dict[str, Any] = told.get("format-specific", {}).get("data", {}) if kind != "raw" else {}
@@ -87,7 +87,7 @@ def _name(value: object) -> str | None:
 
 
 def _options(make: dict[str, Any], told: dict[str, Any]) -> str:
-    """qcow2's make, as `qemu-img create -o` wants it; what qemu-img does not tell is left out."""
+    """Return qcow2's features for `qemu-img create -o`, without those that qemu-img omits."""
     words = {
         "compat": make.get("compat"),
         "cluster_size": told.get("cluster-size"),
@@ -121,13 +121,15 @@ done
 
 
 async def places(host: Remote, paths: Sequence[str]) -> dict[str, Place]:
-    """What is at each path now. Raises RemoteError, also if the host has no qemu-img."""
+    """Check the places for images. Raises RemoteError, also if the host has no qemu-img."""
     answer = await host.run(["sh", "-s", "--", *paths], text=_PLACES)
     if answer.status == 127:
-        raise RemoteError(f"{host.host.name}: no qemu-img there", hint="install qemu-utils there")
+        raise RemoteError(
+            f"{host.host.name}: qemu-img is not installed", hint="install qemu-utils on the host"
+        )
     lines = [line.split() for line in answer.out.splitlines()]
     if len(lines) != len(paths) or not all(_is_place(line) for line in lines):
-        raise RemoteError(f"{host.host.name}: cannot look at {paths[0]}: {_reason(answer)}")
+        raise RemoteError(f"{host.host.name}: cannot inspect {paths[0]}: {_reason(answer)}")
     return {
         path: Place(
             exists=exists == "y", writable=writable == "y", device=device, free=Bytes(int(free))
@@ -140,7 +142,7 @@ def _is_place(line: Sequence[str]) -> bool:
     return len(line) == 4 and re.fullmatch("[0-9]{1,18}", line[3]) is not None
 
 
-# conv=excl: whatever is there already, however late it came, is never opened.
+# conv=excl never opens an existing file, not even one created at the last moment.
 _CREATE = (
     FILES
     + r"""
@@ -160,9 +162,9 @@ else rm -f -- "./$name"; exit 1; fi
 
 
 async def create(host: Remote, copy: DiskCopy, path: str) -> str:
-    """Make an empty image at a path; return the mark by which it is known. Raises RemoteError.
+    """Create an empty image at `path`. Returns the mark that identifies it.
 
-    A file that is there already stays as it is, and is an error.
+    Raises RemoteError, also if the file exists; it is left unchanged then.
     """
     options = [copy.options] if copy.options else []
     if copy.full and copy.format == "qcow2":
@@ -170,11 +172,11 @@ async def create(host: Remote, copy: DiskCopy, path: str) -> str:
     args = [path, copy.format, str(copy.size), copy.mode, ",".join(options)]
     answer = await host.run(["sh", "-s", "--", *args], text=_CREATE, limit=_LONG)
     if answer.status != 0:
-        raise RemoteError(f"{host.host.name}: {copy.path} was not made: {_reason(answer)}")
+        raise RemoteError(f"{host.host.name}: cannot create {copy.path}: {_reason(answer)}")
     return answer.out.strip()
 
 
-# A link is never made over a file that is there; where there are no links, mv -n looks first.
+# ln never replaces an existing file. On file systems without hard links, mv -n checks first.
 _PUBLISH = (
     FILES
     + r"""
@@ -188,12 +190,15 @@ mv -nT -- "$temporary" "$name" && [ ! -e "$temporary" ]
 
 
 async def publish(host: Remote, made: Made) -> None:
-    """Give what `create` made its path. Raises RemoteError; a file that is there already stays."""
+    """Rename created images to their final paths.
+
+    Raises RemoteError, also if a file exists there; it is left unchanged then.
+    """
     for path in made.marks:
         args = [path, made.temporary(path)]
         answer = await host.run(["sh", "-s", "--", *args], text=_PUBLISH)
         if answer.status != 0:
-            raise RemoteError(f"{host.host.name}: {path} was not made: {_reason(answer)}")
+            raise RemoteError(f"{host.host.name}: cannot create {path}: {_reason(answer)}")
 
 
 _REMOVE = (
@@ -209,7 +214,7 @@ if [ "$(stat -c '%d:%i %w' -- "$name")" != "$mark" ]; then
     exit 0
 fi
 hold "${path##*/}" || exit 3
-# To open it for writing takes the file's locks, which a QEMU that has it open holds.
+# Opening it for writing needs the file's locks, which a QEMU that has it open holds.
 qemu-io -f raw -c quit -- /proc/self/fd/4 >/dev/null 2>&1 || exit 4
 rm -f -- "$name"
 """
@@ -217,10 +222,10 @@ rm -f -- "$name"
 
 
 async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) -> tuple[str, ...]:
-    """Remove what `create` made; what could not be removed, each with the reason.
+    """Remove images made by `create`. Returns those that could not be removed, with the reason.
 
-    A file that took the place of ours stays, and so does one that a QEMU has open: the target's
-    may need a moment to end.
+    A file that has replaced an image is kept, and so is an image that a QEMU has open. `patience`:
+    seconds to wait for the target's QEMU to end.
     """
     left = []
     for path, mark in made.marks.items():
@@ -245,31 +250,32 @@ sync -- "$path"
 
 
 async def keep(host: Remote, path: str, kind: str) -> None:
-    """See that an image is sound and on its disk, which no end of a copy says.
+    """Check an image and sync it to disk; the end of a copy guarantees neither.
 
-    Raises RemoteError.
+    `kind`: its format. Raises RemoteError.
     """
     answer = await host.run(["sh", "-s", "--", path, kind], text=_KEEP, limit=_LONG)
     if answer.status != 0:
-        raise RemoteError(f"{host.host.name}: {path} is not whole: {_reason(answer)}")
+        raise RemoteError(f"{host.host.name}: checking {path} failed: {_reason(answer)}")
 
 
 async def flush(host: Remote, paths: Sequence[str]) -> None:
-    """See that these files and their names are on their disk. Raises RemoteError."""
+    """Sync files and their folders to disk. Raises RemoteError."""
     folders = sorted({str(PurePosixPath(path).parent) for path in paths})
     answer = await host.run(["sync", "--", *paths, *folders], limit=_LONG)
     if answer.status != 0:
-        raise RemoteError(f"{host.host.name}: {paths[0]} may not be on its disk: {_reason(answer)}")
+        raise RemoteError(f"{host.host.name}: cannot sync {paths[0]} to disk: {_reason(answer)}")
 
 
 UNFIT = "- "
-# Of other file systems other hosts may have it, too, with guests of theirs.
+"""Prefix of a reason why an image must not be removed, in place of its mark."""
+# Other file systems may be shared with other hosts, whose guests may use the image.
 _MARKS = (
     FILES
     + r"""
 look() {
     enter "${1%/*}" && on=$(stat -f -c %T -- .) || exit 1
-    hold "${1##*/}" 2>/dev/null || { echo "- it is no plain file"; return; }
+    hold "${1##*/}" 2>/dev/null || { echo "- it is not a regular file"; return; }
     image=/proc/self/fd/4
     if [ "$2" = held ] && qemu-io -f raw -c quit -- "$image" >/dev/null 2>&1; then
         echo "- its guest has another file open"; return
@@ -277,31 +283,31 @@ look() {
     case $on in
         ext*|xfs|btrfs|zfs|f2fs|jfs|reiserfs|bcachefs|tmpfs|overlay*)
             stat -L -c '%d:%i %w' "$image" || exit 1;;
-        *) echo "- it may be another host's, too: it lies on $on";;
+        *) echo "- it may be shared with other hosts: its file system is $on";;
     esac
 }
 held=$1; shift
-command -v qemu-io >/dev/null || { echo "there is no qemu-io" >&2; exit 1; }
+command -v qemu-io >/dev/null || { echo "qemu-io is not installed" >&2; exit 1; }
 for path in "$@"; do (look "$path" "$held") || exit 1; done
 """
 )
 
 
 async def marks(host: Remote, paths: Sequence[str], *, held: bool = False) -> dict[str, str]:
-    """Images by what `remove` knows them; UNFIT and the reason for what it should not remove.
+    """Return the mark of each image for `remove`, or UNFIT with a reason not to remove it.
 
-    `held`: a QEMU is said to have them open. Raises RemoteError.
+    `held`: a QEMU should have the images open. Raises RemoteError.
     """
     args = ["held" if held else "free", *paths]
     answer = await host.run(["sh", "-s", "--", *args], text=_MARKS)
     found = answer.out.splitlines()
     if answer.status != 0 or len(found) != len(paths):
-        raise RemoteError(f"{host.host.name}: cannot look at {paths[0]}: {_reason(answer)}")
+        raise RemoteError(f"{host.host.name}: cannot inspect {paths[0]}: {_reason(answer)}")
     return dict(zip(paths, found, strict=True))
 
 
 async def stamps(host: Remote, paths: Sequence[str]) -> str:
-    """What changes when somebody writes to one of these files. Raises RemoteError."""
+    """Return a text that changes when one of these files is written to. Raises RemoteError."""
     answer = await host.run(["stat", "-L", "-c", "%d:%i %s %.9Y", "--", *paths])
     if answer.status != 0:
         raise RemoteError(f"{host.host.name}: {paths[0]}: {_reason(answer)}")
@@ -317,37 +323,36 @@ enter "${1%/*}" && hold "${1##*/}" && fallocate --length "$2" /proc/self/fd/4
 
 
 async def take_room(host: Remote, path: str, size: Bytes) -> None:
-    """Give a raw image all its room; what is in it stays, also while a guest writes.
+    """Preallocate a raw image. Its content stays, even while a guest writes to it.
 
-    Raises RemoteError. The copy itself leaves holes where the source has some, even in an image
-    that had its room before.
+    This must follow the copy, which leaves holes where the source has them, even in an image that
+    was preallocated before. Raises RemoteError.
     """
     answer = await host.run(["sh", "-s", "--", path, str(size)], text=_ROOM, limit=_LONG)
     if answer.status != 0:
         raise RemoteError(
-            f"{host.host.name}: {path} did not get its room: {_reason(answer)}",
-            hint=f"run fallocate -l {size} -- {quote(path)} there",
+            f"{host.host.name}: cannot preallocate {path}: {_reason(answer)}",
+            hint=f"run fallocate -l {size} -- {quote(path)} on the host",
         )
 
 
 def _reason(*answers: Answer) -> str:
-    """The last line that a failed command said."""
+    """Return the last line of the first failed command's output."""
     for answer in answers:
         if answer.status != 0:
             return last_line(answer.err, f"status {answer.status}").removeprefix("qemu-img: ")
-    return "no answer that makes sense"
+    return "invalid answer"
 
 
 _CHAINS_LIMIT = Seconds(300.0)
-# What root does not see is not there.
+# A file that root cannot see does not exist.
 _SEEN = r"""
 seen() {
-    [ -e "$1" ] || [ "$(id -u)" = 0 ] || { echo "$1 is not seen by this user" >&2; exit 1; }
+    [ -e "$1" ] || [ "$(id -u)" = 0 ] || { echo "$1 is not visible to this user" >&2; exit 1; }
     [ -e "$1" ]
 }
 """
-# A chain ends where its next file is gone: then the image is of no use to its guest, and keeps
-# nobody from anything.
+# A chain ends at a missing file. Such an image is useless to its guest, so it needs no protection.
 _CHAINS = (
     _SEEN
     + r"""
@@ -361,7 +366,7 @@ while [ $# -gt 1 ]; do
             sed -n 's/^    "full-backing-filename": "\(.*\)",\{0,1\}$/\1/p')
         case $below in
             /*) ;;
-            *) echo "$path: what it lies on cannot be read" >&2; exit 1;;
+            *) echo "$path: its backing file cannot be determined" >&2; exit 1;;
         esac
         if seen "$below"; then echo "$below cannot be read" >&2; exit 1; fi
     fi
@@ -379,24 +384,24 @@ done
 )
 
 _PROTOCOL = re.compile("[a-z][a-z0-9+_]*:")
-"""Behind "rbd:…" and "nbd://…" is no file of this host."""
+"""A name with a protocol, such as "rbd:…" or "nbd://…", is not a file of the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Has:
-    """What a guest has."""
+    """An image of a guest."""
 
     guest: str
     path: str
     format: str
-    """Of an image; "" if that is not known, as of one that lies below another."""
+    """Format of the image; "" if unknown, as for a backing file."""
 
 
 async def image_users(host: Remote, images: Sequence[Has]) -> dict[str, str]:
-    """Who needs a file, by file system and inode, whatever names it has.
+    """Return the guest that needs each file, by "device:inode", whatever the file's names are.
 
-    `images`: of all guests, also those that are off: no definition says what their images lie on.
-    Raises RemoteError, also if a single one cannot be looked through.
+    `images`: those of all guests. The definition of a guest that is off does not name its backing
+    files, so they are read from the images. Raises RemoteError, also if one image cannot be read.
     """
     files = {one.path: one.guest for one in images}
     layered = [word for one in images if _has_more(one.format) for word in (one.format, one.path)]
@@ -409,7 +414,7 @@ async def image_users(host: Remote, images: Sequence[Has]) -> dict[str, str]:
     inodes = await host.run(["sh", "-s", "--", *paths], text=_NUMBERS, limit=_CHAINS_LIMIT)
     numbers = _lines(host, inodes)
     if len(numbers) != len(paths):
-        raise RemoteError(f"{host.host.name}: the images of its guests cannot be told apart")
+        raise RemoteError(f"{host.host.name}: cannot identify the images of its guests")
     return {number: files[path] for path, number in zip(paths, numbers, strict=True) if number}
 
 
@@ -420,12 +425,15 @@ def _has_more(kind: str) -> bool:
 def _lines(host: Remote, answer: Answer) -> list[str]:
     if answer.status != 0:
         why = last_line(answer.err, f"status {answer.status}")
-        raise RemoteError(f"{host.host.name}: an image of its guests cannot be read: {why}")
+        raise RemoteError(f"{host.host.name}: cannot read an image of its guests: {why}")
     return answer.out.splitlines()
 
 
 def below(told: str) -> Iterator[str]:
-    """All files of an image, from qemu-img's JSON; the image first. Raises RemoteError."""
+    """Yield all files of an image's chain, the image first, from qemu-img's JSON.
+
+    Raises RemoteError.
+    """
     try:
         found: list[dict[str, Any]] | dict[str, Any] = json.loads(told)
         for one in [found] if isinstance(found, dict) else found:
@@ -436,11 +444,11 @@ def below(told: str) -> Iterator[str]:
                 its = str(data)
                 yield from _files(its if _PROTOCOL.match(its) else _beside(name, its))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
-        raise RemoteError(f"qemu-img's answer makes no sense: {str(exc)[:80]}") from exc
+        raise RemoteError(f"invalid answer of qemu-img: {str(exc)[:80]}") from exc
 
 
 def _files(name: str) -> Iterator[str]:
-    """Files of this host behind what QEMU calls a file name. Raises ValueError."""
+    """Yield the host's files that a QEMU file name refers to. Raises ValueError."""
     name = name.removeprefix("file:")
     if name.startswith("json:"):
         yield from _named(json.loads(name.removeprefix("json:")))

@@ -1,7 +1,7 @@
 """Measure over ssh what a forecast needs: a guest's memory, and the link between two hosts.
 
-Both need python3 on the hosts; the program that runs there is `scripts.measure_host`. Nothing is
-left behind: it reads memory, and its one listening process ends by itself within seconds.
+Both measurements need python3 on the hosts, where they run `scripts.measure_host`. It leaves
+nothing behind: it only reads memory, and its listening process ends by itself within seconds.
 """
 
 import json
@@ -19,20 +19,20 @@ from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
-# 60 ms of one CPU for each look, and a guest of 64 MiB is seen whole.
+# Takes 60 ms of CPU time for each pass; the memory of a guest of 64 MiB is read completely.
 SAMPLES = 16384
 LINK_TIME = Seconds(0.5)
 _LONGEST = 3600.0
 _NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError)
-# What arrives in that share of the time is left out: buffers, a token bucket's burst, slow start.
+# Fraction of the time to ignore: buffers, a token bucket's burst and slow start distort it.
 _BEGINNING = 0.4
 
 
 async def memory(remote: Remote, guest: Guest, times: Sequence[float]) -> MemorySeen:
-    """Look at a sample of the guest's pages, and again after each of the times (seconds).
+    """Sample the guest's pages, now and after each of `times` (seconds).
 
-    A page is dirtied when its content changed: one that is written with what it held does not
-    count here, but is sent again by QEMU. Raises RemoteError if it cannot be done.
+    A page counts as dirtied if its content has changed. A page that was written with the same
+    content does not count here, although QEMU sends it again. Raises RemoteError.
     """
     words = [guest.uuid, guest.name, str(guest.memory), str(SAMPLES)]
     limit = Seconds(max(times, default=0.0) + 10.0)
@@ -47,36 +47,37 @@ async def memory(remote: Remote, guest: Guest, times: Sequence[float]) -> Memory
 
 def _nonsense(remote: Remote, exc: Exception) -> RemoteError:
     return RemoteError(
-        f"{remote.host.name}: not measured: its answer makes no sense ({str(exc)[:80]})",
-        hint="see that logins there print nothing",
+        f"{remote.host.name}: not measured: invalid answer ({str(exc)[:80]})",
+        hint="make sure that logins on the host print nothing",
     )
 
 
 def _number(value: object, most: float) -> float:
-    """A number of the answer, within its bounds. Raises ValueError."""
+    """Check a number in the answer, 0 to `most`, and return it. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise ValueError(str(value)[:40])
     return value
 
 
 def memory_seen(answer: dict[str, Any], size: Bytes) -> MemorySeen:
-    """Read the sampler's answer. `size` is the guest's memory.
+    """Parse the sampler's answer. `size`: the guest's memory.
 
-    Raises ValueError, TypeError or LookupError if it makes no sense.
+    Raises ValueError, TypeError or LookupError if the answer is invalid.
     """
     count = max(1, int(_number(answer["samples"], SAMPLES)))
     each = size / count
     used = str(answer["used"])[:SAMPLES]
     when = [_number(point[0], _LONGEST) for point in answer["points"]]
     if any(b <= a for a, b in pairwise([0.0, *when])):
-        raise ValueError("times that do not rise")
+        raise ValueError("times are not ascending")
     flips_used = sum(a != b for a, b in pairwise(used))
 
     def error(flips: float) -> float:
-        """Two standard deviations of a systematic sample, from how often neighbours differ.
+        """Return two standard deviations of a systematic sample.
 
-        Successive-difference estimator (Wolter, Introduction to Variance Estimation, chapter 8):
-        the variance of a count is the sum of squared differences of neighbours, halved.
+        `flips`: how often neighbours differ. Successive-difference estimator (Wolter, Introduction
+        to Variance Estimation, chapter 8): the variance of a count is half the sum of squared
+        differences of neighbours.
         """
         return each * 2 * math.sqrt((flips + 1) / 2)
 
@@ -99,7 +100,7 @@ def memory_seen(answer: dict[str, Any], size: Bytes) -> MemorySeen:
 
 
 def _tail(used: str, each: float) -> tuple[tuple[float, float], ...]:
-    """(bytes from the end, of which in use), at distances that grow by a half."""
+    """Return (bytes up to the end, bytes of these in use), at distances that grow by a half."""
     found, distance = [], 1
     while distance < len(used):
         found.append((distance * each, used.count("1", len(used) - distance) * each))
@@ -108,9 +109,9 @@ def _tail(used: str, each: float) -> tuple[tuple[float, float], ...]:
 
 
 async def resident(remote: Remote, guest: Guest) -> Bytes:
-    """What of the guest's memory has room on the host, from the kernel's own count.
+    """Return the guest's resident and swapped memory, as counted by the host's kernel.
 
-    Needs no Python there. Raises RemoteError.
+    Needs no Python on the host. Raises RemoteError.
     """
     script = (
         'pid=$(cat "/run/libvirt/qemu/$1.pid") && tr "\\0" "\\n" <"/proc/$pid/cmdline" |'
@@ -119,14 +120,14 @@ async def resident(remote: Remote, guest: Guest) -> Bytes:
     answer = await remote.run(["sh", "-c", script, "sh", guest.name, guest.uuid])
     found = largest_resident(answer.out, guest.memory)
     if answer.status != 0 or found is None:
-        raise RemoteError(f"{remote.host.name}: memory of {guest.name} is not seen")
+        raise RemoteError(f"{remote.host.name}: cannot find the memory of {guest.name}")
     return found
 
 
 def largest_resident(smaps: str, size: Bytes) -> Bytes | None:
-    """Resident and swapped bytes of the mapping that holds a guest's memory; None: there is none.
+    """Return resident plus swapped bytes of the mapping with a guest's memory; None if not found.
 
-    Of several that are large enough the smallest: TCG's cache of translated code can be larger.
+    Takes the smallest mapping that is large enough: TCG's cache of translated code can be larger.
     """
     found: list[tuple[int, int]] = []
     for line in smaps.splitlines():
@@ -141,9 +142,10 @@ def largest_resident(smaps: str, size: Bytes) -> Bytes | None:
 async def link(
     source: Remote, target: Remote, address: str, lasts: Seconds = LINK_TIME
 ) -> LinkSeen:
-    """Send zeros from source to target for that long, over a port of libvirt's migrations.
+    """Measure the throughput from source to target, on a port of libvirt's migration range.
 
-    Raises RemoteError if it cannot be done.
+    Sends zeros for `lasts` seconds. `address`: the target's, as seen from the source. Raises
+    RemoteError.
     """
     token = secrets.token_hex(16)
     waiting = await _python(target, ["listen", address, token, f"{lasts:g}"])
@@ -165,7 +167,10 @@ async def link(
 
 
 def link_seen(marks: Sequence[tuple[float, int]]) -> LinkSeen | None:
-    """Read the receiver's (time, bytes so far); None if too little arrived to tell."""
+    """Compute the throughput from the receiver's marks: (time, bytes so far).
+
+    None if too little arrived for a result.
+    """
     if len(marks) < 3 or marks[-1][0] <= 0:
         return None
     lasted, received = marks[-1]
@@ -181,12 +186,12 @@ def link_seen(marks: Sequence[tuple[float, int]]) -> LinkSeen | None:
 async def _python(
     remote: Remote, words: Sequence[str], *, limit: Seconds = Seconds(12.0)
 ) -> dict[str, Any]:
-    """Run `scripts.measure_host` on the host; its answer. Raises RemoteError with what it said."""
+    """Run `scripts.measure_host` on the host and return its answer. Raises RemoteError."""
     program = resources.files("vmckpt.remote.scripts").joinpath("measure_host.py").read_text()
     answer = await remote.run(["python3", "-", *words], text=program, limit=limit)
     name = remote.host.name
     if answer.status == 127:
-        raise RemoteError(f"{name}: no python3 there to measure with")
+        raise RemoteError(f"{name}: not measured: python3 is not installed")
     try:
         said = json.loads(answer.out)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Facts about a host over ssh: a single script, answered in lines of `key value`; certificates.
+"""Probe a host over ssh: facts, certificates, and what it can reach.
 
-The script only reads. Its arguments (folders, ports) are quoted by ssh.py.
+Scripts answer in lines of `key value`. Only `same_files` writes, a temporary file.
 """
 
 import base64
@@ -34,11 +34,10 @@ CERTIFICATES = (
 )
 _PRESENT = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
 _SYS_PTRACE = 19
-"""The number of that capability."""
+"""Number of the capability."""
 
-# QEMU fetches missing pages by userfaultfd: by the system call, so the device, which is root's,
-# does not count. Which user it runs as: Debian's own choice is libvirt-qemu, and a line of its own
-# in qemu.conf says otherwise.
+# QEMU fetches missing pages by the system call userfaultfd; the device, which only root can open,
+# does not help. QEMU's user is libvirt-qemu on Debian, unless qemu.conf sets another one.
 _MAY_FAULT = r"""
 value() { sed -n "s/^ *$1 *= *\"\{0,1\}\([^\" ]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null; }
 may_fault() {
@@ -49,7 +48,7 @@ may_fault() {
     return 1
 }
 """
-# Not echo: that of dash makes a line break of a backslash and an n.
+# printf, as dash's echo would turn a backslash and an n into a line break.
 _SCRIPT = (
     _MAY_FAULT
     + r"""
@@ -80,15 +79,21 @@ done
 
 
 async def probe_host(remote: Remote, storage: Iterable[str]) -> HostProbe:
-    """Look at a host. Raises RemoteError or HostKeyRefused."""
-    await remote.run(["true"])  # the connection's own set-up must not count as clock skew
+    """Read facts about a host. Raises RemoteError or HostKeyRefused.
+
+    `storage`: folders whose free space to read.
+    """
+    await remote.run(["true"])  # so that connecting does not count as clock skew
     before = time.time()
     answer = await remote.run(["sh", "-s", "--", *storage, *CERTIFICATES], text=_SCRIPT)
     return parse(answer.out, asked=before, answered=time.time(), host=remote.host.name)
 
 
 def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
-    """Read the script's answer. `asked` and `answered` are our own clock, seconds since 1970."""
+    """Parse the script's answer. Raises RemoteError if it is invalid.
+
+    `asked` and `answered`: this machine's clock before and after, in seconds since 1970.
+    """
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -100,7 +105,7 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
         raise _nonsense(host, "\n".join(size for size, _ in room))
     pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]
     return HostProbe(
-        # The script reads the clock first, so the host's time is that of the question.
+        # The script reads the clock first, so its time corresponds to `asked`.
         clock_skew=Seconds(float(clock) - asked),
         clock_uncertainty=Seconds(answered - asked),
         links=frozenset(found.get("link", [])),
@@ -117,7 +122,7 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
 
 
 def _no_trace(found: dict[str, list[str]]) -> NoTrace | None:
-    """What speaks against it; what a host does not tell, does not."""
+    """Return why agents cannot trace QEMU; facts that the host does not report are ignored."""
     if _first(found, "machine") not in ("", "x86_64"):
         return NoTrace.PROCESSOR
     if _first(found, "yama") == "3":
@@ -132,13 +137,13 @@ def _no_trace(found: dict[str, list[str]]) -> NoTrace | None:
 
 def _nonsense(host: str, text: str) -> RemoteError:
     return RemoteError(
-        f"{host}: the probe's answer makes no sense: {text[:80]!r}",
-        hint="see that logins there print nothing",
+        f"{host}: the probe returned an invalid answer: {text[:80]!r}",
+        hint="make sure that logins on the host print nothing",
     )
 
 
 def decoded(body: str) -> str:
-    """A file that came as base64; nothing if that was none, as of a file that is empty."""
+    """Decode a file from base64; "" if it is empty or invalid."""
     try:
         return base64.b64decode(body, validate=True).decode(errors="replace")
     except ValueError:
@@ -150,7 +155,7 @@ def _first(found: dict[str, list[str]], key: str) -> str:
 
 
 async def uptime(remote: Remote) -> Seconds:
-    """Since when the host is up. Raises RemoteError."""
+    """Return how long the host has been up. Raises RemoteError."""
     answer = await remote.run(["cat", "/proc/uptime"])
     try:
         return Seconds(float(answer.out.split()[0]))
@@ -159,18 +164,19 @@ async def uptime(remote: Remote) -> Seconds:
 
 
 async def links(remote: Remote) -> frozenset[str]:
-    """Bridges and interfaces of a host. Raises RemoteError."""
+    """Return the bridges and network interfaces of a host. Raises RemoteError."""
     said = await remote.run(["ls", "-1", "/sys/class/net"])
     return frozenset(said.out.split())
 
 
 async def same_files(source: Remote, target: Remote, files: Sequence[str]) -> dict[str, bool]:
-    """For each file, whether both hosts see the same one under that path.
+    """Return for each file whether both hosts have the same one at this path.
 
-    Links are followed first. Then a file with random content is made in the folder on the source,
-    read on the target, and removed: equal paths, sizes and even inode numbers can belong to
-    different disks of cloned hosts, and a user of both hosts could make a file of that name. A file
-    in a folder that we may not write to is left out: nothing is known of it.
+    Symbolic links are followed first. Then a file with random content is created in the folder on
+    the source, read on the target, and removed: equal paths, sizes and even inode numbers can
+    belong to different disks of cloned hosts, and a user of both hosts could create a file with the
+    same name. A file in a folder that is not writable is left out, as nothing is known about it.
+    Raises RemoteError.
     """
     here, there = await _resolved(source, files), await _resolved(target, files)
     shared: dict[str, bool | None] = {}
@@ -201,18 +207,18 @@ done
 
 
 async def _resolved(host: Remote, files: Sequence[str]) -> dict[str, str]:
-    """Each file with all links followed that no other user made; itself where that fails.
+    """Resolve the links of each file; returns a file itself if that fails.
 
-    Raises RemoteError.
+    Only links that no other user can have created are followed. Raises RemoteError.
     """
     found = (await host.run(["sh", "-s", "--", *files], text=_RESOLVE)).out.split("\0")
-    # What follows the last zero byte is none. A path that is not absolute is something else's.
+    # There is one empty part after the last zero byte. Paths must be absolute.
     if len(found) != len(files) + 1 or not all(one == "" or one[0] == "/" for one in found):
         raise _nonsense(host.host.name, "\n".join(found))
     return {name: line or name for name, line in zip(files, found, strict=False)}
 
 
-# No list of processes shows the content.
+# The content is not an argument, so no list of processes shows it.
 _PLANT = (
     FILES
     + r"""
@@ -253,9 +259,10 @@ async def _same_folder(source: Remote, target: Remote, folder: str) -> bool | No
 
 
 async def peer_login(source: Remote, uri: str) -> str | None:
-    """None if the source can log in at the target's libvirtd; else the reason it gave.
+    """Return why the source cannot log in to the target's libvirtd; None if it can.
 
-    Without virsh on the source it cannot be tried, and the migration itself will tell: also None.
+    Also None if the source has no virsh to test with; then only the migration will show it. `uri`:
+    the target's, as seen from the source. Raises RemoteError.
     """
     answer = await source.run(
         ["timeout", "6", "virsh", "-q", "-c", uri, "hostname"], limit=Seconds(8.0)
@@ -263,12 +270,15 @@ async def peer_login(source: Remote, uri: str) -> str | None:
     if answer.status in (0, 127):
         return None
     if answer.status == 124:
-        return "no answer in 6 s"
-    return last_line(answer.err, f"virsh ended with {answer.status}").removeprefix("error: ")
+        return "no answer within 6 s"
+    return last_line(answer.err, f"virsh exited with {answer.status}").removeprefix("error: ")
 
 
 async def reachable(source: Remote, address: str, port: int) -> bool:
-    """Whether packets from the source reach that port; a refusal shows that they do."""
+    """Return whether packets from the source reach a port; a refused connection also proves it.
+
+    Raises RemoteError.
+    """
     answer = await source.run(
         ["timeout", "3", "bash", "-c", 'exec 3<>"/dev/tcp/$0/$1"', address, str(port)],
         limit=Seconds(6.0),
@@ -288,9 +298,10 @@ case $out in *"Kernel panic"*|*"Run /init"*) exit 0;; *) exit 1;; esac
 
 
 async def kvm_boots(remote: Remote) -> bool | None:
-    """Whether KVM runs an ordinary kernel up to its search for a root disk.
+    """Return whether KVM boots an ordinary kernel, up to its search for a root disk.
 
-    /dev/kvm may exist and still not manage that. None: no kernel is there to try with.
+    KVM may fail to do so although /dev/kvm exists. None: the host has no kernel to test with.
+    Raises RemoteError.
     """
     answer = await remote.run(["sh", "-s"], text=_KVM_SCRIPT, limit=Seconds(15.0))
     return None if answer.status == 3 else answer.status == 0
@@ -308,9 +319,10 @@ may_fault
 
 
 async def post_copy(target: Remote) -> tuple[str | None, str]:
-    """Why guests cannot arrive at that host by post-copy (None: they can).
+    """Return why guests cannot migrate to the host by post-copy (None: they can).
 
-    And the kind of file system on which it keeps the memory of guests that have it in files.
+    And the type of the file system for the memory of guests whose memory is in files. Raises
+    RemoteError.
     """
     answer = await target.run(["sh", "-s"], text=_POST_COPY)
     kind = last_line(answer.out, "unknown")
@@ -319,9 +331,9 @@ async def post_copy(target: Remote) -> tuple[str | None, str]:
     return "its QEMU may not use userfaultfd (sysctl vm.unprivileged_userfaultfd is not 1)", kind
 
 
-# The folder is found as libvirt finds it: the migrations' own key, the migrations' own folder if
-# there is one, the key for all purposes, the folder for all purposes. Copied disks use the same.
-# QEMU reads them itself, as its user: by default the one that Debian's or Fedora's packages make.
+# The folder is found as libvirt does: the setting for migrations, the folder for migrations if it
+# exists, the default setting, the default folder. Copying of disks uses the same. QEMU itself reads
+# the files, as its user, which is by default the one that Debian's or Fedora's packages create.
 _CERTIFICATES_SCRIPT = r"""
 say() { printf '%s\n' "$1"; }
 value() {
@@ -366,19 +378,19 @@ exit 0
 
 
 async def present(host: Remote, files: Sequence[str]) -> dict[str, bool]:
-    """Whether each file exists on a host, in one call. Raises RemoteError or HostKeyRefused."""
+    """Return for each file whether it exists on a host. Raises RemoteError or HostKeyRefused."""
     answer = await host.run(["sh", "-s", "--", *files], text=_PRESENT)
     answers = answer.out.split()
     if len(answers) != len(files) or not set(answers) <= {"y", "n"}:
         raise RemoteError(
-            f"{host.host.name}: looking for files: the answer makes no sense",
-            hint="see that logins there print nothing",
+            f"{host.host.name}: looking for files: invalid answer",
+            hint="make sure that logins on the host print nothing",
         )
     return {file: said == "y" for file, said in zip(files, answers, strict=True)}
 
 
 async def look_at_certificates(host: Remote) -> QemuCertificates:
-    """Look at a host. Raises RemoteError or HostKeyRefused."""
+    """Read QEMU's certificates on a host. Raises RemoteError or HostKeyRefused."""
     answer = await host.run(
         ["sh", "-s", "--", CA, SERVER, SERVER_KEY, CLIENT, CLIENT_KEY], text=_CERTIFICATES_SCRIPT
     )
@@ -386,15 +398,15 @@ async def look_at_certificates(host: Remote) -> QemuCertificates:
 
 
 def parse_certificates(text: str, host: str) -> QemuCertificates:
-    """Read the script's answer."""
+    """Parse the script's answer. Raises RemoteError if it is invalid."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
         found.setdefault(key, []).append(value)
     if not {"folder", "verify", "hostname"} <= set(found):
         raise RemoteError(
-            f"{host}: the look at its certificates makes no sense: {text[:80]!r}",
-            hint="see that logins there print nothing",
+            f"{host}: reading QEMU's certificates: invalid answer: {text[:80]!r}",
+            hint="make sure that logins on the host print nothing",
         )
     pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]
     return QemuCertificates(

@@ -1,25 +1,27 @@
 """Shell functions for files on hosts in directories that another user may own.
 
 That user can replace any name there, at any moment, by a symbolic link, a FIFO or another file. So
-a directory is entered level by level, names are then relative to it, and programs get an open file
-as /proc/self/fd/4. What `util.host_files` is for agents, this is for hosts without one.
+a directory is entered level by level, names are relative to it from then on, and programs get an
+open file as /proc/self/fd/4. Agents use `util.host_files` for the same purpose; these functions are
+for hosts without an agent.
 """
 
-# enter FOLDER: make it the current directory. A symbolic link on the way is followed if only root,
-# or our own user, can have put it there. Status 1: refused, and why on stderr; 2: it is missing.
-# reach FILE: enter its directory, and have its name there in $name; it may be such a link itself.
+# enter FOLDER: make it the current directory. A symbolic link on the way is followed only if no
+# user but root and the login's own can have created it. Status 1: refused, with the reason on
+# stderr; 2: it does not exist.
+# reach FILE: enter its directory, and set $name to its name there; FILE may be such a link itself.
 _ENTER = r"""
 me=$(id -u)
 state() { LC_ALL=C stat -c '%d:%i %u %F' -- "$1" 2>/dev/null; }
-# Where the link of that name leads, in $to.
+# Set $to to the target of the link of that name.
 target() {
     case $(state "./$1") in
     *" 0 symbolic link" | *" $me symbolic link") ;;
-    *) echo "$1 is a symbolic link of another user, or no directory" >&2; return 1 ;;
+    *) echo "$1 is a symbolic link of another user, or not a directory" >&2; return 1 ;;
     esac
     case $(LC_ALL=C stat -c '%u %A' .) in
     0\ d????-??-? | "$me "d????-??-? | *[tT]) ;;
-    *) echo "others can replace the symbolic link $1" >&2; return 1 ;;
+    *) echo "other users can replace the symbolic link $1" >&2; return 1 ;;
     esac
     to=$(readlink -- "./$1"; echo .)
     to=${to%??}
@@ -41,7 +43,7 @@ enter() {
             ;;
         *)
             turns=$((turns + 1))
-            [ "$turns" -le 40 ] || { echo "$1 leads over too many links" >&2; return 1; }
+            [ "$turns" -le 40 ] || { echo "$1 has too many links in its path" >&2; return 1; }
             target "$one" || return 1
             case $to in /*) cd / ;; esac
             rest=$to/$rest
@@ -56,17 +58,17 @@ reach() {
         name=${path##*/}
         [ -L "./$name" ] || return 0
         links=$((links + 1))
-        [ "$links" -le 40 ] || { echo "$1 leads over too many links" >&2; return 1; }
+        [ "$links" -le 40 ] || { echo "$1 has too many links in its path" >&2; return 1; }
         target "$name" || return 1
         case $to in /*) path=$to ;; *) at=$(pwd -P; echo .); path=${at%??}/$to ;; esac
     done
 }
 """
-# hold NAME: open a regular file of the current directory as descriptor 4, to be read and written.
-# Opening it so does not wait for a FIFO. A link that was there for a moment is not written through.
+# hold NAME: open a regular file of the current directory as descriptor 4, for reading and writing.
+# Opening with <> does not block on a FIFO. The second check detects a file swapped meanwhile.
 _HOLD = r"""
 hold() {
-    [ -f "./$1" ] && [ ! -L "./$1" ] || { echo "$1 is no regular file" >&2; return 1; }
+    [ -f "./$1" ] && [ ! -L "./$1" ] || { echo "$1 is not a regular file" >&2; return 1; }
     exec 4<>"./$1" || return 1
     [ -f /proc/self/fd/4 ] &&
         [ "$(stat -c %d:%i -- "./$1")" = "$(stat -L -c %d:%i /proc/self/fd/4)" ] || {
@@ -77,7 +79,7 @@ hold() {
 """
 FILES = _ENTER + _HOLD
 
-# ours FILE: whether no user but root, or our own, can have put that program there.
+# ours FILE: succeeds if no user but root and the login's own can have installed that program.
 PROGRAMS = r"""
 ours() {
     case $1 in /*) ;; *) return 1 ;; esac
@@ -88,8 +90,8 @@ ours() {
             at=$(dirname -- "$at"); set -- "$@" "$at"
         done
     done
-    # What is found belongs to another user, or others can write to it. In a sticky directory they
-    # can replace nothing that is ours.
+    # find prints what belongs to another user, or what others can write to. In a sticky directory
+    # others cannot replace our files.
     me=$(id -u)
     [ -z "$(find "$@" -maxdepth 0 ! -uid 0 ! -uid "$me" 2>&1
         find -L "$@" -maxdepth 0 \( ! -uid 0 ! -uid "$me" -o \

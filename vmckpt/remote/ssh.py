@@ -1,11 +1,11 @@
-"""Commands on a host over ssh; the host's key is always verified.
+"""Commands on a host over ssh. The host's key is always verified.
 
-An unknown or changed key is refused with the line that would have to be added; it is never added
-automatically. Connecting is retried, since that changes nothing; a command never is.
+An unknown or changed key is refused, and the error shows the line to add; keys are never added
+automatically. Connecting is retried, as it changes nothing; a command is never retried.
 
-The target's end of a migration stream that has died is closed from here, too. QEMU there waits for
-pages and cannot know that nothing sends any more: TCP tells it nothing. It lets go only when its
-socket is closed, and libvirt cannot ask it to while it waits.
+`drop` closes the target's end of a broken migration stream. The target's QEMU waits for pages and
+cannot know that the source is gone, as TCP does not report it. QEMU gives up only when its socket
+is closed, and libvirt cannot make it do so while it waits.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from vmckpt.model.host import Host, SshAddress
 from vmckpt.units import Seconds
 
 _KEEPALIVE = 30
-"""Seconds: firewalls forget a connection that is silent for some minutes."""
+"""Seconds. Firewalls drop connections that are idle for some minutes."""
 CONNECT_LIMIT = 8.0
 COMMAND_LIMIT = Seconds(20.0)
-# For all of it: a server that sends a byte now and then never uses up the limits of the steps.
+# Limit for the whole login: a server that sends a byte now and then never exceeds those of a step.
 _ENTER_LIMIT = 3 * CONNECT_LIMIT
 _MOST_OUTPUT = 8 << 20
 _MOST_KNOWN_HOSTS = 16 << 20
@@ -43,7 +43,7 @@ _SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command on a host gave."""
+    """The exit status and output of a command on a host."""
 
     status: int
     out: str
@@ -51,28 +51,28 @@ class Answer:
 
 
 def command_line(args: Sequence[str]) -> bytes:
-    """The line that the shell of a host's ssh server takes apart into just these arguments again.
+    """Quote arguments so that the shell of a host's ssh server splits them again unchanged.
 
-    All that runs on hosts comes through here. Raises ValueError if no line can carry an argument.
+    All commands on hosts are quoted here. Raises ValueError if an argument cannot be passed.
     """
     line = shlex.join(args).encode("utf-8", "surrogateescape")
     if b"\0" in line:
-        raise ValueError("a zero byte")
+        raise ValueError("an argument contains a zero byte")
     return line
 
 
 def last_line(text: str, otherwise: str) -> str:
-    """The last line that a command said, for people; `otherwise` if it said nothing."""
+    """Return the last line of a command's output, for messages; `otherwise` if there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_LONGEST_WORDS] if lines else otherwise
 
 
 class _TooMuch(Exception):
-    """The output has no end."""
+    """The output exceeds the limit."""
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):
-    """Unknown keys are refused with what the operator needs to decide."""
+    """Refuses unknown host keys, with an error that shows how to add the key."""
 
     def __init__(self, where: SshAddress) -> None:
         self._where = where
@@ -81,14 +81,14 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
         raise HostKeyRefused(
-            f"{hostname}: ssh key {fingerprint(key)} is not known",
-            hint=f"check it at the host, then add to {_file_to_edit(self._where)} the line:"
+            f"{hostname}: unknown ssh host key {fingerprint(key)}",
+            hint=f"verify it on the host, then add this line to {_file_to_edit(self._where)}:"
             f" {hostname} {key.get_name()} {key.get_base64()}",
         )
 
 
 def fingerprint(key: paramiko.PKey) -> str:
-    """As `ssh-keygen -l` prints it."""
+    """Return a key's type and fingerprint, as printed by `ssh-keygen -l`."""
     digest = base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
     return f"{key.get_name()} SHA256:{digest}"
 
@@ -98,9 +98,13 @@ def _file_to_edit(where: SshAddress) -> Path:
 
 
 class Remote:
-    """One host over ssh. The connection is opened at the first command and kept."""
+    """One host over ssh. The connection is opened at the first command and kept.
+
+    Use as `async with Remote(host) as remote`.
+    """
 
     def __init__(self, host: Host) -> None:
+        """Raises RemoteError if the host has no ssh address."""
         if host.ssh is None:
             raise RemoteError(
                 f"{host.name}: no ssh address", hint="add ssh: {address: ...} to the inventory"
@@ -120,15 +124,19 @@ class Remote:
     async def run(
         self, args: Sequence[str], *, text: str = "", limit: Seconds = COMMAND_LIMIT
     ) -> Answer:
-        """Run one command with `text` as its input; any exit status is an answer.
+        """Run one command with `text` as its input. Returns its exit status and output.
 
-        Raises RemoteError if there is no connection or no end within `limit`.
+        Raises RemoteError if there is no connection, or the command does not end within `limit`;
+        HostKeyRefused if the host's key is unknown or has changed.
         """
         client = await self._connected()
         return await asyncio.to_thread(self._run, client, args, text, limit)
 
     async def channel(self, args: Sequence[str]) -> paramiko.Channel:
-        """Start a command and leave its streams open. Raises RemoteError."""
+        """Start a command and return its channel with open streams.
+
+        Raises RemoteError or HostKeyRefused.
+        """
         client = await self._connected()
         return await asyncio.to_thread(self._start, client, args)
 
@@ -146,10 +154,10 @@ class Remote:
             channel = transport.open_session(timeout=CONNECT_LIMIT)
             line = command_line(args)
             channel.exec_command(line)
-        # Paramiko hands on whatever its thread met in what the server sent.
+        # Paramiko's thread can fail with any exception on invalid data from the server.
         except Exception as exc:
             reason = last_line(str(exc), type(exc).__name__)
-            raise RemoteError(f"{self.host.name}: {args[0]} was not started: {reason}") from exc
+            raise RemoteError(f"{self.host.name}: cannot start {args[0]}: {reason}") from exc
         return channel
 
     def _connect(self) -> paramiko.SSHClient:
@@ -188,33 +196,33 @@ class Remote:
         except paramiko.BadHostKeyException as exc:
             client.close()
             raise HostKeyRefused(
-                f"{name}: ssh key of {where.address} has changed: {fingerprint(exc.key)}, known is"
-                f" {fingerprint(exc.expected_key)}",
+                f"{name}: ssh host key of {where.address} has changed to {fingerprint(exc.key)};"
+                f" expected {fingerprint(exc.expected_key)}",
                 hint="if the host was reinstalled, replace its line in"
-                f" {_file_to_edit(where)} by: {where.address} {exc.key.get_name()}"
+                f" {_file_to_edit(where)} with: {where.address} {exc.key.get_name()}"
                 f" {exc.key.get_base64()}",
             ) from exc
         except paramiko.AuthenticationException as exc:
             client.close()
             raise RemoteError(
                 f"{name}: ssh login as {where.user}@{where.address} was refused",
-                hint="set key_file in the inventory or add the key to the agent",
+                hint="set key_file in the inventory or add the key to the ssh agent",
             ) from exc
         except OSError as exc:
             client.close()
-            # Silence has used up the time already; a refusal may be a daemon that restarts.
+            # A timeout is not retried; a refused connection may be due to a restart of sshd.
             kind = RemoteError if isinstance(exc, TimeoutError) else _NoConnection
             error = kind(f"{name}: ssh to {where.address}:{where.port}: {_why(exc)}")
             error.silent = _silent(exc)
             raise error from exc
-        # Paramiko hands on whatever its thread met in what the server sent.
+        # Paramiko's thread can fail with any exception on invalid data from the server.
         except Exception as exc:
             client.close()
             raise RemoteError(
-                f"{name}: ssh to {where.address}: {last_line(str(exc), 'it broke')}"
+                f"{name}: ssh to {where.address}: {last_line(str(exc), 'connection lost')}"
             ) from exc
         transport = client.get_transport()
-        if transport is not None:  # an order may take an hour in which nothing is said
+        if transport is not None:  # an agent's order may take an hour without any message
             transport.set_keepalive(_KEEPALIVE)
         return client
 
@@ -225,23 +233,23 @@ class Remote:
         try:
             line = command_line(args)
         except ValueError as exc:
-            raise RemoteError(f"{name}: {what} cannot be told {' '.join(args)!a}: {exc}") from exc
+            raise RemoteError(f"{name}: cannot run {' '.join(args)!a}: {exc}") from exc
         late = threading.Event()
         try:
             status, out, err = _talk(client, line, text, limit, late)
         except _TooMuch as exc:
             raise RemoteError(
-                f"{name}: {what} answered with more than {_MOST_OUTPUT >> 20} MiB",
-                hint="see that logins there print nothing",
+                f"{name}: {what} printed more than {_MOST_OUTPUT >> 20} MiB",
+                hint="make sure that logins on the host print nothing",
             ) from exc
-        # Paramiko hands on whatever its thread met in what the server sent.
+        # Paramiko's thread can fail with any exception on invalid data from the server.
         except Exception as exc:
             if late.is_set() or isinstance(exc, TimeoutError):
-                raise RemoteError(f"{name}: {what} gave no answer in {limit:g} s") from exc
+                raise RemoteError(f"{name}: {what}: no answer within {limit:g} s") from exc
             reason = last_line(str(exc), type(exc).__name__)
-            raise RemoteError(f"{name}: ssh broke during {what}: {reason}") from exc
+            raise RemoteError(f"{name}: ssh connection lost during {what}: {reason}") from exc
         if late.is_set():
-            raise RemoteError(f"{name}: {what} gave no answer in {limit:g} s")
+            raise RemoteError(f"{name}: {what}: no answer within {limit:g} s")
         return Answer(
             status=status, out=out.decode(errors="replace"), err=err.decode(errors="replace")
         )
@@ -250,7 +258,10 @@ class Remote:
 def _talk(
     client: paramiko.SSHClient, line: bytes, text: str, limit: Seconds, late: threading.Event
 ) -> tuple[int, bytes, bytes]:
-    """Run a command line to its end: status, output, errors. `late` is set if that is too late."""
+    """Run a command line and return its exit status, output and errors.
+
+    `late` is set if it does not end within `limit`.
+    """
     transport = client.get_transport()
     if transport is None:
         raise EOFError("no connection")
@@ -269,23 +280,23 @@ def _talk(
 
 
 def _drained(read: Callable[[int], bytes], close: Callable[[], None]) -> bytes:
-    """All that comes; _TooMuch if that has no end."""
+    """Read a stream to its end. Raises _TooMuch if it exceeds the limit."""
     found = bytearray()
     while more := read(1 << 16):
         found += more
         if len(found) > _MOST_OUTPUT:
-            close()  # whoever reads the other stream need not wait either
+            close()  # also ends the thread that reads the other stream
             raise _TooMuch
     return bytes(found)
 
 
 @contextmanager
 def _ended(close: Callable[[], object], limit: float, late: threading.Event) -> Iterator[None]:
-    """Close what is waited for when the time is up: that ends every wait, whatever for."""
+    """Call `close` when the time is up, which ends all waiting in the block."""
 
     def end() -> None:
         late.set()
-        # What is broken already need not be closed.
+        # A broken connection may fail to close.
         with suppress(OSError, EOFError, paramiko.SSHException):
             close()
 
@@ -300,7 +311,7 @@ def _ended(close: Callable[[], object], limit: float, late: threading.Event) -> 
 
 @contextmanager
 def _entering(where: SshAddress) -> Iterator[socket.socket]:
-    """A TCP connection, which is cut if the login takes too long in all."""
+    """Open a TCP connection, and shut it down if the login in the block takes too long."""
     line = socket.create_connection((where.address, where.port), timeout=CONNECT_LIMIT)
 
     late = threading.Event()
@@ -315,11 +326,11 @@ def _entering(where: SshAddress) -> Iterator[socket.socket]:
 
 
 class _LoginTooSlow(TimeoutError):
-    """There was a connection, so something lives there."""
+    """The login took too long, but the host accepted a connection, so it is not silent."""
 
 
 class _NoConnection(RemoteError, OSError):
-    """No connection at all; worth one more try."""
+    """No connection at all. Connecting is retried once."""
 
 
 def _alive(client: paramiko.SSHClient) -> bool:
@@ -328,10 +339,10 @@ def _alive(client: paramiko.SSHClient) -> bool:
 
 
 def _know(keys: paramiko.HostKeys, path: Path) -> None:
-    """Add what a known_hosts file says; lines that paramiko cannot read are passed over.
+    """Add the keys in a known_hosts file. Lines that paramiko cannot parse are skipped.
 
-    Keys marked @revoked are never known. @cert-authority lines are for certificates, which paramiko
-    does not check.
+    Keys marked @revoked are never added. @cert-authority lines are for certificates, which paramiko
+    does not verify.
     """
     try:
         with path.open(errors="replace") as file:
@@ -353,7 +364,7 @@ def _usual_known_hosts() -> list[Path]:
 
 
 def _silent(error: OSError) -> bool:
-    """Whether nothing at all has answered."""
+    """Return whether the host has not answered in any way."""
     if isinstance(error, TimeoutError):
         return not isinstance(error, _LoginTooSlow)
     return error.errno in (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH)
@@ -361,14 +372,14 @@ def _silent(error: OSError) -> bool:
 
 def _why(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
-        return "the name is not known"
+        return "unknown host name"
     if isinstance(error, TimeoutError):
-        return f"no answer in {CONNECT_LIMIT:g} s"
+        return f"no answer within {CONNECT_LIMIT:g} s"
     return error.strerror or str(error)
 
 
-# Only connections of this guest's QEMU on libvirt's migration ports: its display and other guests'
-# streams are not ours to close.
+# Only connections of this guest's QEMU on libvirt's migration ports are closed, not its display or
+# the streams of other guests.
 _SCRIPT = r"""
 pid=$(cat "/run/libvirt/qemu/$1.pid" 2>/dev/null) || exit 0
 case $pid in "" | *[!0-9]*) exit 0 ;; esac
@@ -384,13 +395,16 @@ done
 
 
 async def drop(remote: Remote, guest: str) -> int:
-    """Close the streams that come in for a guest; how many there were. Raises RemoteError."""
+    """Close the incoming migration streams of a guest. Returns their number.
+
+    `guest`: its name. Raises RemoteError.
+    """
     if "/" in guest:
-        raise RemoteError(f"{guest!r}: no guest can be called so")
+        raise RemoteError(f"{guest!r} is not a valid name of a guest")
     answer = await remote.run(["sh", "-s", "--", guest], text=_SCRIPT)
     if answer.status != 0:
         raise RemoteError(
-            f"{remote.host.name}: the stream of {guest} could not be closed:"
+            f"{remote.host.name}: cannot close the migration stream of {guest}:"
             f" {last_line(answer.err, f'status {answer.status}')}"
         )
     return len(answer.out.split())

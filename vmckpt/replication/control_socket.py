@@ -1,4 +1,4 @@
-"""Requests to a running agent: one JSON object a line over a unix socket for root alone."""
+"""Requests to a running agent: one JSON object per line, over a Unix socket only for root."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Control:
-    """Answers until it is closed. Use as `with Control(folder, answer)`."""
+    """A server that answers requests until it is closed. Use as `with Control(folder, answer)`."""
 
     def __init__(self, folder: Path, answer: Answer) -> None:
         self._path, self._answer = folder / SOCKET, answer
@@ -50,7 +50,7 @@ class Control:
                 asker, _ = self._socket.accept()
             except OSError:
                 return
-            # Whatever nonsense comes, the next one is answered.
+            # An invalid request must not keep the next one from being answered.
             with asker, suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
                 asker.settimeout(_CLIENT)
                 told = json.loads(_line(asker))
@@ -58,7 +58,11 @@ class Control:
 
 
 def ask(folder: Path, what: Mapping[str, Any], limit: Seconds = _CLIENT) -> dict[str, Any]:
-    """Ask the agent of a folder. Raises RemoteError if none answers."""
+    """Send a request to the agent of a folder and return its answer.
+
+    `limit`: time to wait for each step, in seconds. Raises RemoteError if no agent answers, or if
+    the answer is not a JSON object.
+    """
     with socket.socket(socket.AF_UNIX) as asker:
         asker.settimeout(limit)
         try:
@@ -68,7 +72,7 @@ def ask(folder: Path, what: Mapping[str, Any], limit: Seconds = _CLIENT) -> dict
         except (OSError, ValueError) as exc:
             raise RemoteError(f"no agent answers at {folder}: {exc}") from exc
     if not isinstance(told, dict):
-        raise RemoteError(f"the agent at {folder} talks nonsense")
+        raise RemoteError(f"the agent at {folder} sent an invalid answer")
     return told
 
 
@@ -83,23 +87,23 @@ def _line(peer: socket.socket) -> bytes:
 
 
 class Request(StrEnum):
-    """What can be asked for."""
+    """A request to the loop of an agent."""
 
     END = "end"
-    """End the protection; the guest runs on where it is."""
+    """End the protection; the guest keeps running where it is."""
     PLANNED = "planned"
-    """Switch to the backup without loss."""
+    """Switch over to the backup without loss."""
     FAILOVER = "failover"
-    """A person says that the primary is dead."""
+    """Fail over: the operator declares the primary dead."""
     TEST = "test"
     """Run a copy of the standby beside it."""
     END_TEST = "end-test"
     RUN_UNPROTECTED = "alone"
-    """Go on without the backup, which will never run the guest; see leave."""
+    """Run without the standby, which can never run the guest after that; see `solo_permission`."""
 
 
 class Requests:
-    """Set by one thread, looked at by another."""
+    """The pending requests: one thread adds them, another one handles them."""
 
     def __init__(self) -> None:
         self._set: set[Request] = set()
@@ -111,7 +115,7 @@ class Requests:
             self._changed.notify_all()
 
     def drop(self, request: Request) -> None:
-        """It cannot be fulfilled."""
+        """Remove a request that cannot be fulfilled."""
         with self._changed:
             self._set.discard(request)
 
@@ -120,10 +124,10 @@ class Requests:
 
     @property
     def any(self) -> bool:
-        """Whether something is wished for."""
+        """Whether any request is pending."""
         return bool(self._set)
 
     def wait(self, limit: Seconds) -> bool:
-        """Until something is wished for, or so long; whether something is."""
+        """Wait for a request, at most `limit` seconds. Returns whether one is pending."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._set), limit)

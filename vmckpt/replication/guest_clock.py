@@ -1,7 +1,7 @@
-"""A guest's clock, which stands still whenever the guest does, and when it is put right. Pure.
+"""Decide when to correct a guest's clock, which stops while the guest is paused. Pure.
 
-How far it is from the host's is taken for what its owner wants, from the first look on: a guest
-that lives in another year goes on living there.
+The clock's difference from the host's at the first reading is considered intended: a guest whose
+clock is set to another year keeps that year.
 """
 
 from dataclasses import dataclass, replace
@@ -9,49 +9,54 @@ from dataclasses import dataclass, replace
 from vmckpt.units import Seconds
 
 WORTH = Seconds(0.1)
-"""So little is left to the guest's own time service."""
+"""A smaller difference is left to the guest's own time service."""
 _SLACK = Seconds(1.0)
-"""What clocks and looks may be off, beside the pauses."""
+"""Difference that clocks and readings may show beyond the pauses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One look at the guest's clock."""
+    """One reading of the guest's clock."""
 
     ahead: Seconds
-    """Of the host's; negative: behind it."""
+    """How far the guest's clock is ahead of the host's; negative if it is behind."""
     doubt: Seconds
-    """Half of what the look took."""
+    """Uncertainty of the reading: half of the time that it took."""
     paused: Seconds
-    """For how long the guest has stood still since the look before."""
+    """How long the guest has been paused since the reading before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What is known of it."""
+    """What is known of a guest's clock."""
 
     usual: Seconds
-    """How far it is ahead of the host's by its owner's will."""
+    """How far the clock is meant to be ahead of the host's."""
     behind: Seconds = Seconds(0.0)
+    """How far the clock is behind where it is meant to be."""
     corrected: int = 0
-    """How often it was put right."""
+    """How often the clock was corrected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a look comes to."""
+    """The clock after a reading, and whether to correct it now."""
 
     clock: Clock
     put_right: bool
 
 
 def decide(clock: Clock | None, reading: Reading) -> Decision:
-    """`clock`: None at the first look."""
+    """Decide whether a reading calls for a correction.
+
+    `clock`: what was known before this reading; None at the first one. A clock that differs by
+    more than pauses explain was set in the guest, and the new difference is considered intended.
+    """
     if clock is None:
         return Decision(Clock(usual=reading.ahead), put_right=False)
     behind = Seconds(clock.usual - reading.ahead)
     if behind < -reading.doubt or behind > reading.paused + _SLACK + reading.doubt:
-        # No pause does that: somebody has set it.
+        # Pauses do not explain this difference: the clock was set in the guest.
         return Decision(replace(clock, usual=reading.ahead, behind=Seconds(0.0)), put_right=False)
     told = replace(clock, behind=behind)
     if behind <= max(WORTH, 2 * reading.doubt):

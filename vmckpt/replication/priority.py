@@ -1,8 +1,8 @@
-"""The priority of an agent: while it gets no processor, the lease is not renewed and output waits.
+"""Raise the priority of an agent: without CPU time it neither renews the lease nor releases output.
 
-Linux compares the nice values of processes of one session only, where it groups processes by
-session (`kernel.sched_autogroup_enabled`, see sched(7)). So the session gets a nice value, too:
-among 16 sessions that want 2 processors, starting an agent took 7.4 s with its own alone, and
+Where Linux groups processes by session (`kernel.sched_autogroup_enabled`, see sched(7)), it
+compares nice values only within a session. So the session gets a nice value, too: with 16 busy
+sessions on 2 processors, starting an agent took 7.4 s with the process's own nice value alone, and
 0.9 s with both.
 """
 
@@ -14,8 +14,8 @@ _AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def raise_own() -> None:
-    """Go before ordinary processes. Raises OSError if we may not."""
+    """Schedule this process before ordinary ones. Raises OSError if that is not permitted."""
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    # A session that others share is not ours to change.
+    # A session that another process leads has other processes in it: leave its value alone.
     if os.getsid(0) == os.getpid() and _AUTOGROUP.exists():
         _AUTOGROUP.write_text(str(NICE))

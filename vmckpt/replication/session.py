@@ -1,8 +1,8 @@
 """What an agent must know to continue a protection, and how a protection ended.
 
-It is written down before anything is changed: one directory for each protected guest, on tmpfs and
-for root alone. It disappears when the host restarts, and so does the guest. A new agent begins with
-what it finds there.
+The session is written before anything is changed, to a directory on tmpfs for each protected guest,
+which only root can read. It disappears when the host restarts, and so does the guest. A new agent
+continues from what it finds there.
 """
 
 import json
@@ -20,21 +20,21 @@ from vmckpt.units import BytesPerSecond, Seconds
 from vmckpt.util import atomic_file, host_directories
 
 EARLIER = Path("/dev/shm/vmckpt-replica")
-"""Where earlier versions had these folders."""
+"""Where earlier versions kept these directories."""
 _FILE, _MEMORY = "session.json", "memory"
 _REPLICATION = "replication"
 
 
 def folder_of(guest: str) -> Path:
-    """Where the agents of a guest (a UUID) have their files on this host.
+    """Return the directory of a guest's agents on this host; `guest` is a UUID.
 
-    Raises RemoteError if others than root can have written there.
+    Raises RemoteError if users other than root may have written there.
     """
     folder, earlier = host_directories.RUN / _REPLICATION / guest, EARLIER / guest
     if folder.exists():
         host_directories.verify(folder)
     elif earlier.exists():
-        # Whoever else made one there is not listened to.
+        # A directory there that another user created is ignored.
         with suppress(RemoteError):
             host_directories.verify(earlier)
             return earlier
@@ -42,9 +42,9 @@ def folder_of(guest: str) -> Path:
 
 
 def make_folder(guest: str) -> Path:
-    """Make it, and the one for what is as large as the guest's memory.
+    """Create the guest's directory, and the one for files as large as the guest's memory.
 
-    Raises RemoteError as `folder_of`, OSError.
+    Returns the first. Raises OSError, and RemoteError as `folder_of` does.
     """
     folder = host_directories.run_dir(_REPLICATION, guest)
     with suppress(FileExistsError):
@@ -53,9 +53,9 @@ def make_folder(guest: str) -> Path:
 
 
 def memory_of(folder: Path) -> Path:
-    """Where copies of memory and logs of disk writes are that belong to such a folder.
+    """Return the directory of the copies of memory and logs of disk writes of a guest's `folder`.
 
-    Raises RemoteError if another user made what is there now, OSError.
+    Raises OSError, and RemoteError if another user created what is there now.
     """
     link = folder / _MEMORY
     if not link.is_symlink():
@@ -67,9 +67,9 @@ def memory_of(folder: Path) -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove it with all that belongs to it; fine if there is none."""
+    """Remove a guest's directory and its memory directory; does nothing if there is none."""
     memory = None
-    with suppress(OSError, RemoteError):  # what is another user's is left alone
+    with suppress(OSError, RemoteError):  # another user's files are left alone
         memory = memory_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
     if memory is not None:
@@ -78,7 +78,7 @@ def remove_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Where the lease on the guest is kept, and who we are there."""
+    """Where the lease on the guest is kept, its login, and its times."""
 
     url: str
     """A PostgreSQL URL with the protection's own user and password."""
@@ -87,7 +87,7 @@ class Lease:
 
     @property
     def terms(self) -> lease_terms.LeaseTerms:
-        """What both ends keep to."""
+        """The times that the primary and the backup adhere to."""
         return lease_terms.LeaseTerms(ttl=self.ttl, margin=self.margin)
 
 
@@ -96,14 +96,14 @@ class Disk:
     """One replicated disk."""
 
     target: str
-    """Its name in the guest: "vda"."""
+    """The disk's name in the guest, as "vda"."""
     size: int
     """Bytes."""
     path: str
-    """Of its image on this host."""
+    """Path of the disk's image on this host."""
     format: str
     taken: bool = False
-    """Backup: the image was there before, and stays when the standby goes."""
+    """Backup: the image existed before, and is kept when the standby is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,26 +111,26 @@ class ProtectionTerms:
     """How the guest is to be protected."""
 
     interval: Seconds | None
-    """None: chosen by what an epoch costs."""
+    """Time between two epochs; None: chosen by what an epoch costs."""
     automatic: bool
-    """A dead host is left without asking anybody; the primary may be stopped for that."""
+    """Fail over from a dead host without the operator; the primary may be killed for that."""
     slowdown: float = 0.10
-    """For a chosen interval: the share of the guest's time that pauses may take."""
+    """Without a fixed interval: the share of the guest's time that pauses may take, 0 to 1."""
     max_pause: Seconds = Seconds(0.5)
     hold: Seconds = Seconds(5.0)
-    """For so long output waits for a backup that is gone, before the guest goes on without it."""
+    """How long output waits for a lost backup before the guest continues without it."""
     bandwidth: BytesPerSecond | None = None
-    """Most that may be sent in a second, but for the last epoch of a switch; None: no limit."""
+    """Maximum send rate, except for the last epoch of a switchover; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One end of a protection. `role`: "primary" or "backup"."""
+    """One end of a protection. `role` is "primary" or "backup"."""
 
     role: str
     session: str
     guest: str
-    """Its UUID."""
+    """The guest's UUID."""
     name: str
     host: str
     peer: str
@@ -143,44 +143,52 @@ class Session:
     """Where the backup listens."""
     port: int
     owner: tuple[int, int]
-    """As whom QEMU runs here."""
+    """User and group IDs that QEMU runs as on this host."""
     cards: tuple[str, ...] = ()
-    """Primary: whose output is held."""
+    """Primary: the network cards whose output is buffered."""
     undo: str = ""
-    """Primary: what is changed in QEMU, as migration_settings.Undo's JSON."""
+    """Primary: what epochs change in QEMU, as the JSON of `migration_settings.Undo`."""
     definition: str = ""
-    """Primary: the stored definition, which is gone while it is protected; backup: the one that is
-    stored once the guest runs there."""
+    """Primary: the guest's persistent definition, which is removed while the guest is protected;
+    backup: the definition to store once the guest runs there."""
     state: str = ""
-    """Backup: a folder on disk for epochs' writes."""
+    """Backup: a directory on disk for the disk writes of epochs."""
     moves: bool = False
-    """It is a migration: it ends with the switch, before which nobody may take over."""
+    """The session is a migration: it ends with the switchover, before which the standby may not
+    take over."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def needs_leave(self) -> bool:
-        """Only the controller can know that no standby is made to run: it powers hosts off."""
+        """Whether the guest needs the controller's permission to run unprotected.
+
+        Without a lease store, only the controller, which powers hosts off, knows that no standby
+        is about to run.
+        """
         return self.terms.automatic and self.lease is None and not self.moves
 
     def write(self, folder: Path) -> None:
-        """Raises OSError."""
+        """Write the session to a guest's directory. Raises OSError."""
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         atomic_file.put(folder / _FILE, json.dumps(asdict(self)), private=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """None: there is none. Raises BadInput."""
+        """Read the session of a guest's directory. Returns None if there is none.
+
+        Raises BadInput if the file is invalid.
+        """
         try:
             told = json.loads((folder / _FILE).read_text())
             return cls.from_json(told)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, OSError) as exc:
-            raise BadInput(f"{folder / _FILE} makes no sense: {exc}") from exc
+            raise BadInput(f"{folder / _FILE} is invalid: {exc}") from exc
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """Raises TypeError, KeyError."""
+        """Build a session from parsed JSON. Raises TypeError, KeyError if it is invalid."""
         lease = told["lease"]
         return cls(
             **{
@@ -195,15 +203,15 @@ class Session:
 
 
 class ProtectionOutcome(StrEnum):
-    """What became of the guest, or of its standby."""
+    """How a protection ended."""
 
     FAILED_OVER = "failed-over"
-    """It runs on the backup."""
+    """The guest runs on the backup."""
     SWITCHED = "switched"
-    """It went over as planned: the primary's word for it."""
+    """The guest was switched over as planned, as the primary reports it."""
     ENDED = "ended"
-    """By somebody's wish."""
+    """The protection was ended on request."""
     DIED = "died"
-    """Its QEMU did, on the primary."""
+    """The guest's QEMU ended on the primary."""
     LOST = "lost"
     """The standby's QEMU is gone."""

@@ -1,4 +1,4 @@
-"""How a protection stands, as an agent tells it: numbers with their units in their names."""
+"""The status of a protection as an agent reports it; keys of numbers end in their unit."""
 
 import threading
 import time
@@ -16,24 +16,24 @@ from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.units import Seconds
 
 _KEPT = 600
-"""Epochs that medians are made of."""
+"""Number of latest epochs that medians are computed from."""
 _RECENT = 5
 
 
 class Phase(StrEnum):
-    """Where a protection is."""
+    """The phase that a protection is in."""
 
     CONNECTING = "connecting"
     COPYING = "copying"
-    """The backup gets what it lacks; it is not ready unless it was before."""
+    """The backup receives what it lacks; it is not ready unless it was before."""
     PROTECTING = "protecting"
     ALONE = "alone"
-    """The guest runs without protection: the backup is gone."""
+    """The guest runs unprotected: the backup is lost."""
     ENDED = "ended"
 
 
 class PrimaryStatus:
-    """The primary's. Filled by its loop, read by whoever asks."""
+    """The status of the primary: its loop updates it, other threads read it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -46,13 +46,13 @@ class PrimaryStatus:
         self._pauses: deque[float] = deque(maxlen=_KEPT)
         self._cycles: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self._sent = 0
-        """Over lines that were cut."""
+        """Bytes sent over earlier connections."""
         self._waits: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-        """Of each epoch: for how long the guest ran in it, and what its last packet waited."""
+        """For each epoch how long the guest ran in it, and how long its last packet waited."""
         self._worst_lag = 0.0
         self._taken: float | None = None
         self._held_since: float | None = None
-        """Since when the guest runs in the epoch that is open; None: its output is not held."""
+        """Since when the guest runs in the open epoch; None: its output is not buffered."""
         self._paused = 0.0
         self._clock_told: Clock | None = None
         self._began = clock()
@@ -63,29 +63,32 @@ class PrimaryStatus:
             self._told.pop("says", None)
 
     def alone(self, why: str) -> None:
-        """The guest runs without its backup, as long as that is so."""
+        """Note that the guest runs unprotected, until the next `phase`; `why` is shown to users."""
         with self._lock:
             self._phase, self._told["says"] = Phase.ALONE, why
 
     def devices_changed(self) -> None:
-        """A device was plugged in or out: the standby is another machine, for good."""
+        """Note that a device was plugged or unplugged, so that the standby no longer matches."""
         with self._lock:
             self._told["devices_changed"] = True
 
     def finds(self, finder: str, why: str) -> None:
-        """What finds changed pages, and why it does."""
+        """Note which method finds changed pages, and why it was chosen."""
         with self._lock:
             self._told["finder"], self._told["finder_why"] = finder, why
 
     def enforced(self, by: str, why_not: str | None) -> None:
-        """What kills the guest at the end of its lease; why the kernel does not."""
+        """Note what kills the guest at the end of its lease.
+
+        `why_not`: why the kernel does not do it; None if it does.
+        """
         with self._lock:
             self._told["enforced_by"] = by
             if why_not is not None:
                 self._told["enforced_why"] = why_not
 
     def let_out(self, lost: int) -> None:
-        """Output is held no more; `lost` as for an epoch."""
+        """Note that output is not buffered any more; `lost` as for `epoch`."""
         with self._lock:
             self._held_since = None
             self._told["packets_lost"] = lost
@@ -101,36 +104,36 @@ class PrimaryStatus:
         self.say(why)
 
     def silent(self) -> Seconds:
-        """For how long nothing has been heard of the backup."""
+        """Return the time since anything was received from the backup."""
         heard = self._line.heard if self._line is not None else self._heard
         return Seconds(self._clock() - heard)
 
     def say(self, what: str) -> None:
-        """What is in the way just now."""
+        """Note the current problem, as a message for users."""
         with self._lock:
             self._told["says"] = what
 
     def heard(self, peer: Mapping[str, Any]) -> None:
-        """What the backup tells of itself."""
+        """Note the status that the backup reports."""
         self._peer = dict(peer)
 
     def copied(self, left: int, *, ready: bool) -> None:
-        """How far the first copy is."""
+        """Note the progress of the first copy; `left`: pages that the backup still lacks."""
         with self._lock:
             self._told["pages_left"], self._told["disks_ready"] = left, ready
 
     @property
     def paused(self) -> Seconds:
-        """For how long the guest has stood still for epochs."""
+        """How long the guest has been paused for epochs, in total."""
         return Seconds(self._paused)
 
     def clock(self, clock: Clock) -> None:
-        """What its agent says of the guest's clock."""
+        """Note what is known of the guest's clock."""
         with self._lock:
             self._clock_told = clock
 
     def compared(self, progress: Progress) -> None:
-        """How far the disks are, when the standby is brought up or when it was."""
+        """Note the progress of the disks' synchronisation; it stays shown when it is done."""
         with self._lock:
             self._told["disks_bytes"] = progress.whole
             self._told["disks_compared_bytes"] = progress.compared
@@ -143,7 +146,11 @@ class PrimaryStatus:
     def epoch(
         self, number: int, epoch: Epoch, *, size: int, busy: Seconds, sending: Seconds, lost: int
     ) -> None:
-        """One was committed; `lost`: packets that QEMU has dropped so far."""
+        """Note a committed epoch.
+
+        `size`: bytes sent for it; `busy`: time from the capture to the acknowledgement; `sending`:
+        the part of that until all was sent; `lost`: packets that QEMU has dropped so far, in total.
+        """
         now = self._clock()
         with self._lock:
             if self._taken is not None:
@@ -167,7 +174,10 @@ class PrimaryStatus:
             self._told["packets_lost"] = lost
 
     def note(self) -> dict[str, Any]:
-        """What the backup is told with each heartbeat: little, and nothing of what it has told."""
+        """Return what each heartbeat reports to the backup.
+
+        It is short, and repeats nothing that the backup has reported.
+        """
         with self._lock:
             clock = self._clock_told
             return {
@@ -176,7 +186,7 @@ class PrimaryStatus:
             }  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
-        """For a person or program."""
+        """Return the full status, for users and programs."""
         with self._lock:
             now, line = self._clock(), self._line
             lag = None if self._taken is None else now - self._taken
@@ -204,17 +214,17 @@ class PrimaryStatus:
             return told
 
     def _delays(self, now: float) -> dict[str, Any]:
-        """What packets wait that the guest sends at any time while it runs."""
+        """Return the mean and worst delay of a packet that the guest sends at a random moment."""
         ran = sum(one for one, _ in self._waits)
         mean = sum(one * (one / 2 + more) for one, more in self._waits) / ran if ran else None
         worst = max(sum(one) for one in self._waits)
-        # One that was sent right after the last epoch waits still.
+        # A packet that was sent right after the last epoch is still waiting.
         waits = 0.0 if self._held_since is None else now - self._held_since
         return {"output_delay_s": mean, "output_delay_worst_s": max(worst, waits)}
 
 
 def _clock(told: Clock | None, paused: float) -> dict[str, Any]:
-    """Without a guest agent all that it stood still is what its clock is behind."""
+    """Without a guest agent, the clock is assumed to be behind by the total of all pauses."""
     if told is None:
         return {"guest_clock_behind_s": paused, "guest_clock_corrected": None}
     return {"guest_clock_behind_s": told.behind, "guest_clock_corrected": told.corrected}

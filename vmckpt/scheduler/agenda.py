@@ -1,7 +1,7 @@
-"""What schedules of snapshots ask for now, and when to look again. Pure.
+"""Decide what snapshot schedules require now, and when to look again. Pure.
 
-All that is known comes in: what is in the stores, what this service did and could not do. Nothing
-is remembered here, so a service that was killed goes on where it was.
+The input is everything that is known: what the stores contain, what this service did, and what
+failed. No state is kept here, so a service that was killed continues where it was.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,20 +25,20 @@ from vmckpt.snapshot.retention import Kept
 from vmckpt.units import Seconds
 
 COLLECT = Seconds(6 * 3600.0)
-"""How often what no snapshot needs is collected."""
+"""How often data that no snapshot needs is collected, in seconds."""
 _FIRST, _LONGEST = Seconds(30.0), Seconds(3600.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestPlace:
-    """A guest, and where it is."""
+    """A guest and its host."""
 
     uuid: str
     name: str
     host: str
     active: bool
     seen: bool = True
-    """Its host answers."""
+    """Whether its host answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,31 +49,31 @@ class Order:
     policy: str
     schedule: Schedule
     store: str
-    """Where its snapshots land."""
+    """The store that its snapshots are taken into."""
     when: When
-    """With `auto` reckoned."""
+    """When snapshots are due; `every: auto` is replaced by the interval computed for the guest."""
     reckoned: str | None = None
-    """The arithmetic of that."""
+    """How that interval was computed; None unless `every: auto`."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """What its snapshots are known by: the guest's UUID, and the tag."""
+        """What identifies its snapshots: the guest's UUID and the schedule's name."""
         return self.place.uuid, self.schedule.name
 
     @property
     def stores(self) -> tuple[tuple[str, Keep], ...]:
-        """All that it uses, and what stays in each."""
+        """All stores that it uses, with the retention of each."""
         copies = ((one.store, one.keep) for one in self.schedule.copies)
         return ((self.store, self.schedule.keep), *copies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A snapshot that is in a store, signed by somebody trusted."""
+    """A snapshot in a store, signed by a trusted writer."""
 
     kept: Kept
     looked_at: Mapping[str, float] = field(default_factory=dict)
-    """By depth: when it was last verified."""
+    """When it was last verified, by depth."""
 
     @property
     def key(self) -> tuple[str, str | None]:
@@ -82,56 +82,59 @@ class Held:
 
 
 Shelf = Mapping[str, Held]
-"""What is in a store, by id."""
+"""The snapshots in a store, by ID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Something that went wrong and is tried again."""
+    """Work that failed and is tried again."""
 
     times: int
-    """In a row."""
+    """Number of failures in a row."""
     until: float
+    """When it may be tried again, in seconds since 1970."""
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """All that is known at one moment."""
+    """Everything that is known at one moment."""
 
     now: float
     zone: tzinfo
     orders: Sequence[Order]
     shelves: Mapping[str, Shelf | None]
-    """By store; None: it does not answer."""
+    """The snapshots of each store; None: the store does not answer."""
     taken: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """When this service last took one, by its own clock: that of a host may be another."""
+    """When this service last took a snapshot for an order, by its own clock: a host's may differ.
+    Keys: Order.key."""
     proved: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """By store and id: when this service last verified it, should that not be written down."""
+    """When this service last verified a snapshot, by store and ID, in case the result could not be
+    recorded in the store."""
     opens: bool = True
-    """Whether there is a key to look deeper with than at what is sealed."""
+    """Whether there is a key to verify more than the sealed data."""
     collected: Mapping[str, float] = field(default_factory=dict)
     busy: frozenset[str] = frozenset()
-    """Lanes in which something is at work."""
+    """Lanes in which work is in progress."""
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """By the key of the work."""
+    """Failed work, by its key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is to be told of one order."""
+    """The state of one order, for display."""
 
     order: Order
     last: float | None
     """When its last snapshot was made."""
     due: float | None
-    """When it is next; at `now` or before: now. None: nobody knows."""
+    """When the next snapshot is due; `now` or earlier means now. None: unknown."""
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agenda:
-    """What to do now, one of each lane, and when to look again at the latest."""
+    """What to do now, at most one piece of work per lane, and when to look again at the latest."""
 
     rows: tuple[Row, ...]
     work: tuple[Work, ...]
@@ -139,18 +142,18 @@ class Agenda:
 
 
 def troubled(before: Trouble | None, now: float, why: str) -> Trouble:
-    """After one more failure: each wait is twice the one before."""
+    """Return the trouble after one more failure; each wait is twice the wait before."""
     times = 1 if before is None else before.times + 1
     wait = min(_FIRST * 2 ** min(times - 1, 16), _LONGEST)
     return Trouble(times=times, until=now + wait, why=why)
 
 
 def agenda(scene: Scene) -> Agenda:
-    """What is to be done."""
+    """Decide what is to be done."""
     away = _out_of_sight(scene.orders)
     rows = tuple(_row(order, scene, away) for order in scene.orders)
     checks = list(_verifies(scene))
-    # What a check finds may change what stays.
+    # The result of a check may change which snapshots are kept.
     unsure = {one.store for one in checks if _waits(one.key, scene) is None}
     wanted = [
         *_takes(scene, rows),
@@ -178,9 +181,9 @@ def agenda(scene: Scene) -> Agenda:
 
 
 def _waits(key: str, scene: Scene) -> float | None:
-    """Until when something that failed is left alone; None: it may be tried."""
+    """Return until when failed work is left alone, or None if it may be tried now."""
     trouble = scene.troubles.get(key)
-    # No wait is so long: the clock was put back.
+    # A longer wait than the maximum means that the clock was set back.
     if trouble is None or not 0 < trouble.until - scene.now <= _LONGEST:
         return None
     return trouble.until
@@ -190,14 +193,14 @@ def _waits(key: str, scene: Scene) -> float | None:
 
 
 def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], GuestPlace]) -> Row:
-    """`unseen`: see _out_of_sight."""
+    """Return the row of an order. `unseen`: see _out_of_sight."""
     last = _last(order, scene)
     shelf = scene.shelves.get(order.store)
     away = None if order.place.seen else order.place
     if away is None and order.schedule.group:
         away = unseen.get((order.policy, order.schedule.name))
     if away is not None:
-        which = "" if away is order.place else f"it waits for {away.name}: "
+        which = "" if away is order.place else f"waiting for {away.name}: "
         return Row(order=order, last=last, due=None, why=f"{which}{away.host} does not answer")
     if not order.place.active:
         return Row(order=order, last=last, due=None, why="the guest is shut off")
@@ -211,14 +214,14 @@ def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], GuestPlace
     if not due.now:
         return Row(order=order, last=last, due=due.next, why=order.schedule.text)
     if trouble is not None and waits is not None:
-        why = f"failed {trouble.times} times; tried again then"
+        why = f"failed {trouble.times} times; will be retried"
         return Row(order=order, last=last, due=waits, why=why)
-    why = "there is none yet" if last is None else order.schedule.text
+    why = "no snapshot yet" if last is None else order.schedule.text
     return Row(order=order, last=last, due=scene.now, why=why)
 
 
 def _out_of_sight(orders: Sequence[Order]) -> Mapping[tuple[str, str], GuestPlace]:
-    """For each policy and schedule of a group, a member that keeps all of it waiting."""
+    """Return, for each policy and schedule of a group, a member that keeps the group waiting."""
     return {
         (one.policy, one.schedule.name): one.place
         for one in orders if one.schedule.group and not one.place.seen
@@ -226,7 +229,10 @@ def _out_of_sight(orders: Sequence[Order]) -> Mapping[tuple[str, str], GuestPlac
 
 
 def _last(order: Order, scene: Scene) -> float | None:
-    """When the last snapshot was made; one that is damaged, or of the future, is none."""
+    """Return when the last snapshot was taken.
+
+    Snapshots that are damaged, or dated in the future, do not count.
+    """
     own = scene.taken.get(order.key)
     if own is not None and own <= scene.now:
         return own
@@ -248,7 +254,7 @@ def _shelves(order: Order, scene: Scene) -> Iterator[Shelf]:
 
 def _takes(scene: Scene, rows: Sequence[Row]) -> Iterator[Work]:
     due = [row for row in rows if row.due is not None and row.due <= scene.now]
-    # Who waited longest goes first: one host takes one after the other.
+    # The guest that waited longest goes first, as a host takes one snapshot after the other.
     for row in sorted(due, key=lambda one: one.last or 0.0):
         if not row.order.schedule.group:
             yield _take(row.order)
@@ -260,7 +266,7 @@ def _takes(scene: Scene, rows: Sequence[Row]) -> Iterator[Work]:
             row.order for row in rows
             if (row.order.policy, row.order.schedule.name) == (policy, name)
         ]  # fmt: skip
-        # One that is off has nothing to say to the others.
+        # A guest that is shut off exchanges nothing with the others, so it is left out.
         running = [one.place for one in members if one.place.active]
         if len(running) == 1:
             one = next(one for one in members if one.place is running[0])
@@ -284,11 +290,11 @@ def _take(order: Order) -> CreateSnapshot:
 
 
 def _missing(order: Order, target: str, keep: Keep, scene: Scene) -> list[str] | None:
-    """What is to be copied there still, the oldest first; None: it cannot be told."""
+    """Return what remains to be copied to `target`, the oldest first; None if unknown."""
     near, far = scene.shelves.get(order.store), scene.shelves.get(target)
     if near is None or far is None:
         return None
-    # That one is pinned or was proved in one store says nothing of its copy in another.
+    # A snapshot's pin and checks in one store say nothing about its copy in another.
     both = {**{id_: _as_copied(held) for id_, held in near.items()}, **far}
     verdicts = _plan(order, both, keep, scene)
     wanted = [
@@ -304,10 +310,10 @@ def _as_copied(held: Held) -> Held:
 
 
 def _plan(order: Order, shelf: Shelf, keep: Keep, scene: Scene) -> set[str]:
-    """What of the guest's snapshots stays."""
+    """Return the IDs of the guest's snapshots that are kept."""
     mine = [held.kept for held in shelf.values() if held.kept.guest == order.place.uuid]
     cuts = {one.group for one in mine if one.group is not None}
-    # What others keep of a cut keeps the guest's part of it, too.
+    # A member of a group that is kept for another guest keeps this guest's member as well.
     beside = [
         held.kept for held in shelf.values()
         if held.kept.group in cuts and held.kept.guest != order.place.uuid
@@ -344,7 +350,7 @@ def _prunes(order: Order, scene: Scene) -> Iterator[PruneSnapshots]:
 
 
 def _not_copied(order: Order, shelf: Shelf, scene: Scene) -> set[str] | None:
-    """What must stay until it is copied; None: nobody knows."""
+    """Return the snapshots that must stay until they are copied, or None if unknown."""
     found: set[str] = set()
     for copy in order.schedule.copies:
         missing = _missing(order, copy.store, copy.keep, scene)
@@ -374,7 +380,7 @@ def _verifies(scene: Scene) -> Iterator[VerifySnapshots]:
                          *(_past(held.looked_at.get(str(one)), scene) for one in depths))
                 for id_, held in mine.items()
             }  # fmt: skip
-            # That somebody looked at one of them by hand says nothing of the others.
+            # A manual check of one snapshot says nothing about the others.
             last = min(
                 (max(at, _past(mine[id_].kept.made_at, scene)) for id_, at in looked.items()),
                 default=scene.now,
@@ -386,7 +392,7 @@ def _verifies(scene: Scene) -> Iterator[VerifySnapshots]:
 
 
 def _past(at: float | None, scene: Scene) -> float:
-    """A time; what lies ahead, since a clock was put back, counts as never."""
+    """Return a time, or 0 for never. A time in the future, after a clock was set back, is never."""
     return 0.0 if at is None or at > scene.now else at
 
 

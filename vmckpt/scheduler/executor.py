@@ -1,4 +1,4 @@
-"""Carries out one piece of a service's work in stores; in a thread, until `stop` is set."""
+"""Carry out one piece of a service's work on stores, in a thread, until `stop` is set."""
 
 import threading
 import time
@@ -21,18 +21,18 @@ from vmckpt.units import show_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Did:
-    """What came of it."""
+    """The result of a piece of work."""
 
     text: str
-    """For people, in one line."""
+    """One line for display."""
     values: dict[str, Any]
     good: bool = True
-    """False: something is wrong in the store that somebody has to know."""
+    """False: the store is damaged, which an operator has to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executor:
-    """What stores are tended with."""
+    """Carries out work on stores; `stop` cancels it."""
 
     shelves: Shelves
     keys: Keyring
@@ -40,7 +40,7 @@ class Executor:
     stop: threading.Event
 
     def run(self, work: CopySnapshot | PruneSnapshots | VerifySnapshots | CollectGarbage) -> Did:
-        """Do it. Raises StoreError, and Cancelled if `stop` was set meanwhile."""
+        """Carry out the work. Raises StoreError, and Cancelled if `stop` was set meanwhile."""
         match work:
             case CopySnapshot():
                 return self._copy(work)
@@ -53,7 +53,7 @@ class Executor:
 
     def _heard(self, _: object = None) -> None:
         if self.stop.is_set():
-            raise Cancelled("stopped; what was begun is done again next time")
+            raise Cancelled("stopped; unfinished work is repeated next time")
 
     def _copy(self, work: CopySnapshot) -> Did:
         source, target = self.shelves.store(work.source), self.shelves.store(work.target)
@@ -71,7 +71,7 @@ class Executor:
             self._heard()
             try:
                 store.delete(id_)
-            except (NotInStore, BadInput):  # somebody else did it, or has just pinned it
+            except (NotInStore, BadInput):  # deleted or pinned meanwhile
                 continue
             deleted.append(id_)
         return Did(
@@ -84,7 +84,7 @@ class Executor:
         depth = Depth.DEEP if work.depth is Check.DEEP else Depth.SEALED
         there = {one.id for one in store.manifests()}
         ids = [id_ for id_ in work.ids if id_ in there]
-        if not ids:  # without ids all of the store would be proved
+        if not ids:  # without IDs the whole store would be verified
             return Did(text=f"nothing to verify in {work.store}", values={"store": work.store})
         found = verify.prove(
             store, ids, depth, trusted=self.keys.trusted(), identity=self.identity,
@@ -92,10 +92,10 @@ class Executor:
         )  # fmt: skip
         by = controller_identity.asked_by()
         results.write_down(store, found, self.keys.signing(), by=by, at=time.time())
-        closed = f", {len(found.closed)} not opened for want of the key" if found.closed else ""
+        closed = f", {len(found.closed)} not opened: no matching key" if found.closed else ""
         if not found.flaws:
             text = (
-                f"verified {len(ids)} snapshots in {work.store} ({work.depth}): all whole{closed}"
+                f"verified {len(ids)} snapshots in {work.store} ({work.depth}): all intact{closed}"
             )
             return Did(text=text, values=found.as_json())
         first = str(found.flaws[0])

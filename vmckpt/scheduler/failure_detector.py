@@ -1,4 +1,4 @@
-"""Protections without a lease store: a service keeps watch over them."""
+"""The failure detector for protections without a lease store, run by a service."""
 
 import asyncio
 import time
@@ -21,9 +21,9 @@ from vmckpt.units import Seconds
 
 _LOOK = Seconds(3.0)
 _EACH = Seconds(0.5)
-"""A look logs in on two hosts: of many protections each is looked at less often."""
+"""Pause per protection: a look logs in to two hosts, so the pause grows with their number."""
 _AGAIN = Seconds(30.0)
-"""After something failed: a fence agent that says no is not asked all the time."""
+"""Pause after a failure, so that a fence agent that refuses is not asked all the time."""
 
 
 @dataclass(slots=True)
@@ -39,10 +39,13 @@ class FailureDetector:
     _not_before: dict[str, float] = field(default_factory=dict)
     _said: dict[str, str] = field(default_factory=dict)
     _hosts: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """One failover at a time for each host: it is powered off once, and found off by the next."""
+    """One failover at a time for each host: the first powers it off, the next finds it off."""
 
     async def keep(self) -> None:
-        """Look at all protections that nobody else decides about."""
+        """Look at all protections without another controller, until cancelled.
+
+        A failover in progress is completed before this returns.
+        """
         try:
             while True:
                 watched = await self._watched()
@@ -59,17 +62,17 @@ class FailureDetector:
             if not await self.ours():
                 return []
             found = await asyncio.to_thread(_unattended, self.inventory)
-        except Exception as exc:  # noqa: BLE001 - the next look may find it mended
+        except Exception as exc:  # noqa: BLE001 - the next look may succeed
             why = str(exc) if isinstance(exc, VmckptError) else repr(exc)
-            self._say("journal", f"nobody keeps watch over protected guests: {why}")
+            self._say("journal", f"no failure detection for protected guests: {why}")
             return []
         self._said.pop("journal", None)
         self._said = {key: text for key, text in self._said.items() if key in found}
         for job, (operation, known) in found.items():
             if known is None:
                 hosts = f"{operation.source} and {operation.target}"
-                self._say(job, f"nobody keeps watch over {operation.guest}: not both of {hosts} are"
-                               " in hosts.yaml")  # fmt: skip
+                self._say(job, f"no failure detection for {operation.guest}: hosts.yaml does not"
+                               f" have both {hosts}")  # fmt: skip
         return [known for _, known in found.values() if known is not None]
 
     def _begin(self, known: Known) -> None:
@@ -89,18 +92,20 @@ class FailureDetector:
                 self._say(job, f"{guest}: {decision.why}" if decision.why else "")
             if decision.do is not FailoverAction.WAIT:
                 await self._see_through(self._act(known, case, decision))
-        except GuestLocked as exc:  # somebody is at it; or it is not to be done, and that is why
+        except GuestLocked as exc:  # another controller acts on it, or the failover is refused
             self._say(job, f"{guest}: {exc}")
-        # Whatever is wrong with one, the others are watched over.
+        # An error of one protection must not stop the others.
         except Exception as exc:  # noqa: BLE001
             self._not_before[job] = time.monotonic() + _AGAIN
             self._said[job] = ""
             why = str(exc) if isinstance(exc, VmckptError) else repr(exc)
-            self._say(job, f"{guest}: {why}; again in {_AGAIN:g} s")
+            self._say(job, f"{guest}: {why}; retrying in {_AGAIN:g} s")
 
     async def _see_through(self, work: Coroutine[None, None, None]) -> None:
-        """Also if the service is stopped meanwhile: a host that was powered off for its guest must
-        not be all that was done."""
+        """Await work that continues if the service is stopped meanwhile.
+
+        A failover must not end after the host was powered off and before the standby runs.
+        """
         acting = asyncio.create_task(work)
         self._acting.add(acting)
         acting.add_done_callback(self._acting.discard)
@@ -113,7 +118,7 @@ class FailureDetector:
             host = self._hosts[known.primary.name]
             waits = host.locked()
             async with host:
-                if waits:  # it may answer again by now
+                if waits:  # the host may answer again by now
                     case = await stop.seen(known)
                     if _decided(known, case).do is not FailoverAction.FAIL_OVER:
                         return
@@ -126,14 +131,14 @@ class FailureDetector:
                 await solo_permission.note(recorder, job, decision.why)
                 await solo_permission.grant(known.primary, known.uuid, str(case.ours.wants_leave))
             elif _decided(known, await stop.seen(known)).do is FailoverAction.STANDBY_RESTORED:
-                # Only now nobody else gives leave meanwhile.
+                # Checked again here, where no other controller can grant the permission meanwhile.
                 await solo_permission.has_permission(recorder, job)
             else:
                 return
         self.tell(Told(event=str(decision.do), text=f"{guest}: {decision.why}"))
 
     def _say(self, key: str, text: str) -> None:
-        """Once, as long as it is so."""
+        """Report a warning once while it lasts; an empty text ends it."""
         if text and self._said.get(key) != text:
             self._warn(text)
         self._said[key] = text
@@ -143,7 +148,10 @@ class FailureDetector:
 
 
 def _unattended(inventory: Inventory) -> dict[str, tuple[Operation, Known | None]]:
-    """Protections that somebody must watch, by job; None: one of its hosts is not known."""
+    """Return the protections that need a failure detector, by job.
+
+    The protection is None if one of its hosts is not in the inventory.
+    """
     found: dict[str, tuple[Operation, Known | None]] = {}
     for one in active.unattended():
         if one.detail.get("judge") == Judge.WATCH:

@@ -1,4 +1,4 @@
-"""What a service can be at: one frozen piece of work each. Pure."""
+"""The pieces of work that a service carries out, as frozen data. Pure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ class CreateSnapshot:
     """Take a snapshot."""
 
     what: ClassVar[str] = "take"
-    """As `run --json` names it."""
+    """Its name in the output of `run --json`."""
     guest: str
     """Its UUID."""
     name: str
@@ -23,17 +23,17 @@ class CreateSnapshot:
 
     @property
     def lane(self) -> str:
-        """Of one lane only one is at work at a time."""
+        """The lane; only one piece of work of a lane is in progress at a time."""
         return f"host {self.host}"
 
     @property
     def key(self) -> str:
-        """What a failure of it is remembered by."""
+        """The key by which a failure is remembered."""
         return self.key_of(self.guest, self.schedule)
 
     @staticmethod
     def key_of(guest: str, schedule: str) -> str:
-        """The key of taking that."""
+        """Return the key for a guest's UUID and a schedule."""
         return f"take {guest} {schedule}"
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class CopySnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneSnapshots:
-    """Delete what a schedule made and no rule of it keeps."""
+    """Delete snapshots of a schedule that none of its retention rules keeps."""
 
     what: ClassVar[str] = "prune"
     store: str
@@ -88,7 +88,7 @@ class PruneSnapshots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySnapshots:
-    """Prove snapshots."""
+    """Verify snapshots."""
 
     what: ClassVar[str] = "verify"
     store: str
@@ -109,7 +109,7 @@ class VerifySnapshots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectGarbage:
-    """Remove what no snapshot needs."""
+    """Remove data that no snapshot needs."""
 
     what: ClassVar[str] = "collect"
     store: str
@@ -128,7 +128,7 @@ class CollectGarbage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateGroup:
-    """Take snapshots of several guests as one cut."""
+    """Take snapshots of several guests at one instant."""
 
     what: ClassVar[str] = "cut"
     guests: tuple[tuple[str, str, str], ...]
@@ -143,7 +143,7 @@ class CreateGroup:
 
     @property
     def lanes(self) -> frozenset[str]:
-        """No host of a member may be at work on another guest: it would be late."""
+        """All lanes that it occupies; a busy host of one member would delay all of them."""
         return frozenset({self.lane, *(f"host {host}" for _, _, host in self.guests)})
 
     @property

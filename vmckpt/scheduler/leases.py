@@ -1,7 +1,7 @@
-"""Which schedules this service has: a lease of the journal on each, so that no two take both.
+"""The schedules of a service: a lease in the journal on each, so that only one service runs it.
 
-The service is an operation of the journal like any other: `vmckpt jobs` shows it, `vmckpt cancel`
-ends it, and one that was killed is settled by the next that begins (`recover`).
+The service is a job in the journal like any other: `vmckpt jobs` shows it, `vmckpt cancel` ends it,
+and the next service that starts recovers a service that was killed.
 """
 
 import asyncio
@@ -16,47 +16,50 @@ from vmckpt.model.migration import Outcome
 
 KIND = "run"
 VIGIL = "vigil"
-"""What a service claims so that of several one alone keeps watch over protected guests."""
+"""Name of the lease that lets only one of several services run the failure detector."""
 _AGAIN = 20.0
 _RECOVER = "run vmckpt recover"
 
 
 class LeaseOwner(StrEnum):
-    """Whose something is that one service alone may do."""
+    """The owner of a task that only one service may perform."""
 
     OURS = "ours"
     ANOTHERS = "another's"
-    """A service has it that lives."""
+    """Another live service has it."""
     UNSURE = "unsure"
-    """Its holder is dead and not settled, or the journal does not answer."""
+    """Its holder is dead and not recovered yet, or the journal cannot be used."""
 
 
 def lease_of(one: str) -> str:
-    """The lease on a schedule ("policy/schedule"), or on what else one service does alone."""
+    """Return the lease on a schedule ("policy/schedule") or another task of a single service."""
     return f"schedule/{one}"
 
 
 class ScheduleLeases:
-    """The leases of one service; a context manager. Its methods are for a thread."""
+    """The leases of one service, until `end`. Its methods block: call them in a thread."""
 
     def __init__(self, host: str, warn: Callable[[str], None]) -> None:
-        """Begins the operation. Raises JournalError."""
+        """Begin the service's job. Raises JournalError."""
         new = NewOperation(kind=KIND, guest="schedules", source=host)
         self._recorder = journal.begin(new, warn)
         self._warn = warn
         self._mine: set[str] = set()
         self._others: dict[str, tuple[float, LeaseOwner]] = {}
-        """Those that are not ours, when that was looked at, and whose they were."""
+        """Leases of others: when they were checked, and the owner."""
         self.stale = False
-        """Somebody who is dead has some."""
+        """Whether a dead service holds some of the leases."""
 
     @property
     def job(self) -> str | None:
-        """The operation's id; None without a journal."""
+        """The job's ID; None without a journal."""
         return self._recorder.id
 
     def claim(self, schedules: Collection[str]) -> frozenset[str]:
-        """Those of them ("policy/schedule") that are this service's. Raises LeaseLost."""
+        """Acquire leases on schedules ("policy/schedule").
+
+        Returns those that this service holds, including earlier ones. Raises LeaseLost.
+        """
         self._recorder.check()
         for one in sorted(set(schedules) - self._mine):
             if one in self._others and time.monotonic() - self._others[one][0] < _AGAIN:
@@ -64,7 +67,7 @@ class ScheduleLeases:
             try:
                 self._recorder.acquire(lease_of(one))
             except (GuestLocked, JournalError) as exc:
-                # One that is dead keeps its leases until it is settled.
+                # A dead service keeps its leases until it is recovered.
                 dead = exc.hint == _RECOVER
                 self.stale = self.stale or dead
                 if one not in self._others:
@@ -77,41 +80,41 @@ class ScheduleLeases:
             else:
                 self._mine.add(one)
                 if self._others.pop(one, None) is not None:
-                    self._warn(f"schedule {one} is this service's now")
+                    self._warn(f"this service now runs schedule {one}")
         return frozenset(self._mine.intersection(schedules))
 
     def owner_of(self, one: str) -> LeaseOwner:
-        """Whose it is; asks for it if nobody is known to have it."""
+        """Return the owner of a lease; acquires the lease if no other owner is known."""
         try:
             if one in self.claim({one}):
                 return LeaseOwner.OURS if self.holds else LeaseOwner.UNSURE
         except LeaseLost:
             return LeaseOwner.UNSURE
-        # Another thread may have got it in between.
+        # Another thread may have acquired it meanwhile.
         return self._others.get(one, (0.0, LeaseOwner.UNSURE))[1]
 
     def settled(self) -> None:
-        """The dead were seen to: theirs are asked for at once."""
+        """Note that dead services were recovered, so that `claim` tries their leases at once."""
         self.stale = False
         for one, (_, whose) in list(self._others.items()):
             self._others[one] = time.monotonic() - _AGAIN, whose
 
     @property
     def holds(self) -> bool:
-        """Whether the leases are still good."""
+        """Whether the leases are still valid."""
         return self._recorder.holds
 
     def cancelled(self) -> bool:
-        """Whether somebody asked for the end, from another terminal."""
+        """Answer requests from other terminals. Returns whether one of them cancels the service."""
         found = False
         for request in self._recorder.take_requests():
             cancels = request.kind == RequestKind.CANCEL
-            text = "stopping" if cancels else "a service of snapshots knows no such thing"
+            text = "stopping" if cancels else "a schedule service does not support this request"
             self._recorder.answer(request, ok=cancels, text=text)
             found = found or cancels
         return found
 
     async def end(self) -> None:
-        """Give all back."""
+        """End the service's job, which releases all leases."""
         self._recorder.finish(Outcome.COMPLETED, None)
         await asyncio.to_thread(self._recorder.close)

@@ -1,4 +1,4 @@
-"""Which schedules there are for which guests, and how often snapshots pay (`every: auto`). Pure."""
+"""Assign schedules to guests, and compute the interval of `every: auto`. Pure."""
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,29 +19,33 @@ from vmckpt.util.config_file import likely
 
 LEAST, MOST = Seconds(300.0), Seconds(86400.0)
 _SLOWER = 0.3
-"""Share of its work that a guest loses at most while it is captured."""
+"""The largest share of its work that a guest loses while it is captured."""
 _UNKNOWN = Seconds(5.0)
-"""Taken for the cost before there was one."""
+"""The assumed cost of a snapshot before any was taken."""
 _LATEST = 9
+"""Number of latest snapshots that the cost is computed from."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimalInterval:
-    """An interval, and the arithmetic."""
+    """An interval, and how it was computed."""
 
     when: Interval
     text: str
 
 
 def optimal_interval(auto: Auto, past: Sequence[Operation], now: float) -> OptimalInterval:
-    """The interval for a guest, from its operations, the latest first."""
+    """Compute the interval for a guest from its operations, the latest first.
+
+    `now`: seconds since 1970. See snapshot.interval for the formula.
+    """
     cost, how = _cost(past)
-    # A guest that was put back in its own place had been lost.
+    # A guest that was restored in place had been lost.
     failures = sum(one.kind == "restore" and one.outcome == Outcome.COMPLETED for one in past)
     watched = Seconds(max(0.0, now - min((one.began_at for one in past), default=now)))
     between, why = interval.between_failures(watched, failures, auto.one_failure_in)
     found = interval.pace(cost, between, least=LEAST, most=MOST)
-    # Whole seconds: a schedule that moves by parts of them looks like a new one each time.
+    # Rounded to seconds, since a schedule that moves by fractions looks new each time.
     every = Seconds(float(round(found.interval)))
     return OptimalInterval(Interval(every), f"{how}; {why}; {found.reason}")
 
@@ -54,23 +58,23 @@ def _cost(past: Sequence[Operation]) -> tuple[Seconds, str]:
         and {"pause_ms", "took_ms"} <= one.report.keys()
     ][:_LATEST]  # fmt: skip
     if not told:
-        return _UNKNOWN, f"C = {show_seconds(_UNKNOWN)}, as nothing is known of it yet"
+        return _UNKNOWN, f"C = {show_seconds(_UNKNOWN)}, assumed, as no snapshot was taken yet"
     pause = statistics.median(one for one, _ in told)
     took = statistics.median(one for _, one in told)
     cost = Seconds(pause + _SLOWER * took)
     return cost, (
         f"C = {show_seconds(pause)} + {_SLOWER:.0%} of {show_seconds(took)}"
-        f" = {show_seconds(cost)}, of the last {len(told)}"
+        f" = {show_seconds(cost)}, from the last {len(told)} snapshots"
     )
 
 
 Reckon = Callable[[str, Auto], OptimalInterval]
-"""The interval for a guest (its UUID)."""
+"""Computes the interval for a guest (by UUID)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighted:
-    """A guest where it was last seen."""
+    """A guest at the place where it was last seen."""
 
     place: GuestPlace
     subject: Subject
@@ -81,7 +85,10 @@ def sighted(
     silent: Collection[str],
     before: Mapping[str, Sighted],
 ) -> dict[str, Sighted]:
-    """All guests by UUID: where they are, or were before their host fell silent."""
+    """Return all guests by UUID, each where it is, or was before its host stopped answering.
+
+    `silent`: hosts that do not answer. `before`: the result of the look before.
+    """
     seen: dict[str, Sighted] = {}
     for host, guest in found:
         known = seen.get(guest.uuid)
@@ -100,7 +107,7 @@ def sighted(
         )
     for uuid, one in before.items():
         shown = seen.get(uuid)
-        # Its definition may be left on a host that answers, while it runs on one that does not.
+        # A definition may be left on a host that answers while the guest runs on a silent host.
         if one.place.host in silent and (shown is None or not shown.place.active):
             seen[uuid] = replace(one, place=replace(one.place, seen=False))
     return seen
@@ -108,11 +115,12 @@ def sighted(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSelection:
-    """Which policy counts for whom, if not the one that is for each guest."""
+    """Which guests' schedules to run, and the policy to use instead of each guest's own."""
 
     guests: Collection[str] = ()
-    """Names or UUIDs; none: all."""
+    """Names or UUIDs; empty: all guests."""
     policy: str | None = None
+    """Name of the policy; None: the policy selected for each guest."""
 
 
 def ordered(
@@ -122,7 +130,7 @@ def ordered(
     wanted: ScheduleSelection,
     reckon: Reckon,
 ) -> tuple[list[Order], list[str]]:
-    """All schedules of all guests, by name; and what is wrong, one line each."""
+    """Return the schedules of all selected guests, sorted by guest, and the problems, as lines."""
     orders: list[Order] = []
     wrong = dict.fromkeys(_missing(guests, wanted.guests))
     for one in sorted(guests, key=lambda one: one.place.name):
@@ -143,7 +151,7 @@ def ordered(
 
 
 def _missing(guests: Collection[Sighted], wanted: Collection[str]) -> Iterable[str]:
-    """Those asked for that no host has."""
+    """Report each selected guest that no host has."""
     names = {one.place.name for one in guests}
     for name in sorted(set(wanted) - names - {one.place.uuid for one in guests}):
         hint = likely(name, names) if names else ""
@@ -151,14 +159,14 @@ def _missing(guests: Collection[Sighted], wanted: Collection[str]) -> Iterable[s
 
 
 def _unknown(schedule: Schedule, stores: Sequence[str]) -> str | None:
-    """Why its stores cannot be used."""
+    """Return why the schedule's stores cannot be used, or None."""
     if not stores:
         return "the inventory names no store; add stores: {near: /srv/vmckpt} to it"
     for name in (schedule.store, *(one.store for one in schedule.copies)):
         if name is not None and name not in stores:
             return f"no store {name!r} in the inventory{likely(name, stores)}"
     if schedule.store is None and stores[0] in (one.store for one in schedule.copies):
-        return f"they land in {stores[0]}, the first store, and are not copied there"
+        return f"snapshots are taken into {stores[0]}, the first store, and cannot be copied to it"
     return None
 
 

@@ -1,5 +1,7 @@
-"""The service: looks, asks `agenda.agenda` what to do, and has it done, one thing of each lane at a
-time. What fails waits its time and stops nothing else."""
+"""Run schedules: look, decide by `agenda.agenda`, and work on one thing of each lane at a time.
+
+Work that failed is retried after a pause, and does not stop other work.
+"""
 
 import asyncio
 import time
@@ -24,15 +26,15 @@ from vmckpt.snapshot.request import Taken
 from vmckpt.units import Seconds, show_bytes, show_seconds
 
 _LOOK = Seconds(60.0)
-"""Longest time between two looks: guests come and go."""
+"""Longest time between two looks, because guests come and go."""
 _REST = Seconds(0.5)
-"""Shortest."""
+"""Shortest time between two looks."""
 _MEND = Seconds(30.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Something that a service has to say."""
+    """An event that a service reports."""
 
     event: str
     """"started", "took", "copied", … "failed", "stopped"."""
@@ -51,19 +53,20 @@ Guests = Callable[[], Awaitable[tuple[Sequence[tuple[Host, Guest]], Mapping[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a service works with."""
+    """Everything that a service works with."""
 
     stores: Sequence[str]
     policies: Sequence[Policy]
     wanted: ScheduleSelection
     guests: Guests
     take: Callable[[CreateSnapshot, asyncio.Event], Awaitable[Taken]]
-    """Takes a snapshot; the event gives it up."""
+    """Takes a snapshot; the event cancels it."""
     cut: Callable[[CreateGroup, asyncio.Event], Awaitable[GroupTaken]]
+    """Takes snapshots of a group; the event cancels them."""
     reckon: Reckon
-    """For a thread."""
+    """Computes the interval of `every: auto`; it blocks, so it is called in a thread."""
     recover: Callable[[], Awaitable[object]]
-    """Puts in order what a service that was killed has left."""
+    """Recovers what dead controllers left behind."""
     hands: Executor
     zone: tzinfo
     tell: Callable[[Told], None]
@@ -73,12 +76,12 @@ _WORDS = {"copy": "copied", "prune": "pruned", "verify": "verified", "collect": 
 
 
 class Service:
-    """One service, from `run` to its end."""
+    """A service that runs schedules, from `run` to its end."""
 
     def __init__(
         self, setting: Setting, claims: ScheduleLeases | None, stop: asyncio.Event
     ) -> None:
-        """Without claims it may only look."""
+        """`claims`: the leases on schedules; None: the service may only look. `stop`: ends it."""
         self._setting, self._claims, self._stop = setting, claims, stop
         self._giving_up = asyncio.Event()
         self._sighted: dict[str, Sighted] = {}
@@ -88,12 +91,15 @@ class Service:
         self._troubles: dict[str, Trouble] = {}
         self._tasks: dict[asyncio.Task[None], Work] = {}
         self._said: dict[str, str] = {}
-        """What does not answer, and why, so that it is said once."""
+        """Problems that were reported, by subject, so that each is reported once."""
         self._mended = time.monotonic()
         self.failures = 0
 
     async def run(self, *, once: bool) -> None:
-        """Do what is due, until `stop` is set, or with `once` until there is nothing left."""
+        """Do what is due until `stop` is set, or, with `once`, until nothing is left to do.
+
+        Raises LeaseLost; with `once`, also what looking raises.
+        """
         done: set[str] = set()
         try:
             while not self._stop.is_set():
@@ -105,7 +111,7 @@ class Service:
                 told = agenda(scene)
                 for work in told.work:
                     if once and isinstance(work, CreateSnapshot | CreateGroup) and work.key in done:
-                        continue  # it is due again already
+                        continue  # it is due for the second time
                     done.add(work.key)
                     task = asyncio.create_task(self._do(work), name=str(work))
                     self._tasks[task] = work
@@ -117,14 +123,17 @@ class Service:
             await self._end()
 
     async def look(self) -> tuple[Agenda, Scene]:
-        """What is due, without doing anything."""
+        """Return what is due and what is known, without acting. Raises VmckptError, OSError."""
         scene = await self._scene()
         return agenda(scene), scene
 
     # Looking
 
     async def _scene_or_none(self, *, once: bool) -> Scene | None:
-        """What is known; None if it could not be looked at now. Raises LeaseLost."""
+        """Return what is known, or None if looking failed. Raises LeaseLost.
+
+        With `once`, raises what looking raises.
+        """
         try:
             scene = await self._scene()
         except LeaseLost:
@@ -132,7 +141,7 @@ class Service:
         except (VmckptError, OSError) as exc:
             if once:
                 raise
-            self._say_once("looking", f"it cannot be seen what is due: {exc}")
+            self._say_once("looking", f"cannot determine what is due: {exc}")
             return None
         self._said.pop("looking", None)
         ids = {(name, id_) for name, shelf in scene.shelves.items() for id_ in shelf or ()}
@@ -214,10 +223,10 @@ class Service:
             self._troubles.pop(work.key, None)
         except Cancelled:
             if self._giving_up.is_set():
-                self._tell("given up", f"given up: {work}")
+                self._tell("given up", f"cancelled: {work}")
             else:
-                self._failed(work, "somebody cancelled it")
-        # Whatever is wrong with one, the others go on.
+                self._failed(work, "it was cancelled")
+        # An error in one piece of work must not stop the others.
         except Exception as exc:  # noqa: BLE001
             self._failed(work, str(exc) if isinstance(exc, VmckptError) else repr(exc))
 
@@ -230,7 +239,7 @@ class Service:
             else:
                 members = [await self._setting.take(work, self._giving_up)]
         except GuestLocked:
-            # What an operation that was killed has left is settled before the next try.
+            # A dead job that holds the guest is recovered before the next try.
             self._mended = min(self._mended, time.monotonic() - _MEND)
             raise
         guests = (
@@ -243,8 +252,8 @@ class Service:
     def _took(self, taken: Taken, schedule: str) -> None:
         self._tell(
             "took",
-            f"took {taken.id} of {taken.guest} ({schedule}) into {taken.store}: stood still for"
-            f" {show_seconds(taken.pause)}, done in {show_seconds(taken.took)},"
+            f"took {taken.id} of {taken.guest} ({schedule}) into {taken.store}: paused for"
+            f" {show_seconds(taken.pause)}, completed in {show_seconds(taken.took)},"
             f" {show_bytes(taken.written)} written",
             {**taken.as_json(), "schedule": schedule},
         )
@@ -264,11 +273,14 @@ class Service:
         trouble = troubled(self._troubles.get(work.key), now, why)
         self._troubles[work.key] = trouble
         wait = show_seconds(trouble.until - now)
-        again = f"again in {wait}" if trouble.times == 1 else f"{trouble.times} times, now {wait}"
+        again = (
+            f"retrying in {wait}"
+            if trouble.times == 1 else f"failed {trouble.times} times, retrying in {wait}"
+        )  # fmt: skip
         self._tell("failed", f"failed: {work}: {why} ({again})", {"times": trouble.times})
 
     async def _wait(self, told: Agenda | None, now: float) -> None:
-        """Until something has ended, is due, or `stop` is set."""
+        """Wait until work has ended, something is due, or `stop` is set."""
         await asyncio.sleep(_REST)
         ahead: float = _LOOK
         if told is not None and told.next is not None:
@@ -281,13 +293,13 @@ class Service:
         self._tasks = {task: work for task, work in self._tasks.items() if not task.done()}
 
     async def _end(self) -> None:
-        """Give up what can be, and wait for the rest."""
+        """Cancel the work in progress, and wait for what cannot be cancelled."""
         self._giving_up.set()
         self._setting.hands.stop.set()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    # Telling
+    # Reporting
 
     def _tell(self, event: str, text: str, values: Mapping[str, Any] | None = None) -> None:
         self._setting.tell(Told(event=event, text=text, values=values or {}))
@@ -303,11 +315,11 @@ class Service:
             self._tell("mended", f"{key} answers again")
 
     def _say_next(self, told: Agenda) -> None:
-        """When nothing is at work, what comes next, once."""
+        """Report what is due next, once, when no work is in progress."""
         coming = [row for row in told.rows if row.due is not None]
         if self._tasks or told.work:
             return
-        text = "nothing is scheduled" if not told.rows else "nothing can be taken now"
+        text = "nothing is scheduled" if not told.rows else "no snapshot can be taken now"
         if coming:
             row = min(coming, key=lambda one: one.due or 0.0)
             text = f"next: {row.order.place.name} ({row.order.schedule.name}) at {self._clock(row)}"

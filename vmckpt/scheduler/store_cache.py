@@ -1,4 +1,4 @@
-"""What is in the stores, read again and again: what cannot have changed is read once."""
+"""Read what the stores contain, again and again; what cannot change is read once."""
 
 from collections.abc import Callable, Collection
 
@@ -14,7 +14,7 @@ from vmckpt.store.repository import Store
 
 
 class Shelves:
-    """The stores of an inventory. `open_` opens one by its name."""
+    """The stores of an inventory, with a cache. `open_` opens a store by its name."""
 
     def __init__(
         self, open_: Callable[[str], Store], trusted: Callable[[], Collection[bytes]]
@@ -22,12 +22,15 @@ class Shelves:
         self._open, self._trusted = open_, trusted
         self._stores: dict[str, Store] = {}
         self._public: dict[tuple[str, str], Public | None] = {}
-        """By the ids of store and snapshot; None: it cannot be read."""
+        """Public metadata by the IDs of store and snapshot; None: it cannot be read."""
         self._verdicts: dict[tuple[str, str], tuple[Stored, VerifySummary]] = {}
 
     def store(self, name: str) -> Store:
-        """Open a store, or show the one that is open, if it is still there: where a disk is mounted
-        no more an empty folder looks like a store without snapshots. Raises StoreError."""
+        """Open a store, or return the open one if it is still there. Raises StoreError.
+
+        It is opened on each call, because the mount point of an unmounted disk would look like a
+        store without snapshots.
+        """
         try:
             found = self._open(name)
         except StoreError:
@@ -39,11 +42,11 @@ class Shelves:
         return known
 
     def look(self, name: str) -> Shelf:
-        """What a store has that somebody trusted signed. Raises StoreError."""
+        """Return the snapshots of a store that a trusted writer signed. Raises StoreError."""
         try:
             return self._looked(self.store(name))
         except StoreError:
-            # It may be another one when it comes back.
+            # It may be another store when it is back.
             self._stores.pop(name, None)
             raise
 
@@ -72,7 +75,7 @@ class Shelves:
         return found
 
     def _forget(self, store: Store, there: set[str]) -> None:
-        """A service that runs for years remembers no snapshot that is gone."""
+        """Drop snapshots that are gone, so that a service that runs for years does not grow."""
         gone = [key for key in self._public if key[0] == store.id and key[1] not in there]
         for key in gone:
             del self._public[key]

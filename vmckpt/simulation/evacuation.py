@@ -1,7 +1,7 @@
-"""A plan carried out in a made-up world: durations are off, and some moves fail. Pure.
+"""Simulate an evacuation, with moves that take longer or shorter than expected, or fail. Pure.
 
-What a move really has to send, and what really fails, is drawn from the seed before it begins and
-is known to nobody who decides.
+What a move really has to send, and whether it fails, is drawn from the seed before it begins. The
+code that decides does not know the draw.
 """
 
 import random
@@ -22,19 +22,22 @@ Hold = Callable[["Sim"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Luck:
-    """What goes wrong."""
+    """What goes wrong in a simulation."""
 
     off: float = 0.3
-    """What a move really sends is off by up to that share, either way."""
+    """The largest error, as a share, of the expected size of a move, in both directions."""
     fails: float = 0.0
     """Share of moves that fail half-way."""
     broken: frozenset[str] = frozenset()
     """Hosts to which every move fails."""
     most: BytesPerSecond | None = None
-    """What a stream really carries at most, whatever its links do; None: all they have for it."""
+    """The real limit of one stream, whatever its links carry; None: only the links limit it."""
 
     def of(self, seed: int, move: Move, tries: int) -> "AttemptOutcome":
-        """The same for a guest's same attempt, whoever moves it and when."""
+        """Return the outcome of an attempt, which depends only on seed, guest, target and number.
+
+        `tries`: the number of earlier attempts.
+        """
         dice = random.Random(f"{seed} {move.name} {tries}")
         off = 1 + dice.uniform(-self.off, self.off)
         if move.target in self.broken:
@@ -47,24 +50,24 @@ class Luck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOutcome:
-    """What becomes of an attempt."""
+    """The outcome of an attempt."""
 
     share: float
-    """Of what was expected to be sent, so much is."""
+    """What is sent, as a share of what was expected."""
     fails: str | None
-    """Why it fails then; None: it does not."""
+    """Why the attempt fails after that; None: it succeeds."""
     most: BytesPerSecond | None
     """See Luck."""
 
     def real(self, move: Move) -> Move:
-        """The move with what it really sends."""
+        """Return the move with what it really sends."""
         size = Bytes(max(1, round(move.tenant.travels * self.share)))
         most = move.tenant.most if self.most is None else self.most
         return replace(move, tenant=replace(move.tenant, size=size, most=most))
 
 
 class Sim:
-    """A run of a plan. `fleet` is what is true: each guest is on one host."""
+    """A simulated run of a plan. `fleet` is the true state: each guest is on one host."""
 
     def __init__(
         self, fleet: Fleet, asked: frozenset[str], terms: EvacuationTerms, *, luck: Luck, seed: int
@@ -74,15 +77,15 @@ class Sim:
         self.course = RunState()
         self.now = 0.0
         self.moved: list[Move] = []
-        """All that ended well, in their order."""
+        """All moves that succeeded, in order."""
         self._real: list[Under] = []
         self._fate: dict[str, str | None] = {}
         self._tries: Counter[str] = Counter()
         self._changed: set[str] | None = None
-        """Hosts where something is other than when somebody could begin last; None: any."""
+        """Hosts that changed since moves could last begin; None: any host may have changed."""
 
     def run(self, look: Hold = lambda _: None) -> None:
-        """To its end; `look` sees the world whenever something has changed."""
+        """Run the simulation to its end; `look` is called whenever something has changed."""
         self._replan()
         while not self.course.over and self.now < _LONGEST:
             self._begin()
@@ -101,7 +104,7 @@ class Sim:
         )
 
     def _begin(self) -> None:
-        if self._luck.most is not None:  # else nobody learns anything by looking
+        if self._luck.most is not None:  # otherwise the observed rates add nothing
             rates = shares(self._real, links_of(self.fleet))
             seen = {name: BytesPerSecond(round(rate)) for name, rate in rates.items()}
             self.course = states.carrying(self.course, seen)
@@ -116,7 +119,7 @@ class Sim:
             self._real.append(begin(fate.real(move)))
 
     def _step(self) -> bool:
-        """Until something changes; False: nothing ever will."""
+        """Advance to the next change. Returns False if nothing can change any more."""
         wakes = states.wakes(self.course, self.now, self._terms.patience)
         if not self._real:
             if wakes is None:
@@ -124,7 +127,7 @@ class Sim:
             self.now = wakes
             self._replan()
             return True
-        # Who waits for another try begins by the clock, wherever that is.
+        # A guest that waits for its next attempt begins by the clock, on any host.
         again = any(one.name in self.course.failed for one in self.course.waiting)
         full = again or len(self._real) >= self._terms.windows.total
         about = {one.move.name for one in self._real if not one.ending}

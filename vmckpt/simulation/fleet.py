@@ -1,6 +1,6 @@
-"""A made-up fleet: its hosts, guests and snapshots, and what is told of jobs there. Pure.
+"""A simulated fleet: its hosts, guests and snapshots, and records of jobs. Pure.
 
-The same for the same seed. Nothing of it is on any host, and no name is anybody's.
+The same seed gives the same fleet. No real host is involved, and all names are invented.
 """
 
 import base64
@@ -26,9 +26,9 @@ HELD = "m-m8n7"
 MOST_HOSTS, MOST_GUESTS = 10_000, 200_000
 _FLEET = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 _RACK = 12
-"""Hosts in one."""
+"""Number of hosts in a rack."""
 _SOME = 6
-"""From so many hosts on, one is silent and one in maintenance."""
+"""From this number of hosts on, one host is silent and another is in maintenance."""
 _ROLES = ("web", "app", "db", "cache", "build", "queue", "mail", "proxy", "log", "test")
 _SHARES = (30, 22, 12, 8, 8, 6, 3, 4, 4, 3)
 _GIBS = (2, 4, 8, 16, 32, 64)
@@ -37,24 +37,24 @@ _STATES = (GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OFF)
 _STATE_SHARES = (93, 2, 5)
 _HOST_GIBS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _ROOM = 1.4
-"""Hosts are that much larger than the guests on the fullest one of their rack."""
+"""Memory of a rack's hosts, relative to the guests on the fullest host of the rack."""
 _OWN = 0.04
-"""Of its memory a host has so much for itself."""
+"""Share of its memory that a host uses for itself."""
 _PAGE = 4096
 
 
 def parsed(text: str) -> tuple[int, int]:
-    """Hosts and guests: "24x300". Raises BadInput."""
+    """Parse the numbers of hosts and guests, like "24x300". Raises BadInput."""
     found = _FLEET.fullmatch(text.strip()) if len(text) <= 40 else None
     if found is None:
         raise BadInput(
-            f"{text[:40]!r} is no fleet", hint="write it like 24x300: 24 hosts, 300 guests"
+            f"{text[:40]!r} is not a fleet", hint="write it like 24x300: 24 hosts, 300 guests"
         )
     hosts, guests = int(found[1]), int(found[2])
     if hosts > MOST_HOSTS or guests > MOST_GUESTS:
         raise BadInput(
             f"a fleet of {hosts} hosts and {guests} guests is too large",
-            hint=f"{MOST_HOSTS}x{MOST_GUESTS} is the largest",
+            hint=f"use at most {MOST_HOSTS}x{MOST_GUESTS}",
         )
     if guests and not hosts:
         raise BadInput(f"{guests} guests have no host", hint=f"write 1x{guests}, or 0x0")
@@ -62,7 +62,7 @@ def parsed(text: str) -> tuple[int, int]:
 
 
 def made(hosts: int, guests: int, seed: int, at: float = 0.0) -> FleetNow:
-    """The fleet as it is in the beginning."""
+    """Return the fleet as it is in the beginning. `at`: the time, in seconds since 1970."""
     dice = random.Random(f"fleet {seed}")
     names = [f"r{1 + number // _RACK:02}-n{1 + number % _RACK:02}" for number in range(hosts)]
     silent, closed = (hosts // 3, 2 * hosts // 3) if hosts >= _SOME else (None, None)
@@ -123,14 +123,14 @@ def _uuid(dice: random.Random) -> str:
 
 
 def _size(used: int) -> Bytes:
-    """The memory of a rack's hosts, of which the fullest has so much in use."""
+    """Return the memory of a rack's hosts. `used`: bytes in use on the fullest of them."""
     needed = used * _ROOM / GIB
     sizes = [one for one in _HOST_GIBS if one >= needed and one >= _HOST_GIBS[2]]
     return Bytes((sizes[0] if sizes else 1 << int(needed).bit_length()) * GIB)
 
 
 class Site:
-    """Where every guest is by now, and how much room there is."""
+    """Where each guest is at present, and how much memory each host has free."""
 
     def __init__(self, fleet: FleetNow) -> None:
         self.hosts = {one.name: one for one in fleet.hosts}
@@ -140,8 +140,11 @@ class Site:
         self._told_for: object = None
 
     def fleet(self, at: float, key: object, others: Iterable[GuestNow]) -> FleetNow:
-        """As who looks on sees it. `others` besides, or instead of those on the same host; they
-        are only gone through when `key` or something here has changed."""
+        """Return the fleet as the dashboard shows it.
+
+        `others`: further guests, which replace the same guest on the same host. They are read only
+        if `key` or something in the site has changed.
+        """
         if self._told is None or key != self._told_for:
             found = {(one.name, one.host): one for one in others}
             guests = tuple(
@@ -156,19 +159,19 @@ class Site:
         return self._told
 
     def take(self, host: str, memory: int) -> None:
-        """Of that host's room; below 0: give it back."""
+        """Take memory of a host; a negative size gives memory back."""
         was = self.hosts[host]
         self.hosts[host] = replace(was, free=Bytes(was.free - memory))
         self._told = None
 
     def put(self, guest: str, host: str) -> None:
-        """It is there from now on; its room was taken."""
+        """Move a guest to a host whose memory was taken before."""
         was = self.guests[guest]
         self.guests[guest] = replace(was, host=host)
         self.take(was.host, -was.memory if was.state.is_active else 0)
 
     def close(self, host: str, why: str | None) -> None:
-        """Nothing is placed there any more; None: again."""
+        """Close a host to new guests. `why`: the reason; None: open the host again."""
         self.hosts[host] = replace(self.hosts[host], closed=why)
         self._told = None
 
@@ -178,7 +181,10 @@ class Site:
     def anyone(
         self, dice: random.Random, busy: Iterable[str], most: Bytes = Bytes(1 << 60)
     ) -> GuestNow | None:
-        """A guest that runs, is not busy and not larger than that; None: hardly one does."""
+        """Return a random running guest that is not busy, of at most `most` bytes, or None.
+
+        Only some guests are tried.
+        """
         for _ in range(min(60, 3 * len(self._names))):
             one = self.guests[dice.choice(self._names)]
             if one.state is GuestState.RUNNING and one.name not in busy and one.memory <= most:
@@ -186,7 +192,7 @@ class Site:
         return None
 
     def room(self, dice: random.Random, guest: GuestNow) -> str | None:
-        """A host that has room for a guest; None: there is none among those that were tried."""
+        """Return a host with room for a guest, or None if none of those tried has room."""
         names = list(self.hosts)
         tried = dice.sample(names, min(24, len(names)))
         fits = [one for one in tried if self.why_not(guest, one) is None]
@@ -194,7 +200,7 @@ class Site:
         return dice.choice(fits) if fits else None
 
     def why_not(self, guest: GuestNow, target: str) -> str | None:
-        """What keeps a guest away from a host."""
+        """Return why a guest cannot move to a host, or None if it can."""
         host = self.hosts[target]
         if guest.host == target:
             return f"already on {target}"
@@ -206,24 +212,24 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How a guest is when it moves, and what its policy does about it. Ranges are drawn from."""
+    """How a guest and its policy behave in a migration; values are drawn from the ranges."""
 
     policy: str = "balanced"
     mode: Mode = Mode.HYBRID
     max_downtime: Seconds = Seconds(0.3)
     first: tuple[float, float] = (14.0, 30.0)
-    """Seconds that the first pass over its memory takes, if the link can."""
+    """Duration of the first pass over memory, in seconds, if the link allows it."""
     link: tuple[float, float] = (110.0 * MIB, 2900.0 * MIB)
     hot: tuple[float, float] = (0.08, 0.15)
-    """Share of its memory that it writes to, over and over..."""
+    """Share of its used memory that the guest writes to repeatedly."""
     writes: tuple[float, float] = (0.5, 0.75)
-    """...and how fast, as a share of the bandwidth."""
+    """Rate of these writes, as a share of the bandwidth."""
     stalled: Action = field(default_factory=SwitchToPostcopy)
     rule: str = "stalled"
     patience: Seconds = Seconds(10.0)
 
     def bandwidth(self, in_use: float, dice: random.Random) -> float:
-        """Bytes per second, for a guest that uses so much."""
+        """Draw a bandwidth, in bytes per second. `in_use`: memory that the guest uses, in bytes."""
         least, most = self.link
         return min(most, max(least, in_use / dice.uniform(*self.first)))
 
@@ -242,7 +248,10 @@ FAR = Manner(
 
 
 def snapshots(guests: Sequence[GuestNow], seed: int, now: float) -> tuple[SnapshotNow, ...]:
-    """About twenty of the first three of them, the oldest first; one is pinned, one is bad."""
+    """Return about twenty snapshots of the first three guests, the oldest first.
+
+    One of them is pinned, and one is damaged.
+    """
     dice = random.Random(f"snapshots {seed}")
     group = _id(dice, "g")
     found: list[SnapshotNow] = []
@@ -278,7 +287,7 @@ def _id(dice: random.Random, letter: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedProtection:
-    """A made-up protection."""
+    """A simulated protection."""
 
     job: str
     guest: GuestNow
@@ -286,14 +295,14 @@ class SimulatedProtection:
     began: float
     automatic: bool
     far: bool
-    """Its link is slow: each few minutes its standby must be copied anew."""
+    """Its link is slow, so the standby must be copied again every few minutes."""
 
 
 _CYCLE, _COPYING = Seconds(180.0), Seconds(45.0)
 
 
 def job_status(one: SimulatedProtection, now: float) -> dict[str, Any]:
-    """How it stands, as app.protection.job_status tells it."""
+    """Return the protection's status, in the form of app.protection.job_status."""
     since = now - one.began
     copying = one.far and since % _CYCLE < _COPYING
     ours = _copying(one, since % _CYCLE) if copying else _protecting(one, since)
@@ -301,7 +310,7 @@ def job_status(one: SimulatedProtection, now: float) -> dict[str, Any]:
         "role": "primary", "name": one.guest.name, "guest": one.guest.uuid, "peer": one.backup,
         "host": one.guest.host, "runs": True, "agent": True,
     }  # fmt: skip
-    says = "the primary copies" if copying else "it follows the guest"
+    says = "synchronising with the primary" if copying else "following the guest"
     theirs = {
         "role": "backup", "name": one.guest.name, "guest": one.guest.uuid, "host": one.backup,
         "peer": one.guest.host, "runs": True, "agent": True, "phase": "waiting",
@@ -347,7 +356,7 @@ def _protecting(one: SimulatedProtection, since: float) -> dict[str, Any]:
     why = "an epoch of 168 MiB took 3.5 s: 4.2 s" if one.far else "12 packets waited, and pauses"
     return {
         "phase": "protecting", "epoch": epoch, "finder": "compare",
-        "finder_why": "nothing keeps others from saving or migrating the guest meanwhile",
+        "finder_why": "nothing prevents saving or migrating the guest while QEMU's dirty log is on",
         "interval_s": interval,
         "interval_why": why if one.far else f"{why} of 13 ms may take 10 % of the time: 160 ms",
         "rpo_s": busy + since % interval, "rpo_worst_s": busy + 2.3 * interval,
@@ -364,7 +373,7 @@ def _protecting(one: SimulatedProtection, since: float) -> dict[str, Any]:
 
 
 def operation(id_: str, kind: str, guest: str, began: float, **more: Any) -> Operation:
-    """One that runs; `more`: what else is known of it."""
+    """Return a running job. `more`: further fields of Operation."""
     known: dict[str, Any] = dict.fromkeys(
         ("guest_uuid", "source", "target", "policy", "mode", "phase", "outcome", "asked_from",
          "ended_at", "report")
@@ -375,19 +384,19 @@ def operation(id_: str, kind: str, guest: str, began: float, **more: Any) -> Ope
 
 
 def over(one: Operation, outcome: str, at: float, report_: Mapping[str, Any]) -> JobView:
-    """How it ended."""
+    """Return a job that has ended."""
     ended = replace(one, state=State.ENDED, outcome=str(outcome), ended_at=at, report=report_)
     return JobView(operation=ended, attended=None, sample=None)
 
 
 def held(host: str, id_: str, since: float, why: str) -> Operation:
-    """A host in maintenance."""
+    """Return the job of a host in maintenance."""
     by = ControllerIdentity(host="the journal", boot="", pid=0, started=0)
     return operation(id_, MAINTENANCE, host, since, source=host, detail={"why": why}, controller=by)
 
 
 def protection(one: SimulatedProtection) -> Operation:
-    """As the journal has it."""
+    """Return a protection's job as the journal has it."""
     return operation(
         one.job, "protect", one.guest.name, one.began, guest_uuid=one.guest.uuid,
         source=one.guest.host, target=one.backup, phase="protecting",

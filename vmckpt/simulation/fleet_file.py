@@ -1,8 +1,8 @@
-"""A fleet that a file describes: to plan for hosts that are not there, or not to be touched.
+"""Read a fleet from a file, to plan for hosts that do not exist or must not be contacted.
 
 hosts:
 - {name: "h[01-40]", memory: 512GiB, cpus: 64, link: 25gbit, labels: {rack: r1}}
-guests:                                  # dealt out to the hosts named, in turn
+guests:                                  # distributed to the named hosts in turn
 - {name: "web[1-200]", host: "h[01-10]", memory: 8GiB, vcpus: 4, dirty: 50MiB/s, apart: [web]}
 - {name: db1, host: h01, memory: 64GiB, needs: {rack: r1}, stays: it holds a GPU}
 """
@@ -28,15 +28,15 @@ _SPAN = re.compile(r"(.*)\[(\d{1,6})-(\d{1,6})\](.*)")
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """ "h[08-10]" is h08, h09 and h10."""
+    """Expand a name: "h[08-10]" is h08, h09 and h10."""
     found = _SPAN.fullmatch(text)
     if found is None:
         if not text.strip() or not text.isprintable() or set(text) & set("[]"):
-            raise ValueError(f"{text!r} is no name; write it like h1 or h[01-40]")
+            raise ValueError(f"{text!r} is not a name; write it like h1 or h[01-40]")
         return (text,)
     before, first, last, after = found.groups()
     if not 0 <= int(last) - int(first) < _MOST:
-        raise ValueError(f"{text!r} names nobody, or too many")
+        raise ValueError(f"{text!r} is an empty range, or too large")
     numbers = range(int(first), int(last) + 1)
     return tuple(f"{before}{one:0{len(first)}}{after}" for one in numbers)
 
@@ -47,7 +47,7 @@ def _rate(text: object) -> BytesPerSecond:
 
 def _link(text: object) -> BytesPerSecond:
     if (found := _rate(text)) <= 0:
-        raise ValueError(f"{text!r}: a link carries something")
+        raise ValueError(f"{text!r}: a link's bandwidth must be greater than 0")
     return found
 
 
@@ -89,7 +89,7 @@ class _File(_Strict):
 
 
 def load(path: Path, overcommit: float) -> Fleet:
-    """Read a fleet. `overcommit`: vCPUs that a host's CPU may be counted with. Raises BadInput."""
+    """Read a fleet. `overcommit`: vCPUs allowed for each CPU of a host. Raises BadInput."""
     reading = config_file.examine(config_file.read(path, BadInput, "fleet"), _File)
     if reading.value is None:
         raise BadInput(config_file.first(reading.problems, path))
@@ -133,4 +133,4 @@ def _pairs(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
 def _once(path: Path, what: str, names: Sequence[str]) -> None:
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise BadInput(f"{path}: {what} {twice[0]!r} is there twice", hint="give it another name")
+        raise BadInput(f"{path}: {what} {twice[0]!r} occurs twice", hint="give it another name")

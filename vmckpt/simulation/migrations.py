@@ -1,8 +1,8 @@
-"""Made-up migrations, as functions of time. Pure.
+"""Simulated migrations, as functions of time. Pure.
 
-A migration is played once, when it begins or when somebody asks something of it: passes over
-memory, what the guest writes meanwhile, and what its policy does about that. After that, how it is
-at any time is told without going through what was before.
+A migration is computed once, when it begins or when it receives a request: passes over memory, what
+the guest writes meanwhile, and how its policy reacts. After that, its state at any time is known
+without going through earlier times.
 """
 
 import math
@@ -54,13 +54,13 @@ INTERVAL = Seconds(0.2)
 _PREFLIGHT, _SETUP, _STOP, _CLEANUP, _ABORTS = 0.9, 0.4, 0.03, 0.3, 0.4
 _BEGINS = _PREFLIGHT + _SETUP
 _IN_VAIN, _MOST_PASSES = Seconds(60.0), 200
-_LOW = 0.96  # a pass that begins with less than that share of the best one is better
+_LOW = 0.96  # a pass is better if it begins with less than this share of the best pass
 _NOTHING = Seconds(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The order."""
+    """The order to migrate a guest."""
 
     id: str
     guest: GuestNow
@@ -69,12 +69,12 @@ class Move:
     began: float
     part_of: str | None = None
     asked: tuple[tuple[float, Action], ...] = ()
-    """What somebody wanted, and when, in seconds since it began."""
+    """Requested actions, each with its time in seconds since the migration began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """A part of the course in which everything goes on evenly."""
+    """A part of a migration in which all rates are constant."""
 
     phase: JobPhase
     iteration: int
@@ -88,7 +88,7 @@ class Leg:
 
 
 class SimulatedPasses:
-    """A migration from its order to its end. Times are seconds since the order."""
+    """A migration from its order to its end. Times are in seconds since the order."""
 
     def __init__(self, move: Move) -> None:
         dice = random.Random(f"{move.id} {move.guest.name}")
@@ -110,7 +110,7 @@ class SimulatedPasses:
         self.downtime: Seconds | None = None
         self.switched: float | None = None
         self.outcome = Outcome.COMPLETED
-        self.report: dict[str, Any] | None = None  # made once somebody wants it
+        self.report: dict[str, Any] | None = None  # filled in on demand
         self._play()
 
     def _play(self) -> None:
@@ -128,12 +128,12 @@ class SimulatedPasses:
             if asked and asked[0][0] < ends:
                 at, action = asked.pop(0)
                 self._until(max(at, self._now))
-                self._do(action, f"{WHO} asked for it", "operator")
+                self._do(action, f"requested by {WHO}", "operator")
             else:
                 self._until(ends)
                 self._pass_over()
         self.over = self._now
-        """When nothing more is sent."""
+        """When the last data was sent."""
         self._enter(JobPhase.CLEANUP, _CLEANUP)
         self._enter(JobPhase.DONE)
         self.ends = self._now
@@ -164,11 +164,11 @@ class SimulatedPasses:
         self._left, self.sent, self._now = self._left - gone, self.sent + gone, then
 
     def written(self, lasts: float) -> float:
-        """Bytes that the guest writes in that time; what is written twice counts once."""
+        """Return the bytes that the guest dirties in `lasts` seconds; a page counts once."""
         return self._hot * (1 - math.exp(-self._writes * lasts / self._hot))
 
     def _dirtied(self) -> float:
-        """In this pass, slowed down as it is."""
+        """Return the bytes that the guest has dirtied in this pass, at its present throttle."""
         return self.written((1 - self._throttle / 100) * (self._now - self._pass_began))
 
     def _pass(self, size: float) -> None:
@@ -179,7 +179,7 @@ class SimulatedPasses:
         self._stalled_at = math.inf if better else min(self._stalled_at, self._now)
 
     def _pass_over(self) -> None:
-        if self._phase is JobPhase.POST_COPY:  # it runs there already
+        if self._phase is JobPhase.POST_COPY:  # the guest runs on the target already
             self._phase = JobPhase.SWITCHOVER
             return
         dirtied, lasted = self._dirtied(), max(0.01, self._now - self._pass_began)
@@ -192,7 +192,7 @@ class SimulatedPasses:
             self._throttle = min(self._slow.at_most, self._throttle + more)
         self._pass(dirtied)
         stood, manner = self._now - self._stalled_at, self._manner
-        why = f"nothing got better for {show_seconds(max(0.0, stood))}"
+        why = f"no progress for {show_seconds(max(0.0, stood))}"
         if not self._fired and stood >= manner.patience:
             self._fired = True
             self._do(manner.stalled, why, manner.rule)
@@ -223,10 +223,10 @@ class SimulatedPasses:
                 self._enter(JobPhase.CANCELLING)
                 self._until(self._now + _ABORTS)
             case _:
-                pass  # nobody compresses here
+                pass  # compression is not simulated
 
     def _numbers(self) -> dict[str, float | int | str | None]:
-        """As the real controller has them."""
+        """Return the numbers that the real controller records with a decision."""
         dirty = self._dirty
         return {
             "elapsed_s": round(self._now - _PREFLIGHT, 3), "iteration": self._iteration,
@@ -239,7 +239,7 @@ class SimulatedPasses:
         }  # fmt: skip
 
     def _switchover(self, rest: float) -> None:
-        """The guest stands still until the rest is there."""
+        """Pause the guest until the rest has arrived. `rest`: in bytes."""
         self._enter(JobPhase.SWITCHOVER)
         self._left, lasts = rest, rest / self._rate + _STOP
         self.downtime = Seconds((self.downtime or 0.0) + lasts)
@@ -248,15 +248,15 @@ class SimulatedPasses:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A migration, and all that will become of it unless somebody asks something."""
+    """A migration with its whole future course, which only further requests can change."""
 
     move: Move
     course: SimulatedPasses
     facts: Facts
     forecast: Forecast
     marks: tuple[tuple[float, float, float], ...]
-    """From when on, which share was done then, and when it was to end: what is asked for may
-    change the end, and what is done never gets less."""
+    """For each request: its time, the share done by then, and the expected end. A request may
+    change the end, but the share that is done never decreases."""
     requests: tuple[records.Request, ...] = ()
 
     @property
@@ -264,7 +264,7 @@ class Made:
         return self.move.began + self.course.ends
 
     def sampled(self, at: float) -> Sampled:
-        """How it stood so many seconds after its order."""
+        """Return the state `at` seconds after the order."""
         legs = self.course.legs
         leg = legs[max(0, bisect_right(legs, at, key=lambda one: one.begins) - 1)]
         gone = min(leg.left, leg.rate * (at - leg.begins))
@@ -287,7 +287,7 @@ class Made:
         return Sampled(sample=sample, estimate=guess, done=min(1.0, done))
 
     def samples(self, now: float, after: int = 0) -> list[StoredSample]:
-        """Those until then that came after that one; below 0: only the last one."""
+        """Return the samples until `now` after number `after`; below 0: only the last sample."""
         passed = min(now - self.move.began, self.course.over) - _BEGINS
         count = 0 if passed < 0 else 1 + int(passed / INTERVAL + 1e-6)
         found = []
@@ -298,7 +298,7 @@ class Made:
         return found
 
     def events(self, now: float, after: int = 0) -> list[StoredEvent]:
-        """Those until then that came after that one."""
+        """Return the events until `now` after number `after`."""
         told = [one for one in self.course.events if one[0] <= now - self.move.began]
         stored = [as_record(event, _NOTHING, Seconds(at)) for at, event in told[after:]]
         return [
@@ -333,12 +333,12 @@ class Made:
         )  # fmt: skip
 
     def expected(self) -> dict[str, Any]:
-        """The forecast, as the journal keeps it."""
+        """Return the forecast as the journal stores it."""
         told = {"facts": self.facts.as_json(), "mode": str(self.move.manner.mode)}
         return {**told, "expected": self.forecast.as_json()}
 
     def report(self) -> dict[str, Any]:
-        """What the command says at its end."""
+        """Return the report as JSON, as `vmckpt migrate` prints it at the end."""
         move, course = self.move, self.course
         took, good = Seconds(course.over - _PREFLIGHT), course.outcome is Outcome.COMPLETED
         sent, downtime = Bytes(round(course.sent)), course.downtime if good else None
@@ -353,7 +353,7 @@ class Made:
             guest=move.guest.name, source=move.guest.host, target=move.target, job=move.id,
             outcome=course.outcome, driver=Driver.PEER_TO_PEER, began=Seconds(_PREFLIGHT),
             elapsed=Seconds(course.ends - _PREFLIGHT), observed_downtime=None,
-            # As of libvirt 9.0, which keeps no statistics of a post-copy.
+            # As with libvirt 9.0, which keeps no statistics of a post-copy.
             totals=totals if good and course.switched is None else None,
             samples=tuple(self.sampled(at).sample for at in shown),
             decisions=tuple(one.decision for _, one in course.events if isinstance(one, Decided)),
@@ -365,14 +365,14 @@ class Made:
 
 
 def simulate(move: Move) -> Made:
-    """Its course, and a forecast that is about right."""
+    """Simulate a migration, with a forecast that is roughly right."""
     course = SimulatedPasses(move)
     off, mode = random.Random(f"{move.id} forecast").uniform(0.9, 1.12), move.manner.mode
 
     def around(value: float, share: float) -> Range:
         return Range(value * off * (1 - share), value * off * (1 + share))
 
-    basis, first = ("a simulation: made up from what will be",), course.legs[0]
+    basis, first = ("a simulation: derived from the simulated course",), course.legs[0]
     facts = Facts(
         memory=move.guest.memory, in_use=around(first.left, 0.03), basis=basis,
         dirty=(DirtyPoint(time=Seconds(1.0), dirtied=course.written(1.0), error=1e6),),
@@ -389,7 +389,10 @@ def simulate(move: Move) -> Made:
 
 
 def ask(made: Made, now: float, kind: RequestKind, action: Action) -> Made:
-    """It goes on otherwise from now on. Raises BadInput: it cannot."""
+    """Apply a request, which changes the course from now on.
+
+    Raises BadInput if the migration refuses the request.
+    """
     at, move = now - made.move.began, made.move
     if (why := _refusal(made.phase(now), move.manner.mode, action)) is not None:
         raise BadInput(f"{move.id} refused {kind}: {why}")
@@ -405,14 +408,18 @@ def ask(made: Made, now: float, kind: RequestKind, action: Action) -> Made:
 
 
 def _refusal(phase: JobPhase, mode: Mode, action: Action) -> str | None:
-    """As migration.run.operator_requests has it."""
+    """Return why a request is refused, as migration.run.operator_requests does, or None."""
     if phase is JobPhase.POST_COPY:
         return None if isinstance(action, LimitBandwidth) else NO_WAY_BACK
     if phase in (JobPhase.SWITCHOVER, JobPhase.CANCELLING, JobPhase.CLEANUP, JobPhase.DONE):
-        return "it is being stopped" if phase is JobPhase.CANCELLING else "it is about to end"
+        return (
+            "the migration is being stopped"
+            if phase is JobPhase.CANCELLING
+            else "it is about to end"
+        )
     if isinstance(action, SwitchToPostcopy) and not mode.may_switch_early:
-        return f"this migration cannot switch: it was started in mode {mode}"
+        return f"this migration cannot switch to post-copy: it was started in mode {mode}"
     if isinstance(action, SwitchToPostcopy | PauseGuest) and phase is not JobPhase.PRE_COPY:
         moves = phase is JobPhase.PAUSED
-        return "the guest stands still already" if moves else "memory does not move yet"
+        return "the guest is paused already" if moves else "no memory is being sent yet"
     return None

@@ -1,4 +1,4 @@
-"""A recorded migration, played again for those who look on, in the time that it took."""
+"""Replay a recorded migration in the dashboard, in the time that it took."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +26,18 @@ _SOURCE, _TARGET = "source", "target"
 _JOB = "m-trace"
 _UUID = "00000000-0000-4000-a000-000000000000"
 _MAX_DOWNTIME = 300.0
-"""Milliseconds. A trace tells the limit with its decisions; this is for one without any."""
+"""The downtime limit, in milliseconds, of a trace without decisions; a decision has the limit."""
 _ROOM = 4
-"""Times the guest's memory is a host's: a trace says nothing of hosts."""
+"""A host's memory, as a multiple of the guest's; a trace has no data on hosts."""
 _ORIGIN = Seconds(0.0)
 _NOT_HERE = "not in a replay"
 
 
 class Replayed:
-    """One trace as the only job; it begins now. Raises BadInput for what is no trace."""
+    """A data source whose only job is a trace, which begins now.
+
+    The constructor raises BadInput if the file is not a trace.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._trace = traces.read(path)
@@ -43,7 +46,7 @@ class Replayed:
         self._lasts = self._trace.samples[-1].at
         self._decisions = list(self._trace.decisions)
         self._progress = ProgressTracker(self._trace.header.curve, Stall())
-        self._progress.join(_ORIGIN)  # its passes are numbered already
+        self._progress.join(_ORIGIN)  # the passes of a trace are numbered already
         self._max_downtime = _MAX_DOWNTIME
         self._read = 0
         self._phase: JobPhase | None = None
@@ -102,23 +105,23 @@ class Replayed:
         return ()
 
     async def ask(self, words: Sequence[str], width: int) -> Said:
-        """See Commands."""
+        """Refuse a command; see model.events.Commands."""
         del words, width
         return Said(text=f"{_NOT_HERE}\n", code=BadInput.exit_code)
 
     def start(self, words: Sequence[str], width: int) -> Begun:
-        """See Commands."""
+        """Refuse a command; see model.events.Commands."""
         del width
         return at_once(tuple(words), _NOT_HERE, BadInput.exit_code)
 
     @property
     def _outcome(self) -> Outcome:
-        """A trace that breaks off says nothing of it."""
+        """The outcome; unknown if the trace breaks off."""
         told = self._trace.outcome
         return Outcome(told) if told is not None and told in {*Outcome} else Outcome.UNKNOWN
 
     def _played(self) -> float:
-        """Seconds since it began; what has been told by then is taken in."""
+        """Read the trace up to the present time. Returns the seconds since the replay began."""
         passed, samples = self._clock() - self._began, self._trace.samples
         while self._read < len(samples) and samples[self._read].at <= passed:
             raw = samples[self._read]
@@ -177,7 +180,7 @@ class Replayed:
         return JobView(operation=one, attended=True, sample=last[0] if last else None)
 
     def _report(self) -> dict[str, Any]:
-        """As far as a trace tells."""
+        """Return the report as JSON, as far as the trace has its data."""
         header, trace = self._trace.header, self._trace
         switched = [one.at for one in trace.samples if one.phase is JobPhase.POST_COPY]
         told = report.MigrationReport(

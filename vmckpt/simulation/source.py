@@ -1,7 +1,7 @@
-"""A made-up fleet for those who look on, and for what they do there.
+"""A simulated fleet for the dashboard, including the commands that are started there.
 
-It stands where the hosts, the journal and the agents stand otherwise: nothing of it is real, and
-what is begun there moves nobody.
+It takes the place of hosts, journal and agents. Nothing in it is real, and its commands change no
+real guest.
 """
 
 import time
@@ -43,14 +43,14 @@ _FLAGS = (
     "yes", "dry-run", "json", "observe", "partly", "planned", "host-is-off", "fence", "test",
     "end-test", "lost-journal",
 )  # fmt: skip
-"""Options that no value follows."""
+"""Options without a value."""
 _CODES = {Outcome.COMPLETED: 0, Outcome.CANCELLED: 130}
 _FAILED = {"migrate": 20, "evacuate": 26}
 
 
 @dataclass(slots=True)
 class Acting:
-    """See Begun: a command that no process runs. `says`: what it has printed by now."""
+    """A simulated command; see model.events.Begun. `says` returns its output so far."""
 
     words: tuple[str, ...]
     says: Callable[[], Said]
@@ -65,7 +65,7 @@ class Acting:
 
 
 class Showing:
-    """A fleet of so many hosts and guests, where `jobs` guests are on their way at any time."""
+    """A data source with a simulated fleet, in which `jobs` guests migrate at any time."""
 
     def __init__(
         self, hosts: int, guests: int, jobs: int = 3, seed: int = 1,
@@ -78,7 +78,7 @@ class Showing:
         self._snapshots = fleets.snapshots(made.guests, seed, made.at)
 
     def _now(self) -> float:
-        """And whatever was to happen until then has."""
+        """Return the present time, after simulating everything up to it."""
         now = self._clock()
         self._world.to(now)
         return now
@@ -134,7 +134,7 @@ class Showing:
         return self._snapshots
 
     async def ask(self, words: Sequence[str], width: int) -> Said:
-        """See Commands."""
+        """Run a command that changes nothing; see model.events.Commands."""
         del width
         try:
             return Said(text=f"in a simulation: {self._looks(words, self._now())}\n", code=0)
@@ -142,7 +142,7 @@ class Showing:
             return Said(text=f"{exc}\n", code=exc.exit_code)
 
     def start(self, words: Sequence[str], width: int) -> Begun:
-        """See Commands."""
+        """Start a command; see model.events.Commands."""
         del width
         given = tuple(words)
         try:
@@ -151,7 +151,7 @@ class Showing:
             return at_once(given, str(exc), exc.exit_code)
 
     def _looks(self, words: Sequence[str], now: float) -> str:
-        """What a command that only looks would say."""
+        """Return what a command that changes nothing would print. Raises BadInput."""
         names, options = _parsed(words)
         match names:
             case ["plan" | "migrate", guest]:
@@ -160,7 +160,7 @@ class Showing:
                 why = self._world.site.why_not(move.guest, move.target)
                 line = f"{move.guest.name}: {move.guest.host} → {move.target}"
                 fits = f"policy {move.manner.policy}\n{in_words(made.forecast)}"
-                return f"{line}\n{fits if why is None else f'it cannot: {why}'}"
+                return f"{line}\n{fits if why is None else f'not possible: {why}'}"
             case ["evacuate", host]:
                 leaving = self._world.leaving(self._host(host), now)
                 lines = [
@@ -169,7 +169,7 @@ class Showing:
                 ]
                 return "\n".join([f"{len(leaving)} guests would leave {host}", *lines])
             case _:
-                return f"vmckpt {' '.join(words)} has nothing to look at"
+                return f"vmckpt {' '.join(words)} has nothing to show"
 
     def _acts(self, words: tuple[str, ...], now: float) -> Begun:
         names, options = _parsed(words)
@@ -179,7 +179,7 @@ class Showing:
             case ["migrate", guest]:
                 return self._follow(words, self._world.start(self._made(guest, options, now)))
             case ["evacuate", host]:
-                one = self._world.empty(self._host(host), now, "it is emptied")
+                one = self._world.empty(self._host(host), now, "evacuation")
                 return self._follow(words, one.id)
             case ["set" | "cancel" | "pause" | "resume" | "postcopy" as what, job]:
                 return at_once(words, self._order(what, job, options), 0)
@@ -189,7 +189,7 @@ class Showing:
                 return at_once(words, "not in a simulation", 2)
 
     def _follow(self, words: tuple[str, ...], id_: str) -> Begun:
-        """A command that lasts as long as its job."""
+        """Return a command that lasts as long as its job."""
         return Acting(words, lambda: self._said(id_), lambda: self._cancel(id_))
 
     def _cancel(self, id_: str) -> None:
@@ -210,14 +210,14 @@ class Showing:
         return Said(text="\n".join([*lines, ""]), code=code)
 
     def _order(self, what: str, job: str, options: Mapping[str, str]) -> str:
-        """Ask something of a job that runs; the answer."""
+        """Send a request to a running job. Returns the answer. Raises BadInput."""
         one, now = self._meant(job), self._now()
         if one.kind == "evacuate":
             kinds = {"resume": RequestKind.GO_ON, "set": RequestKind.BANDWIDTH}
             kind = _ACTIONS[what][0] if what in _ACTIONS else kinds[what]
             return f"{one.id}: {self._world.order(one.id, now, kind)}"
         if one.kind != "migrate":
-            raise BadInput(f"{one.id} is a {one.kind} job: nobody attends it, nor need anybody")
+            raise BadInput(f"{one.id} is a {one.kind} job, which has no controller and needs none")
         wanted = [_ACTIONS[what]] if what in _ACTIONS else _settings(options)
         if not wanted or what == "resume":
             raise BadInput(f"{one.id}: there is nothing to {what}")
@@ -233,7 +233,7 @@ class Showing:
         raise BadInput(f"{guest} is not protected", hint="run vmckpt status")
 
     def _meant(self, name: str) -> Operation:
-        """An active job by its id, the beginning of it, or its guest. Raises BadInput."""
+        """Return an active job by its ID, a prefix of its ID, or its guest. Raises BadInput."""
         active = [one.operation for one in self._world.active(self._now())]
         begun = [one for one in active if one.id.startswith(name.lower()) or one.guest == name]
         found = queries.choose(name, begun)
@@ -242,13 +242,15 @@ class Showing:
         return found
 
     def _made(self, name: str, options: Mapping[str, str], now: float) -> Made:
-        """A migration as it is asked for. Raises BadInput."""
+        """Return the requested migration, without starting it. Raises BadInput."""
         guests = self._world.site.guests
         guest = guests.get(name) or next((g for g in guests.values() if g.uuid == name), None)
         if guest is None:
             raise BadInput(f"no guest {name!r} on any host", hint="run vmckpt guests")
         if not guest.state.is_active:
-            raise BadInput(f"{guest.name} is {guest.state}", hint="only guests that run move live")
+            raise BadInput(
+                f"{guest.name} is {guest.state}", hint="choose a running guest for a migration"
+            )
         return self._world.made(guest, self._host(options.get("to", "")), _manner(options), now)
 
     def _host(self, name: str) -> str:
@@ -258,13 +260,13 @@ class Showing:
 
 
 def at_once(words: tuple[str, ...], text: str, code: int) -> Acting:
-    """One that has ended already."""
+    """Return a command that has ended already."""
     said = Said(text=f"{text}\n", code=code)
     return Acting(words, lambda: said)
 
 
 def _parsed(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Its names, and its options without their dashes."""
+    """Split a command line into names, and options without their dashes."""
     names: list[str] = []
     options: dict[str, str] = {}
     rest = iter(words)
@@ -278,7 +280,7 @@ def _parsed(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _manner(options: Mapping[str, str]) -> Manner:
-    """How a guest goes that somebody moves. Raises BadInput."""
+    """Return how a guest migrates on request, by the options. Raises BadInput."""
     manner = fleets.QUIET
     try:
         mode = Mode(options.get("mode", manner.mode))
@@ -293,7 +295,7 @@ def _manner(options: Mapping[str, str]) -> Manner:
 
 
 def _settings(options: Mapping[str, str]) -> list[tuple[RequestKind, Action]]:
-    """What `vmckpt set` asks for. Raises BadInput."""
+    """Return the requests of `vmckpt set`, by the options. Raises BadInput."""
     found: list[tuple[RequestKind, Action]] = []
     try:
         if (rate := options.get("bandwidth")) is not None:

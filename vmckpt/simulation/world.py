@@ -1,6 +1,6 @@
-"""What happens in a made-up fleet: migrations over and over, hosts emptied, guests protected. Pure.
+"""Events in a simulated fleet: repeated migrations, evacuations and protections. Pure.
 
-All of it comes from the seed, the time, and what somebody begins there.
+Everything follows from the seed, the time, and the commands that are started.
 """
 
 import heapq
@@ -35,7 +35,7 @@ from vmckpt.units import GIB, Bytes, Seconds, show_seconds
 
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 _BEFORE = 240.0
-"""It has gone on for so long when somebody begins to look."""
+"""Seconds that have been simulated before the first look."""
 _MANNERS = (
     fleets.QUIET, fleets.BUSY, fleets.STUBBORN, fleets.QUIET, fleets.FAR, fleets.BUSY,
 )  # fmt: skip
@@ -43,18 +43,18 @@ _AT_ONCE = 2  # guests that leave a host at the same time
 _KEPT = 500  # jobs that have ended
 _EMPTIES_SINCE, _REST = 25.0, 12.0
 _HOSTS, _FEW = 3, 16
-"""With fewer hosts, none is emptied; nor is one with more guests."""
+"""With fewer hosts than this no host is evacuated, nor is a host with more guests than this."""
 _TURN, _FULL = "its turn", "no host has room for it"
 _ANSWERS = {
-    RequestKind.CANCEL: "nothing new begins; what is on its way goes on",
-    RequestKind.PAUSE: "paused: nothing new begins",
-    RequestKind.GO_ON: "going on",
+    RequestKind.CANCEL: "no move begins any more; running moves finish",
+    RequestKind.PAUSE: "paused: no move begins until resumed",
+    RequestKind.GO_ON: "resumed",
 }
 
 
 @dataclass(slots=True)
 class Emptying:
-    """A host that is evacuated."""
+    """An evacuation in progress."""
 
     id: str
     host: str
@@ -77,7 +77,7 @@ class Emptying:
         self.tell(at, f"{made.move.guest.name} → {made.move.target}", "begins")
 
     def came(self, made: Made) -> None:
-        """It has ended, well or not."""
+        """Record that a migration of this evacuation has ended, with any outcome."""
         move, took = made.move, Seconds(made.course.ends)
         self.running.discard(move.id)
         action = f"{move.guest.name} → {move.target}"
@@ -104,7 +104,7 @@ class Emptying:
         return JobView(operation=one, attended=True, sample=None)
 
     def report(self, at: float) -> dict[str, Any]:
-        """What the command says at its end."""
+        """Return the report as JSON, as `vmckpt evacuate` prints it at the end."""
         outcome = Outcome.CANCELLED if self.stopped else Outcome.FAILED
         return {
             "job": self.id, "kind": "evacuate", "host": self.host,
@@ -123,7 +123,7 @@ class Emptying:
 
 
 def _plan(host: str, leaving: Sequence[Made]) -> dict[str, Any]:
-    """What an evacuation's operation says of itself."""
+    """Return the details that an evacuation's job has in the journal."""
     lanes = [0.0] * _AT_ONCE
     told: list[dict[str, Any]] = []
     for one in leaving:
@@ -145,13 +145,13 @@ def _left(guest: GuestNow, why: str, hint: str) -> dict[str, Any]:
 
 
 def _switched(one: Made, now: float) -> bool:
-    """Whether it runs on the target while it is still on its way."""
+    """Return whether a guest runs on the target before its migration has ended."""
     switched = one.course.switched
     return switched is not None and now - one.move.began >= switched
 
 
 class World:
-    """What happens there; `to` lets it happen up to a time."""
+    """The state of a simulated fleet and its jobs; `to` advances it to a time."""
 
     def __init__(self, fleet: FleetNow, jobs: int, seed: int) -> None:
         now = fleet.at
@@ -174,7 +174,7 @@ class World:
         self.to(now)
 
     def to(self, now: float) -> None:
-        """Whatever begins or ends until then, in its order."""
+        """Simulate everything that begins or ends until `now`, in order."""
         while True:
             first = min(self.moves.values(), key=lambda one: one.ends, default=None)
             ends = float("inf") if first is None else first.ends
@@ -199,7 +199,7 @@ class World:
         return f"{kind[0]}-{''.join(self._dice().choices(_LETTERS, k=5))}"
 
     def fleet(self, now: float) -> FleetNow:
-        """Who is on its way is on both hosts, as it is on real ones."""
+        """Return the fleet; a guest that migrates is on both hosts, as with real hosts."""
         there = tuple((id_, _switched(one, now)) for id_, one in self.moves.items())
         return self.site.fleet(now, (there, tuple(self.guarded)), self._elsewhere(now))
 
@@ -214,7 +214,7 @@ class World:
             yield replace(known.guest, host=known.backup, state=GuestState.STANDBY)
 
     def active(self, now: float) -> list[JobView]:
-        """All jobs that run, the latest first."""
+        """Return all running jobs, the latest first."""
         found = [one.view(now) for one in self.moves.values()]
         found += [one.view() for one in self.empties.values()]
         agents = [*map(protection, self.guarded.values()), *self.held.values()]
@@ -222,7 +222,7 @@ class World:
         return sorted(found, key=lambda one: -one.operation.began_at)
 
     def _begin(self, at: float) -> bool:
-        """The next one of those that go on over and over; whether there is one."""
+        """Begin the next of the repeated migrations. Returns whether one has begun."""
         dice, manner = self._dice(), _MANNERS[len(self._loops) % len(_MANNERS)]
         most = Bytes((4 if manner is fleets.FAR else 32) * GIB)
         guest = self.site.anyone(dice, self._busy, most)
@@ -235,12 +235,12 @@ class World:
     def made(
         self, guest: GuestNow, target: str, manner: Manner, at: float, *, part_of: str | None = None
     ) -> Made:
-        """A migration as it would be."""
+        """Return a simulated migration, without starting it."""
         id_ = self._id("migrate")
         return moves.simulate(Move(id_, guest, target, manner, at, part_of))
 
     def start(self, made: Made) -> str:
-        """Begin one; its id. Raises GuestLocked, Blocked."""
+        """Start a migration. Returns its ID. Raises GuestLocked, Blocked."""
         move = made.move
         if move.guest.name in self._busy:
             raise GuestLocked(f"{move.guest.name} has a job already", hint="see vmckpt jobs")
@@ -255,7 +255,7 @@ class World:
         return made
 
     def ask(self, id_: str, now: float, kind: RequestKind, action: Action) -> None:
-        """Of a migration. Raises BadInput."""
+        """Send a request to a migration. Raises BadInput if the migration refuses it."""
         self.moves[id_] = moves.ask(self.moves[id_], now, kind, action)
 
     def _ended(self, made: Made) -> None:
@@ -279,7 +279,7 @@ class World:
             del self.past[next(iter(self.past))]
 
     def _empty(self, at: float) -> bool:
-        """The next host; whether there is one to be emptied."""
+        """Begin the next evacuation. Returns whether a host could be chosen."""
         if self.empties or len(self.site.hosts) < _HOSTS:
             return False
         for host in [name for name, one in self.held.items() if one.detail["why"] == _TURN]:
@@ -297,7 +297,10 @@ class World:
         return bool(fits)
 
     def leaving(self, host: str, at: float, id_: str | None = None) -> list[Made]:
-        """Who would leave a host, the longest first; who is off stays."""
+        """Return the migrations that would empty a host, the longest first.
+
+        Guests that are shut off or busy, or find no host with room, are not among them.
+        """
         found = []
         for guest in self.site.on(host):
             free = guest.state.is_active and guest.name not in self._busy
@@ -307,7 +310,7 @@ class World:
         return sorted(found, key=lambda one: -one.course.ends)
 
     def empty(self, host: str, at: float, why: str) -> Emptying:
-        """Begin to. Raises Blocked."""
+        """Begin to evacuate a host. Raises Blocked."""
         if (known := self.site.hosts[host]).error or host in self.held:
             raise Blocked(f"{host}: {known.error or known.closed}", hint="see vmckpt hosts")
         id_, job = self._id("evacuate"), self._id(MAINTENANCE)
@@ -322,7 +325,10 @@ class World:
         return one
 
     def _others(self, one: Emptying) -> None:
-        """Those that do not migrate: who is off is defined elsewhere, who is busy stays."""
+        """Handle the guests that do not migrate: define those that are shut off on another host.
+
+        Guests that are busy, or find no host with room, stay and are reported as left.
+        """
         going = {made.move.guest.name for made in one.waiting}
         for guest in self.site.on(one.host):
             if guest.name in self._busy:
@@ -335,10 +341,10 @@ class World:
                     self.site.put(guest.name, target)
 
     def order(self, id_: str, now: float, kind: RequestKind) -> str:
-        """Of an evacuation: stop, pause or go on; the answer. Raises BadInput."""
+        """Stop, pause or resume an evacuation. Returns the answer. Raises BadInput."""
         one = self.empties[id_]
         if kind not in _ANSWERS:
-            raise BadInput(f"{id_} refused {kind}: ask that of the guest's own job")
+            raise BadInput(f"{id_} refused {kind}: send this request to the guest's own job")
         if kind is RequestKind.CANCEL:
             one.stopped = True
         else:
@@ -348,7 +354,7 @@ class World:
         return _ANSWERS[kind]
 
     def _fill(self, one: Emptying, at: float) -> None:
-        """Begin as many as may move at once; if nobody is left it is over."""
+        """Begin as many migrations as may run at once, and end the evacuation after the last."""
         while one.waiting and not (one.paused or one.stopped) and len(one.running) < _AT_ONCE:
             made = one.waiting.pop(0)
             move = made.move
@@ -364,8 +370,8 @@ class World:
             return
         for made in one.waiting:
             self._busy.discard(made.move.guest.name)
-            hint = f"vmckpt evacuate {one.host} goes on"
-            one.left.append(_left(made.move.guest, "it was stopped before its turn", hint))
+            hint = f"run vmckpt evacuate {one.host} again"
+            one.left.append(_left(made.move.guest, "the run stopped before its turn", hint))
         del self.empties[one.id]
         report = one.report(at)
         self._keep(one.id, one.detail_of(over(one.view().operation, report["outcome"], at, report)))
@@ -373,7 +379,7 @@ class World:
             self._later(at + _REST, "evacuate")
 
     def _protect(self, now: float) -> None:
-        """Two of them; the standby of the second is far away."""
+        """Begin two protections; the link to the second standby is slow."""
         for far in (False, True):
             dice = self._dice()
             guest = self.site.anyone(dice, self._busy, Bytes(16 * GIB))
@@ -388,14 +394,14 @@ class World:
                 self.site.take(backup, guest.memory)
 
     def unguard(self, job: str, now: float, *, failover: bool) -> str:
-        """End a protection; where the guest runs then."""
+        """End a protection, with or without a failover. Returns where the guest runs then."""
         one = self.guarded.pop(job)
         self._busy.discard(one.guest.name)
         runs_on = one.backup if failover else one.guest.host
         report: dict[str, Any]
         if failover:
             self.site.put(one.guest.name, one.backup)
-            report = {"failed_over": one.backup, "why": "a person asked for it, in a simulation"}
+            report = {"failed_over": one.backup, "why": "requested by an operator, in a simulation"}
         else:
             self.site.take(one.backup, -one.guest.memory)
             report = {"unprotected": True, "runs_on": runs_on}

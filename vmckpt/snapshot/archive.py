@@ -1,12 +1,12 @@
-"""A snapshot in one file: a tar archive that is a small store of its own (docs/formats.md).
+"""Export a snapshot to a file, and import it: a tar archive with the layout of a small store.
 
     format           as in a store
     snapshots/ID     its manifest
     wraps/ID         if it is encrypted
     packs/ab/…       its chunks, and nothing else
 
-Each object can be proved as in a store. Of the archive itself every bit is looked at, too: what is
-not exactly as it is written here is refused.
+Each object can be verified as in a store. Every bit of the archive itself is checked, too: an
+archive that differs from what `export` writes is refused. See docs/formats.md.
 """
 
 import errno
@@ -47,9 +47,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def export(
     store: Store, id_: str, path: Path, progress: Progress = silent, *, pack_size: int = PACK_SIZE
 ) -> Moved:
-    """Write a snapshot into a new file, without any key. Raises BadInput and StoreError.
+    """Write a snapshot to a new file, without any key.
 
-    The file appears when it is whole and on the disk.
+    The file appears when it is complete and durable. Raises BadInput if it exists, and StoreError.
     """
     data = store.manifest(id_)
     found = manifest.decode(data, id_, None)
@@ -72,10 +72,11 @@ def export(
 def import_(
     store: Store, path: Path, trusted: Collection[bytes], progress: Progress = silent
 ) -> Moved:
-    """Publish what a file holds, without any key; what the store has is not written again.
+    """Import a snapshot from a file, without any key. Chunks that the store has are kept.
 
-    What the store has lost of the snapshot, it gets back. Raises BadInput, KeyRefused if its writer
-    is not trusted, and StoreError; then nothing is there.
+    Chunks of the snapshot that the store has lost are restored. Raises KeyRefused if the writer is
+    not trusted, BadInput if the store has a different snapshot of that ID, and StoreError; in each
+    case no snapshot is published.
     """
     with _explained(path), path.open("rb") as file:
         objects = _Objects(file, str(path))
@@ -100,7 +101,7 @@ def import_(
 
 
 def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Progress) -> None:
-    """Hand the chunks that are not there to the store. Raises StoreDamaged if one is missing."""
+    """Add the chunks that the store lacks. Raises StoreDamaged if the file lacks one of them."""
     missing = receiver.present.missing(found.names.array())
     wanted = {name.tobytes() for name in missing}
     left = set(wanted)
@@ -108,7 +109,7 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
     done = 0
     for key, pack in objects.rest():
         for name, box, plain in _boxes(key, pack, objects.where):
-            # Of what nobody can open there may be several boxes, one of which is the right one.
+            # An encrypted chunk may have several boxes, of which only one may be right.
             if name not in wanted or (not found.encrypted and name not in left):
                 continue
             left.discard(name)
@@ -120,8 +121,7 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
         progress(copied_so_far("import", done))
     if left:
         raise StoreDamaged(
-            f"{objects.where}: {len(left)} of the snapshot's {len(found.names)} chunks are not in"
-            " it",
+            f"{objects.where}: {len(left)} of the snapshot's {len(found.names)} chunks are missing",
             hint="export it again",
         )
 
@@ -129,7 +129,7 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
 def _boxes(key: str, pack: bytes, where: str) -> Iterator[Box]:
     id_ = format_pack.pack_of(key)
     if id_ is None:
-        raise _damaged(where, f"{key[:80]!r} has no place in it")
+        raise _damaged(where, f"it has an unexpected object {key[:80]!r}")
     try:
         rows = format_pack.parse(id_, pack).rows
     except (StoreDamaged, StoreNewer) as exc:
@@ -140,7 +140,7 @@ def _boxes(key: str, pack: bytes, where: str) -> Iterator[Box]:
 
 
 def _packed(these: Iterator[Box], most: int) -> Iterator[bytes]:
-    """Boxes in packs."""
+    """Gather boxes in packs of at most `most` bytes of boxes."""
     part: list[tuple[bytes, bytes, int]] = []
     size = 0
     for name, box, plain in these:
@@ -162,7 +162,7 @@ class _Archive:
     size: int = 0
 
     def add(self, name: str, body: bytes) -> None:
-        """One object."""
+        """Write an object."""
         for part in (_head(name, len(body), self.made_at), body, bytes(-len(body) % _BLOCK)):
             self.file.write(part)
             self.size += len(part)
@@ -172,27 +172,27 @@ class _Archive:
 
 
 class _Objects:
-    """The objects of an archive, in the order in which they must be."""
+    """Reads the objects of an archive in their prescribed order."""
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         self._file, self.where = file, where
 
     def expect(self, name: str) -> bytes:
-        """The next object, which has that name. Raises StoreDamaged."""
+        """Return the next object, which must have that name. Raises StoreDamaged."""
         found, body = self.begins(name)
         if found != name:
-            raise _damaged(self.where, f"{found[:80]!r} is where {name} should be")
+            raise _damaged(self.where, f"it has {found[:80]!r} in place of {name}")
         return body
 
     def begins(self, beginning: str) -> tuple[str, bytes]:
-        """The next object, whose name begins so. Raises StoreDamaged."""
+        """Return the next object, whose name must begin like that. Raises StoreDamaged."""
         found = self._next()
         if found is None or not found[0].startswith(beginning):
-            raise _damaged(self.where, f"it has no {beginning.rstrip('/')} where one should be")
+            raise _damaged(self.where, f"it has no {beginning.rstrip('/')} at its place")
         return found
 
     def rest(self) -> Iterator[tuple[str, bytes]]:
-        """What comes then, up to the end. Raises StoreDamaged."""
+        """Yield the remaining objects. Raises StoreDamaged."""
         while (found := self._next()) is not None:
             yield found
 
@@ -200,20 +200,20 @@ class _Objects:
         block = self._read(_BLOCK)
         if not any(block):
             if any(self._read(_BLOCK)) or self._file.read(1):
-                raise _damaged(self.where, "there is something behind its end")
+                raise _damaged(self.where, "it has trailing data")
             return None
         name, size = _parsed(block, self.where)
         if size > _LARGEST.get(name.partition("/")[0], _LARGEST_PACK):
-            raise _damaged(self.where, f"{name} is larger than it can be")
+            raise _damaged(self.where, f"{name} is too large")
         body = self._read(size)
         if any(self._read(-size % _BLOCK)):
-            raise _damaged(self.where, f"behind {name} there is what should not be")
+            raise _damaged(self.where, f"the padding after {name} is not zeros")
         return name, body
 
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)
         if len(data) < size:
-            raise _damaged(self.where, "it is cut off")
+            raise _damaged(self.where, "it is truncated")
         return data
 
 
@@ -224,23 +224,23 @@ def _head(name: str, size: int, made_at: int) -> bytes:
 
 
 def _parsed(block: bytes, where: str) -> tuple[str, int]:
-    """Name and size from a heading. Raises StoreDamaged unless it is one as `_head` makes it."""
+    """Return name and size from a tar header. Raises StoreDamaged unless `_head` made it."""
     try:
         found = tarfile.TarInfo.frombuf(block, "ascii", "strict")
         name, size = found.name, found.size
         good = size >= 0 and _head(name, size, int(found.mtime)) == block
     except (tarfile.HeaderError, ValueError) as exc:
-        raise _damaged(where, "it is not an export, or a heading in it is damaged") from exc
+        raise _damaged(where, "it is not an exported snapshot, or a header is damaged") from exc
     if not good:
-        raise _damaged(where, "a heading in it is damaged")
+        raise _damaged(where, "a header is damaged")
     return name, size
 
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when all is on the disk. Raises BadInput, StoreError."""
+    """Open a file that gets its name when it is durable. Raises BadInput, StoreError."""
     if path.exists():
-        raise BadInput(f"{path} is there already", hint="name another file")
+        raise BadInput(f"{path} already exists", hint="give another file")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with _explained(path):
         try:
@@ -260,10 +260,10 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as exc:
-        raise NotInStore(f"{path}: there is no such file or folder") from exc
+        raise NotInStore(f"{path}: no such file or folder") from exc
     except OSError as exc:
         if exc.errno in _FULL:
-            raise StoreFull(f"{path}: no room left", hint="make room there") from exc
+            raise StoreFull(f"{path}: no space left", hint="free space there") from exc
         raise StoreError(f"{path}: {exc.strerror or exc}") from exc
 
 

@@ -1,4 +1,4 @@
-"""A snapshot that is looked into where it is: its disks, and its memory as a core."""
+"""Browse a snapshot without restoring it: export its disks, write its memory as a core file."""
 
 import os
 from collections.abc import Mapping
@@ -22,27 +22,27 @@ _MAIN = ("pc.ram", "ram-node")
 
 @dataclass(frozen=True, slots=True)
 class Browse:
-    """An opened snapshot; use it while its reader lives."""
+    """An opened snapshot; use it only while its reader is open."""
 
     public: Public
     private: Private
     reader: Reader
 
     def disks(self) -> tuple[str, ...]:
-        """Their names in the guest."""
+        """Return the targets of its disks, such as vda."""
         return tuple(one.name for one in self.private.regions if one.kind is Kind.DISK)
 
     def export(self, disk: str) -> Export:
-        """A disk as something to be read. Raises BadInput if there is none of that name."""
+        """Return an NBD export of a disk. Raises BadInput if there is no such disk."""
         region = self.private.region(disk)
         if region is None or region.kind is not Kind.DISK:
             known = ", ".join(self.disks()) or "none"
-            raise BadInput(f"{self.public.id} has no disk {disk!r}", hint=f"it has {known}")
+            raise BadInput(f"{self.public.id} has no disk {disk!r}", hint=f"its disks are: {known}")
         assembly = self._assembly(region)
         return Export(size=region.size, read=assembly.read_bytes, extents=assembly.zeros)
 
     def exports(self, disk: str | None) -> Mapping[str, Export]:
-        """One disk, or all, by name. Raises BadInput if there is none."""
+        """Return exports of one disk or of all, by name. Raises BadInput if there is none."""
         names = self.disks() if disk is None else (disk,)
         if not names:
             raise BadInput(f"snapshot {self.public.id} has no disks")
@@ -52,9 +52,9 @@ class Browse:
         return Assembly(region.kind, region.size, region.map, self.private.chunks, self.reader)
 
     def core(self, path: Path, progress: Progress = silent, *, replace: bool = False) -> int:
-        """Write the memory as an ELF core, sparse; how many processors it tells of.
+        """Write the memory as a sparse ELF core. Returns the number of processors in it.
 
-        Raises BadInput, StoreError, OSError; a core that is not whole is removed.
+        Raises BadInput, StoreError, OSError; an incomplete core is removed.
         """
         stretches = layout(self.public, self.private)
         processors = devices.processors(self._stream("tail"))
@@ -62,7 +62,7 @@ class Browse:
         try:
             file = os.open(path, flags, 0o600)
         except FileExistsError as exc:
-            raise BadInput(f"{path} is there already", hint="choose another name") from exc
+            raise BadInput(f"{path} already exists", hint="choose another name") from exc
         try:
             writer = CoreWriter(file, stretches, processors)
             writer.begin()
@@ -87,22 +87,24 @@ class Browse:
     def _stream(self, name: str) -> bytes:
         part = next((one for one in self.private.facts.stream if one.name == name), None)
         if part is None:
-            raise StoreDamaged(f"snapshot {self.public.id} has no {name} of its memory")
+            raise StoreDamaged(f"snapshot {self.public.id} has no part {name} of its memory stream")
         chunks = [self.private.chunks[index] for index in part.chunks]
         return b"".join(self.reader.read_many(chunks))
 
 
 def layout(public: Public, private: Private) -> tuple[Stretch, ...]:
-    """Where the guest saw its memory. Raises BadInput if that cannot be told. Pure."""
+    """Return the guest-physical layout of the memory. Raises BadInput if it is unknown. Pure."""
     if public.contents is not Contents.MEMORY:
-        raise BadInput(f"snapshot {public.id} has no memory: it is of disks only")
+        raise BadInput(f"snapshot {public.id} has no memory, only disks")
     if public.arch != "x86_64":
-        raise BadInput(f"a core can be made of x86_64 guests, and {public.guest} is {public.arch}")
+        raise BadInput(
+            f"{public.guest} is a guest of {public.arch}; cores are supported for x86_64 only"
+        )
     blocks = [
         RamBlock(one.name, one.size)
         for one in private.regions
         if one.kind is Kind.RAM and one.name.removeprefix("/objects/").startswith(_MAIN)
     ]
     if not blocks:
-        raise BadInput(f"snapshot {public.id}: it is not known which of its blocks is the memory")
+        raise BadInput(f"snapshot {public.id} has no RAM block that is known as main memory")
     return elf_core.usual_layout(blocks, public.machine)

@@ -1,4 +1,4 @@
-"""Find a snapshot in one store or in any (in the inventory's order), and open it."""
+"""Find a snapshot in one store or in all stores (in the inventory's order), and open it."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from vmckpt.store.repository import Store, is_id
 from vmckpt.units import Bytes
 
 Identity = Callable[[], X25519PrivateKey]
-"""Loads the key that opens snapshots, and may ask for its passphrase: called only if one is needed.
-Raises KeyRefused."""
+"""Loads the key that opens snapshots, and may ask for its passphrase. It is called only if a key is
+needed. Raises KeyRefused."""
 Progress = Callable[[Copied], None]
 _BEGINS = "s-"
 _MOST_NAMED = 8
@@ -38,17 +38,17 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """A snapshot as it can be seen without a key."""
+    """What can be read of a snapshot without a key."""
 
     data: bytes
     found: Manifest
     pinned: bool
     trusted: bool
-    """It was signed by a writer that is trusted here."""
+    """Whether it was signed by a trusted writer."""
     keys: tuple[str, ...]
     """Fingerprints of the keys that open it."""
     wrong: str | None
-    """Why it cannot be told which keys open it."""
+    """Why the keys that open it are unknown; None if they are known."""
 
     @property
     def public(self) -> Public:
@@ -56,17 +56,20 @@ class Looked:
 
 
 def silent(_: Copied) -> None:
-    """Nobody wants to know."""
+    """Ignore progress."""
 
 
 def copied_so_far(phase: str, done: int, total: int | None = None, new: int = 0) -> Copied:
-    """How far a work is."""
+    """Return a progress event; arguments are in bytes."""
     of = None if total is None else Bytes(total)
     return Copied(phase=phase, done=Bytes(done), total=of, new=Bytes(new))
 
 
 def references(data: bytes) -> Names:
-    """What a manifest names, for collections and checks, which say themselves whose it is."""
+    """Return the names of the chunks that a manifest needs, as `gc.References`.
+
+    Raises StoreDamaged, StoreNewer; the message does not name the snapshot, as callers add its ID.
+    """
     try:
         return manifest.references(data).array()
     except (StoreDamaged, StoreNewer) as exc:
@@ -75,9 +78,9 @@ def references(data: bytes) -> Names:
 
 
 def find(store: Store, word: str) -> str:
-    """The id of a snapshot, by its id, the beginning of it, or its name.
+    """Return the ID of a snapshot, given its ID, a prefix of the ID, or its name.
 
-    Raises NotInStore, and BadInput, naming them, if there are several.
+    Raises NotInStore, and BadInput, naming the candidates, if the word is ambiguous.
     """
     if is_id(word) and any(store.backend.keys(f"snapshots/{word}")):
         return word
@@ -89,20 +92,21 @@ def find(store: Store, word: str) -> str:
         shown = ", ".join(_described(id_, known[id_]) for id_ in found[:_MOST_NAMED])
         more = len(found) - _MOST_NAMED
         rest = f" and {more} more" if more > 0 else ""
-        raise BadInput(f"{word!r} may be {shown}{rest}", hint="name one by its id")
+        raise BadInput(f"{word!r} is ambiguous: {shown}{rest}", hint="give the ID of one of them")
     unread = sum(one is None for one in known.values())
     called = [one.name for one in known.values() if one is not None and one.name is not None]
-    beside = f"; of {unread} the name cannot be read" if unread else ""
+    beside = f"; the names of {unread} snapshots cannot be read" if unread else ""
     raise NotInStore(
         f"{store.backend.where} has no snapshot {word!r}{beside}",
-        hint=meant(word, called, "vmckpt snapshot list shows them"),
+        hint=meant(word, called, "run vmckpt snapshot list"),
     )
 
 
 def match_ids(word: str, names: Mapping[str, str | None]) -> tuple[str, ...]:
-    """The ids that a word may mean, of all ids with their names. Pure.
+    """Return the snapshot IDs that a word may mean. `names` are all IDs with their names. Pure.
 
-    A beginning that is somebody's name, too, means both: nobody deletes the wrong one by chance.
+    A word that is a prefix of one ID and the name of another snapshot is ambiguous, so the wrong
+    snapshot cannot be deleted by accident.
     """
     if word in names:
         return (word,)
@@ -114,13 +118,16 @@ def match_ids(word: str, names: Mapping[str, str | None]) -> tuple[str, ...]:
 
 
 def readable(store: Store, ids: Collection[str] | None = None) -> dict[str, Public]:
-    """What snapshots tell of themselves, without those that cannot be read."""
+    """Return the public parts of snapshots by ID, without those that cannot be read.
+
+    `ids` are the snapshots to read; None: all. Raises StoreError.
+    """
     told = snapshot_list.proved(store, ids)
     return {id_: one for id_, one in told.items() if isinstance(one, Public)}
 
 
 def inspect(store: Store, id_: str, trusted: Collection[bytes]) -> Looked:
-    """Look at a snapshot without a key. Raises StoreError."""
+    """Read a snapshot's metadata without a key. Raises StoreError."""
     data = store.manifest(id_)
     found = manifest.decode(data, id_, None)
     keys: tuple[str, ...] = ()
@@ -143,20 +150,26 @@ def inspect(store: Store, id_: str, trusted: Collection[bytes]) -> Looked:
 def opened(
     store: Store, looked: Looked, identity: Identity | None, trusted: Collection[bytes]
 ) -> tuple[Private, Sealing]:
-    """The private part of a snapshot that a trusted writer signed. Raises StoreError."""
+    """Return a snapshot's private part and how its chunks are sealed.
+
+    Raises KeyRefused if its writer is not trusted or the identity does not open it, and StoreError.
+    """
     found = manifest.decode(looked.data, looked.public.id, trusted)
     return found.opened(data_key(store, found, identity))
 
 
 def data_key(store: Store, found: Manifest, identity: Identity | None) -> bytes | None:
-    """What opens a snapshot; None: it is not encrypted. Raises StoreError."""
+    """Return the data key of a snapshot; None if it is not encrypted.
+
+    Raises KeyRefused if there is no identity or it does not open the snapshot, and StoreError.
+    """
     if not found.encrypted:
         return None
     id_ = found.public.id
     if identity is None:
         raise KeyRefused(
             f"snapshot {id_} is encrypted",
-            hint="name an identity with --identity, or by VMCKPT_IDENTITY",
+            hint="give an identity file with --identity or VMCKPT_IDENTITY",
         )
     return wrapped_keys.unwrap(_wrapped(store, id_), id_, identity())
 
@@ -165,14 +178,17 @@ def _wrapped(store: Store, id_: str) -> bytes:
     wrapped = store.wraps(id_)
     if wrapped is None:
         raise StoreDamaged(
-            f"{store.backend.where}: wraps/{id_} is missing: nobody can open the snapshot",
-            hint="bring it back from another tier or a copy",
+            f"{store.backend.where}: wraps/{id_} is missing, so the snapshot cannot be opened",
+            hint="restore it from another store or a copy",
         )
     return wrapped
 
 
 def wrapped_of(store: Store, found: Manifest) -> bytes | None:
-    """The wrapped keys of a snapshot, whole; None: it is not encrypted. Raises StoreError."""
+    """Return the wrapped keys of a snapshot after checking them; None if it is not encrypted.
+
+    Raises StoreError.
+    """
     if not found.encrypted:
         return None
     wrapped = _wrapped(store, found.public.id)
@@ -181,7 +197,7 @@ def wrapped_of(store: Store, found: Manifest) -> bytes | None:
 
 
 def time_text(at: float) -> str:
-    """A time as snapshots show it."""
+    """Format the time of a snapshot: in UTC, to the second."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -196,7 +212,7 @@ Open = Callable[[StorePlace], Store]
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One store that has it."""
+    """A store that has the snapshot."""
 
     place: StorePlace
     store: Store
@@ -204,23 +220,24 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A snapshot, and where it is."""
+    """A snapshot and the stores that have it."""
 
     id: str
     tiers: tuple[Tier, ...]
-    """At least one; those whose manifest and keys are whole first."""
+    """At least one; stores with intact manifest and keys come first."""
 
     @property
     def store(self) -> Store:
-        """The one to read from."""
+        """The store to read from."""
         return self.tiers[0].store
 
 
 def find_anywhere(places: Sequence[StorePlace], open_: Open, word: str) -> Found:
-    """Look for a snapshot by id, its beginning, or name. Raises NotInStore, BadInput, StoreError.
+    """Find a snapshot by its ID, a prefix of the ID, or its name.
 
-    A name means what the first store that knows it means by it. A store that does not answer is
-    passed over if another one has it.
+    A name refers to the snapshot of that name in the first store that has one. Stores that do not
+    answer are skipped. Raises NotInStore, BadInput if the word is ambiguous, and StoreError if no
+    store answers.
     """
     if len(places) == 1:
         store = open_(places[0])
@@ -231,7 +248,7 @@ def find_anywhere(places: Sequence[StorePlace], open_: Open, word: str) -> Found
     id_, said = _named(opened, word)
     if id_ is None:
         said += [f"{name} does not answer ({exc.message})" for name, exc in silent.items()]
-        raise NotInStore("; ".join(said), hint="vmckpt snapshot list shows them")
+        raise NotInStore("; ".join(said), hint="run vmckpt snapshot list")
     having = [one for one in opened if any(one.store.backend.keys(f"snapshots/{id_}"))]
     return Found(id=id_, tiers=tuple(sorted(having, key=lambda one: not _whole(one, id_))))
 
@@ -249,7 +266,7 @@ def _opened(
 
 
 def _named(opened: Sequence[Tier], word: str) -> tuple[str | None, list[str]]:
-    """The id, or what each store says of that word."""
+    """Return the ID of a snapshot, or None and the message of each store."""
     said = []
     for one in opened:
         try:
@@ -266,5 +283,5 @@ def _whole(one: Tier, id_: str) -> bool:
     except (StoreDamaged, NotInStore):
         return False
     except StoreError:
-        return True  # a newer version, say: that is for whoever reads it to tell
+        return True  # for example a newer version, which is reported when it is read
     return True

@@ -1,4 +1,4 @@
-"""From one store into another, without any key: boxes go as they are, and so does the manifest."""
+"""Copy snapshots between stores without any key: sealed chunks and manifest are not changed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,27 +17,27 @@ from vmckpt.store.repository import Store
 from vmckpt.units import Bytes
 
 Box = tuple[bytes, memoryview, int]
-"""A chunk's name, its box, and how long the chunk is."""
+"""A chunk's name, its box (the sealed chunk), and the chunk's length."""
 _PIECE = 4 << 20
-"""Bytes that are read at once if the boxes that are wanted are side by side."""
+"""Bytes read at once if the wanted boxes are adjacent."""
 _GAP = 64 << 10
-"""Bytes between two boxes that are rather read than skipped."""
+"""Largest gap, in bytes, between two boxes that are read in one piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """A snapshot that is in another place by now."""
+    """The result of copying, exporting or importing a snapshot."""
 
     id: str
     name: str
     already: bool
-    """It was there before."""
+    """Whether the target already had the snapshot."""
     chunks: int
-    """That the snapshot has."""
+    """Number of chunks of the snapshot."""
     chunks_new: int
-    """That were not there."""
+    """Number of chunks that the target lacked."""
     bytes_new: Bytes
-    """Written for them."""
+    """Bytes written for these chunks."""
     encrypted: bool
 
     def as_json(self) -> dict[str, Any]:
@@ -53,15 +53,16 @@ class Moved:
 
 
 def copy(source: Store, target: Store, id_: str, progress: Progress = silent) -> Moved:
-    """Copy a snapshot; what the target has of it is not written again.
+    """Copy a snapshot to another store. Chunks that the target has are not written again.
 
-    One that was broken off is begun anew, and finds what it had written. One that is there already
-    gets back what the target has lost of it. Raises StoreError.
+    An interrupted copy can be repeated and reuses the chunks already written. If the target already
+    has the snapshot, chunks that it has lost are restored. Raises BadInput if source and target are
+    the same store or the target has a different snapshot of that ID, and StoreError.
     """
     if source.id == target.id:
         raise BadInput(
             f"{source.backend.where} and {target.backend.where} are the same store",
-            hint="name another one with --to",
+            hint="give another store with --to",
         )
     data = source.manifest(id_)
     found = manifest.decode(data, id_, None)
@@ -89,7 +90,7 @@ def copy(source: Store, target: Store, id_: str, progress: Progress = silent) ->
 
 
 def moved(found: Manifest, *, already: bool = False, new: int = 0, written: int = 0) -> Moved:
-    """What became of a snapshot."""
+    """Return the result for a snapshot with that manifest."""
     return Moved(
         id=found.public.id,
         name=found.public.name,
@@ -102,16 +103,19 @@ def moved(found: Manifest, *, already: bool = False, new: int = 0, written: int 
 
 
 class There(StrEnum):
-    """What a store has of a snapshot, but for its chunks."""
+    """What a store has of a snapshot's manifest and wrapped keys."""
 
     NOTHING = "nothing"
     DAMAGED = "damaged"
-    """A manifest that cannot be read, or wrapped keys that cannot."""
+    """The manifest or the wrapped keys cannot be read."""
     WHOLE = "whole"
 
 
 def there_already(store: Store, found: Manifest, data: bytes) -> There:
-    """Whether a store has this very snapshot. Raises BadInput if it is another one of that id."""
+    """Return whether a store has this very snapshot. `data` is its manifest as bytes.
+
+    Raises BadInput if the store has a different snapshot of that ID, and StoreError.
+    """
     id_ = found.public.id
     try:
         there = store.manifest(id_)
@@ -125,13 +129,13 @@ def there_already(store: Store, found: Manifest, data: bytes) -> There:
     except StoreDamaged:
         return There.DAMAGED
     raise BadInput(
-        f"{store.backend.where} has another snapshot {id_} already",
-        hint="vmckpt snapshot verify tells which of them is whole",
+        f"{store.backend.where} already has a different snapshot {id_}",
+        hint="run vmckpt snapshot verify in both stores to see which one is intact",
     )
 
 
 def make_place(store: Store, id_: str, there: There) -> None:
-    """Let what is damaged make place for what is published next. Raises StoreError."""
+    """Delete a damaged manifest, so that an intact one can be published. Raises StoreError."""
     if there is There.DAMAGED:
         store.backend.delete(f"snapshots/{id_}")
 
@@ -140,15 +144,16 @@ def boxes(
     store: Store, wanted: NameSet, known: Callable[[bytes, bytes], bool] | None = None, *,
     read: bool = True,
 ) -> Iterator[Box]:  # fmt: skip
-    """The boxes of chunks, in the order of their packs, compared with their hashes.
+    """Yield the boxes of chunks, in the order of their packs, compared with their hashes.
 
-    Each chunk once, from a pack of the store's own; if there is none, all boxes of it that differ
-    in foreign packs. `known` tells of a name and the hash of a box that it is not wanted.
-    `read`: False: boxes are empty, and nobody looks whether they are whole.
-    Raises StoreDamaged if a chunk is in no pack that is whole.
+    Each chunk is yielded once, from one of the store's own packs. If it is only in foreign packs,
+    all different boxes of it are yielded. `known` returns, for a name and a box's hash, whether the
+    box is not wanted. Without `read` the boxes are empty and not checked. Raises StoreDamaged if a
+    chunk has no intact box, and StoreError.
     """
     done = np.zeros(len(wanted), dtype=bool)
-    # A collection may put some into other packs while we are at it: then they are looked for again.
+    # A garbage collection may move chunks to other packs meanwhile, so missing ones are looked for
+    # a second time.
     for _ in range(2):
         if not done.all():
             index = store.catalog.load().index
@@ -159,30 +164,29 @@ def boxes(
     if len(lost):
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise StoreDamaged(
-            f"{store.backend.where}: chunk {lost[0].tobytes().hex()[:16]}{more}: in none of its"
-            " packs that is whole",
-            hint="vmckpt snapshot verify tells which snapshots need it",
+            f"{store.backend.where}: chunk {lost[0].tobytes().hex()[:16]}{more}: in no intact pack",
+            hint="run vmckpt snapshot verify to see which snapshots need it",
         )
 
 
 @dataclass(slots=True)
 class _Sought:
-    """What is looked for in one kind of packs."""
+    """The state of a search for boxes in own or in foreign packs."""
 
     store: Store
     wanted: NameSet
     done: Flags
-    """Of which chunks there is a box by now."""
+    """Chunks of which a box was found."""
     enough: Flags
-    """Of which no more boxes are wanted: the same array, if one is enough."""
+    """Chunks of which no more boxes are wanted: the same array as `done` if one box is enough."""
     known: Callable[[bytes, bytes], bool] | None
     foreign: bool = False
     read: bool = True
     seen: set[tuple[int, bytes]] = field(default_factory=set)
-    """Boxes in foreign packs, by chunk and hash."""
+    """Boxes found in foreign packs: chunk and hash."""
 
     def over(self, at: int, name: bytes, told: bytes) -> bool:
-        """Whether a box is not wanted, or not any more."""
+        """Return whether a box is not wanted or no longer wanted."""
         if self.enough[at] or (self.foreign and (at, told) in self.seen):
             return True
         if self.known is not None and self.known(name, told):
@@ -191,7 +195,7 @@ class _Sought:
         return False
 
     def found(self, at: int, told: bytes) -> None:
-        """A whole box is there."""
+        """Record that an intact box of a chunk was found."""
         self.done[at] = True
         if self.foreign:
             self.seen.add((at, told))
@@ -228,7 +232,7 @@ def _of_run(sought: _Sought, run: Run) -> Iterator[Box]:
 
 
 def _beside(entries: Entries, piece: list[int], one: int) -> bool:
-    """Whether a box can be read at once with those before it."""
+    """Return whether a box can be read in one piece with the boxes before it."""
     first, last, new = entries[piece[0]], entries[piece[-1]], entries[one]
     gap = int(new["offset"]) - int(last["offset"]) - int(last["length"])
     size = int(new["offset"]) + int(new["length"]) - int(first["offset"])
@@ -248,7 +252,7 @@ def _read(sought: _Sought, run: Run, piece: list[int], at: Numbers) -> Iterator[
         first = int(row["offset"]) - start
         box = data[first : first + int(row["length"])]
         name, told = row["name"].tobytes(), row["hash"].tobytes()
-        # One that is damaged may be whole in another pack.
+        # A damaged box is skipped: another pack may have an intact one.
         if not sought.over(int(at[one]), name, told) and pack.box_hash(box) == told:
             sought.found(int(at[one]), told)
             yield name, box, int(row["plain"])

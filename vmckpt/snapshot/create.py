@@ -1,6 +1,6 @@
-"""Create a snapshot: the controller's part. The work is done by an agent on the guest's host.
+"""Create a snapshot: the controller's part. An agent on the guest's host does the work.
 
-After a migration the state that the next incremental snapshot needs is fetched from the old host.
+After a migration, the state that the next incremental snapshot needs is fetched from the old host.
 """
 
 import asyncio
@@ -36,13 +36,14 @@ from vmckpt.store.keys.keyring import Keyring
 from vmckpt.units import Seconds
 
 _SILENCE = Seconds(30.0)
-"""How long a host may say nothing before its line is given up."""
+"""How long a host may be silent before the transfer of its parent state is given up."""
 
 
 def left_behind(past: Sequence[Operation], store: str, here: str) -> tuple[str, str] | None:
-    """The host where a guest's line ends and the snapshot it ends with, if that is not here. Pure.
+    """Return the other host with a guest's parent state, and its last snapshot. Pure.
 
-    `past`: the guest's snapshots as the journal has them, the latest first.
+    `past` are the guest's snapshots in the journal, latest first; `here` is the host on which it
+    runs now. Returns None if the last snapshot was taken here or there is none in this store.
     """
     for one in past:
         if one.outcome != Outcome.COMPLETED or one.detail.get("store") != store:
@@ -57,21 +58,22 @@ def left_behind(past: Sequence[Operation], store: str, here: str) -> tuple[str, 
 async def fetch_parent_state(
     old: Host, new: Host, guest: str, store: str, snapshot: str
 ) -> str | None:
-    """Bring a line from one host to another; None if it came, else why not.
+    """Copy a guest's parent state from one host to another.
 
-    Without it the next snapshot is as good, and is read whole.
+    Returns None, or the reason if it could not be copied. Without the parent state the next
+    snapshot is just as good, but has to read the whole guest.
     """
     try:
         moved = await _Carriage(old, new).carried(guest, store, snapshot)
     except TimeoutError:
-        return f"{old.name} gave no answer in {_SILENCE:g} s"
+        return f"{old.name} did not answer within {_SILENCE:g} s"
     except VmckptError as exc:
         return exc.message
-    return None if moved else f"{old.name} does not have it any more"
+    return None if moved else f"{old.name} no longer has its state"
 
 
 class _Carriage:
-    """Between the two agents."""
+    """A transfer of parent state between the agents of two hosts."""
 
     def __init__(self, old: Host, new: Host) -> None:
         self._old, self._new = old, new
@@ -79,7 +81,10 @@ class _Carriage:
         self._kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def carried(self, guest: str, store: str, snapshot: str) -> bool:
-        """Raises VmckptError, TimeoutError."""
+        """Run the transfer. Returns whether the new host has the state.
+
+        Raises VmckptError, TimeoutError.
+        """
 
         def order(host: Host, *, gives: bool) -> dict[str, Any]:
             return LineOrder(
@@ -143,11 +148,11 @@ async def take(
     *,
     hosts: Mapping[str, Host],
 ) -> Taken:
-    """Take a snapshot of a guest, which was `found` on a host, and put it into a store.
+    """Take a snapshot of a guest, `found` on a host, and store it.
 
-    `hosts` are all that it may have run on before: its line goes on from there.
-    Setting `caller.stop` gives it up: the guest is as it was, and nothing is in the store. Raises
-    Cancelled then, and VmckptError.
+    `hosts` are the hosts on which the guest may have run before; its parent state is fetched from
+    there. Setting `caller.stop` cancels: the guest is unchanged, the store has no snapshot, and
+    Cancelled is raised. Raises VmckptError.
     """
     host, guest = found
     check_words(request)
@@ -164,7 +169,7 @@ async def take(
 async def follow(
     host: Host, store: StorePlace, guest: Guest, hosts: Mapping[str, Host]
 ) -> tuple[str, ...]:
-    """Fetch the guest's line if it ends on another host; a warning if that cannot be."""
+    """Fetch the guest's parent state if it is on another host. Returns a warning if that fails."""
     past = await asyncio.to_thread(jobs.past_snapshots, guest.uuid)
     found = left_behind(past, store.name, host.name)
     if found is None or found[0] not in hosts:
@@ -173,48 +178,52 @@ async def follow(
     why = await fetch_parent_state(hosts[old], host, guest.uuid, store.name, snapshot)
     if why is None:
         return ()
-    return (f"{guest.name} is read whole: its last snapshot was taken on {old}, and {why}",)
+    return (
+        f"reading all of {guest.name}, not only changes: its last snapshot was taken on {old},"
+        f" and {why}",
+    )
 
 
 def require_capturable(guest: Guest, host: Host, *, memory: bool = True) -> None:
-    """Raises BadInput or GuestLocked if no snapshot can be taken of it now."""
+    """Check that a snapshot of a guest can be taken now. Raises BadInput, GuestLocked."""
     if memory and not guest.state.is_active:
         raise BadInput(
-            f"{guest.name} is {guest.state} on {host.name}: it has no memory to be captured",
-            hint="start it, or leave its memory out with --no-memory",
+            f"{guest.name} is {guest.state} on {host.name}, so it has no memory to capture",
+            hint="start it, or omit its memory with --no-memory",
         )
     if guest.job is not None:
         raise GuestLocked(
-            f"a job holds {guest.name} on {host.name}: {guest.job}; nothing was changed",
-            hint="try again when that has ended",
+            f"guest {guest.name} on {host.name} is locked by a job: {guest.job}; nothing was"
+            " changed",
+            hint="try again when the job has ended",
         )
 
 
 def check_words(request: TakeRequest) -> None:
-    """Raises BadInput if a manifest could not have them."""
+    """Check a snapshot's name and tags. Raises BadInput if they are invalid in a manifest."""
     try:
         _WORD.validate_python(request.name or "")
         _LABELS.validate_python(dict(request.tags))
     except ValidationError as exc:
         raise BadInput(
-            f"a snapshot's name and tags are made of at most 255 printable letters each:"
+            f"the name and tags of a snapshot have at most 255 printable characters each:"
             f" {exc.errors()[0]['msg']}",
-            hint="choose a shorter or plainer one",
+            hint="use a shorter name or tag, without control characters",
         ) from exc
 
 
 def named_now() -> str:
-    """What a snapshot is called if nobody has named it."""
+    """Return the default name of a snapshot: the current time."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def where(guest: Guest, host: Host) -> str:
-    """As a member of a group is called."""
+    """Return the name of a guest as a member of a group."""
     return f"{guest.name} on {host.name}"
 
 
 def operation(host: Host, store: StorePlace, guest: Guest, request: TakeRequest) -> NewOperation:
-    """As the journal has it."""
+    """Return the snapshot's operation for the journal."""
     return NewOperation(
         kind="snapshot",
         guest=guest.name,
@@ -225,7 +234,7 @@ def operation(host: Host, store: StorePlace, guest: Guest, request: TakeRequest)
 
 
 class SnapshotSession:
-    """One snapshot that is being taken."""
+    """A snapshot that is being taken."""
 
     def __init__(
         self,
@@ -237,15 +246,16 @@ class SnapshotSession:
         *,
         cut: Cutting | None = None,
     ) -> None:
-        """`cut`: the one it is part of."""
+        """Prepare a snapshot; `cut` is the group snapshot that it is part of."""
         self._host, self._store, self._keys, self._cut = host, store, keys, cut
         self._caller, self._recorder = caller, recorder
         self._step_log = JournalStepLog(recorder)
         self._where = ""
         self._unsigned: str | None = None
-        """The snapshot whose manifest may still be signed."""
+        """The snapshot whose manifest may still be signed; None once it was signed."""
 
     async def run(self, guest: Guest, request: TakeRequest) -> Taken:
+        """Order the snapshot from the agent and wait for it. Raises VmckptError."""
         order = await asyncio.to_thread(self._order, guest, request)
         self._unsigned = order.snapshot
         meant = {
@@ -273,7 +283,7 @@ class SnapshotSession:
     def _order(self, guest: Guest, request: TakeRequest) -> CreateOrder:
         encrypts, fence = self._keys.encrypts, self._recorder.fence
         if encrypts:
-            self._keys.sealing()  # makes the salt, if it is the first time
+            self._keys.sealing()  # makes the salt the first time
         salt = self._keys.salt() if encrypts else None
         return CreateOrder(
             guest=guest.uuid,
@@ -305,7 +315,8 @@ class SnapshotSession:
                 return {"answer": True}
             if asked == "sign" and self._unsigned is not None:
                 message = bytes.fromhex(str(about["message"]))
-                # Only what was ordered is signed, and once: no host can speak for another guest.
+                # Only the ordered snapshot is signed, and only once, so a host cannot get a
+                # snapshot of another guest signed.
                 if manifest.is_for(message, self._unsigned):
                     self._unsigned = None
                     if self._cut is not None:

@@ -1,8 +1,8 @@
-"""What changed between two snapshots, by their manifests alone. Pure.
+"""Compare two snapshots by their manifests alone. Pure.
 
-A unit counts as the same if both have it in the same chunk at the same place. One that was stored
-twice, in chunks of different make, counts as changed although its bytes may be equal: the figures
-are upper bounds, and exact between a snapshot and the one that was made from it.
+A unit counts as unchanged if both snapshots have it in the same chunk at the same position. A unit
+stored in two different chunks counts as changed even if its bytes are equal. So the numbers are
+upper bounds; they are exact between a snapshot and its parent.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ _NOTHING = np.int64(-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionDiff:
-    """One region in both, or in one of them."""
+    """The changes of a region that is in both snapshots or in one of them."""
 
     name: str
     kind: Kind
     before: Bytes | None
-    """Its size; None: it was not there."""
+    """Its size in the older snapshot; None: it did not exist."""
     after: Bytes | None
-    """Its size; None: it is gone."""
+    """Its size in the newer snapshot; None: it is gone."""
     changed: int
-    """Units that differ; those that only one of them has count if they are not zeros."""
+    """Units that differ; a unit that only one snapshot has counts if it is not zeros."""
     zeroed: int
-    """Of these, units that are zeros by now."""
+    """Of these, units that are zeros in the newer snapshot."""
     filled: int
-    """Of these, units that were zeros, or were not there."""
+    """Of these, units that were zeros or missing in the older snapshot."""
 
     @property
     def size(self) -> Bytes:
@@ -47,7 +47,7 @@ class RegionDiff:
 
 
 def compare(before: Private, after: Private) -> tuple[RegionDiff, ...]:
-    """Every region of either, in the order of the newer one, what is gone last."""
+    """Compare all regions, in the order of the newer snapshot; regions that are gone come last."""
     table = _Table(before.chunks, after.chunks)
     gone = [old for old in before.regions if not _same_kind(old, after.region(old.name))]
     found = []
@@ -58,7 +58,10 @@ def compare(before: Private, after: Private) -> tuple[RegionDiff, ...]:
 
 
 def changed(before: Private, after: Private, name: str) -> NDArray[np.int64]:
-    """The units of a region, in both, that differ: to compare their bytes if it must be exact."""
+    """Return the units of a region that differ; for an exact result compare their bytes.
+
+    The result is empty if only one of the snapshots has the region.
+    """
     old, new = before.region(name), after.region(name)
     if old is None or new is None or not _same_kind(old, new):
         return np.empty(0, dtype=np.int64)
@@ -76,10 +79,10 @@ def changed(before: Private, after: Private, name: str) -> NDArray[np.int64]:
 
 
 class _Table:
-    """Tells the newer snapshot's numbers in terms of the older one's chunk table."""
+    """Translates map numbers of both snapshots to the older snapshot's chunk table."""
 
     def __init__(self, before: Sequence[bytes], after: Sequence[bytes]) -> None:
-        # A digest twice in the older table: its first index stands for both, there too.
+        # If the older table has a digest twice, the first index stands for both.
         first: dict[bytes, int] = {}
         self._old = np.array(
             [first.setdefault(digest, index) for index, digest in enumerate(before)],
@@ -88,7 +91,7 @@ class _Table:
         self._new = np.array([first.get(digest, -1) for digest in after], dtype=np.int64)
 
     def numbers(self, part: Map) -> NDArray[np.int64]:
-        """Of the newer; `_NOTHING` for what the older one does not have."""
+        """Translate the newer snapshot's numbers; `_NOTHING` for chunks the older one lacks."""
         return _numbers(part, self._new)
 
     def old(self, part: Map) -> NDArray[np.int64]:
@@ -107,7 +110,7 @@ def _numbers(part: Map, table: NDArray[np.int64]) -> NDArray[np.int64]:
 def _region(old: RegionMap | None, new: RegionMap | None, table: _Table) -> RegionDiff:
     one = new or old
     if one is None:
-        raise ValueError("a region that neither has")
+        raise ValueError("neither snapshot has the region")
     zero = np.int64(ZERO)
     changed_, zeroed, filled = 0, 0, 0
     count = max(len(side.map) for side in (old, new) if side is not None)
@@ -131,7 +134,7 @@ def _region(old: RegionMap | None, new: RegionMap | None, table: _Table) -> Regi
 
 
 def _padded(numbers: NDArray[np.int64] | None, size: int) -> NDArray[np.int64]:
-    """What is not there is zeros."""
+    """Pad a part of a map with zeros to `size` units."""
     padded = np.full(size, np.int64(ZERO), dtype=np.int64)
     if numbers is not None:
         padded[: len(numbers)] = numbers

@@ -1,7 +1,7 @@
-"""Single files out of a disk that nobody mounts: by debugfs, of ext2, ext3 and ext4.
+"""List and copy files from a disk without mounting it: by debugfs, for ext2, ext3 and ext4.
 
-qemu-storage-daemon makes one file of a partition that is served over NBD, and fetches of it what
-debugfs reads. What the guest's kernel had only in its journal is not in the files.
+qemu-storage-daemon exports a partition, served over NBD, as a file, and fetches only what debugfs
+reads. The journal is not replayed, so data that is only in the journal is missing from the files.
 """
 
 import os
@@ -55,31 +55,35 @@ class Entry:
 
 
 def chosen(disk: str, found: Sequence[Part], number: int | None) -> Part:
-    """The part of a disk in which files are looked for. Raises BadInput, naming all. Pure."""
+    """Return the partition to read files from: `number`, or else the only ext file system. Pure.
+
+    Raises BadInput, naming all partitions, if there is no such partition or no unique choice.
+    """
     there = "; ".join(map(str, found))
     if number is not None:
         meant = next((one for one in found if one.number == number), None)
         if meant is None:
-            raise BadInput(f"{disk} has no partition {number}", hint=f"it has {there}")
+            raise BadInput(f"{disk} has no partition {number}", hint=f"choose one of {there}")
     else:
         known = [one for one in found if one.kind == _EXT]
         if len(known) > 1:
             raise BadInput(
                 f"{disk} has several file systems: {there}",
-                hint=f"name one, like --disk {disk}:{known[0].number}",
+                hint=f"choose one, for example --disk {disk}:{known[0].number}",
             )
         meant = known[0] if known else found[0]
     if meant.kind != _EXT:
         raise BadInput(
-            f"files can be read of ext2, ext3 and ext4; {disk} has {there}",
-            hint="serve the disk with --nbd, and let guestmount --ro or a virtual machine read it",
+            f"cannot read files from {disk}: it has {there}; only ext2, ext3 and ext4 are"
+            " supported",
+            hint="serve the disk with --nbd, and read it with guestmount --ro or a virtual machine",
         )
     return meant
 
 
 @contextmanager
 def opened(export: Export, disk: str, number: int | None) -> Iterator["Files"]:
-    """The files on a disk, or in one of its partitions. Raises BadInput, StoreError."""
+    """Open the files on a disk or in one of its partitions. Raises BadInput, StoreError."""
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:
             raise BadInput(f"{program} is not installed here", hint=f"install {package}")
@@ -101,7 +105,7 @@ def _as_file(place: Path, disk: str, part: Part, path: Path) -> Iterator[Path]:
     window = f"raw,node-name=part,file=disk,offset={part.start},size={part.size},read-only=on"
     export = f"fuse,id=part,node-name=part,mountpoint={path},writable=off"
     words = ["qemu-storage-daemon", "--blockdev", base, "--blockdev", window, "--export", export]
-    # If we are killed it goes, too, and takes the mount along.
+    # The daemon ends, and its mount with it, when this process is killed.
     with subprocess.Popen(
         ["setpriv", "--pdeathsig", "TERM", *words],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -121,10 +125,10 @@ def _wait(daemon: "subprocess.Popen[str]", path: Path, size: int) -> None:
     while path.stat().st_size != size:
         if daemon.poll() is not None or time.monotonic() > give_up:
             daemon.kill()
-            said = daemon.communicate()[1].strip().splitlines()[-1:] or ["no word"]
+            said = daemon.communicate()[1].strip().splitlines()[-1:] or ["no error message"]
             raise BadInput(
-                f"the disk cannot be shown as a file: {said[0]}",
-                hint="/dev/fuse must be there, and fuse3 installed if you are not root",
+                f"cannot export the disk as a file: {said[0]}",
+                hint="check that /dev/fuse exists, and install fuse3 if you are not root",
             )
         time.sleep(0.02)
 
@@ -136,34 +140,39 @@ class Files:
         self._disk = disk
 
     def list(self, path: str) -> tuple[Entry, ...]:
-        """What is in a folder, by name; of a file itself. Raises BadInput."""
+        """List a folder, sorted by name, or a single file. Raises BadInput."""
         kind = self._kind(path)
         if kind != "directory":
             folder, _, name = path.rstrip("/").rpartition("/")
             return tuple(one for one in self.list(folder or "/") if one.name == name)
         told = self._ask(f"ls -p {_quoted(path)}")
         found = [_entry(match) for line in told.splitlines() if (match := _ROW.fullmatch(line))]
-        # A name that no kernel would make is a trap for who copies.
+        # No kernel creates such names; a manipulated disk could use them to escape the folder.
         found = [one for one in found if one.name not in (".", "..", "") and "/" not in one.name]
         return tuple(sorted(found, key=lambda one: one.name))
 
     def get(self, path: str, to: Path) -> tuple[Path, int]:
-        """Copy a file, or a folder with all files in it: where it is then, and how much was left
-        out because it is no file. What is copied is ours alone. Raises BadInput, OSError."""
+        """Copy a file, or a folder with all files in it, to `to`.
+
+        Only this user can read the copy. Returns its path, and how many entries were left out
+        because they are neither files nor folders. Raises BadInput, OSError.
+        """
         kind = self._kind(path)
         name = path.rstrip("/").rpartition("/")[2] or "disk"
         place = to / name if to.is_dir() else to
         if place.exists():
-            raise BadInput(f"{place} is there already", hint="choose another place with --to")
+            raise BadInput(f"{place} already exists", hint="choose another path with --to")
         if kind == "directory":
             return place, self._folder(path, place)
         if kind != "regular":
-            raise BadInput(f"{path} is a {kind}{self._leads(path)}: there is nothing to copy")
+            raise BadInput(
+                f"{path} is a {kind}{self._leads(path)}; only files and folders can be copied"
+            )
         self._file(path, place)
         return place, 0
 
     def _folder(self, path: str, place: Path) -> int:
-        # Not by debugfs' own rdump: that follows links that it has just made.
+        # rdump of debugfs is not used, as it follows symbolic links that it has just created.
         place.mkdir(mode=0o700)
         left_out = 0
         for one in self.list(path):
@@ -181,16 +190,16 @@ class Files:
         place.chmod(0o600)
 
     def read(self, path: str) -> bytes:
-        """What is in a file. Raises BadInput."""
+        """Return the content of a file. Raises BadInput, OSError."""
         with tempfile.TemporaryDirectory(prefix="vmckpt-") as folder:
             place, _ = self.get(path, Path(folder) / "file")
             if place.is_dir():
-                raise BadInput(f"{path} is a folder", hint="say where to with --to")
+                raise BadInput(f"{path} is a folder", hint="copy it with --to")
             return place.read_bytes()
 
     def _kind(self, path: str) -> str:
         match = _TYPE.search(self._ask(f"stat {_quoted(path)}"))
-        return match[1] if match else "thing without a type"
+        return match[1] if match else "file of unknown type"
 
     def _leads(self, path: str) -> str:
         match = _LINK.search(self._ask(f"stat {_quoted(path)}"))
@@ -205,13 +214,13 @@ class Files:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         wrong = [line for line in said if not line.startswith("debugfs ")]
         if wrong or done.returncode:
-            raise BadInput((wrong or [f"debugfs ended with {done.returncode}"])[0].strip())
+            raise BadInput((wrong or [f"debugfs exited with status {done.returncode}"])[0].strip())
         return done.stdout.decode(errors="replace")
 
 
 def _quoted(path: str) -> str:
     if any(not one.isprintable() for one in path) or '"' in path:
-        raise BadInput(f"{path!r}: debugfs cannot be told such a name")
+        raise BadInput(f"{path!r}: debugfs does not support this file name")
     return f'"{path}"'
 
 

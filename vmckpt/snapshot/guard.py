@@ -1,4 +1,4 @@
-"""Programs of the operator, run on this machine: what a guard watches over, checks, hooks."""
+"""Run the operator's programs on the controller: guarded commands, checks and hooks."""
 
 import asyncio
 import os
@@ -15,17 +15,17 @@ _GRACE = Seconds(5.0)
 
 
 class Outside:
-    """Runs one program at a time; `pass_on` may be called from a signal's handler."""
+    """Runs one program at a time; `pass_on` may be called from a signal handler."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        """`quiet`: what they print goes to stderr, so that stdout is ours alone."""
+        """With `quiet` the programs' stdout is redirected to stderr."""
         self._quiet = quiet
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self, words: Sequence[str], told: Mapping[str, str]) -> int:
-        """Run a program to its end; its exit status, or minus the signal that ended it.
+        """Run a program to its end. Returns its exit status, or minus the signal that killed it.
 
-        `told`: added to its environment. Raises BadInput if it cannot be started.
+        `told` are variables added to its environment. Raises BadInput if it cannot be started.
         """
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -34,7 +34,7 @@ class Outside:
                 stdout=sys.stderr.fileno() if self._quiet else None,
             )
         except OSError as exc:
-            raise BadInput(f"{words[0]}: cannot be run: {exc.strerror or exc}") from exc
+            raise BadInput(f"cannot run {words[0]}: {exc.strerror or exc}") from exc
         try:
             return await self._process.wait()
         finally:
@@ -42,19 +42,22 @@ class Outside:
             self._process = None
 
     async def shell(self, command: str, told: Mapping[str, str], limit: Seconds | None) -> int:
-        """Run a line of shell; its exit status. After `limit` it is ended: TimeoutError."""
+        """Run a shell command. Returns its exit status as `run` does.
+
+        After `limit` seconds the command is killed and TimeoutError raised. Raises BadInput.
+        """
         running = self.run([_SHELL, "-c", command], told)
         return await asyncio.wait_for(running, None if limit is None else float(limit))
 
     def pass_on(self, number: int) -> None:
-        """Give a signal to what runs, if anything does."""
+        """Send a signal to the running program, if there is one."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     @staticmethod
     async def _ended(process: asyncio.subprocess.Process) -> None:
-        """Whoever gives up waiting leaves nothing running."""
+        """Terminate a program that still runs, as the caller no longer waits for it."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if process.returncode is not None:
                 return
@@ -65,10 +68,10 @@ class Outside:
 
 
 def in_words(status: int) -> str:
-    """How a program ended."""
+    """Describe how a program ended, by the status that `Outside.run` returned."""
     if status >= 0:
-        return f"it ended with {status}"
+        return f"exit status {status}"
     try:
-        return f"it was ended by {signal.Signals(-status).name}"
+        return f"killed by {signal.Signals(-status).name}"
     except ValueError:
-        return f"it was ended by signal {-status}"
+        return f"killed by signal {-status}"

@@ -1,4 +1,4 @@
-"""A risky command under guard: what is asked, what it came to, when the guest goes back. Pure."""
+"""Rules of a guarded command: request, result, and when the guest is rolled back. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,53 +12,53 @@ from vmckpt.snapshot.request import Restored, Taken
 from vmckpt.units import Seconds
 
 TAG = "guard"
-"""Names the program for which a snapshot was taken; its arguments may be secrets."""
+"""The tag with the program for which a snapshot was taken; its arguments may be secret."""
 CHECK_FOR = Seconds(60.0)
 _LONGEST_TAG = 255
 
 
 class Ending(StrEnum):
-    """What became of the guest and its checkpoint."""
+    """How a guarded command ended for the guest and its checkpoint."""
 
     KEPT = "kept"
-    """All is well; the checkpoint stays in the store."""
+    """The command succeeded; the checkpoint was kept."""
     DROPPED = "dropped"
-    """All is well; the checkpoint is deleted."""
+    """The command succeeded; the checkpoint was deleted."""
     BACK = "back"
-    """The guest is as it was at the checkpoint, which stays."""
+    """The guest was rolled back to the checkpoint, which was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardRequest:
-    """What the operator asked for."""
+    """A request to guard a command with a checkpoint of a guest."""
 
     guest: str
     command: Sequence[str]
     name: str | None = None
-    """Of the snapshot; None: the time."""
+    """Name of the snapshot; None: the current time."""
     check: str | None = None
-    """A line of shell that ends with 0 if all is well."""
+    """A shell command that exits with 0 if the guest is fine."""
     check_for: Seconds = CHECK_FOR
-    """For so long it is tried again."""
+    """A failing check is retried for this long."""
     drop: bool = False
-    """The checkpoint is deleted if all is well."""
+    """Whether the checkpoint is deleted if the command succeeds."""
     on_restore: str | None = None
-    """Run if the guest went back; see RestoreRequest."""
+    """Hook that is run after a rollback; see RestoreRequest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardResult:
-    """How it ended."""
+    """The result of a guarded command."""
 
     ending: Ending
     why: str
-    """What went wrong; empty if nothing did."""
+    """What went wrong; empty if the command succeeded."""
     stopped: bool
-    """The operator broke it off."""
+    """The operator interrupted it."""
     command: int
-    """The command's exit status, or minus the signal that ended it."""
+    """The command's exit status, or minus the signal that killed it."""
     checks: int
-    """How often the guest was looked at."""
+    """How often the guest was checked."""
     taken: Taken
     restored: Restored | None
     job: str | None
@@ -78,13 +78,13 @@ class GuardResult:
 
 
 def tags(command: Sequence[str]) -> dict[str, str]:
-    """What the checkpoint is labelled with."""
+    """Return the tags of the checkpoint."""
     name = "".join(one for one in PurePath(command[0]).name if one.isprintable())
     return {TAG: name[:_LONGEST_TAG] or "?"}
 
 
 def guard_env(taken: Taken) -> Mapping[str, str]:
-    """What command and check find in their environment."""
+    """Return the environment variables for command and check."""
     return {
         "VMCKPT_SNAPSHOT": taken.id,
         "VMCKPT_GUEST": taken.guest,
@@ -93,18 +93,18 @@ def guard_env(taken: Taken) -> Mapping[str, str]:
 
 
 def wrong_with_command(status: int, *, stopped: bool) -> str:
-    """Why its end alone takes the guest back; empty if it does not."""
+    """Return why the command's end alone causes a rollback; empty if it does not."""
     if stopped:
-        return "it was broken off"
+        return "it was interrupted"
     return "" if status == 0 else f"the command failed: {in_words(status)}"
 
 
 def wrong_with_guest(
     states: Mapping[str, GuestState], silent: Sequence[str], *, was_paused: bool
 ) -> str:
-    """Why a guest does not count as running; empty if it does.
+    """Return why a guest does not count as running; empty if it does.
 
-    `states`: by host; `silent`: hosts that do not answer.
+    `states` are its states by host, `silent` the hosts that do not answer.
     """
     fine = {GuestState.RUNNING, GuestState.BLOCKED}
     if was_paused:
@@ -114,9 +114,9 @@ def wrong_with_guest(
     if states:
         host, state = next(iter(states.items()))
         return f"the guest is {state} on {host}"
-    return f"the guest runs nowhere{f'; {silent[0]} does not answer' if silent else ''}"
+    return f"the guest does not run on any host{f'; {silent[0]} does not answer' if silent else ''}"
 
 
 def way_back(snapshot: str, store: str) -> str:
-    """What takes the guest back by hand."""
+    """Return the command that rolls the guest back by hand."""
     return f"vmckpt snapshot restore {snapshot} --store {store} --replace"

@@ -1,9 +1,9 @@
-"""How often to take a snapshot: `interval: auto`, with the arithmetic as text. Pure.
+"""Compute the snapshot interval for `interval: auto`, with the arithmetic as text. Pure.
 
-With C seconds of work that one snapshot costs and M seconds between two failures, what is lost is
-about C/t for the snapshots and t/2M for the work since the last one. Young's interval sqrt(2CM)
-makes the sum least as long as C is small against M; Daly's is better where it is not:
-sqrt(2CM) (1 + sqrt(C/2M)/3 + (C/2M)/9) - C, and for C >= 2M it is M.
+Let C be the cost of a snapshot, in seconds of the guest's work, and M the mean time between
+failures. With interval t, snapshots take a share of about C/t of the work, and failures lose a
+share of about t/2M. Young's interval sqrt(2CM) minimises the sum if C is small compared with M.
+Daly's interval is better otherwise: sqrt(2CM) (1 + sqrt(C/2M)/3 + (C/2M)/9) - C, and M for C >= 2M.
 """
 
 import math
@@ -11,31 +11,32 @@ from dataclasses import dataclass
 
 from vmckpt.units import Seconds, show_seconds
 
-# Above that, Young's interval is off by more than 2 %.
+# The ratio C/2M above which Young's interval is off by more than 2 %.
 _SMALL = 0.0009
 _DAY = 86400.0
 PRIOR = Seconds(30 * _DAY)
-"""Before anything is known: one failure in 30 days."""
+"""The assumption before any observation: one failure in 30 days."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often, and why."""
+    """A snapshot interval and its reason."""
 
     interval: Seconds
     reason: str
-    """The arithmetic, for people."""
+    """The arithmetic as text."""
     lost: float
-    """Share of the guest's work that is lost, to snapshots and failures together."""
+    """The share of the guest's work that is lost to snapshots and failures together, 0 to 1."""
 
 
 def between_failures(
     watched: Seconds, failures: int, prior: Seconds = PRIOR
 ) -> tuple[Seconds, str]:
-    """Mean time between failures, and how it was told.
+    """Estimate the mean time between failures. Returns it with the arithmetic as text.
 
-    What was watched counts together with one failure in `prior`, so that neither a short time nor
-    one without failures says too much.
+    `watched` is the observed time. One failure in `prior` is added to the observation, so that a
+    short time, or a time without failures, does not dominate the estimate. Raises ValueError if a
+    time or count is negative.
     """
     if watched < 0 or failures < 0 or not prior > 0:
         raise ValueError("times and failures cannot be negative")
@@ -48,9 +49,11 @@ def between_failures(
 
 
 def pace(cost: Seconds, between: Seconds, *, least: Seconds, most: Seconds) -> Pace:
-    """The interval for a capture's cost and the mean time between failures, within bounds.
+    """Return the interval for a snapshot's cost and the mean time between failures.
 
-    `cost` is work that the guest loses: its pause and slowdown, not the time that copying takes.
+    `cost` is the work that the guest loses by its pause and slowdown, in seconds, not the time that
+    copying takes. The interval is at least `least` and at most `most`. Raises ValueError for an
+    argument out of range.
     """
     if not (0 <= cost < math.inf) or not between > 0 or not 0 < least <= most:
         raise ValueError(f"cost {cost}, between failures {between}, bounds {least} to {most}")
@@ -71,11 +74,11 @@ def pace(cost: Seconds, between: Seconds, *, least: Seconds, most: Seconds) -> P
 def _best(cost: float, between: float) -> tuple[float, str]:
     known = f"C = {show_seconds(cost)}, M = {_days(between)}"
     if math.isinf(between):
-        return math.inf, f"{known}: without failures never"
+        return math.inf, f"{known}: no failures, so no snapshots"
     ratio = cost / (2 * between)
     young = math.sqrt(2 * cost * between)
     if ratio >= 1:
-        return between, f"{known}: C is more than 2M, so M itself (Daly)"
+        return between, f"{known}: C is at least 2M, so the interval is M (Daly)"
     if ratio <= _SMALL:
         return young, f"{known}: sqrt(2CM) = {show_seconds(young)} (Young)"
     root = math.sqrt(ratio)

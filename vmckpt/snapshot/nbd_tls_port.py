@@ -1,9 +1,9 @@
-"""Disks on a loopback port, for programs that have a key: NBD over TLS.
+"""Serve disks on a loopback port to clients that have a key: NBD over TLS.
 
-Every user of a machine can connect to its ports, also to those that ssh forwards. So each client is
-asked for a key (TLS-PSK) that lies in a directory of the user's own. qemu-storage-daemon does that,
-and takes the content from our server on a socket in there. No key is on a command line, neither
-the server's nor a client's.
+Every user of a machine can connect to its ports, including ports that ssh forwards. So each client
+needs a key (TLS-PSK) from a private directory of the user. qemu-storage-daemon checks it, and reads
+the disks from our NBD server on a socket in that directory. The key never appears on a command
+line, neither the server's nor a client's.
 """
 
 import ipaddress
@@ -29,7 +29,7 @@ from vmckpt.errors import BadInput, VmckptError
 from vmckpt.units import Seconds
 
 USER = "qemu"
-"""As whom clients of QEMU and libnbd log in if nothing is said."""
+"""The default TLS-PSK user name of QEMU and libnbd clients."""
 _KEYS = "keys.psk"
 _PACKAGES = {"qemu-storage-daemon": "qemu-system-common", "setpriv": "util-linux"}
 _WITHIN = Seconds(20.0)
@@ -39,8 +39,8 @@ _WITHIN = Seconds(20.0)
 def own_directory() -> Iterator[Path]:
     """Make a directory that no other user can enter, and remove it afterwards.
 
-    It is in the user's runtime directory if that is the user's alone, else where temporary files
-    are. Raises OSError.
+    It is made in the user's runtime directory if that is private, else in the directory for
+    temporary files. Raises OSError.
     """
     with tempfile.TemporaryDirectory(prefix="vmckpt-", dir=_runtime_directory()) as made:
         yield Path(made)
@@ -57,37 +57,37 @@ def _runtime_directory() -> Path | None:
 
 
 class Port:
-    """A port at which exports are served; see `served`."""
+    """A port on which exports are served; see `served`."""
 
     def __init__(self, place: Tcp, folder: Path, daemon: "subprocess.Popen[str]") -> None:
         self.place = place
         self.key_directory = folder
-        """Where clients of QEMU look for the key: tls-creds-psk's dir=."""
+        """Where QEMU clients look for the key: dir= of tls-creds-psk."""
         self._daemon = daemon
 
     def uri(self, export: str) -> str:
-        """How programs of libnbd name an export."""
+        """Return the URI of an export for libnbd programs."""
         key = quote(str(self.key_directory / _KEYS))
         return f"nbds://{USER}@{self.place}/{quote(export, safe='')}?tls-psk-file={key}"
 
     def qemu_options(self, export: str) -> str:
-        """How programs of QEMU name an export, after their own name and command."""
+        """Return the options that name an export for QEMU programs such as qemu-img."""
         key = f"tls-creds-psk,id=key,endpoint=client,dir={_escaped(str(self.key_directory))}"
         server = f"server.type=inet,server.host={self.place.host},server.port={self.place.port}"
         image = f"driver=nbd,{server},export={_escaped(export)},tls-creds=key"
         return f"--object {key} --image-opts {image}"
 
     def must_live(self) -> None:
-        """Raises VmckptError if it serves no more."""
+        """Check that the port is still served. Raises VmckptError."""
         if self._daemon.poll() is not None:
-            raise VmckptError(f"nothing is served at {self.place} any more: {_said(self._daemon)}")
+            raise VmckptError(f"{self.place} is no longer served: {_said(self._daemon)}")
 
 
 @contextmanager
 def served(exports: Mapping[str, Export], place: Tcp) -> Iterator[Port]:
-    """Serve exports at a loopback address, read-only; port 0 is any that is free.
+    """Serve exports at a loopback address, read-only; port 0 chooses a free port.
 
-    Raises BadInput if nothing can listen there, or a program is missing.
+    Raises BadInput if the address is invalid or in use, or if a program is missing.
     """
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:
@@ -102,7 +102,7 @@ def served(exports: Mapping[str, Export], place: Tcp) -> Iterator[Port]:
 
 
 def _write_key(folder: Path) -> None:
-    """A key of 256 bits, for us alone."""
+    """Write a 256-bit key that only this user can read."""
     made = os.open(folder / _KEYS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(made, "w") as file:
         file.write(f"{USER}:{secrets.token_hex(32)}\n")
@@ -110,26 +110,29 @@ def _write_key(folder: Path) -> None:
 
 @contextmanager
 def _bound(place: Tcp) -> Iterator[socket.socket]:
-    """A socket that is at an address, and does not listen yet."""
+    """Bind a socket to an address, without listening."""
     with socket.socket(_loopback(place)) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((place.host, place.port))
         except OSError as exc:
-            raise BadInput(f"{place}: cannot listen there: {exc.strerror or exc}") from exc
+            raise BadInput(f"cannot listen at {place}: {exc.strerror or exc}") from exc
         yield made
 
 
 def _loopback(place: Tcp) -> socket.AddressFamily:
-    """Only this machine: the key is here, and its other users are kept out by it."""
+    """Return the address family of a loopback address. Raises BadInput for other addresses.
+
+    The key is on this machine and keeps its other users out.
+    """
     try:
         address = ipaddress.ip_address(place.host)
     except ValueError as exc:
-        raise BadInput(f"{place}: give an address, such as 127.0.0.1") from exc
+        raise BadInput(f"{place} has no IP address", hint="use 127.0.0.1, for example") from exc
     if not address.is_loopback:
         raise BadInput(
-            f"{place}: other machines could read the disk",
-            hint="use 127.0.0.1 and let ssh forward the port",
+            f"{place} is not a loopback address: other machines could read the disk",
+            hint="use 127.0.0.1 and forward the port with ssh",
         )
     return socket.AF_INET6 if address.version == 6 else socket.AF_INET
 
@@ -150,11 +153,11 @@ def _daemon(
     for number, name in enumerate(names):
         node = {"type": "nbd", "id": f"export{number}", "node-name": f"disk{number}", "name": name}
         words += _option("export", {**node, "writable": False})
-    # If we are killed it goes, too.
+    # The daemon ends when this process is killed.
     with subprocess.Popen(
         ["setpriv", "--pdeathsig", "TERM", *words], pass_fds=(listener.fileno(),),
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,  # Ctrl-C is for us
+        start_new_session=True,  # Ctrl-C is for this process only
     ) as daemon:  # fmt: skip
         try:
             yield daemon
@@ -170,20 +173,20 @@ def _option(name: str, value: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _wait(daemon: "subprocess.Popen[str]", pidfile: Path, place: Tcp) -> None:
-    """It writes its pidfile once it listens."""
+    """Wait for the daemon's pidfile, which it writes when it listens. Raises BadInput."""
     give_up = time.monotonic() + _WITHIN
     while not pidfile.exists():
         if daemon.poll() is not None or time.monotonic() > give_up:
             daemon.kill()
-            raise BadInput(f"{place}: cannot be served: {_said(daemon)}")
+            raise BadInput(f"cannot serve at {place}: {_said(daemon)}")
         time.sleep(0.02)
 
 
 def _said(daemon: "subprocess.Popen[str]") -> str:
     lines = (daemon.communicate()[1] or "").strip().splitlines()
-    return lines[-1] if lines else f"qemu-storage-daemon ended with {daemon.returncode}"
+    return lines[-1] if lines else f"qemu-storage-daemon exited with status {daemon.returncode}"
 
 
 def _escaped(text: str) -> str:
-    """A comma in the value of one of QEMU's options is written twice."""
+    """Escape the value of a QEMU option: commas are doubled."""
     return text.replace(",", ",,")

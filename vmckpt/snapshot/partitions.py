@@ -1,11 +1,11 @@
-"""What is on a disk: its partitions and the file systems in them, from a few sectors. Pure."""
+"""Find a disk's partitions and their file systems by reading a few sectors. Pure."""
 
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 Read = Callable[[int, int], bytes]
-"""(offset, length) -> so many bytes."""
+"""Reads `length` bytes at `offset`: (offset, length) -> bytes."""
 
 _SECTOR = 512
 _MBR_ROW = struct.Struct("<B3xB3xII")
@@ -27,28 +27,28 @@ _MARKS = (
     (0, b"hsqs", "squashfs"),
     (0x1000 - 10, b"SWAPSPACE2", "swap"),
 )
-"""Where what stands in which file system; ext2 and ext3 count as ext4."""
+"""Offset, magic and name of each file system; ext2 and ext3 count as ext4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a disk in which a file system may be."""
+    """A partition or a whole disk."""
 
     number: int
-    """As Linux counts them; 0: the whole disk."""
+    """The partition's number in Linux; 0: the whole disk."""
     start: int
     size: int
     kind: str
-    """"ext4", "xfs", …; empty: nothing that is known."""
+    """File system: "ext4", "xfs", …; empty if unknown."""
 
     def __str__(self) -> str:
         name = f"partition {self.number}" if self.number else "the whole disk"
-        return f"{name} ({self.kind or 'nothing known'}, {self.size >> 20} MiB)"
+        return f"{name} ({self.kind or 'unknown content'}, {self.size >> 20} MiB)"
 
 
 def parts(read: Read, size: int) -> tuple[Part, ...]:
-    """A disk's partitions; without any, the disk itself."""
-    # A file system's first sector can look like a table of partitions; not the other way round.
+    """Return a disk's partitions; the whole disk if it has none. `size` is in bytes."""
+    # The first sector of a file system can look like a partition table, but not vice versa.
     if kind := kind_at(read, 0, size):
         return (Part(0, 0, size, kind),)
     found = [
@@ -60,7 +60,7 @@ def parts(read: Read, size: int) -> tuple[Part, ...]:
 
 
 def kind_at(read: Read, start: int, length: int) -> str:
-    """Which file system begins there; empty if none that is known."""
+    """Return the file system at an offset; empty if it is unknown."""
     for offset, mark, kind in _MARKS:
         end = offset + len(mark)
         if end <= length and bytes(read(start + offset, len(mark))) == mark:
@@ -85,7 +85,7 @@ def _stretches(read: Read, size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _rows(sector: bytes) -> Iterator[tuple[int, int, int]]:
-    """Kind, first sector and number of sectors of the four rows of a table."""
+    """Yield type, first sector and number of sectors of the four entries of a partition table."""
     if sector[510:512] != b"\x55\xaa":
         return
     for at in range(446, 510, 16):
@@ -94,7 +94,7 @@ def _rows(sector: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _logical(read: Read, base: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """The chain of tables in an extended partition; one that bites its tail comes to an end."""
+    """Yield the logical partitions of an extended partition; a cyclic chain of tables ends."""
     table = base
     for number in range(5, 5 + _MOST_LOGICAL):
         if (table + 1) * _SECTOR > size:

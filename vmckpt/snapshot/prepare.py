@@ -1,4 +1,4 @@
-"""Making a guest ready: its stored definition is changed, under its lease and in the journal."""
+"""Prepare a guest for snapshots: change its stored definition, under its lease and journaled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,15 +22,15 @@ from vmckpt.policy.model import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """How ready a guest is, and what was done about it."""
+    """Whether a guest is prepared, and what was changed."""
 
     guest: str
     host: str
     findings: tuple[Finding, ...]
     lacks: bool
-    """Its stored definition is not as it should be."""
+    """Its stored definition needs changes."""
     restart: bool
-    """It runs, and has to be shut down and started to be as its definition will say."""
+    """It has to be shut down and started for the changed definition to take effect."""
     changed: bool = False
     job: str | None = None
 
@@ -52,7 +52,7 @@ class Readiness:
 
 
 async def readiness(host: Host, name: str) -> Readiness:
-    """What a guest lacks. Raises BadInput, HypervisorError."""
+    """Return what a guest's definition lacks. Raises BadInput, HypervisorError."""
     async with Hypervisor(host) as hypervisor:
         guest = await _guest(hypervisor, name)
         _, found = await _read(hypervisor, guest)
@@ -60,16 +60,18 @@ async def readiness(host: Host, name: str) -> Readiness:
 
 
 async def make_ready(host: Host, name: str, caller: Caller) -> Readiness:
-    """Change its stored definition, if it lacks something; a guest that runs stays as it is.
+    """Change a guest's stored definition if it lacks something. A running guest is not affected.
 
-    Raises BadInput, GuestLocked, HypervisorError; OutcomeUnknown if nobody knows whether it was.
+    Raises BadInput, GuestLocked, HypervisorError; OutcomeUnknown if it is not known whether the
+    definition was changed.
     """
     async with Hypervisor(host) as hypervisor:
         guest = await _guest(hypervisor, name)
         if guest.locked:
             raise GuestLocked(
-                f"a job holds {guest.name} on {host.name}: {guest.job}; nothing was changed",
-                hint="prepare it once that has ended",
+                f"guest {guest.name} on {host.name} is locked by a job: {guest.job}; nothing was"
+                " changed",
+                hint="prepare it when the job has ended",
             )
         new = NewOperation(
             kind="prepare", guest=guest.name, guest_uuid=guest.uuid, source=host.name, detail={}
@@ -86,7 +88,7 @@ async def make_ready(host: Host, name: str, caller: Caller) -> Readiness:
 async def _write(
     hypervisor: Hypervisor, guest: Guest, definition: Definition, xml: str, recorder: Recorder
 ) -> None:
-    JournalStepLog(recorder).check()  # the lease is still ours
+    JournalStepLog(recorder).check()  # the lease must still be held
     await domains.write(hypervisor, guest.uuid, xml, instead_of=definition.text)
 
 
@@ -112,12 +114,12 @@ def _told(
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. libvirt stores a definition whole, or keeps the one before."""
+    """See recovery.Handler. libvirt stores a definition completely or keeps the previous one."""
     del policies
     found = await readiness(case.host, case.operation.guest_uuid or case.operation.guest)
     told = (
-        Settled(truth="its definition is as it was before", outcome=Outcome.FAILED)
+        Settled(truth="its definition was not changed", outcome=Outcome.FAILED)
         if found.lacks
-        else Settled(truth="its definition is as it should be", outcome=Outcome.COMPLETED)
+        else Settled(truth="its definition is prepared", outcome=Outcome.COMPLETED)
     )
     return case.ended(told)

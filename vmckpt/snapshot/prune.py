@@ -1,4 +1,7 @@
-"""Deletes what a schedule's retention does not keep. Only what the schedule made itself can go."""
+"""Delete snapshots that a schedule's retention rules do not keep.
+
+Only snapshots made by that schedule are deleted.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +20,7 @@ from vmckpt.store.repository import Store, bare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneDecision:
-    """What becomes of a snapshot, and why."""
+    """Whether a snapshot is kept, and why."""
 
     id: str
     public: Public | None
@@ -41,52 +44,56 @@ class PruneDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The snapshots of a store, as pruning sees them."""
+    """The snapshots of a store, as seen by pruning."""
 
     known: Mapping[str, Public]
-    """Those that a trusted writer signed: no others count, nor go."""
+    """Snapshots signed by a trusted writer: others neither count nor are deleted."""
     left: Mapping[str, tuple[Public | None, str]]
-    """The others, and why they are left alone."""
+    """The other snapshots, and why they are kept."""
     pins: frozenset[str]
     good: Mapping[str, bool | None] = field(default_factory=dict)
-    """What checks found, of those that were checked."""
+    """Results of checks, by snapshot."""
 
     @property
     def schedules(self) -> tuple[str, ...]:
-        """The schedules that made any."""
+        """The schedules that made these snapshots."""
         return tuple(sorted({one.schedule for one in self.known.values() if one.schedule}))
 
 
 def survey(store: Store, trusted: Collection[bytes]) -> Survey:
-    """Look at all snapshots. Raises StoreError."""
+    """Read all snapshots of a store. Raises StoreError."""
     known: dict[str, Public] = {}
     left: dict[str, tuple[Public | None, str]] = {}
     pins = store.pins()
     for id_, told in snapshot_list.proved(store).items():
         if not isinstance(told, Public):
             left[id_] = (None, f"cannot be read: {bare(told, store, f'snapshots/{id_}')}")
-        # Whoever may write into the store could else make good ones go by newer ones of their own.
+        # Otherwise an attacker with write access to the store could displace good snapshots by
+        # newer ones.
         elif bytes.fromhex(told.signer) in trusted:
             known[id_] = told
         else:
-            left[id_] = (told, "its writer is not trusted here")
+            left[id_] = (told, "its writer is not trusted")
     good = {id_: one.good for id_, one in results.verdicts(store, trusted).items()}
     return Survey(known=known, left=left, pins=pins, good=good)
 
 
 def schedule_of(found: Survey, asked: str | None, where: str) -> str:
-    """Which schedule is meant. Raises BadInput if none is named and there is not just one."""
+    """Return the schedule to prune: `asked`, or else the only one in the store.
+
+    `where` is the store's name for messages. Raises BadInput if there is no schedule or several.
+    """
     if asked is not None:
         return asked
     if not found.schedules:
         raise BadInput(
-            f"no snapshot in {where} that a trusted writer signed was made by a schedule",
-            hint="only those are pruned; vmckpt snapshot delete is for others",
+            f"{where} has no snapshot that was made by a schedule and signed by a trusted writer",
+            hint="only such snapshots are pruned; delete others with vmckpt snapshot delete",
         )
     if len(found.schedules) > 1:
         raise BadInput(
             f"{where} has snapshots of schedules {', '.join(found.schedules)}",
-            hint="name one with --schedule",
+            hint="choose one with --schedule",
         )
     return found.schedules[0]
 
@@ -94,10 +101,14 @@ def schedule_of(found: Survey, asked: str | None, where: str) -> str:
 def plan(
     found: Survey, keep: Keep, *, schedule: str, now: float, zone: tzinfo
 ) -> tuple[PruneDecision, ...]:
-    """What becomes of each, the newest first. Pure. Raises BadInput without any rule."""
+    """Decide about each snapshot, newest first. Pure. Raises BadInput if there are no rules.
+
+    `now` and `zone` as in `retention.plan`.
+    """
     if keep.nothing_said:
         raise BadInput(
-            "no rule says what to keep, so all would stay", hint="say one, like --keep-last 7"
+            "no retention rule was given, so all snapshots would be kept",
+            hint="give a rule, for example --keep-last 7",
         )
     kept = [
         Kept(
@@ -124,13 +135,13 @@ def plan(
 
 
 def carry_out(store: Store, fates: Collection[PruneDecision]) -> Iterator[PruneDecision]:
-    """Delete what goes, the oldest first; tells of each. Raises StoreError."""
+    """Delete snapshots that are not kept, oldest first. Yields each result. Raises StoreError."""
     for one in reversed([one for one in fates if not one.stays]):
         try:
             store.delete(one.id)
         except BadInput:
             yield replace(one, stays=True, reasons=("pinned meanwhile",))
         except NotInStore:
-            yield replace(one, reasons=("somebody else has deleted it",))
+            yield replace(one, reasons=("already deleted by another process",))
         else:
             yield replace(one, deleted=True)

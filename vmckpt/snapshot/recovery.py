@@ -19,7 +19,7 @@ from vmckpt.snapshot import prepare
 from vmckpt.snapshot.guard_rules import way_back
 from vmckpt.snapshot.request import Step
 
-_NEVER = Settled(truth="it had not begun", outcome=Outcome.FAILED)
+_NEVER = Settled(truth="it had not started", outcome=Outcome.FAILED)
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
@@ -65,7 +65,7 @@ async def settle_restore(case: OrphanedJob, policies: Sequence[Policy]) -> Settl
 async def _asked(
     case: OrphanedJob, order: PutBackOrder | UnrestoreOrder | FinishOrder
 ) -> dict[str, Any]:
-    """What an agent on the operation's host tells at its end."""
+    """Run an order by an agent on the operation's host. Returns its answer."""
     return await client.run_order(case.host, order.as_json(), case.caller.emit, asyncio.Event())
 
 
@@ -97,50 +97,61 @@ def came_back(
     ran: bool = False,
     stands: bool = False,
 ) -> Settled:
-    """What is true of a restore once its agent is gone; `ran`: its hook had begun; `stands`: it was
-    to stand still until all of its group are back. Pure."""
+    """Return the result of an orphaned restore. Pure.
+
+    `ran`: its hook had started; `stands`: the guest was to stay paused until all guests of its
+    group are restored.
+    """
     if verdict is LeftoverDecision.ARRIVED:
-        done = "may not have come to its end" if ran else "was not run"
+        done = "may not have finished" if ran else "was not run"
         follows = "" if hook is None else f"; its on_restore hook {done}: {hook}"
-        truth = "the guest is back" if memory else "the guest's disks are back"
+        truth = "the guest was restored" if memory else "the guest's disks were restored"
         if stands:
-            truth += " and may stand still: virsh resume it once all of its group are back"
+            truth += (
+                " and may be paused; run virsh resume when all guests of its group are restored"
+            )
         return Settled(truth=f"{truth}{follows}", outcome=Outcome.COMPLETED, did=tuple(did))
     if verdict is LeftoverDecision.BACK:
         truth = "the guest was not started" if memory else "the guest's disks were not replaced"
         return Settled(truth=truth, outcome=Outcome.FAILED, did=tuple(did))
     beside = f" (beside them: {', '.join(left)})" if left else ""
     return Settled(
-        truth=f"whether the restore has happened is not known: {why}",
+        truth=f"it is unknown whether the restore took place: {why}",
         outcome=None,
-        settle=f"see which images are the right ones{beside}, move the others away, then run"
+        settle=f"check which images are the right ones{beside}, move the others away, then run"
         " vmckpt recover again",
     )
 
 
 def came_in(told: Settled, *, waits: bool, whole: bool) -> Settled:
-    """What is true of a lazy restore; `waits`: its disks had still to come in."""
+    """Return the result of an orphaned lazy restore.
+
+    `waits`: its disks were still being restored; `whole`: they are complete by now.
+    """
     if not waits:
         return told
     if not whole:
         return Settled(
-            truth="the guest runs, and its disks still come in", outcome=None, goes_on=True
-        )
-    return replace(told, truth=f"{told.truth}, and its disks are whole", outcome=Outcome.COMPLETED)
+            truth="the guest runs while its disks are still being restored",
+            outcome=None, goes_on=True,
+        )  # fmt: skip
+    return replace(
+        told, truth=f"{told.truth}, and its disks are complete", outcome=Outcome.COMPLETED
+    )
 
 
 def snapshot_verdict(*, published: bool) -> Settled:
-    """What is true once the agent is gone."""
+    """Return the result of an orphaned snapshot."""
     if published:
         return Settled(
             truth="the snapshot is in the store",
             outcome=Outcome.COMPLETED,
-            did=("put back what its capture set",),
+            did=("undo the settings of its capture",),
         )
     return Settled(
         truth="no snapshot was published",
         outcome=Outcome.FAILED,
-        did=("put back what its capture set", "remove what was captured"),
+        did=("undo the settings of its capture", "remove the captured data"),
     )
 
 
@@ -166,7 +177,7 @@ def _order(case: OrphanedJob, begun: StoredStep) -> PutBackOrder:
 
 
 async def settle_guard(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. Nothing is taken back: nobody here knows whether all went well."""
+    """See recovery.Handler. The guest is not rolled back, as the command may have succeeded."""
     del policies
     begun = case.step(Step.GUARD)
     told = guard_verdict(
@@ -176,22 +187,22 @@ async def settle_guard(case: OrphanedJob, policies: Sequence[Policy]) -> Settled
 
 
 def guard_verdict(checkpoint: tuple[str, str] | None) -> Settled:
-    """What is true of a guard that nobody attends; `checkpoint`: its snapshot and store. Pure."""
+    """Return the result of an orphaned guard; `checkpoint` is its snapshot and store. Pure."""
     if checkpoint is None:
-        return Settled(truth="its command had not begun", outcome=Outcome.FAILED)
+        return Settled(truth="its command had not started", outcome=Outcome.FAILED)
     return Settled(
-        truth="how its command ended is not known, and nobody looked at the guest",
+        truth="it is unknown how its command ended, and the guest was not checked",
         outcome=Outcome.FAILED,
-        did=(f"keep the checkpoint; the way back is {way_back(*checkpoint)}",),
+        did=(f"keep the checkpoint; to roll back, run {way_back(*checkpoint)}",),
     )
 
 
 async def settle_proof(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. A guest that was only to be looked at is taken away."""
+    """See recovery.Handler. The guest of the boot test is removed."""
     del policies
     begun = case.step(Step.PROOF)
     if begun is not None and not case.dry:
-        # It restores, too, and recovery is loaded at every start.
+        # Recovery is loaded at every start, so the restore code is imported only when needed.
         from vmckpt.snapshot.verify import boot_test  # noqa: PLC0415
 
         await boot_test.discard(
@@ -199,18 +210,18 @@ async def settle_proof(case: OrphanedJob, policies: Sequence[Policy]) -> Settled
             str(begun.intent["fork"]), dict(begun.intent["images"]),
         )  # fmt: skip
     told = Settled(
-        truth="whether the snapshot comes to life is not known",
+        truth="the boot test of the snapshot did not finish",
         outcome=Outcome.FAILED,
-        did=("end the guest that was to show it", "remove its images"),
+        did=("stop the test guest", "remove its images"),
     )
     return case.ended(told)
 
 
 async def settle_service(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. The snapshots it was at are operations of their own."""
+    """See recovery.Handler. The snapshots that it was taking are operations of their own."""
     del policies
     told = Settled(
-        truth="the service has ended", outcome=Outcome.FAILED, did=("give its schedules back",)
+        truth="the service has ended", outcome=Outcome.FAILED, did=("release its schedules",)
     )
     return case.ended(told)
 
@@ -223,4 +234,4 @@ BY_KIND: Mapping[str, Callable[[OrphanedJob, Sequence[Policy]], Awaitable[Settle
     "proof": settle_proof,
     "run": settle_service,
 }
-"""How an operation on snapshots is finished or undone, by its kind."""
+"""The handler of each kind of snapshot operation."""

@@ -1,4 +1,4 @@
-"""Makes a store's snapshots open for other keys: their wraps are replaced, and nothing else."""
+"""Change the keys that open a store's snapshots, by replacing only the wrapped data keys."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -18,14 +18,15 @@ from vmckpt.store.repository import Store, bare
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotated:
-    """What a rotation did in one store, or would do."""
+    """The result of a key rotation in one store."""
 
     store: str
     rewrapped: tuple[str, ...]
     open: tuple[str, ...]
     """Snapshots that are not encrypted."""
     refused: Mapping[str, str]
-    """Those that were left as they are, for this identity or their writer is not the right one."""
+    """Snapshots that were skipped, with the reason: the identity does not open them, or their
+    writer is not trusted."""
     damaged: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
@@ -49,7 +50,8 @@ def rotate(
 ) -> Rotated:
     """Wrap the data keys of all snapshots for these administrators and no others.
 
-    What this identity does not open stays as it is. Raises StoreError.
+    Snapshots that the identity does not open are skipped. `progress` is called with the number of
+    snapshots done and the total. Raises StoreError.
     """
     rewrapped, open_ = [], []
     refused: dict[str, str] = {}
@@ -85,15 +87,19 @@ def rotate(
 def rewrap(
     found: Manifest, wrapped: bytes, identity: X25519PrivateKey, admins: Collection[bytes]
 ) -> bytes:
-    """New wraps of the same data key. Raises KeyRefused, and StoreDamaged if it is another key."""
+    """Return new wraps of the same data key.
+
+    Raises KeyRefused if it is not wrapped for this identity, and StoreDamaged if the wrap is of
+    another data key.
+    """
     id_ = found.public.id
     if fingerprint(public_of(identity)) not in wrapped_keys.recipients(wrapped, id_):
-        raise KeyRefused(f"snapshot {id_} is not for this identity")
+        raise KeyRefused(f"snapshot {id_} is not encrypted for this identity")
     try:
         key = wrapped_keys.unwrap(wrapped, id_, identity)
     except KeyRefused as exc:
         raise StoreDamaged(f"wraps/{id_}: {exc.message}") from exc
-    # Anybody can wrap a key of theirs for us: it must not take the place of the others' good ones.
+    # An attacker can wrap another key for this identity; it must not replace the good wraps.
     if manifest.data_key_id(key) != found.public.data_key_id:
-        raise StoreDamaged(f"wraps/{id_}: what it holds for this identity is another data key")
+        raise StoreDamaged(f"wraps/{id_}: its wrap for this identity has another data key")
     return wrapped_keys.wrap(key, id_, admins)

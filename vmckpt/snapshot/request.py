@@ -1,4 +1,4 @@
-"""What a snapshot command is given, what it reports, and its steps in the journal."""
+"""The requests and results of snapshot commands, and their steps in the journal."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ from vmckpt.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeRequest:
-    """What the operator asked for."""
+    """A request to take a snapshot."""
 
     guest: str
     name: str | None = None
-    """None: the time."""
+    """None: the current time."""
     memory: bool = True
-    """False: its disks only."""
+    """False: disks only."""
     way: str = "auto"
-    """How memory is captured: see agent.snapshot.choose_method.Way."""
+    """The method of capturing memory: see agent.snapshot.choose_method.Way."""
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """A snapshot that is in the store."""
+    """A snapshot that was taken and stored."""
 
     id: str
     name: str
@@ -32,27 +32,27 @@ class Taken:
     host: str
     store: str
     pause: Seconds
-    """How long the guest stood still."""
+    """How long the guest was paused."""
     took: Seconds
     read: Bytes
     same: Bytes
-    """As in the snapshot before."""
+    """Bytes unchanged since the previous snapshot."""
     zero: Bytes
     written: Bytes
-    """What the store took for it."""
+    """Bytes added to the store."""
     encrypted: bool
     warnings: tuple[str, ...]
     job: str | None
     way: str = "background"
-    """How it was captured: "background", "shared", "libvirt", or "disks" without memory."""
+    """The capture method: "background", "shared", "libvirt", or "disks" without memory."""
     why: str = ""
-    """That it was this way."""
+    """Why this method was used."""
     phases: Mapping[str, Seconds] = field(default_factory=dict)
-    """What the pause was made of, where that is known."""
+    """The parts of the pause, where they are known."""
     group: str | None = None
-    """The cut that it is part of."""
+    """ID of the group snapshot that it is part of."""
     held: Seconds | None = None
-    """How long what the guest sent was held."""
+    """How long the guest's network output was buffered."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -80,31 +80,31 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRequest:
-    """What the operator asked for."""
+    """A request to restore a snapshot."""
 
     snapshot: str
-    """Its id, the beginning of it, or its name."""
+    """Its ID, a prefix of the ID, or its name."""
     fork: str | None = None
-    """The name of another guest that it becomes; None: it takes its old place."""
+    """The name of the new guest that it is restored as; None: restore the original guest."""
     folder: str | None = None
-    """Where a fork's disks go; None: beside those of the guest."""
+    """The folder for a fork's disks; None: beside those of the original guest."""
     link_up: bool = False
-    """A fork's network is on."""
+    """Whether a fork's network links are up."""
     end_running: bool = False
-    """The guest is ended first if it runs."""
+    """Whether the guest is stopped first if it runs."""
     paused: bool = False
     on_restore: str | None = None
-    """A line of shell for what must be compensated outside: run here once the guest is back. A
-    fork's links come up after it, and stay down if it fails."""
+    """A shell command that compensates for effects outside the guest; it is run on the controller
+    after the restore. A fork's links come up after it, and stay down if it fails."""
     lazy: bool = False
-    """The guest runs at once; its disks come in behind."""
+    """Whether the guest starts at once, while its disks are still being restored."""
     trust_definition: bool = False
-    """Start it whatever its definition reaches on the host."""
+    """Start the guest regardless of what its definition uses on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A guest that is back."""
+    """A guest that was restored."""
 
     snapshot: str
     guest: str
@@ -112,17 +112,17 @@ class Restored:
     disks: Seconds
     """How long writing its disks took."""
     memory: Seconds
-    """From then until it ran."""
+    """Time from then until the guest ran."""
     took: Seconds
     images: Mapping[str, str]
     warnings: tuple[str, ...]
     job: str | None
     hook: int | None = None
-    """How the on_restore hook ended; None: there is none."""
+    """Exit status of the on_restore hook, or minus the signal that killed it; None: no hook."""
     whole: bool = True
-    """Its disks are all there; False: they still come in."""
+    """Whether its disks are complete; False: they are still being restored."""
     runs: bool = True
-    """False: the snapshot has no memory; the guest is defined, and off."""
+    """False: the snapshot has no memory, so the guest is defined but off."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -142,33 +142,33 @@ class Restored:
 
 
 class Step(StrEnum):
-    """What taking a snapshot does to a host, a guest and a store."""
+    """Steps of snapshot operations in the journal, each with the keys of its intent."""
 
     TAKE = "take"
-    """An agent is started; {"snapshot", "store", "url", "id", "state"}; "id" is the store's."""
+    """Start an agent; {"snapshot", "store", "url", "id", "state"}; "id" is the store's ID."""
     CAPTURE = "capture"
-    """QEMU is set up for a capture; {"facts"}: what was so before."""
+    """Set up QEMU for a capture; {"facts"}: its previous settings."""
     BACKUP = "backup"
-    """libvirt opens a backup; {"facts"}: what it leaves behind."""
+    """Start a backup in libvirt; {"facts"}: what it leaves behind."""
     FREEZE = "freeze"
-    """The guest's file systems are held still; {"facts"}."""
+    """Freeze the guest's file systems; {"facts"}."""
     HOLD = "hold"
-    """What the guest sends is held; {"facts"}."""
+    """Buffer the guest's network output; {"facts"}."""
 
     RESTORE = "restore"
-    """Disks are written and a guest started; {"snapshot", "store", "url", "state", "images"}, and
-    "memory" if it is to be started from it, "on_restore" if something is to follow."""
+    """Write disks and start a guest; {"snapshot", "store", "url", "state", "images"}, "memory"
+    whether it is started from its memory, and "on_restore" if there is a hook."""
     MAKE_WAY = "make way"
-    """What is there is ended and put aside; {"made", "empty"}: marks of the new images, and where
-    nothing was before. Without this step nothing of what is there was touched."""
+    """Stop the existing guest and replace its images; {"made", "empty"}: marks of the new images,
+    and paths where no file was before. Without this step nothing existing was changed."""
     HOOK = "hook"
-    """What is to follow is run, here: {"on_restore"}."""
+    """Run the on_restore hook on the controller; {"on_restore"}."""
 
     GUARD = "guard"
-    """A risky command is run; {"snapshot", "store", "command"}."""
+    """Run a risky command; {"snapshot", "store", "command"}."""
     PROOF = "proof"
-    """A fork is restored to be looked at only; {"snapshot", "fork", "images"}."""
+    """Restore a fork for a boot test; {"snapshot", "fork", "images"}."""
 
 
 NOTED = (Step.CAPTURE, Step.BACKUP, Step.FREEZE, Step.HOLD)
-"""Those that the agent asks for, with what its undoing needs to know."""
+"""Steps that the agent asks the controller to record, with the facts needed to undo them."""

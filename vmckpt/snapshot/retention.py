@@ -1,8 +1,8 @@
-"""Which snapshots of a schedule stay and which go, and why each. Pure.
+"""Decide which snapshots of a schedule are kept and which are deleted, and why. Pure.
 
-Only what the schedule made itself can go. A rule keeps the newest snapshot of each of the last so
-many hours, days, … *that have one*; a guest that was off for a month loses none meanwhile. One that
-a check found damaged takes no place from a good one.
+Only snapshots made by the schedule itself are deleted. A rule keeps the newest snapshot of each of
+the last N hours, days, … *that have a snapshot*, so a guest that was off for a month loses none. A
+snapshot that a check found damaged does not take the place of a good one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,42 +14,46 @@ from vmckpt.policy.model import Keep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What must be known of a snapshot."""
+    """The facts about a snapshot that retention needs."""
 
     id: str
     guest: str
-    """Its UUID."""
+    """The guest's UUID."""
     made_at: float
     schedule: str | None
-    """The schedule that made it; None: a person did."""
+    """The schedule that made it; None if it was made by hand."""
     pinned: bool = False
     good: bool | None = None
-    """What the last check of it said; None: none was made."""
+    """The result of its last check; None: it was not checked."""
     group: str | None = None
-    """The consistent cut it is part of."""
+    """ID of the group snapshot that it is part of."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """What becomes of a snapshot."""
+    """Whether a snapshot is kept, and why."""
 
     id: str
     stays: bool
     reasons: tuple[str, ...]
-    """Every one there is, for people."""
+    """All reasons, as text."""
 
 
 def plan(
     snapshots: Sequence[Kept], keep: Keep, *, schedule: str, now: float, zone: tzinfo
 ) -> tuple[RetentionDecision, ...]:
-    """A verdict on each of them, newest first. All snapshots of the guests must be given."""
+    """Decide about each snapshot. Returns the decisions, newest first.
+
+    `snapshots` must have all snapshots of the guests; `now` is in seconds since 1970; days, weeks
+    and months are those of `zone`.
+    """
     reasons: dict[str, list[str]] = {one.id: _always(one, keep, schedule, now) for one in snapshots}
-    # A clock that was wrong must not make room of good snapshots for those of the future.
+    # Snapshots dated in the future by a wrong clock must not displace good ones.
     known = sorted((one for one in snapshots if one.made_at <= now), key=_age)
     for guest in dict.fromkeys(one.guest for one in known):
         of_guest = [one for one in known if one.guest == guest]
         _last_good(of_guest, reasons)
-        # While none is good the rules keep what they would keep anyway: it may be mended.
+        # While no snapshot is good, the rules also keep damaged ones, as they may be repaired.
         good = any(one.good is not False for one in of_guest)
         mine = [
             one for one in of_guest
@@ -73,34 +77,34 @@ def _always(one: Kept, keep: Keep, schedule: str, now: float) -> list[str]:
     elif one.schedule != schedule:
         found.append(f"made by schedule {one.schedule}, not {schedule}")
     elif keep.nothing_said:
-        found.append("the schedule has no retention")
+        found.append("the schedule has no retention rules")
     if one.made_at > now:
-        found.append("made in the future, by its clock")
+        found.append("its date is in the future")
     return found
 
 
 def _last_good(newest_first: Sequence[Kept], reasons: Mapping[str, list[str]]) -> None:
-    """Whatever the rules say, a guest can go back to something that was proved, or may be good."""
+    """Keep the last verified and the newest possibly good snapshot, whatever the rules say."""
     proved = next((one for one in newest_first if one.good), None)
     if proved is not None:
-        reasons[proved.id].append("the last one that was verified")
+        reasons[proved.id].append("the last verified snapshot")
     newest = next((one for one in newest_first if one.good is not False), None)
     if newest is not None and newest is not proved:
-        reasons[newest.id].append("the newest one")
+        reasons[newest.id].append("the newest snapshot")
     if newest is None and newest_first:
-        # All are damaged: what can be saved of the newest is for a person to say.
-        reasons[newest_first[0].id].append("damaged, but there is no good one")
+        # All are damaged: the operator has to decide what can be saved of the newest.
+        reasons[newest_first[0].id].append("damaged, but no snapshot is good")
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
     name: str
     period: Callable[[datetime], str] | None
-    """Which stretch of time a moment belongs to; None: each snapshot is one of its own."""
+    """Returns the period that a moment belongs to; None: each snapshot is its own period."""
 
 
 def _hour(moment: datetime) -> str:
-    # With the offset: when clocks are put back, one hour comes twice.
+    # The UTC offset tells the two hours apart that have the same name when daylight saving ends.
     return moment.strftime("%Y-%m-%d %H:00 %z")
 
 
@@ -139,7 +143,7 @@ def _by_rule(
 
 
 def _together(snapshots: Iterable[Kept], reasons: Mapping[str, list[str]]) -> None:
-    """A consistent cut is of use only whole: what one guest keeps of it, all keep."""
+    """Keep all snapshots of a group if one of them is kept, as only a complete group is useful."""
     groups: dict[str, list[Kept]] = {}
     for one in snapshots:
         if one.group is not None:
@@ -148,13 +152,13 @@ def _together(snapshots: Iterable[Kept], reasons: Mapping[str, list[str]]) -> No
         staying = [one.id for one in members if reasons[one.id]]
         for one in members:
             if staying and not reasons[one.id]:
-                reasons[one.id].append(f"part of the cut {group}, of which {staying[0]} stays")
+                reasons[one.id].append(f"part of group {group}, of which {staying[0]} is kept")
 
 
 def _goes(one: Kept) -> str:
-    return "damaged, and there is a good one" if one.good is False else "no rule keeps it"
+    return "damaged, and a good snapshot exists" if one.good is False else "no rule keeps it"
 
 
 def _age(one: Kept) -> tuple[float, str]:
-    """Newest first."""
+    """Return a sort key that orders snapshots newest first."""
     return -one.made_at, one.id

@@ -1,4 +1,4 @@
-"""From maps and chunks back to a region's bytes."""
+"""Assemble a region's bytes from its map and chunks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from vmckpt.errors import StoreDamaged
 from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind, Map, slots_of
 
 _WINDOW = 16 << 20
-"""Bytes that are named ahead together, and the most that one piece has."""
+"""Bytes announced to the source together, and the maximum size of a piece."""
 _LONG = 16
-"""Units of one chunk side by side that are handed out as they lie there, without a copy."""
+"""Consecutive units of one chunk from which on they are returned without a copy."""
 
 
 class Source(Protocol):
-    """Where chunks come from: `chunk_reader.Reader`."""
+    """Where chunks are read from; implemented by `chunk_reader.Reader`."""
 
     def read(self, digest: bytes) -> bytes:
-        """A chunk. Raises StoreError."""
+        """Return the content of a chunk. Raises StoreError."""
 
     def expect(self, digests: "list[bytes]") -> None:
-        """These will be read next, in this order: they may be fetched ahead."""
+        """Announce the chunks that are read next, in this order, so they can be fetched ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some units in a row, zeros or not."""
+    """Consecutive units, either all zeros or all with data."""
 
     start: int
     count: int
@@ -43,22 +43,28 @@ class Assembly:
     def __init__(
         self, kind: Kind, size: int, map_: Map, chunks: Sequence[bytes], source: Source
     ) -> None:
-        """`chunks`: the manifest's chunk table. Raises StoreDamaged if the map does not fit."""
+        """Check the map. Raises StoreDamaged if it does not match the region or the chunk table.
+
+        `size` is in bytes, `chunks` the manifest's chunk table.
+        """
         self.kind, self.size = kind, size
         self._unit = UNIT[kind]
         self._window = _WINDOW // self._unit
         self._map, self._source = map_, source
         self._chunks = chunks
         self._touched: set[int] = set()
-        """Windows of which something was read."""
-        # ZERO is the largest of all numbers: what is not ZERO, and too large, is wrong.
+        """Windows from which something was read."""
+        # ZERO is the largest number of its type, so it has to be excluded from the comparison.
         if ((map_ >= len(chunks) * SLOTS) & (map_ != ZERO)).any():
-            raise StoreDamaged("a map names a chunk that the snapshot does not have")
+            raise StoreDamaged("a map refers to a chunk that the snapshot does not have")
         if len(map_) != -(-size // self._unit):
-            raise StoreDamaged("a map is not as long as its region")
+            raise StoreDamaged("a map does not have the length of its region")
 
     def pieces(self, start: int = 0, count: int | None = None) -> Iterator[Piece]:
-        """All units in order, in pieces of at most a window; each piece good until the next."""
+        """Yield units in order, in pieces of at most a window; each is valid until the next.
+
+        Raises StoreError.
+        """
         end = len(self._map) if count is None else start + count
         for first in range(start, end, self._window):
             last = min(first + self._window, end)
@@ -68,7 +74,7 @@ class Assembly:
             yield from self._pieces(first, last)
 
     def read(self, start: int, count: int) -> bytes:
-        """The bytes of some units. Who reads on from window to window finds them fetched ahead."""
+        """Return the bytes of units. Sequential reads are fetched ahead. Raises StoreError."""
         for window in range(start // self._window, (start + count - 1) // self._window + 1):
             if window not in self._touched:
                 self._touched.add(window)
@@ -80,14 +86,14 @@ class Assembly:
         return buffer.tobytes()
 
     def read_bytes(self, offset: int, length: int) -> bytes:
-        """Any bytes of the region."""
+        """Return `length` bytes of the region from `offset`. Raises StoreError."""
         first, last = offset // self._unit, -(-(offset + length) // self._unit)
         begin = offset - first * self._unit
         data = self.read(first, last - first)
         return data if len(data) == length else data[begin : begin + length]
 
     def zeros(self, offset: int, length: int) -> Iterator[tuple[int, bool]]:
-        """For a stretch of bytes what is zeros: lengths one after the other."""
+        """Yield, for a range of bytes, consecutive lengths and whether each is zeros."""
         first, end = offset // self._unit, offset + length
         filled = self._map[first : -(-end // self._unit)] != ZERO
         cuts = [0, *(np.flatnonzero(np.diff(filled)) + 1).tolist(), len(filled)]
@@ -103,7 +109,7 @@ class Assembly:
     def _pieces(self, first: int, last: int) -> Iterator[Piece]:
         part = self._map[first:last]
         filled = part != ZERO
-        # Where a unit does not lie behind the one before it, in the same chunk.
+        # A break is where a unit does not follow the previous unit in the same chunk.
         chunk, follows = part // np.uint32(SLOTS), np.diff(part) == 1
         breaks = np.flatnonzero(~(follows & (chunk[1:] == chunk[:-1]))) + 1
         edges = np.flatnonzero(np.diff(filled)) + 1
@@ -121,20 +127,20 @@ class Assembly:
                 yield Piece(first + low, high - low, buffer.data.cast("B"))
 
     def _lying(self, number: np.uint32, count: int) -> memoryview:
-        """Units that lie in one chunk, one behind the other."""
+        """Return consecutive units of one chunk."""
         index, slot = divmod(int(number), SLOTS)
         return self._plain(index, slot + count)[slot * self._unit : (slot + count) * self._unit]
 
     def _plain(self, index: int, slots: int) -> memoryview:
-        """A chunk that must have so many units."""
+        """Read a chunk that must have at least `slots` units. Raises StoreError."""
         digest = self._chunks[index]
         plain = self._source.read(digest)
         if len(plain) % self._unit or slots * self._unit > len(plain):
-            raise StoreDamaged(f"chunk {digest.hex()[:16]} is not what its snapshot says")
+            raise StoreDamaged(f"chunk {digest.hex()[:16]} is too short for its snapshot's map")
         return memoryview(plain)
 
     def _fill(self, buffer: NDArray[np.uint8], start: int) -> None:
-        """Put units where they belong; what is zeros stays as it is."""
+        """Copy units to their place in `buffer`, which is zeros at first."""
         part = self._map[start : start + len(buffer)]
         where = np.flatnonzero(part != ZERO)
         if not len(where):

@@ -1,7 +1,7 @@
-"""What packs a store has and what is in them, read once and kept on the client by pack id.
+"""The packs of a store and the indexes of their chunks, read once and cached on the client.
 
-The client's cache is a folder of runs (see `chunk_index`), each file with its BLAKE3 at the end;
-one that is not whole is thrown away, and what it told is read from the store again.
+The client's cache is a folder of runs (see `chunk_index`), each a file that ends with its BLAKE3. A
+damaged file is deleted, and its packs' indexes are read from the store again.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ _HEAD = struct.Struct("<9sxxxxxxxQQ")
 _PACK = struct.Struct("<32sQII")
 _SUM = 32
 _TAIL = 64 << 10
-"""What is read of a pack at first: index and footer of about a thousand boxes."""
+"""Bytes read from the end of a pack at first: index and footer of about a thousand chunks."""
 _PART = 4 << 20
 _MOST_FILES = 8
 _AT_ONCE = 1000
-"""Packs whose indexes are held in memory before they make a run."""
+"""Packs whose indexes are gathered in memory before they become a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +39,25 @@ class Listing:
 
     index: Index
     stored: Mapping[str, Stored]
-    """By pack id; packs that were left out are not in it."""
+    """By pack ID, without the packs that were left out."""
     unreadable: Mapping[str, StoreError]
-    """Packs whose index makes no sense: nobody counts on them, and nobody removes them."""
+    """Packs whose index is invalid: they are neither relied on nor removed."""
 
 
 class Catalog:
-    """A store's packs as this client knows them."""
+    """A store's packs as known to this client."""
 
     def __init__(self, backend: Backend, cache: Path | None) -> None:
-        """`cache`: a folder for this store alone; without one the indexes stay in memory."""
+        """Use `cache`, a folder for this store alone; None keeps the indexes in memory."""
         self._backend, self._cache = backend, cache
         self._kept: list[Run] = []
         self._guard = threading.Lock()
 
     def load(self, without: "frozenset[str]" = frozenset()) -> Listing:
-        """All packs that are there now but some. Raises StoreError."""
+        """List all packs of the store except `without`, and load their indexes.
+
+        Raises StoreError.
+        """
         stored = {}
         for one in self._backend.keys("packs/"):
             pack = format_pack.pack_of(one.key)
@@ -72,7 +75,7 @@ class Catalog:
         return Listing(index, stored, unreadable)
 
     def _fetched(self, missing: Sequence[Stored]) -> tuple[list[Run], dict[str, StoreError]]:
-        """The indexes of packs, from the store."""
+        """Read indexes of packs from the store. Returns runs, and the packs that failed."""
         runs, unreadable, part = [], {}, []
         with ThreadPoolExecutor(8, "index") as pool:
             for one, found in zip(missing, pool.map(self._read, missing), strict=True):
@@ -88,7 +91,7 @@ class Catalog:
         return [*runs, Run.of(part)] if part else runs, unreadable
 
     def _read(self, one: Stored) -> "format_pack.Index | StoreError | None":
-        """The index of a pack; why there is none; or None if the pack is gone."""
+        """Return the index of a pack, the error if it is invalid, or None if the pack is gone."""
         try:
             return read_index(self._backend, one)
         except NotInStore:
@@ -97,7 +100,10 @@ class Catalog:
             return exc
 
     def _kept_for_later(self, runs: list[Run], fresh: list[Run], there: set[str]) -> list[Run]:
-        """Put what is new into the cache, and its files together if they are many."""
+        """Add new runs to the cache, and merge all runs if there are many or wasteful ones.
+
+        `there` are the IDs of the packs in the store.
+        """
         if self._cache is None:
             self._kept = [*runs, *fresh]
             if len(self._kept) > _MOST_FILES:
@@ -111,7 +117,7 @@ class Catalog:
             outdated = list(self._cache.glob("*.index"))
         else:
             outdated = []
-        # A cache that cannot be written costs time and nothing else.
+        # A cache that cannot be written only costs time.
         with contextlib.suppress(OSError):
             for run in fresh:
                 _save(self._cache, run)
@@ -132,7 +138,7 @@ class Catalog:
 
 
 def read_index(backend: Backend, one: Stored) -> format_pack.Index:
-    """The index of a pack. Raises StoreDamaged, StoreNewer and NotInStore, naming it."""
+    """Read the index of a pack. Raises StoreDamaged, StoreNewer and NotInStore, naming the pack."""
     try:
         if one.size < format_pack.HEADER + format_pack.FOOTER:
             raise StoreDamaged("it is too short")
@@ -145,12 +151,13 @@ def read_index(backend: Backend, one: Stored) -> format_pack.Index:
         return format_pack.parse_tail(data, one.size)
     except (StoreDamaged, StoreNewer) as exc:
         raise type(exc)(
-            f"{backend.where}: {one.key}: {exc.message}", hint="vmckpt snapshot verify tells more"
+            f"{backend.where}: {one.key}: {exc.message}",
+            hint="run vmckpt snapshot verify for details",
         ) from exc
 
 
 def _use_once(runs: Iterable[Run], there: set[str]) -> None:
-    """Use every pack in one run: two clients that share the cache may both have put it there."""
+    """Use each pack in one run only: two clients that share the cache may both have added it."""
     unseen = set(there)
     for run in runs:
         run.use_only(unseen)
@@ -158,12 +165,12 @@ def _use_once(runs: Iterable[Run], there: set[str]) -> None:
 
 
 def _wasteful(run: Run, there: set[str]) -> bool:
-    """Whether half of a run tells of packs that are gone."""
+    """Return whether more than half of a run's packs are gone."""
     return 2 * sum(info.id not in there for info in run.packs) > len(run.packs)
 
 
 def _sum(path: Path, end: int) -> bytes:
-    # Not mapped: that would count as memory of ours.
+    # The file is not mapped, as its pages would count as memory of this process.
     told = blake3()
     with path.open("rb", buffering=0) as file:
         while end > 0 and (part := file.read(min(_PART, end))):
@@ -195,7 +202,7 @@ def _save(folder: Path, run: Run) -> None:
 
 
 def _loaded(path: Path) -> Run | None:
-    """A run from a file; None if that is not whole."""
+    """Load a run from a file. Returns None if the file is damaged."""
     try:
         if path.stat().st_size < _HEAD.size + _SUM:
             return None
@@ -214,6 +221,7 @@ def _loaded(path: Path) -> Run | None:
         PackInfo(pack.hex(), generation, size, bool(foreign))
         for pack, size, generation, foreign in _PACK.iter_unpack(data[_HEAD.size : keys].tobytes())
     ]
-    # Read often and all over: eight bytes a chunk may stay in memory, the rest is mapped.
+    # The keys are read often and at random: eight bytes per chunk may stay in memory. The entries
+    # are mapped.
     sorted_keys = np.frombuffer(data, dtype=np.uint64, count=count, offset=keys)
     return Run(infos, sorted_keys, np.frombuffer(data, dtype=ENTRY, count=count, offset=entries))

@@ -1,8 +1,8 @@
-"""Which pack holds a chunk: sorted arrays, a few of them, searched one after the other.
+"""An index from chunks to packs: a few sorted arrays, searched one after the other.
 
-A *run* is an array of rows sorted by the first eight bytes of the name. What a writer adds makes
-small runs in memory, merged as they grow; what comes from the client's cache is one run per file,
-mapped and not read. A name is always compared whole: eight bytes alone can be made to collide.
+A *run* is an array of rows sorted by the first eight bytes of the name. A writer's new packs make
+small runs in memory, which are merged as they grow; each file of the client's cache is one run,
+mapped and not read. Names are always compared in full, as collisions of eight bytes can be forged.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,14 +36,14 @@ class PackInfo:
     id: str
     generation: int
     size: int
-    """Of the whole object."""
+    """Bytes of the whole object."""
     foreign: bool = False
     """See `format.pack`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a box is."""
+    """Where a sealed chunk is stored."""
 
     pack: str
     offset: int
@@ -53,22 +53,22 @@ class Place:
 
 
 def names_of(names: Iterable[bytes] | Names) -> Names:
-    """Names as an array."""
+    """Return names as an array."""
     if isinstance(names, np.ndarray):
         return names
     return np.frombuffer(b"".join(names), dtype=f"V{NAME}")
 
 
 def keys_of(names: Names) -> Keys:
-    """The first eight bytes of each name, as a number."""
+    """Return the first eight bytes of each name as a number."""
     halves = np.ascontiguousarray(names).view(np.uint64).reshape(len(names), NAME // 8)
     return np.ascontiguousarray(halves[:, 0])
 
 
 def positions(keys: Keys, names: Names, asked: Names) -> Numbers:
-    """Where each name that is asked for is in a sorted array; -1 if it is not.
+    """Return the position of each asked name in a sorted array; -1 if it is missing.
 
-    Of several equal ones it is the first.
+    `keys` are the `keys_of` the sorted `names`. Of equal names the first position is returned.
     """
     wanted = keys_of(asked)
     at = np.searchsorted(keys, wanted).astype(np.int64)
@@ -85,12 +85,12 @@ def positions(keys: Keys, names: Names, asked: Names) -> Numbers:
 
 
 class NameSet:
-    """Names, each once."""
+    """A sorted set of names."""
 
     def __init__(self, parts: Iterable[Names]) -> None:
         keys, names = _sorted(np.zeros(0, dtype=f"V{NAME}"))
         for part in _gathered(parts):
-            # Not all at once: together they may be far more than what is in the end.
+            # Parts are added one by one: together they may be much larger than the result.
             new = part[positions(keys, names, part) < 0]
             keys, names = _sorted(np.concatenate((names, new)))
         self.names = names[positions(keys, names, names) == np.arange(len(names))]
@@ -100,12 +100,12 @@ class NameSet:
         return len(self.names)
 
     def positions(self, asked: Names) -> Numbers:
-        """The number of each name that is asked for; -1 if it is not here."""
+        """Return the position of each asked name in the set; -1 if it is missing."""
         return positions(self._keys, self.names, asked)
 
 
 class Run:
-    """Rows of some packs, sorted."""
+    """The sorted rows of several packs."""
 
     def __init__(self, packs: Sequence[PackInfo], keys: Keys, entries: Entries) -> None:
         self.packs, self.keys, self.entries = tuple(packs), keys, entries
@@ -116,7 +116,7 @@ class Run:
 
     @classmethod
     def of(cls, packs: Sequence[tuple[PackInfo, Rows]]) -> "Run":
-        """A run from packs' own rows."""
+        """Make a run from the rows of packs."""
         entries = np.empty(sum(len(rows) for _, rows in packs), dtype=ENTRY)
         at = 0
         for number, (_, rows) in enumerate(packs):
@@ -129,7 +129,7 @@ class Run:
 
     @classmethod
     def merged(cls, runs: Sequence["Run"]) -> "Run":
-        """One run of several, without what is not usable."""
+        """Merge runs into one, leaving out packs that are not usable."""
         packs: list[PackInfo] = []
         rows, keys, numbers = [], [], []
         for run in runs:
@@ -141,7 +141,7 @@ class Run:
         order = np.argsort(joined, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        # A part at a time: rows are the most of an index, and these are there twice already.
+        # Rows are copied in blocks: they are most of an index, and are in memory twice already.
         entries, at = np.empty(len(order), dtype=ENTRY), 0
         for run, these, number in zip(runs, rows, numbers, strict=True):
             for start in range(0, len(these), _BLOCK):
@@ -158,11 +158,11 @@ class Run:
         return cls(packs, keys[order], entries[order])
 
     def use_only(self, packs: "frozenset[str] | set[str]") -> None:
-        """Do as if the others were not there."""
+        """Ignore all packs except these."""
         self._usable = np.array([one.id in packs for one in self.packs], dtype=bool)
 
     def view(self) -> "Run":
-        """The same rows, with a choice of packs of its own."""
+        """Return a run that shares the rows and has its own choice of usable packs."""
         run = Run(self.packs, self.keys, self.entries)
         run._usable = self._usable.copy()
         return run
@@ -173,7 +173,7 @@ class Run:
         return [info for info, good in zip(self.packs, self._usable, strict=True) if good]
 
     def places(self, name: bytes) -> list[Place]:
-        """Where a chunk is: more than one place if two writers stored it at once."""
+        """Return where a chunk is stored: several places if two writers stored it at once."""
         key = np.frombuffer(name, dtype=np.uint64, count=1)[0]
         at = int(np.searchsorted(self.keys, key))
         found = []
@@ -190,19 +190,19 @@ class Run:
         return found
 
     def has(self, asked: Names) -> Flags:
-        """Which of the names are in a usable pack."""
+        """Return which of the names are in a usable pack."""
         at = positions(self.keys, self.entries["name"], asked)
         there = at >= 0
         there[there] = self._usable[self.entries["pack"][at[there]]]
         if not self._usable.all():
-            # The first place may be in a pack that is not usable, and another one not.
+            # The first place may be in an unusable pack and a later one in a usable pack.
             for number in np.flatnonzero((at >= 0) & ~there):
                 there[number] = bool(self.places(asked[number].tobytes()))
         return there
 
 
 class Index:
-    """All packs that count."""
+    """The index of a store's chunks: several runs."""
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
         self.runs = list(runs)
@@ -211,20 +211,20 @@ class Index:
         return sum(len(run) for run in self.runs)
 
     def add(self, info: PackInfo, rows: Rows) -> None:
-        """Take in a new pack."""
+        """Add a new pack."""
         self.runs.append(Run.of([(info, rows)]))
-        # Each run in memory at least twice the next: a name is searched in few, and merged seldom.
-        # Large ones stay as they are: both are in memory twice while they are merged.
+        # Each run is kept at least twice as long as the next, so there are few runs to search and
+        # few merges. Large runs are not merged, as that takes twice their memory.
         while len(self.runs) > 1 and len(self.runs[-2]) < min(_LARGE, 2 * len(self.runs[-1])):
             last = self.runs.pop()
             self.runs[-1] = Run.merged([self.runs[-1], last])
 
     def places(self, name: bytes) -> list[Place]:
-        """Where a chunk is."""
+        """Return where a chunk is stored."""
         return [place for run in self.runs for place in run.places(name)]
 
     def has(self, names: Names) -> Flags:
-        """Which of the names are there."""
+        """Return which of the names are in the index."""
         there = np.zeros(len(names), dtype=bool)
         for run in self.runs:
             left = np.flatnonzero(~there)
@@ -232,14 +232,14 @@ class Index:
         return there
 
     def only(self, *, foreign: bool) -> "Index":
-        """The packs that came from other stores, or those that did not."""
+        """Return an index of the foreign packs only, or of the store's own packs only."""
         views = [run.view() for run in self.runs]
         for view in views:
             view.use_only({info.id for info in view.usable if info.foreign is foreign})
         return Index(views)
 
     def packs(self) -> dict[str, PackInfo]:
-        """The packs that are searched, by id."""
+        """Return the packs that are searched, by ID."""
         return {info.id: info for run in self.runs for info in run.usable}
 
 
@@ -250,7 +250,7 @@ def _sorted(names: Names) -> tuple[Keys, Names]:
 
 
 def _gathered(parts: Iterable[Names]) -> Iterator[Names]:
-    """The same names in larger and larger parts, so that many small ones are not sorted often."""
+    """Join names into larger and larger parts, so that many small parts are not sorted each."""
     waiting: list[Names] = []
     size, enough = 0, 1 << 16
     for part in parts:

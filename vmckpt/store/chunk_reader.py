@@ -1,4 +1,4 @@
-"""Reads chunks: those that are expected ahead and in large pieces, in threads."""
+"""Read chunks; chunks expected next are fetched ahead, in large pieces and in threads."""
 
 import threading
 from collections import OrderedDict, deque
@@ -17,15 +17,15 @@ from vmckpt.units import Bytes
 
 CACHE = Bytes(64 << 20)
 _PIECE = 4 << 20
-"""Bytes that are read at once of a pack, if the boxes that are wanted are side by side."""
+"""Bytes read from a pack at once, if the wanted chunks are adjacent."""
 _TAKEN = 64
-"""Chunks that are looked at together for what lies side by side."""
+"""Chunks that are searched together for adjacent ones."""
 _GAP = 64 << 10
-"""Bytes between two boxes that are rather read than skipped."""
+"""Largest gap, in bytes, between two chunks that are read in one piece."""
 
 
 class Reader:
-    """One who reads from a store; a context manager. May be used from several threads."""
+    """Reads chunks from a store; a context manager. Safe to use from several threads."""
 
     def __init__(
         self, backend: Backend, catalog: Catalog, sealing: Sealing, *,
@@ -40,7 +40,7 @@ class Reader:
         self._expected: OrderedDict[bytes, Place] = OrderedDict()
         self._coming: dict[bytes, Future[None]] = {}
         self._ahead: dict[bytes, int] = {}
-        """What was fetched or is being fetched and was not read yet: plain bytes by digest."""
+        """Chunks fetched or being fetched that were not read yet: their plain bytes, by digest."""
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +52,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Fetch nothing more, and give the memory back."""
+        """Stop fetching and free the memory."""
         with self._guard:
             self._expected.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -60,7 +60,10 @@ class Reader:
         self._cached = 0
 
     def read(self, digest: bytes) -> bytes:
-        """A chunk. Raises StoreDamaged if the store has none that is whole, naming what is not."""
+        """Return the content of a chunk.
+
+        Raises StoreDamaged if the store has no intact copy, and StoreError.
+        """
         with self._guard:
             coming = self._coming.get(digest)
         if coming is not None:
@@ -75,7 +78,10 @@ class Reader:
         return self._found(digest) if plain is None else plain
 
     def expect(self, digests: Sequence[bytes]) -> None:
-        """These will be read next, in this order: they may be fetched ahead."""
+        """Announce the chunks that are read next, in this order, so they can be fetched ahead.
+
+        Raises StoreError.
+        """
         with self._guard:
             index = self._looked(fresh=False)
             for digest in digests:
@@ -85,7 +91,7 @@ class Reader:
             self._fetch_ahead()
 
     def read_many(self, digests: Iterable[bytes]) -> Iterator[bytes]:
-        """Chunks in order, fetched ahead."""
+        """Yield the contents of chunks in order, fetching ahead. Raises as `read`."""
         waiting: deque[bytes] = deque()
         for digest in digests:
             waiting.append(digest)
@@ -98,10 +104,10 @@ class Reader:
             yield self.read(digest)
 
     def _fetch_ahead(self) -> None:
-        """Send threads for what is expected next, once there is room for a good part of it."""
+        """Fetch the chunks expected next in threads, once a good part of the cache is free."""
         room = self._most // 2 - sum(self._ahead.values())
         if room < self._most // 8:
-            return  # neighbours are read together: not one after the other, as each finds room
+            return  # waiting for more room lets adjacent chunks be read in one piece
         while self._expected and room > 0:
             taken: list[tuple[bytes, Place]] = []
             while self._expected and room > 0 and len(taken) < _TAKEN:
@@ -118,7 +124,7 @@ class Reader:
                     self._ahead[digest] = place.plain
 
     def _fetch(self, piece: Sequence[tuple[bytes, Place]]) -> None:
-        """In a thread: boxes that lie side by side. What goes wrong, `read` will find again."""
+        """Fetch adjacent chunks in a thread. Ignores errors, as `read` meets them again."""
         left = [digest for digest, _ in piece]
         first, last = piece[0][1], piece[-1][1]
         try:
@@ -147,11 +153,11 @@ class Reader:
             self._ahead.pop(old, None)
 
     def _found(self, digest: bytes) -> bytes:
-        """A chunk that was not fetched ahead, from whichever pack has it whole."""
+        """Read a chunk that was not fetched ahead, from any pack with an intact copy."""
         name = self._sealing.name_of(digest)
         wrong: StoreError | None = None
         for fresh in (False, True):
-            # A collection may have put it into another pack since the index was read.
+            # A garbage collection may have moved it to another pack since the index was read.
             with self._guard:
                 places = self._looked(fresh=fresh).places(name)
             for place in places:
@@ -167,7 +173,7 @@ class Reader:
             raise wrong
         raise StoreDamaged(
             f"{self._backend.where}: chunk {name.hex()[:16]} is in none of its packs",
-            hint="vmckpt snapshot verify tells which snapshots need it",
+            hint="run vmckpt snapshot verify to see which snapshots need it",
         ) from wrong
 
     def _box(self, name: bytes, digest: bytes, place: Place) -> bytes:
@@ -177,9 +183,9 @@ class Reader:
             return self._sealing.unseal(box, digest)
         except StoreDamaged as exc:
             raise StoreDamaged(
-                f"{self._backend.where}: {key}: the box of chunk {name.hex()[:16]} at"
+                f"{self._backend.where}: {key}: chunk {name.hex()[:16]} at offset"
                 f" {place.offset} is damaged",
-                hint="vmckpt snapshot verify tells which snapshots need it",
+                hint="run vmckpt snapshot verify to see which snapshots need it",
             ) from exc
 
     def _looked(self, *, fresh: bool) -> Index:
@@ -189,7 +195,7 @@ class Reader:
 
 
 def _pieces(wanted: Sequence[tuple[bytes, Place]]) -> list[list[tuple[bytes, Place]]]:
-    """What can be read at once, in the order in which it is needed."""
+    """Group chunks into pieces that can be read at once, in the order in which they are needed."""
     order = {digest: number for number, (digest, _) in enumerate(wanted)}
     pieces: list[list[tuple[bytes, Place]]] = []
     size = end = 0

@@ -1,6 +1,7 @@
-"""Places where a campaign of crashes may end the process, as if the power had gone.
+"""Points at which a crash test can kill the process, as a power failure would.
 
-`VMCKPT_FAULT` names one of `POINTS`, or one and how often it is passed before (`pack: put#3`).
+`VMCKPT_FAULT` names one of `POINTS`, optionally with the number of times that the point is passed
+before the process is killed (`pack: put#3`).
 """
 
 import os
@@ -44,13 +45,13 @@ _listener: Callable[[str], None] | None = None
 
 
 def listen(listener: Callable[[str], None] | None) -> None:
-    """Tell somebody in this process of every point that is passed; None: nobody any more."""
+    """Set the function that is called with each point passed; None removes it."""
     global _listener  # noqa: PLW0603  one process, one campaign
     _listener = listener
 
 
 def fault(point: str) -> None:
-    """End the process here, if a campaign asks for it."""
+    """Kill the process if `VMCKPT_FAULT` names this point."""
     if _listener is not None:
         _listener(point)
     asked = os.environ.get("VMCKPT_FAULT")

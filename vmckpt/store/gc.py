@@ -1,11 +1,11 @@
-"""Remove what no snapshot needs any more, beside writers that are at work. See `gc_plan`.
+"""Garbage collection: remove objects that no snapshot needs, while writers are running.
 
-The order in which things are read matters: condemnations, then locks, then manifests, then packs. A
-writer takes its lock, then reads condemnations, then packs. So a writer whose lock is not seen here
-has published what it will, or will know of every condemnation seen here. The locks of dead writers
-are removed before manifests are read: one that wakes later publishes nothing.
+The order of reads matters: pending deletions, then locks, then manifests, then packs. A writer
+takes its lock, then reads pending deletions, then packs. So a writer whose lock is not seen here
+has either published its snapshot or will read every pending deletion seen here. The locks of dead
+writers are removed before manifests are read, so a writer that wakes up later publishes nothing.
 
-Packs of which only a part is needed are rewritten; no key is needed for that.
+Packs that are needed only in part are rewritten, which takes no key. `gc_plan` decides.
 """
 
 import time
@@ -42,9 +42,11 @@ def rewrite(
     backend: Backend, homes: Mapping[str, Names], generation: int, chosen: Sequence[str], *,
     foreign: bool,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Write the new packs; the old ones of which every needed box is safe now.
+    """Copy the needed chunks of the chosen packs to new packs.
 
-    What is foreign stays so. A pack that is damaged stays as it is. Raises StoreError.
+    `homes` are the needed chunks by pack ID, `foreign` whether the chosen packs are foreign.
+    Returns the packs whose needed chunks are all durable in new packs; damaged packs are skipped.
+    Raises StoreError.
     """
     packing = Packing(backend, lambda _info, _rows: None, generation=generation, foreign=foreign)
     done = []
@@ -67,9 +69,9 @@ def rewrite(
 def boxes_of(
     backend: Backend, pack: str, wanted: "set[bytes] | None" = None
 ) -> Iterator[tuple[bytes, memoryview, int]]:
-    """Boxes of a pack with their names and plain lengths, each compared with its hash.
+    """Yield name, box and plain length of a pack's sealed chunks, and check each box's hash.
 
-    Raises NotInStore, StoreDamaged, StoreNewer.
+    `wanted` are the names to yield; None: all. Raises NotInStore, StoreDamaged, StoreNewer.
     """
     key = format_pack.key_of(pack)
     data = backend.get(key)
@@ -81,47 +83,47 @@ def boxes_of(
         box = view[offset : offset + length]
         if format_pack.box_hash(box) != told:
             raise StoreDamaged(
-                f"{backend.where}: {key}: the box of chunk {name.hex()[:16]} at {offset} is damaged"
+                f"{backend.where}: {key}: chunk {name.hex()[:16]} at offset {offset} is damaged"
             )
         yield name, box, plain
 
 
 GRACE = Seconds(86400.0)
 References = Callable[[bytes], Iterable[bytes] | Names]
-"""What a manifest names. Raises StoreDamaged or StoreNewer for what is none."""
+"""Returns the names of the chunks that a manifest needs. Raises StoreDamaged or StoreNewer."""
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a collection did, or would do."""
+    """What a garbage collection did, or would do."""
 
     removed: int
-    """Objects."""
+    """Number of objects."""
     removed_bytes: Bytes
     condemned: int
     condemned_bytes: Bytes
     rewritten: int
-    """Packs that were put into new ones; they are condemned."""
+    """Packs that were rewritten; they are condemned."""
     waiting: tuple[str, ...]
-    """Why earlier condemnations were left for later."""
+    """Why earlier pending deletions have to wait."""
     dead_locks: int
     leftovers: int
     missing: int
-    """Chunks that snapshots name and no pack has: the store is damaged."""
+    """Chunks that snapshots need and no pack has: the store is damaged."""
     unreadable: tuple[str, ...]
-    """Packs that were left alone because they cannot be read."""
+    """Packs that were kept because they cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A store as it was looked at."""
+    """A store as it was read."""
 
     scene: Scene
     use: Use
     listing: Listing
     gone: int
-    """Locks of those that are gone."""
+    """Number of locks of dead processes."""
 
 
 def collect(
@@ -133,10 +135,11 @@ def collect(
     dry_run: bool = False,
     progress: Progress = lambda _: None,
 ) -> Collected:
-    """Carry out earlier condemnations, rewrite sparse packs, condemn what nobody needs.
+    """Delete objects condemned earlier, rewrite sparse packs, and condemn unneeded objects.
 
-    Raises StoreError; and StoreDamaged or StoreNewer if a manifest cannot be read: then nobody
-    knows what it needs, and nothing is removed.
+    `grace` and `life` are explained in `GcTerms`. With `dry_run` nothing is changed. Raises
+    StoreError; also StoreDamaged or StoreNewer if a manifest cannot be read, as it is not known
+    then what it needs. Nothing is removed in that case.
     """
     terms = GcTerms(grace=grace, life=life)
     if dry_run:
@@ -155,12 +158,18 @@ def collect(
 
 
 def live_names(store: Store, references: References) -> NameSet:
-    """What all manifests name. Raises StoreDamaged, StoreNewer, naming the manifest."""
+    """Return the names of all chunks that snapshots need.
+
+    Raises StoreDamaged or StoreNewer, naming the manifest, and StoreError.
+    """
     return NameSet(names for _, names in named_by(store, references))
 
 
 def named_by(store: Store, references: References) -> Iterable[tuple[str, Names]]:
-    """What each manifest names, by snapshot."""
+    """Yield each snapshot's ID with the names of the chunks that it needs.
+
+    Raises StoreDamaged or StoreNewer, naming the manifest, and StoreError.
+    """
     for one in store.manifests():
         try:
             yield one.id, names_of(references(store.manifest(one.id)))
@@ -169,12 +178,16 @@ def named_by(store: Store, references: References) -> Iterable[tuple[str, Names]
         except (StoreDamaged, StoreNewer) as exc:
             raise type(exc)(
                 f"{store.backend.where}: snapshots/{one.id}: {exc.message}",
-                hint=exc.hint or "nothing was removed; vmckpt snapshot verify tells more",
+                hint=exc.hint or "nothing was removed; run vmckpt snapshot verify for details",
             ) from exc
 
 
 def take_lock(backend: Backend, life: Seconds) -> Lock:
-    """The lock of who collects, or repairs. Raises StoreError if somebody else does."""
+    """Take the lock for garbage collection or repair.
+
+    `life` is the age, in seconds, from which another process's lock is considered dead. Raises
+    StoreError if another process holds the lock.
+    """
     lock = Lock(backend, LockPurpose.GC)
     if lock.take():
         return lock
@@ -185,14 +198,17 @@ def take_lock(backend: Backend, life: Seconds) -> Lock:
         for one in locks.list_locks(backend):
             if one.key == locks.GC and one.alive(now, life):
                 raise StoreError(
-                    f"{backend.where}: {one.owner} is collecting already",
-                    hint=f"wait; if it is gone, its lock is void after {life:.0f} s",
+                    f"{backend.where}: {one.owner} is already collecting garbage or repairing",
+                    hint=f"wait; if that process is dead, its lock expires after {life:.0f} s",
                 )
         backend.delete(locks.GC)
     finally:
         probe.release()
     if not lock.take():
-        raise StoreError(f"{backend.where}: somebody else is collecting", hint="try again later")
+        raise StoreError(
+            f"{backend.where}: another process is already collecting garbage or repairing",
+            hint="try again later",
+        )
     return lock
 
 
@@ -200,14 +216,14 @@ def _look(
     store: Store, references: References, terms: GcTerms, now: Seconds, progress: Progress,
     *, bury: bool = False,
 ) -> _Found:  # fmt: skip
-    """`bury`: remove the locks of those that are dead."""
+    """Read a store in the order given above. With `bury` remove the locks of dead processes."""
     judged = condemnations.load(store.backend)
     at_work = list(locks.list_locks(store.backend))
     gone = dead_locks(at_work, now, terms)
     for key in gone if bury else ():
         store.backend.delete(key)
         fault("gc: lock removed")
-    progress("reading what snapshots name")
+    progress("reading manifests")
     live = live_names(store, references)
     there = {one.id for one in store.manifests()}
     loose = [
@@ -216,7 +232,7 @@ def _look(
         for one in store.backend.keys(prefix)
         if one.key.rpartition("/")[2] not in there
     ]
-    progress("reading what packs hold")
+    progress("reading indexes of packs")
     listing = store.catalog.load()
     dead = frozenset(pack for one in judged for pack in one.packs)
     use = use_of(listing.index, dead, live)
@@ -274,9 +290,9 @@ def _carry_out(
 def _remove(backend: Backend, key: str) -> None:
     """Remove an object, unless its snapshot has been published since.
 
-    The key of a pack is random, and whoever writes that pack anew writes another one. What belongs
-    to a snapshot has the snapshot's key: a writer may put it there again at any moment. So its
-    manifest is looked for before and after; `Store.publish` looks in the other order, for its part.
+    The key of a pack is unique: writing the same chunks again makes another pack. Other objects
+    have the key of their snapshot, so a writer may write them again at any moment. Therefore the
+    manifest is looked for before and after the removal; `Store.publish` looks in the other order.
     """
     if key.startswith("packs/"):
         backend.delete(key)

@@ -1,16 +1,15 @@
-"""What a collection removes, condemns, rewrites and leaves alone. Pure.
+"""Decide what a garbage collection removes, condemns, rewrites and keeps. Pure.
 
-A pack goes in two steps. It is *condemned* when no manifest needs it: from then on no new writer
-counts on what is in it. It is removed by a later collection, after the grace time, if every writer
-that is still at work knew of the condemnation when it began, and still no manifest needs it: one
-that was at work before may have named it meanwhile, and then it stays. docs/formats.md says why
-this is enough.
+A pack is removed in two steps. It is *condemned* when no manifest needs it: from then on no new
+writer relies on its chunks. A later collection removes it after the grace time, if every running
+writer knew the condemnation when it started and still no manifest needs the pack. A writer that
+started earlier may have used the pack in a new manifest; then it is kept. docs/formats.md proves
+that this is sufficient.
 
-A chunk that lies in several packs is needed in one of them, its *home*: of those that are not
-condemned the one that was rewritten most often. A foreign pack may hold another box than the one
-that its name tells of (see `pack`), and which of several boxes is the right one cannot be seen. So
-unless a pack of the store's own that is not condemned has the chunk, every different box of it that
-is in foreign packs has a home, too.
+A chunk in several packs is needed in only one of them, its *home*: among the packs that are not
+condemned, the one rewritten most often. A foreign pack may hold a wrong box for a chunk (see
+`pack`), and without a key it is unknown which box is right. So unless one of the store's own packs
+that is not condemned has the chunk, every different box of it in foreign packs has a home, too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from vmckpt.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True)
 class PackUse:
-    """A pack, and what of it is needed."""
+    """A pack, and how much of it is needed."""
 
     id: str
     key: str
@@ -37,7 +36,7 @@ class PackUse:
     """When it was written, by the store's clock."""
     generation: int
     needed: int
-    """Bytes of a pack with nothing but the boxes whose home it is; 0: nobody needs it."""
+    """Size in bytes of a pack with only the boxes whose home it is; 0: the pack is not needed."""
     condemned: bool
     foreign: bool = False
     """See `format.pack`."""
@@ -45,7 +44,7 @@ class PackUse:
 
 @dataclass(frozen=True, slots=True)
 class Loose:
-    """A small object that belongs to a snapshot which is not there."""
+    """A small object whose snapshot does not exist."""
 
     key: str
     at: Seconds
@@ -53,29 +52,29 @@ class Loose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcTerms:
-    """How long to wait, and when a rewrite is worth it."""
+    """How long to wait, and when a rewrite is worthwhile."""
 
     grace: Seconds
-    """How long before what nobody needs is condemned, and again before it is removed."""
+    """Age of an unneeded object before it is condemned, and then again before it is removed."""
     life: Seconds
-    """How long after its last sign of life somebody is taken for dead."""
+    """Age of a lock, since its last refresh, from which its owner is considered dead."""
     sparse: float = 0.5
-    """A pack of which less than this part is needed is rewritten."""
+    """A pack is rewritten if less than this fraction of it is needed."""
     small: Bytes = Bytes(8 << 20)
     few: int = 8
-    """So many packs smaller than `small` are put together."""
+    """Packs smaller than `small` are merged if there are at least this many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A store as a collection finds it. Locks were looked at before manifests."""
+    """A store as a garbage collection finds it. Locks were read before manifests."""
 
     packs: Sequence[PackUse]
     condemned: Sequence[PendingDeletion]
     locks: Sequence[LockSeen]
     loose: Sequence[Loose]
     leftovers: Mapping[str, Seconds]
-    """What puts that never ended have left, and since when."""
+    """Remains of interrupted puts, and when they were written."""
     now: Seconds
 
 
@@ -84,19 +83,23 @@ class GcDecision:
     """What to do, in this order."""
 
     remove: Mapping[str, tuple[str, ...]]
-    """By condemnation: the objects that go. Then it is closed; what it named besides stays."""
+    """Objects to remove, by token of their pending deletion, which is deleted afterwards. Its other
+    objects are kept."""
     waiting: Mapping[str, str]
-    """By condemnation: why it is left for later."""
+    """Why a pending deletion has to wait, by its token."""
     rewrite: tuple[str, ...]
-    """Packs whose needed boxes go into new packs; they are condemned then."""
+    """Packs whose needed chunks are copied to new packs; they are condemned afterwards."""
     condemn: tuple[str, ...]
-    """Objects that nobody needs."""
+    """Objects that are not needed."""
     clear: tuple[str, ...]
-    """Leftovers."""
+    """Remains of interrupted puts."""
 
 
 def dead_locks(found: Sequence[LockSeen], now: Seconds, terms: GcTerms) -> tuple[str, ...]:
-    """Those whose owners are gone; a collection's is taken over by the next one."""
+    """Return the keys of locks whose owners are dead.
+
+    A garbage collection's lock is left out, as the next collection takes it over.
+    """
     return tuple(
         one.key
         for one in found
@@ -105,8 +108,8 @@ def dead_locks(found: Sequence[LockSeen], now: Seconds, terms: GcTerms) -> tuple
 
 
 def decide(scene: Scene, terms: GcTerms) -> GcDecision:
-    """Look at all of it once."""
-    # What is not known to be useless stays: also a pack that cannot be read.
+    """Decide what to do with a store."""
+    # Only objects known to be unneeded are removed, so a pack that cannot be read is kept.
     useless = {pack.key for pack in scene.packs if not pack.needed}
     useless |= {one.key for one in scene.loose}
     alive = [one for one in scene.locks if one.alive(scene.now, terms.life)]
@@ -139,19 +142,20 @@ def decide(scene: Scene, terms: GcTerms) -> GcDecision:
 def _hindered(
     one: PendingDeletion, alive: Sequence[LockSeen], now: Seconds, terms: GcTerms
 ) -> str | None:
-    """Why a condemnation cannot be carried out yet."""
+    """Return why a pending deletion has to wait; None if it can be carried out."""
     if now - one.at < terms.grace:
         return (
-            f"condemned {max(0.0, now - one.at):.0f} s ago; the grace time is {terms.grace:.0f} s"
+            f"marked for deletion {max(0.0, now - one.at):.0f} s ago; the grace time is"
+            f" {terms.grace:.0f} s"
         )
     for lock in alive:
         if lock.work in (LockPurpose.WRITE, None) and one.token not in lock.knows:
-            return f"{lock.owner} was at work before"
+            return f"{lock.owner} was already running when they were marked for deletion"
     return None
 
 
 def _worth_rewriting(scene: Scene, terms: GcTerms) -> tuple[str, ...]:
-    """Packs with much that nobody needs, and small ones if there are many."""
+    """Return packs of which a large part is not needed, and small packs if there are many."""
     usable = [
         pack for pack in scene.packs
         if pack.needed and not pack.condemned and _old(pack.at, scene, terms)
@@ -167,7 +171,7 @@ def _worth_rewriting(scene: Scene, terms: GcTerms) -> tuple[str, ...]:
 
 
 def _old(at: Seconds, scene: Scene, terms: GcTerms) -> bool:
-    """Whether something is old enough: a writer at work may name what is young in a moment."""
+    """Return whether an object is old enough: a running writer may still refer to a newer one."""
     return scene.now - at >= terms.grace
 
 
@@ -179,18 +183,22 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What manifests need of packs."""
+    """Which chunks the manifests need from each pack."""
 
     needed: Mapping[str, int]
-    """Bytes of a pack with only the boxes whose home it is; packs with none are not in it."""
+    """By pack: size in bytes of a pack with only the boxes whose home it is. Packs that are no
+    chunk's home are left out."""
     homes: Mapping[str, Names]
-    """Names by pack whose home it is."""
+    """By pack: the names of the chunks whose home it is."""
     missing: Names
-    """Names that no pack has."""
+    """Names of needed chunks that no pack has."""
 
 
 def use_of(index: Index, condemned: "frozenset[str]", live: NameSet) -> Use:
-    """Give every chunk that is needed its home."""
+    """Assign every needed chunk to its home.
+
+    `condemned` are the IDs of condemned packs, `live` the names of the needed chunks.
+    """
     homes = _Homes(index, condemned, live)
     needed: dict[str, int] = {}
     names: dict[str, list[Names]] = {}
@@ -201,7 +209,7 @@ def use_of(index: Index, condemned: "frozenset[str]", live: NameSet) -> Use:
         for number, these in zip(numbers, np.split(ours, starts[1:]), strict=False):
             pack = run.packs[number].id
             entries = run.entries[these]
-            # With its rows, too: else a pack of tiny boxes would be rewritten for ever.
+            # The size includes index rows; otherwise a pack of tiny boxes would always be sparse.
             size = int(entries["length"].astype(np.int64).sum()) + len(entries) * ROW.itemsize
             needed[pack] = needed.get(pack, HEADER + FOOTER) + size
             names.setdefault(pack, []).append(entries["name"].copy())
@@ -211,7 +219,7 @@ def use_of(index: Index, condemned: "frozenset[str]", live: NameSet) -> Use:
 
 
 class _Homes:
-    """The rank of each chunk's home, and of its other boxes' in foreign packs."""
+    """The ranks of each chunk's home, and of the homes of its other boxes in foreign packs."""
 
     def __init__(self, index: Index, condemned: "frozenset[str]", live: NameSet) -> None:
         packs = index.packs()
@@ -247,7 +255,7 @@ class _Homes:
         return lost
 
     def chosen(self, run: Run) -> Ranks:
-        """The entries of a run that are at home there."""
+        """Return the indexes of a run's entries whose home is their pack."""
         found = []
         for at, rank, entries in self._entries(run, foreign=False):
             found.append(entries[rank == self._own[at]])
@@ -261,16 +269,17 @@ class _Homes:
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     def _differing(self, run: Run, at: Ranks, rank: Ranks, entries: Ranks) -> None:
-        """Note boxes that are not the one that was found first."""
+        """Record boxes that differ from the box in the chunk's home."""
         same = np.asarray(run.entries["hash"][entries] == self._box[at], dtype=bool)
         for one in np.flatnonzero(~same).tolist():
             key = int(at[one]), run.entries["hash"][entries[one]].tobytes()
             self._others[key] = max(self._others.get(key, -1), int(rank[one]))
 
     def _entries(self, run: Run, *, foreign: bool) -> Iterator[tuple[Ranks, Ranks, Ranks]]:
-        """Of the entries in such packs: the chunk's place among all, the pack's rank, the number.
+        """Yield, for entries in own or in foreign packs, the chunk's position in `live`, the pack's
+        rank, and the entry's index in the run.
 
-        Of foreign ones those alone that no own pack settles.
+        Foreign entries are left out if one of the store's own usable packs has the chunk.
         """
         usable = {info.id for info in run.usable if info.foreign is foreign}
         if not usable:

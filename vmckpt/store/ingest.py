@@ -1,5 +1,7 @@
-"""From a guest's regions to chunks and maps: what is zero costs nothing, what did not change since
-the last snapshot is named again, and only the rest is written.
+"""Store a guest's regions as chunks and maps.
+
+Zeros take no chunk, units that did not change since the parent snapshot refer to its chunks, and
+only the rest is written.
 """
 
 import mmap
@@ -36,61 +38,61 @@ from vmckpt.units import Bytes
 Prints = NDArray[np.void]
 Flags = NDArray[np.bool_]
 PRINT = 16
-"""Bytes of a unit's BLAKE3 that are kept to see whether it changed: 2^-64 for a pair to be mistaken
-after 2^32 of them."""
+"""Bytes of a unit's BLAKE3 that are kept to detect changes. With 2^32 units the probability that
+two of them collide is about 2^-64."""
 _WINDOW = 16 << 20
-"""Bytes that are read at once: whole groups of memory as of disks."""
+"""Bytes read at once: a multiple of the group size of memory and of disks."""
 _UNSEEN, _LOST = -1, -2
 _SELDOM = 64
-"""Windows after which mapped files are let go: a GiB."""
+"""Windows after which the pages of mapped files are released: 1 GiB of the guest."""
 
 
 class Sink(Protocol):
-    """Where chunks go: `pack_writer.Writer`."""
+    """Where chunks are stored; implemented by `pack_writer.Writer`."""
 
     def add(self, plain: bytes | memoryview) -> "Future[bytes]":
-        """Store a chunk; its digest, once it is known."""
+        """Store a chunk. Returns a future of its digest."""
 
     def has(self, digest: bytes) -> bool:
-        """Whether the store has a chunk, and will keep it for this writer."""
+        """Return whether the store has a chunk and keeps it for this writer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """What the last snapshot of a region was made of."""
+    """A region in the parent snapshot."""
 
     map: Map
     prints: Prints | None
-    """Of each unit; None: the region itself says what did not change."""
+    """A hash of each unit; None if the region itself reports which units did not change."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Bytes, by what became of them; one for all regions of a snapshot."""
+    """Counts of bytes for all regions of a snapshot together."""
 
     read: int = 0
     zero: int = 0
     same: int = 0
     new: int = 0
-    """Handed to the store, which may know them already."""
+    """Passed to the store, which may already have them."""
 
 
 class Table:
-    """The chunk table of the snapshot that is being made."""
+    """The chunk table of a snapshot that is being made."""
 
     def __init__(self, past: Sequence[bytes] = ()) -> None:
-        """`past`: the last snapshot's chunk table."""
+        """Start an empty table. `past` is the chunk table of the parent snapshot."""
         self.past = past
         self._known = bytearray()
         """Digests by index, as far as they are known."""
         self._coming: deque[Future[bytes] | bytes] = deque()
-        """Those that follow: each takes thirty times the memory of a digest."""
+        """The chunks after those; a future takes thirty times the memory of a digest."""
         self._taken = np.full(len(past), _UNSEEN, dtype=np.int64)
 
     def new(self, chunk: "Future[bytes] | bytes") -> int:
-        """The index of a chunk that was handed to the store, or whose digest is known.
+        """Add a chunk, given as its digest or a future of it. Returns its index.
 
-        Raises what went wrong with storing an earlier one.
+        Raises StoreError if the table is full, and the error of an earlier chunk that failed.
         """
         index = len(self._known) // DIGEST + len(self._coming)
         if index >= MOST_CHUNKS:
@@ -100,7 +102,7 @@ class Table:
         return index
 
     def _settle(self, *, wait: bool) -> None:
-        """Keep digests in place of what tells them, as far as they are known."""
+        """Replace futures by their digests, as far as they are done; with `wait` all of them."""
         while self._coming:
             chunk = self._coming[0]
             if isinstance(chunk, Future):
@@ -111,7 +113,10 @@ class Table:
             self._coming.popleft()
 
     def kept(self, old: int, sink: Sink) -> int | None:
-        """The index of a chunk of the last snapshot; None if the store has lost it."""
+        """Return the new index of a chunk of the parent snapshot; None if the store lost it.
+
+        `old` is its index in the parent's chunk table.
+        """
         if self._taken[old] == _UNSEEN:
             digest = self.past[old]
             self._taken[old] = self.new(digest) if sink.has(digest) else _LOST
@@ -119,13 +124,13 @@ class Table:
         return None if index == _LOST else index
 
     def digests(self) -> Digests:
-        """All chunks by index. Raises what went wrong with storing one."""
+        """Return the digests of all chunks by index. Raises the error of a chunk that failed."""
         self._settle(wait=True)
         return Digests(self._known)
 
 
 class Ingest:
-    """Makes the map of one region after the other."""
+    """Stores the regions of a snapshot, one after the other."""
 
     def __init__(
         self,
@@ -135,7 +140,7 @@ class Ingest:
         stop: threading.Event,
         progress: Callable[[Counts], None] = lambda _: None,
     ) -> None:
-        """`stop`, once set, raises Cancelled between two windows."""
+        """Store to `sink` and `table`. Setting `stop` raises Cancelled before the next window."""
         self.counts = Counts()
         self._sink, self._table = sink, table
         self._stop, self._progress = stop, progress
@@ -144,18 +149,18 @@ class Ingest:
         self, region: Region, past: Past | None, prints: Prints | None = None,
         map_: Map | None = None,
     ) -> Map:  # fmt: skip
-        """Store a region; its map. A `past` of another size is of no use and is left out.
+        """Store a region. Returns its map.
 
-        `prints`: one per unit, all zeros, to be filled in for the next snapshot; None: not needed.
-        `map_`: where it is made, `nothing` of that region. Raises StoreError, Cancelled, and what
-        reading the region raises.
+        `past` is ignored if the region had another size. `prints`, one per unit and all zeros, is
+        filled in for the next snapshot; None: not needed. `map_` is an array for the map, made as
+        by `nothing`. Raises StoreError, Cancelled, and what reading the region raises.
         """
         if map_ is None:
             map_ = nothing(region.kind, region.size)
         return _One(self, region, past, prints, map_).run()
 
     def add(self, plain: bytes | memoryview) -> int:
-        """Hand a chunk to the store; its index."""
+        """Store a chunk. Returns its index in the chunk table."""
         self.counts.new += len(plain)
         return self._table.new(self._sink.add(plain))
 
@@ -164,15 +169,15 @@ class Ingest:
         return self._table.kept(old, self._sink)
 
     def told(self, read: int) -> None:
-        """A window is done."""
+        """Count a window of `read` bytes and report progress. Raises Cancelled."""
         self.counts.read += read
         self._progress(self.counts)
         if self._stop.is_set():
-            raise Cancelled("stopped while the guest's state was stored")
+            raise Cancelled("stopped while storing the guest's state")
 
 
 class _Window:
-    """Groups that are handled together, one row per unit."""
+    """Groups of units that are processed together, one row per unit."""
 
     def __init__(self, region: Region, start: int, what: NDArray[np.uint8]) -> None:
         self.start = start
@@ -182,19 +187,19 @@ class _Window:
         self._region = region
 
     def fetch(self, these: Flags) -> None:
-        """Read units that were not read yet."""
+        """Read those of the units that were not read yet."""
         words = self.rows.shape[1]
         for first, count in _runs(these & ~self.read):
             data = np.frombuffer(self._region.read(self.start + first, count), dtype=np.uint64)
             if count == len(self.rows):
-                self.rows = data.reshape(count, words)  # the common case needs no copy
+                self.rows = data.reshape(count, words)  # no copy in the common case
             else:
                 self.rows[first : first + count] = data.reshape(count, words)
         self.read |= these
 
 
 class _One:
-    """One region on its way into the store."""
+    """One region that is being stored."""
 
     def __init__(
         self, ingest: Ingest, region: Region, past: Past | None, prints: Prints | None, map_: Map
@@ -208,7 +213,7 @@ class _One:
         self._pooled = bytearray()
 
     def _again(self, past: Past, start: int, same: Flags) -> Flags:
-        """Name units again that are as they were; which of them the store has lost."""
+        """Refer unchanged units to the parent's chunks. Returns which units the store lost."""
         part = past.map[start : start + len(same)]
         there = np.flatnonzero(same & (part != ZERO))
         lost = np.zeros(len(same), dtype=bool)
@@ -238,7 +243,7 @@ class _One:
         return self._map
 
     def _let_go(self) -> None:
-        """What is mapped of the line's files need not stay in memory: 40 bytes for each page."""
+        """Release the pages of the chain's mapped files, which take 40 bytes per guest page."""
         mapped: list[Prints | Map | None] = [self._prints, self._map]
         if self._past is not None:
             mapped += [self._past.prints, self._past.map]
@@ -248,7 +253,7 @@ class _One:
                 base.madvise(mmap.MADV_DONTNEED)
 
     def _windows(self, extents: Iterable[Extent]) -> Iterator[_Window]:
-        """Groups in order, with what is known of each unit; those of zeros are left out."""
+        """Yield windows in order with what is known of each unit; windows of zeros are left out."""
         most, end = _WINDOW // self._unit, len(self._map)
         start, what = 0, np.zeros(min(most, end), dtype=np.uint8)
         for extent in extents:
@@ -266,7 +271,7 @@ class _One:
             yield _Window(self._region, start, what)
 
     def _take(self, window: _Window) -> None:
-        """Name units that are known; read and store the others."""
+        """Refer unchanged units to the parent's chunks; read and store the others."""
         start, past = window.start, self._past
         same: Flags = window.what == _CODES[What.SAME]
         lost = same if past is None else self._again(past, start, same)
@@ -286,7 +291,7 @@ class _One:
             self._store(window, slice(group, group + self._group), there, changed)
 
     def _store(self, window: _Window, group: slice, there: Flags, changed: Flags) -> None:
-        """Store what changed of one group: all of the group, on the grid, if it is half of it."""
+        """Store the changed units of a group; the whole group if half of it or more changed."""
         new = np.flatnonzero(changed[group]) + group.start
         if not len(new):
             return
@@ -306,7 +311,7 @@ class _One:
                 self._flush()
 
     def _flush(self) -> None:
-        """Single units that changed become a chunk of their own."""
+        """Store the pooled single units, from different groups, as one chunk."""
         if self._pool:
             index = self._ingest.add(bytes(self._pooled))
             slots = np.arange(len(self._pool), dtype=np.uint32)
@@ -319,7 +324,7 @@ _CODES = {What.ZEROS: 0, What.DATA: 1, What.SAME: 2}
 
 
 def _printed(rows: NDArray[np.uint64], these: Flags) -> Prints:
-    """Prints of some units; the others have none."""
+    """Return the prints of the chosen units; zeros for the others."""
     made = np.zeros(len(rows), dtype=f"V{PRINT}")
     raw, unit = rows.data.cast("B"), rows.shape[1] * 8
     for at in np.flatnonzero(these).tolist():
@@ -328,7 +333,7 @@ def _printed(rows: NDArray[np.uint64], these: Flags) -> Prints:
 
 
 def _gathered(rows: NDArray[np.uint64], there: NDArray[np.intp]) -> bytes:
-    """Units one after the other. A copy: what was read is good until the next read only."""
+    """Join units. The result is a copy, as the rows are only valid until the next read."""
     first, last = int(there[0]), int(there[-1])
     if last - first + 1 == len(there):
         return rows[first : last + 1].tobytes()
@@ -336,11 +341,11 @@ def _gathered(rows: NDArray[np.uint64], there: NDArray[np.intp]) -> bytes:
 
 
 def _runs(mask: Flags) -> list[tuple[int, int]]:
-    """Where a mask is true: first and count of each run."""
+    """Return first and count of each run of true values in a mask."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
     return [(int(a), int(b - a)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def stored(sink: Sink, table: Table, blob: bytes, size: Bytes = Bytes(1 << 20)) -> list[int]:
-    """A blob (device state, firmware) as chunks, by index."""
+    """Store a blob (device state, firmware) as chunks of `size` bytes. Returns their indexes."""
     return [table.new(sink.add(blob[at : at + size])) for at in range(0, len(blob), size)]

@@ -1,7 +1,7 @@
-"""Who is at work in a store: one object each, written anew again and again while its owner lives.
+"""Locks of the processes that use a store: one object each, refreshed while its owner is alive.
 
-A writer's lock tells which condemnations it knows of (see `gc`). How old a lock is, is told by the
-store's clock alone: hosts need not agree on the time.
+A writer's lock lists the pending deletions that the writer knows (see `gc`). The age of a lock is
+measured by the store's clock alone, so hosts need no synchronised clocks.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from vmckpt.units import Seconds
 
 BEAT = Seconds(30.0)
 LIFE = Seconds(900.0)
-"""A lock that was not refreshed for so long is dead."""
+"""A lock that was not refreshed for this long is dead."""
 _OWN_LIFE = Seconds(LIFE / 2)
-"""A writer that could not refresh its lock for so long stops, before others take the lock for dead:
-a collection may have passed over it, even if it is refreshed later."""
+"""A writer that could not refresh its lock for this long stops, before others consider the lock
+dead. It must not refresh the lock later: a garbage collection may have ignored it already."""
 GC = "locks/gc"
 
 
 class LockPurpose(StrEnum):
-    """What a lock is held for."""
+    """The purpose of a lock."""
 
     WRITE = "write"
     DELETE = "delete"
@@ -40,26 +40,26 @@ class LockPurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LockSeen:
-    """A lock as it was found."""
+    """A lock as read from the store."""
 
     key: str
     work: LockPurpose | None
-    """None if it cannot be read."""
+    """None if the lock cannot be read."""
     beaten_at: Seconds
     knows: frozenset[str]
-    """Condemnations its owner knows of."""
+    """Tokens of the pending deletions that its owner knows."""
     about: str
     """The snapshot that is being deleted."""
     owner: str
-    """For messages."""
+    """Description of its owner for messages."""
 
     def alive(self, now: Seconds, life: Seconds) -> bool:
-        """Whether its owner may be at work still."""
+        """Return whether its owner may still be running: refreshed within `life` seconds."""
         return now - self.beaten_at < life
 
 
 class Lock:
-    """One lock of ours, with a thread that keeps it alive."""
+    """A lock of this process, refreshed by a thread from take() to release()."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Lock:
         self._clock, self._beaten = clock, clock()
 
     def take(self) -> bool:
-        """Take it; False if there is one of that name. Raises StoreError."""
-        # A put that was tried again may have met what it had written itself.
+        """Take the lock. Returns False if another process holds it. Raises StoreError."""
+        # A retried put may find the object that its first attempt wrote.
         if not self._backend.put(self.key, self._bytes()) and not self.held():
             return False
         fault("lock: taken")
@@ -89,7 +89,10 @@ class Lock:
         return True
 
     def knows(self, condemnations: Sequence[str]) -> None:
-        """Tell which condemnations this one knows of. Raises StoreError."""
+        """Record the tokens of the pending deletions that this writer knows.
+
+        Raises StoreError, also if the lock has expired.
+        """
         with self._guard:
             self._ours()
             self._knows = tuple(condemnations)
@@ -97,7 +100,7 @@ class Lock:
         fault("lock: knows")
 
     def held(self) -> bool:
-        """Whether nobody took it from us. Raises StoreError if that is not known."""
+        """Return whether the lock in the store is still ours. Raises StoreError if unknown."""
         try:
             raw = self._backend.get(self.key)
         except NotInStore:
@@ -105,7 +108,10 @@ class Lock:
         return self._token == _values(self.key, raw, self._backend.where).get("token")
 
     def now(self) -> Seconds:
-        """What time it is by the store's clock. Raises StoreError."""
+        """Return the time by the store's clock, read by refreshing the lock.
+
+        Raises StoreError, also if the lock has expired.
+        """
         with self._guard:
             self._ours()
             self._write()
@@ -115,20 +121,20 @@ class Lock:
             raise StoreError(f"{self._backend.where}: {self.key} is not listed")
 
     def still_ours(self) -> None:
-        """Raises StoreError if somebody took us for dead."""
+        """Check that the lock has neither expired nor been removed. Raises StoreError."""
         with self._guard:
             self._ours()
 
     def _ours(self) -> None:
         if self._slept or not self.held():
             raise StoreError(
-                f"{self._backend.where}: {self.key} is gone: this process was taken for dead, as"
-                " nothing had been heard of it for long",
-                hint="do it again; nothing was published and nothing lost",
+                f"{self._backend.where}: {self.key} expired: this process did not refresh the lock"
+                " in time",
+                hint="run the command again; nothing was published and nothing was lost",
             )
 
     def release(self) -> None:
-        """Give it back. Raises StoreError."""
+        """Release the lock. Raises StoreError."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -138,7 +144,7 @@ class Lock:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._beat):
-            # What fails is tried again; whoever relies on the lock asks `held`.
+            # A failed refresh is retried; callers that rely on the lock check it themselves.
             with contextlib.suppress(StoreError), self._guard:
                 if self._slept or not self.held():
                     return
@@ -162,7 +168,7 @@ class Lock:
 
 
 def list_locks(backend: Backend) -> Iterator[LockSeen]:
-    """All locks of a store. Raises StoreError."""
+    """Yield all locks of a store. Raises StoreError."""
     for one in list(backend.keys("locks/")):
         try:
             yield parse_lock(one, backend.get(one.key), backend.where)
@@ -171,7 +177,11 @@ def list_locks(backend: Backend) -> Iterator[LockSeen]:
 
 
 def parse_lock(one: Stored, raw: bytes, where: str) -> LockSeen:
-    """A lock as it was found; one that makes no sense knows nothing and holds everybody up."""
+    """Parse a lock.
+
+    A lock that cannot be read counts as a writer that knows no pending deletion, so it delays all
+    deletions while it is alive.
+    """
     try:
         values = _values(one.key, raw, where)
         return LockSeen(
@@ -183,7 +193,7 @@ def parse_lock(one: Stored, raw: bytes, where: str) -> LockSeen:
             owner=f"process {values['pid']} on {values['host']}",
         )
     except (StoreDamaged, ValueError, LookupError, TypeError):
-        return LockSeen(one.key, None, one.modified_at, frozenset(), "", "somebody unknown")
+        return LockSeen(one.key, None, one.modified_at, frozenset(), "", "an unknown process")
 
 
 def _values(key: str, raw: bytes, where: str) -> dict[str, Any]:

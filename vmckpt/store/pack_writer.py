@@ -1,6 +1,6 @@
-"""Write chunks into a store: only those it lacks, sealed in threads, gathered in packs.
+"""Write chunks to a store: only those it lacks, sealed in threads and gathered in packs.
 
-One pack is filled while others are on their way into the store.
+One pack is filled while others are being written to the store.
 """
 
 import os
@@ -30,10 +30,10 @@ from vmckpt.units import Bytes, Seconds
 
 PACK_SIZE = 32 << 20
 _FIRST = 1 << 20
-"""Bytes of a new buffer: to clear a whole pack's takes longer than to write a small snapshot."""
+"""Bytes of a new buffer: clearing a full-size buffer takes longer than writing a small snapshot."""
 _MOST_ROWS = 1 << 16
 _ROW = struct.Struct(f"<{format_pack.NAME}sIII{format_pack.HASH}s")
-# One is filled while two are on their way: one is copied to the system, one waits for the disk.
+# One buffer is filled while two are being written: one is copied to the kernel, one is synced.
 _BUFFERS = 3
 _SENDING = 2
 
@@ -45,33 +45,42 @@ class _Open:
     buffer: bytearray
     end: int
     rows: bytearray = field(default_factory=bytearray)
-    """As in its index: tuples would take five times the memory."""
+    """Encoded as in its index: tuples would take five times the memory."""
 
 
 Done = Callable[[PackInfo, format_pack.Rows], None]
 
 
 class Packing:
-    """May be used from several threads. After an error nothing more is taken."""
+    """Gathers sealed chunks in packs and writes these to a store, in threads.
+
+    Safe to use from several threads. After a failed write every call raises that error.
+    """
 
     def __init__(
         self, backend: Backend, done: Done, *, generation: int = 0, size: int = PACK_SIZE,
         foreign: bool = False,
     ) -> None:  # fmt: skip
-        """`done` is told of each pack that is in the store for good. `foreign`: see format.pack."""
+        """Write to `backend`, and call `done` for each pack that is durable in the store.
+
+        `size` is the size of a pack in bytes. For `generation` and `foreign` see `format.pack`.
+        """
         self._foreign = foreign
         self._backend, self._told, self._generation, self._size = backend, done, generation, size
         self._open: _Open | None = None
         self._guard = threading.Lock()
         self._free: queue.LifoQueue[bytearray | None] = queue.LifoQueue()
-        # The last one that came back is taken first: memory is taken for no more than are needed.
+        # The buffer returned last is reused first, so no more buffers are allocated than needed.
         for _ in range(_BUFFERS):
             self._free.put(None)
         self._pool = ThreadPoolExecutor(_SENDING, "pack")
         self._sent: list[Future[None]] = []
 
     def add(self, name: bytes, box: bytes | memoryview, plain: int) -> None:
-        """Put a box into the next format_pack. Raises StoreError if an earlier pack failed."""
+        """Add a sealed chunk to the open pack. `plain` is its length before sealing.
+
+        Raises StoreError if an earlier pack failed, and BadInput for an invalid chunk.
+        """
         format_pack.checked_box(name, box, plain)
         told = format_pack.box_hash(box)
         with self._guard:
@@ -92,17 +101,17 @@ class Packing:
             pack.end = end
 
     def finish(self) -> None:
-        """Send off what is there; all packs are durable on return. Raises StoreError."""
+        """Write the open pack; all packs are durable on return. Raises StoreError."""
         with self._guard:
             if self._open is not None:
                 self._send()
             self._wait(0)
-            # What follows is a manifest, which for a large guest needs the memory.
+            # The buffers are freed, as the manifest of a large guest needs the memory next.
             for _ in [self._free.get() for _ in range(_BUFFERS)]:
                 self._free.put(None)
 
     def close(self) -> None:
-        """Send nothing more; what is on its way arrives."""
+        """Discard the open pack, and wait for the packs that are being written."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._open, self._free = None, queue.LifoQueue()
 
@@ -125,7 +134,7 @@ class Packing:
             rows = np.frombuffer(pack.rows, dtype=format_pack.ROW)
             tail = format_pack.tail(rows, self._generation, foreign=self._foreign)
             end = pack.end + len(tail)
-            # Longer or not: a slice of a bytearray takes what it is given.
+            # Assigning to a slice extends the bytearray if needed.
             pack.buffer[pack.end : end] = tail
             with memoryview(pack.buffer)[:end] as data:
                 info = PackInfo(blake3(data).hexdigest(), self._generation, end, self._foreign)
@@ -136,26 +145,26 @@ class Packing:
             self._free.put(pack.buffer)
 
     def _wait(self, most: int) -> None:
-        """Look at packs that were sent, until no more than so many are on their way."""
+        """Wait until at most `most` packs are being written. Raises StoreError if one failed."""
         while self._sent and (len(self._sent) > most or self._sent[0].done()):
             self._sent.pop(0).result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What a writer did."""
+    """What a writer added to the store."""
 
     bytes_new: Bytes
-    """Written to the store: sealed, and nothing for what it had."""
+    """Bytes of the sealed chunks that were added, without those that the store already had."""
     chunks_new: int
     chunks_known: int
 
 
 class Writer:
-    """One who adds to a store; a context manager. May be used from several threads.
+    """Adds chunks to a store; a context manager. Safe to use from several threads.
 
-    Nothing it has told to be there goes away before it ends, nor later if a manifest names it that
-    was published by then.
+    Chunks that it reported as present are not removed before it is closed, nor afterwards if a
+    manifest published by then needs them.
     """
 
     def __init__(
@@ -167,7 +176,7 @@ class Writer:
         self._index = Index()
         self._packing = Packing(backend, self._arrived, size=pack_size)
         self._pool = ThreadPoolExecutor(parallel, "seal")
-        # So many chunks wait or are being sealed: enough to keep all threads at work.
+        # At most this many chunks wait or are being sealed: enough to keep all threads busy.
         self._places = 4 * parallel + 4
         self._room = threading.Semaphore(self._places)
         self._under_way: set[bytes] = set()
@@ -180,7 +189,7 @@ class Writer:
         self.lock.take()
         try:
             without = pending_deletion.known_to(self.lock, self._backend)
-            # Nobody has seen what is in foreign packs: see `format.pack`.
+            # Chunks in foreign packs are not verified: see `format.pack`.
             self._index = self._catalog.load(without).index.only(foreign=False)
         except BaseException:
             self._close()
@@ -194,9 +203,10 @@ class Writer:
         self._close()
 
     def add(self, plain: bytes | memoryview) -> "Future[bytes]":
-        """Store a chunk unless it is there; its digest, once it is on its way.
+        """Store a chunk unless the store has it.
 
-        The bytes must stay as they are until then. Raises StoreError if an earlier one failed.
+        Returns a future of its digest. The bytes must not change before the future is done. Raises
+        the error of an earlier chunk that failed.
         """
         self._room.acquire()
         try:
@@ -207,13 +217,13 @@ class Writer:
             raise
 
     def has(self, digest: bytes) -> bool:
-        """Whether the store has a chunk, and will keep it for this writer."""
+        """Return whether the store has a chunk and keeps it for this writer."""
         name = self._sealing.name_of(digest)
         with self._guard:
             return name in self._under_way or bool(self._index.places(name))
 
     def finish(self) -> Written:
-        """Wait until all is durable. Raises StoreError if anything failed."""
+        """Wait until all chunks are durable. Raises the error of a chunk or pack that failed."""
         for _ in range(self._places):
             self._room.acquire()
         self._room.release(self._places)
@@ -226,7 +236,7 @@ class Writer:
         )
 
     def _sealed(self, plain: bytes | memoryview) -> bytes:
-        """In a thread: everything that one chunk needs; its digest."""
+        """Process one chunk in a thread. Returns its digest."""
         sealing = self._sealing
         try:
             digest = sealing.digest_of(plain)
@@ -243,7 +253,7 @@ class Writer:
             self._room.release()
 
     def _count(self, name: bytes) -> bool:
-        """Whether a chunk is there; if not, it is ours to store."""
+        """Return whether a chunk is known; if not, register it as being stored by this call."""
         if name in self._under_way or self._index.places(name):
             self._known += 1
             return True
@@ -261,7 +271,7 @@ class Writer:
             self._bytes_new += len(box)
 
     def _arrived(self, info: PackInfo, rows: format_pack.Rows) -> None:
-        """A pack is in the store."""
+        """Add the chunks of a pack that was written to the index."""
         with self._guard:
             self._index.add(info, rows)
             self._under_way.difference_update(rows["name"].tolist())
@@ -274,6 +284,6 @@ class Writer:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._packing.close()
         self._index = Index()
-        # A lock that stays behind dies of age.
+        # A lock that could not be released expires.
         with suppress(StoreError):
             self.lock.release()

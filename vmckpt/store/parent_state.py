@@ -1,8 +1,9 @@
-"""The line state: what a host keeps of a guest's last snapshot to make the next one small.
+"""The parent state: what a host keeps of a guest's last snapshot to make the next one incremental.
 
-Maps, chunk digests and a print of every page: with the store it opens the last snapshot's chunks,
-which hold no more than the guest that runs there has. It is a help and never needed: if it is lost
-or damaged, the next snapshot is read whole, and is as good.
+It consists of maps, chunk digests and a hash (print) of every page. Together with the store it
+opens the last snapshot's chunks, but those contain nothing that the guest running on the host does
+not have. It is only an optimisation: if it is lost or damaged, the next snapshot reads the whole
+guest.
 """
 
 import fcntl
@@ -27,9 +28,9 @@ from vmckpt.units import Seconds
 VERSION = 1
 _PART = 4 << 20
 _NEW = Seconds(60.0)
-"""Whoever makes a draft has locked it by then."""
+"""Age by which the process that makes a draft has locked it."""
 _DRAFTED = Seconds(86_400.0)
-"""A snapshot takes no day."""
+"""Age from which a draft is abandoned: no snapshot takes a day."""
 _UNUSED = Seconds(100 * 86_400.0)
 
 
@@ -41,11 +42,11 @@ class ParentState:
     chunks: Sequence[bytes]
     regions: Mapping[str, Past]
     extra: Mapping[str, Any]
-    """What captures need: libvirt's checkpoint, the epoch of the last copy of memory, …"""
+    """Data of the capture methods: libvirt's checkpoint, the epoch of the last memory copy, …"""
 
 
 def load(folder: Path) -> ParentState | None:
-    """The line in a folder; None if there is none that is whole."""
+    """Load the parent state from a folder. Returns None if it is missing or damaged."""
     try:
         own, _, told = (folder / "line.json").read_bytes().partition(b"\n")
         head = json.loads(told)
@@ -73,8 +74,10 @@ def load(folder: Path) -> ParentState | None:
 
 
 def amend(folder: Path, extra: Mapping[str, Any]) -> None:
-    """Change what captures need to know of a line; one that is not whole stays as it is. Raises
-    OSError."""
+    """Update the capture methods' data in a parent state. A damaged state is not changed.
+
+    Raises OSError.
+    """
     try:
         own, _, told = (folder / "line.json").read_bytes().partition(b"\n")
         if own.decode() != blake3.blake3(told).hexdigest():
@@ -90,13 +93,16 @@ def amend(folder: Path, extra: Mapping[str, Any]) -> None:
 
 
 def forget(folder: Path) -> None:
-    """The next snapshot begins a new line."""
+    """Delete the parent state, so that the next snapshot starts a new chain."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(folder: Path, *, now: float) -> None:
-    """Remove from a folder of lines what nobody will use: drafts of agents that were killed, and
-    lines of guests that were never seen again."""
+    """Remove stale entries from a folder of parent states.
+
+    These are drafts of killed agents, and states that were not used for `_UNUSED` seconds. `now` is
+    in seconds since 1970.
+    """
     for one in folder.iterdir():
         with suppress(OSError):
             limit = _UNUSED if (one / "line.json").exists() else _DRAFTED
@@ -105,10 +111,13 @@ def sweep(folder: Path, *, now: float) -> None:
 
 
 class Draft:
-    """The line state of a snapshot that is being made. Nothing of it stays if it is not kept."""
+    """The parent state of a snapshot that is being made; a context manager.
+
+    It is discarded at the end unless `keep` was called.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: where the line is kept; it need not be there. Raises OSError."""
+        """Start a draft for `folder`, which need not exist. Raises OSError."""
         self._folder = folder
         self._new, self._lock = drafted(folder)
         self._regions: dict[str, int] = {}
@@ -121,15 +130,17 @@ class Draft:
         os.close(self._lock)
 
     def prints(self, name: str, kind: Kind, size: int) -> Prints:
-        """Where a region's prints are to be written: a file, so that it is no memory of ours."""
+        """Return an array for a region's prints, mapped from a file to save memory."""
         path = self._new / f"{self._number(name)}.prints"
         with path.open("wb") as file:
             file.truncate(units(kind, size) * PRINT)
         return np.memmap(path, dtype=f"V{PRINT}", mode="r+")
 
     def map(self, kind: Kind, size: int) -> Map:
-        """Where a region's map is made: a file without a name, let go of again and again, for that
-        of 64 GiB would be 64 MiB of our memory all the time."""
+        """Return an array for a region's map, mapped from an unnamed file.
+
+        Its pages can be released: the map of a 64 GiB region takes 64 MiB.
+        """
         count = units(kind, size)
         if not count:
             return nothing(kind, size)
@@ -149,9 +160,9 @@ class Draft:
         maps: Mapping[str, Map],
         extra: Mapping[str, Any],
     ) -> None:
-        """Take the place of the line before. Raises OSError.
+        """Replace the previous parent state by this draft. Raises OSError.
 
-        Whoever is killed in the middle leaves a line that is not whole, and so is none.
+        If the process is killed meanwhile, the state is missing or damaged, and is then ignored.
         """
         for name, map_ in maps.items():
             np.save(self._new / f"{self._number(name)}.map.npy", map_, allow_pickle=False)
@@ -181,8 +192,11 @@ def _headed(head: Mapping[str, Any]) -> bytes:
 
 
 def drafted(folder: Path) -> tuple[Path, int]:
-    """A new folder beside that of a line, under a name that no line has, and its lock, which says
-    that somebody is at it; who is killed leaves it to the next. Raises OSError."""
+    """Create a draft folder beside a parent state. Returns it and a descriptor that locks it.
+
+    The folder's name is never that of a parent state. A later draft removes the folder if its lock
+    is free, as its process was killed. Raises OSError.
+    """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     clear(folder.parent)
     new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -192,7 +206,7 @@ def drafted(folder: Path) -> tuple[Path, int]:
 
 
 def clear(lines: Path) -> None:
-    """Remove drafts whose writers were killed."""
+    """Remove drafts of killed processes from a folder of parent states."""
     for one in lines.glob(".*"):
         with suppress(OSError):
             lock = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -209,7 +223,8 @@ def _prints(path: Path) -> Prints:
 
 
 def _sum(path: Path) -> str:
-    # Not mapped: that would count as memory of ours, 256 MiB for the prints of 64 GiB.
+    # The file is not mapped, as its pages would count as memory of this process: 256 MiB for the
+    # prints of 64 GiB.
     told = blake3.blake3()
     with path.open("rb", buffering=0) as file:
         while part := file.read(_PART):

@@ -1,4 +1,7 @@
-"""Condemnations: lists of objects that a collection will remove once nobody can count on them."""
+"""Pending deletions: lists of objects that a later garbage collection removes.
+
+An object on such a list is *condemned*: it is removed when no writer can rely on it any more.
+"""
 
 import secrets
 from collections.abc import Sequence
@@ -14,23 +17,25 @@ from vmckpt.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class PendingDeletion:
-    """One list."""
+    """A list of condemned objects."""
 
     token: str
     keys: tuple[str, ...]
     at: Seconds
-    """By the store's clock."""
+    """When the list was written, by the store's clock."""
 
     @property
     def packs(self) -> tuple[str, ...]:
-        """Ids of the packs among them."""
+        """IDs of the packs among them."""
         found = (format_pack.pack_of(key) for key in self.keys)
         return tuple(pack for pack in found if pack is not None)
 
 
 def load(backend: Backend) -> list[PendingDeletion]:
-    """All condemnations. Raises StoreError, also if one cannot be read: nothing can be counted on
-    then."""
+    """Return all pending deletions.
+
+    Raises StoreError, also if a list cannot be read: no object can be relied on then.
+    """
     found = []
     for one in list(backend.keys("condemned/")):
         try:
@@ -40,13 +45,16 @@ def load(backend: Backend) -> list[PendingDeletion]:
         try:
             keys = tuple(checked(str(key)) for key in values["keys"])
         except (LookupError, TypeError, BadInput) as exc:
-            raise StoreDamaged(f"{backend.where}: {one.key} is not what a store writes") from exc
+            raise StoreDamaged(f"{backend.where}: {one.key} has no valid list of keys") from exc
         found.append(PendingDeletion(one.key.rpartition("/")[2], keys, one.modified_at))
     return found
 
 
 def write(backend: Backend, keys: Sequence[str]) -> str:
-    """Condemn objects; the token by which writers say that they know."""
+    """Write a list of objects to be deleted. Raises StoreError.
+
+    Returns the token that a writer's lock lists once the writer knows the list.
+    """
     token = secrets.token_hex(8)
     key = f"condemned/{token}"
     backend.put(key, manifest.written(key, {"keys": list(keys)}))
@@ -54,9 +62,10 @@ def write(backend: Backend, keys: Sequence[str]) -> str:
 
 
 def known_to(lock: Lock, backend: Backend) -> frozenset[str]:
-    """The packs that whoever writes under a lock must not count on; the lock tells that it knows.
+    """Return the condemned packs, and record in a writer's lock that the writer knows them.
 
-    The order matters: see gc. Raises StoreError.
+    The writer must not rely on these packs. For the order of these steps see `gc`. Raises
+    StoreError.
     """
     judged = load(backend)
     if judged:

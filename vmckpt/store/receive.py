@@ -1,9 +1,9 @@
-"""Takes in boxes that another store, or a file, has: sealed, and mostly nobody here can open them.
+"""Receive sealed chunks from another store or a file, usually without the key to open them.
 
-What is not encrypted is compared with its name. What is goes into foreign packs (see
-`format.pack`): the snapshots it came with can be read from there, but no writer and no other copy
-counts on it, unless the other one has the very same box. So a wrong box under
-a right name harms no snapshots but those that came with it.
+Unencrypted chunks are compared with their names. Encrypted chunks go to foreign packs (see
+`format.pack`). The snapshots that they came with are read from there, but no writer relies on them,
+and another copy relies on them only for the very same box. So a wrong box under a right name harms
+only the snapshots that it came with.
 """
 
 from contextlib import suppress
@@ -26,37 +26,40 @@ from vmckpt.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What a store has, as far as one may count on it who cannot open it."""
+    """The chunks in a store that a receiver without a key may rely on."""
 
     own: Index
     foreign: Index
 
     @classmethod
     def of(cls, index: Index) -> "Present":
-        """From all packs that count."""
+        """Split an index of usable packs into own and foreign packs."""
         return cls(index.only(foreign=False), index.only(foreign=True))
 
     def missing(self, names: Names) -> Names:
-        """Chunks that none of the store's own packs has."""
+        """Return the names of chunks that none of the store's own packs has."""
         return names[~self.own.has(names)]
 
     def same(self, name: bytes, told: bytes) -> bool:
-        """Whether it has a chunk in a box of this hash."""
+        """Return whether a foreign pack has this chunk in a box with this hash."""
         return any(one.hash == told for one in self.foreign.places(name))
 
 
 class Receiver:
-    """One who adds boxes to a store; a context manager, for one thread.
+    """Adds sealed chunks to a store; a context manager, for use by one thread.
 
-    Nothing it has told to be there goes away before it ends, nor later if a manifest names it that
-    was published by then.
+    Chunks that it reported as present are not removed before it is closed, nor afterwards if a
+    manifest published by then needs them.
     """
 
     def __init__(
         self, backend: Backend, catalog: Catalog, *, encrypted: bool, pack_size: int = PACK_SIZE,
         beat: Seconds = BEAT,
     ) -> None:  # fmt: skip
-        """`encrypted`: nobody here can see whether a box is what its name says."""
+        """Set `encrypted` if the chunks cannot be compared with their names.
+
+        `beat` is the interval, in seconds, at which the lock is refreshed.
+        """
         self.lock = Lock(backend, LockPurpose.WRITE, beat=beat)
         self.finished = False
         self.present = Present(Index(), Index())
@@ -82,16 +85,19 @@ class Receiver:
         self._close()
 
     def add(self, name: bytes, box: bytes | memoryview, plain: int) -> None:
-        """Take a box. Raises StoreDamaged, naming the chunk, if it is seen to be a wrong one, and
-        StoreError."""
+        """Add a sealed chunk. `plain` is its length before sealing.
+
+        Raises StoreDamaged, naming the chunk, if an unencrypted chunk does not match its name, and
+        StoreError.
+        """
         if self._plain is not None and len(self._plain.unseal(box, name)) != plain:
-            raise damaged(name, "it is not as long as it is told to be")
+            raise damaged(name, "its length does not match its index row")
         self._packing.add(name, box, plain)
         self._added += 1
         self._bytes_new += len(box)
 
     def finish(self) -> Written:
-        """Wait until all is durable. Raises StoreError if anything failed."""
+        """Wait until all chunks are durable. Raises StoreError if a write failed."""
         self._packing.finish()
         fault("writer: finished")
         self.finished = True
@@ -100,10 +106,10 @@ class Receiver:
     def _close(self) -> None:
         self._packing.close()
         self.present = Present(Index(), Index())
-        # A lock that stays behind dies of age.
+        # A lock that could not be released expires.
         with suppress(StoreError):
             self.lock.release()
 
 
 def _nobody(_info: PackInfo, _rows: pack.Rows) -> None:
-    """Who takes boxes in looks at none of them again."""
+    """Ignore a finished pack: a receiver does not look up its own chunks."""

@@ -1,8 +1,8 @@
-"""A store of snapshots: what it is, who may write into it, and which snapshots it has.
+"""A snapshot store: open and create it, write to it, and list, pin and delete its snapshots.
 
-A snapshot is a manifest, published last and deleted first; what it names lies in packs. To this
-module a manifest is bytes. A store is opened where the inventory says it is, and no other one that
-lies there.
+A snapshot is a manifest, published last and deleted first; packs hold the chunks that it names.
+This module treats a manifest as bytes. `opened` refuses a place that holds another store than the
+one in the inventory.
 """
 
 import re
@@ -35,17 +35,17 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A snapshot that is in the store."""
+    """A snapshot in the store."""
 
     id: str
     size: int
-    """Of the manifest."""
+    """Bytes of the manifest."""
     at: Seconds
     """When it was published, by the store's clock."""
 
 
 class Store:
-    """One store. May be used from several threads."""
+    """A snapshot store. Safe to use from several threads."""
 
     def __init__(self, backend: Backend, id_: str, cache: Path | None) -> None:
         """See `create` and `open`."""
@@ -55,29 +55,33 @@ class Store:
 
     @classmethod
     def create(cls, backend: Backend, *, cache: Path | None = None) -> "Store":
-        """Make a new store. Raises BadInput if there is one already, and StoreError."""
+        """Create a new store.
+
+        Raises BadInput if the place already has a store, and StoreError.
+        """
         made = {
             "version": VERSION,
             "id": secrets.token_hex(16),
             "made": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
         }
         raw = format_manifest.written(_FORMAT, made)
-        # A put that was tried again may have met what it had written itself.
+        # A retried put may find the object that its first attempt wrote.
         if not backend.put(_FORMAT, raw) and backend.get(_FORMAT) != raw:
-            raise BadInput(f"{backend.where} is a store already")
+            raise BadInput(f"{backend.where} is already a store")
         return cls(backend, str(made["id"]), cache)
 
     @classmethod
     def open(cls, backend: Backend, *, cache: Path | None = None) -> "Store":
-        """Open a store. Raises NotInStore if there is none, StoreNewer, and StoreError.
+        """Open a store.
 
-        `cache`: a folder on this host for what the store's packs hold, shared by all stores.
+        `cache` is a folder on this host for the indexes of packs, shared by all stores. Raises
+        NotInStore if there is no store, StoreNewer, and StoreError.
         """
         try:
             raw = backend.get(_FORMAT)
         except NotInStore as exc:
             raise NotInStore(
-                f"{backend.where} is no store", hint="make one with vmckpt snapshot init"
+                f"{backend.where} is not a store", hint="create one with vmckpt snapshot init"
             ) from exc
         told = parse_format(raw, backend.where)
         return cls(backend, str(told["id"]), cache)
@@ -86,25 +90,29 @@ class Store:
         self, sealing: Sealing, *, parallel: int = 2, pack_size: int = PACK_SIZE,
         beat: Seconds = locks.BEAT,
     ) -> Writer:  # fmt: skip
-        """Who adds to the store; use it as a context manager."""
+        """Return a writer that adds chunks to the store; use it as a context manager."""
         return Writer(
             self.backend, self.catalog, sealing, parallel=parallel, pack_size=pack_size, beat=beat
         )
 
     def receiver(self, *, encrypted: bool, pack_size: int = PACK_SIZE) -> Receiver:
-        """Who adds what another store has sealed; use it as a context manager."""
+        """Return a receiver that adds chunks sealed by another store.
+
+        Use it as a context manager.
+        """
         return Receiver(self.backend, self.catalog, encrypted=encrypted, pack_size=pack_size)
 
     def reader(self, sealing: Sealing, *, parallel: int = 2, cache: Bytes = CACHE) -> Reader:
-        """Who reads from the store; use it as a context manager."""
+        """Return a reader of the store's chunks; use it as a context manager."""
         return Reader(self.backend, self.catalog, sealing, parallel=parallel, cache=cache)
 
     def publish(
         self, id_: str, manifest: bytes, wraps: bytes | None, *, writer: Writer | Receiver
     ) -> None:  # fmt: skip
-        """Make a snapshot visible, once its writer has finished and before it is closed.
+        """Make a snapshot visible, after its writer has finished and before it is closed.
 
-        Raises BadInput if there is another one of that id, and StoreError; then nothing is visible.
+        Raises BadInput if a different snapshot has that ID, StoreError, and ValueError if the
+        writer has not finished. In each case the snapshot is not visible.
         """
         key = f"snapshots/{_checked(id_)}"
         if not writer.finished:
@@ -115,12 +123,13 @@ class Store:
             self.put_wraps(id_, wraps)
         fault("publish: wraps")
         if not self.backend.put(key, manifest) and self.backend.get(key) != manifest:
-            raise BadInput(f"{self.backend.where} has another snapshot {id_} already")
+            raise BadInput(f"{self.backend.where} already has a different snapshot {id_}")
         fault("publish: manifest")
-        # A collection may have found the keys without their manifest, and removed them.
+        # A garbage collection may have found the keys without their manifest and removed them.
         if wraps is not None and self.wraps(id_) is None:
             self.put_wraps(id_, wraps)
-        # A collection that found us dead meanwhile may have taken what the manifest names.
+        # A garbage collection that considered this writer dead may have removed chunks that the
+        # manifest names.
         try:
             writer.lock.still_ours()
         except StoreError:
@@ -128,7 +137,10 @@ class Store:
             raise
 
     def manifests(self) -> list[Published]:
-        """All snapshots, in order of their ids. What has no id for a name is of somebody else."""
+        """Return all snapshots in order of their IDs. Raises StoreError.
+
+        Objects whose name is not a snapshot ID were not written by vmckpt and are left out.
+        """
         found = [
             Published(one.key.rpartition("/")[2], one.size, one.modified_at)
             for one in self.backend.keys("snapshots/")
@@ -137,11 +149,14 @@ class Store:
         return sorted(found, key=lambda one: one.id)
 
     def manifest(self, id_: str) -> bytes:
-        """What was published. Raises NotInStore."""
+        """Return the manifest of a snapshot. Raises NotInStore and StoreError."""
         return self.backend.get(f"snapshots/{_checked(id_)}")
 
     def wraps(self, id_: str) -> bytes | None:
-        """The wrapped keys of a snapshot, if it has any. Raises StoreDamaged."""
+        """Return the wrapped keys of a snapshot; None if it has none.
+
+        Raises StoreDamaged and StoreError.
+        """
         key = f"wraps/{_checked(id_)}"
         try:
             return format_manifest.unframed(key, self.backend.get(key), self.backend.where)
@@ -149,16 +164,19 @@ class Store:
             return None
 
     def put_wraps(self, id_: str, wraps: bytes) -> None:
-        """Put wrapped keys in place of those that a snapshot has."""
+        """Replace the wrapped keys of a snapshot. Raises StoreError."""
         key = f"wraps/{_checked(id_)}"
         self.backend.put(key, format_manifest.framed(key, wraps), replace=True)
 
     def pins(self) -> frozenset[str]:
-        """Snapshots that may not be deleted."""
+        """Return the IDs of pinned snapshots, which cannot be deleted. Raises StoreError."""
         return frozenset(one.key.rpartition("/")[2] for one in self.backend.keys("pins/"))
 
     def pin_reason(self, id_: str) -> str | None:
-        """What was said when it was pinned; None: it is not. Raises StoreError."""
+        """Return the reason given when a snapshot was pinned; None if it is not pinned.
+
+        The reason is empty if none was given or if the pin is damaged. Raises StoreError.
+        """
         key = f"pins/{_checked(id_)}"
         try:
             return str(
@@ -172,10 +190,12 @@ class Store:
             return ""
 
     def pin(self, id_: str, why: str = "") -> None:
-        """Keep a snapshot from being deleted. Raises NotInStore, also if it is just being deleted.
+        """Protect a snapshot from deletion.
 
-        A pin is written and then looks for a deletion; a deletion is written and then looks for a
-        pin: one of the two sees the other.
+        Raises NotInStore if there is no such snapshot or it is being deleted, and StoreError.
+
+        `pin` writes a pin and then looks for a deletion; `delete` takes a lock and then looks for a
+        pin. So at least one of the two sees the other.
         """
         key, manifest = f"pins/{_checked(id_)}", f"snapshots/{_checked(id_)}"
         self.backend.put(key, format_manifest.written(key, {"why": why}), replace=True)
@@ -186,14 +206,17 @@ class Store:
             for lock in locks.list_locks(self.backend)
         ) or not any(self.backend.keys(manifest)):
             self.backend.delete(key)
-            raise NotInStore(f"{self.backend.where} has no snapshot {id_}, or not for long")
+            raise NotInStore(f"{self.backend.where} has no snapshot {id_}, or it is being deleted")
 
     def unpin(self, id_: str) -> None:
-        """Let a snapshot be deleted again. No error if it may be already."""
+        """Allow deletion of a snapshot again. Does nothing if it is not pinned.
+
+        Raises StoreError.
+        """
         self.backend.delete(f"pins/{_checked(id_)}")
 
     def delete(self, id_: str) -> None:
-        """Delete a snapshot; what it alone needs is removed by later collections.
+        """Delete a snapshot. Later garbage collections remove the chunks that only it needs.
 
         Raises BadInput if it is pinned, NotInStore, and StoreError.
         """
@@ -205,7 +228,7 @@ class Store:
         try:
             fault("delete: locked")
             if id_ in self.pins():
-                raise BadInput(f"snapshot {id_} is pinned", hint=f"vmckpt snapshot unpin {id_}")
+                raise BadInput(f"snapshot {id_} is pinned", hint=f"run vmckpt snapshot unpin {id_}")
             fault("delete: checked")
             self.backend.delete(manifest)
             fault("delete: manifest")
@@ -217,62 +240,66 @@ class Store:
 
 
 def parse_format(raw: bytes, where: str) -> dict[str, object]:
-    """What a store says of itself. Raises StoreDamaged, StoreNewer."""
+    """Parse a store's `format` object: its version and ID. Raises StoreDamaged, StoreNewer."""
     told = format_manifest.parsed(_FORMAT, raw, where)
     version = told.get("version")
     if not isinstance(version, int) or not re.fullmatch("[0-9a-f]{32}", str(told.get("id"))):
-        raise StoreDamaged(f"{where}: {_FORMAT} is not what a store writes")
+        raise StoreDamaged(f"{where}: {_FORMAT} has no valid version or ID")
     if version > VERSION:
         raise StoreNewer(
-            f"{where} is a store of version {version}; this vmckpt knows {VERSION}",
-            hint="use the vmckpt that made it, or a newer one",
+            f"{where} is a store of version {version}; this vmckpt supports up to {VERSION}",
+            hint="use the vmckpt that created it, or a newer one",
         )
     return told
 
 
 def small_objects(backend: Backend) -> Iterator[Stored]:
-    """Everything but packs and manifests."""
+    """List all objects except packs and manifests. Raises StoreError."""
     for prefix in (_FORMAT, "wraps/", "pins/", "verified/", "locks/", "condemned/"):
         yield from backend.keys(prefix)
 
 
 def bare(error: StoreError, store: Store, key: str) -> str:
-    """What is wrong, without the names that are told anyway."""
+    """Return an error's message without the names of store and object at its beginning."""
     message = error.message.removeprefix(f"{store.backend.where}: ").removeprefix(key)
     return message.removeprefix(": ").removeprefix(" is damaged: ").strip()
 
 
 def is_id(word: str) -> bool:
-    """Whether a snapshot can be called so."""
+    """Return whether a word is a valid snapshot ID."""
     return _ID.fullmatch(word) is not None
 
 
 def _checked(id_: str) -> str:
     if not is_id(id_):
-        raise BadInput(f"{id_[:80]!r} is no snapshot's id")
+        raise BadInput(f"{id_[:80]!r} is not a snapshot ID")
     return id_
 
 
 def opened(place: StorePlace, *, cache: Path | None = None) -> Store:
-    """The store of a place. Raises StoreError, also if it is not the one that is meant: a folder
-    where nothing is mounted may have a store of its own, and nobody would look for it there."""
+    """Open the store at a place of the inventory.
+
+    Raises StoreError, also if the place holds another store: an unmounted mount point may contain
+    a store of its own, and snapshots written there would not be found again. Raises NotInStore if
+    there is no store, and BadInput for an invalid URL.
+    """
     try:
         store = Store.open(backend_of(place.url), cache=cache)
     except NotInStore as exc:
         if place.id is not None:
-            exc.hint = "is it mounted there?"
+            exc.hint = "check that it is mounted there"
         raise
     if place.id not in (None, store.id):
         raise StoreError(
-            f"{store.backend.where} is another store here than {place.name} is for its controller",
-            hint="is it mounted there?",
+            f"{store.backend.where} is not the store that the controller knows as {place.name}",
+            hint="check that it is mounted there",
         )
     return store
 
 
 def identified(place: StorePlace) -> StorePlace:
-    """A place with the id of its store, if that can be seen from here."""
+    """Return a place with the ID of its store; unchanged if the store cannot be opened here."""
     try:
         return replace(place, id=opened(place).id)
     except StoreError:
-        return place  # whoever works there tells what is wrong with it
+        return place  # the agent that uses the store reports what is wrong with it

@@ -1,5 +1,7 @@
-"""What a store's snapshots tell of themselves. A manifest of a large guest has many MiB and never
-changes: what was read and found whole once is kept on the client, by id, size and time.
+"""List the public metadata of a store's snapshots, with a cache on the client.
+
+The manifest of a large guest has many MiB and never changes, so its public part is cached after the
+manifest was verified, by ID, size and time.
 """
 
 import contextlib
@@ -15,12 +17,15 @@ from vmckpt.store.repository import Published, Store
 Told = Public | StoreDamaged | StoreNewer
 _KEY = "publics"
 _FIRST = 64 << 10
-"""What is read of a manifest to see its name: head and public part of nearly all."""
+"""Bytes read from a manifest at first: enough for header and public part of nearly all."""
 
 
 def proved(store: Store, ids: Collection[str] | None = None) -> dict[str, Told]:
-    """By id what each manifest tells, or why it cannot be read: checksum and signature were good,
-    whoever signed it. `ids`: only these. Raises StoreError."""
+    """Return, by ID, each manifest's public part, or the error if the manifest is invalid.
+
+    Checksum and signature are verified, but any writer is accepted. `ids` are the snapshots to
+    read; None: all. Raises StoreError.
+    """
     kept = _load(store)
     found: dict[str, Told] = {}
     rows: dict[str, Any] = {}
@@ -42,8 +47,10 @@ def proved(store: Store, ids: Collection[str] | None = None) -> dict[str, Told]:
 
 
 def names(store: Store) -> dict[str, Public | None]:
-    """By id what each manifest says of itself, read but not proved: good for finding the one that
-    is meant, which is then proved; None: it cannot be read. Raises StoreError."""
+    """Return, by ID, each manifest's public part, unverified; None if it cannot be read.
+
+    This is for finding a snapshot by name, which then has to be verified. Raises StoreError.
+    """
     kept = _load(store)
     found: dict[str, Public | None] = {}
     for one in store.manifests():
@@ -56,7 +63,7 @@ def names(store: Store) -> dict[str, Public | None]:
 
 
 def _read(store: Store, id_: str) -> Told | None:
-    """None: it was deleted meanwhile."""
+    """Read and verify a manifest. Returns None if it was deleted meanwhile."""
     try:
         return manifest.decode(store.manifest(id_), id_, None).public
     except NotInStore:
@@ -77,7 +84,7 @@ def _row(one: Published, public: Public) -> dict[str, Any]:
 
 
 def _known(row: Any, one: Published) -> Public | None:
-    """What is kept of just that manifest."""
+    """Return the cached public part; None if it is missing or of another object."""
     try:
         if row is not None and (row["size"], row["at"]) == (one.size, one.at):
             public = loaded(PUBLIC, row["public"].encode())
@@ -97,7 +104,7 @@ def _load(store: Store) -> Mapping[str, Any]:
 
 
 def _save(store: Store, rows: Mapping[str, Any]) -> None:
-    """A cache that cannot be written costs time and nothing else."""
+    """Write the cache; errors are ignored, as a missing cache only costs time."""
     if store.cache is None:
         return
     temporary = store.cache / f"{_KEY}.{secrets.token_hex(8)}"

@@ -1,4 +1,4 @@
-"""Reads a snapshot's chunks from several stores: the near one, and others for what it has lost."""
+"""Read a snapshot's chunks from one store, and from other stores those that it has lost."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,9 +11,9 @@ from vmckpt.store.repository import Store, opened
 
 
 class TieredReader(Reader):
-    """As a reader of the first store; what that has not whole, the next one is asked for.
+    """Reads from the first store; chunks that it has lost or damaged come from the next stores.
 
-    A chunk is what its digest says, whichever store it comes from.
+    Every chunk is compared with its digest, whichever store it comes from.
     """
 
     def __init__(self, stores: Sequence[Store], sealing: Sealing) -> None:
@@ -30,7 +30,10 @@ class TieredReader(Reader):
             one.close()
 
     def read(self, digest: bytes) -> bytes:
-        """A chunk. Raises StoreError if no store has it whole: what the first one said."""
+        """Return the content of a chunk.
+
+        Raises StoreError, the first store's error, if no store has an intact copy.
+        """
         try:
             return super().read(digest)
         except StoreError:
@@ -44,7 +47,7 @@ class TieredReader(Reader):
             raise
 
     def expect(self, digests: Sequence[bytes]) -> None:
-        """See Reader.expect. A store that does not answer is asked again by `read`."""
+        """See Reader.expect. If the first store fails, the second one fetches ahead."""
         try:
             super().expect(digests)
         except StoreError:
@@ -53,7 +56,7 @@ class TieredReader(Reader):
 
 
 def others(places: Sequence[StorePlace], cache: Path | None) -> Iterator[Store]:
-    """The stores that are asked for what another one has lost, without those that are away."""
+    """Open the stores that replace lost chunks; stores that cannot be opened are left out."""
     for place in places:
         try:
             yield opened(place, cache=cache)
@@ -62,10 +65,10 @@ def others(places: Sequence[StorePlace], cache: Path | None) -> Iterator[Store]:
 
 
 def warnings(reader: TieredReader, store: Store) -> list[str]:
-    """What is to be said of a reading that needed other stores."""
+    """Return a warning if chunks had to be read from other stores."""
     if not reader.borrowed:
         return []
     return [
-        f"{reader.borrowed} chunks came from another store, as {store.backend.where} has lost them;"
-        " vmckpt snapshot verify --repair brings them back"
+        f"{reader.borrowed} chunks were read from another store, as {store.backend.where} has lost"
+        " them; run vmckpt snapshot verify --repair to restore them"
     ]

@@ -1,6 +1,6 @@
-"""Proves a store without any key: every bit of every object, and that nothing is missing.
+"""Verify a store without any key: every bit of every object, and that no chunk is missing.
 
-What is wrong is told by object, with the snapshots that need it.
+Damage is reported by object, with the snapshots that need it.
 """
 
 import itertools
@@ -23,15 +23,15 @@ from vmckpt.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """One thing that is not as it was written."""
+    """A damaged or unreadable object."""
 
     key: str
     """The object."""
     what: str
     snapshots: tuple[str, ...] = ()
-    """Those that cannot be restored because of it."""
+    """Snapshots that cannot be restored because of it."""
     kind: type[StoreError] = StoreDamaged
-    """StoreError: it could not be read, and nobody knows."""
+    """StoreError: the object could not be read, so it is not known whether it is damaged."""
 
     def __str__(self) -> str:
         needed = f"; needed by {', '.join(self.snapshots)}" if self.snapshots else ""
@@ -40,7 +40,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was looked at, and what is wrong."""
+    """The result of a verification: what was read, and what is wrong."""
 
     wrong: tuple[Wrong, ...]
     objects: int
@@ -49,19 +49,19 @@ class Verified:
 
 
 VerifyProgress = Callable[[Bytes, Bytes], None]
-"""Told how many bytes of how many were looked at."""
+"""Called with the number of bytes verified and the total."""
 
 
 def verify(
     store: Store, references: References, *, parallel: int = 2,
     progress: VerifyProgress = lambda _done, _all: None,
 ) -> Verified:  # fmt: skip
-    """Read all of a store. Raises StoreError if it cannot be read at all."""
+    """Read and verify all objects of a store. Raises StoreError if the store cannot be listed."""
     walk = _Walk(store, parallel, progress)
     wrong = list(_small(store, walk))
     walk.packs()
     needed, unread = _manifests(store, references, walk)
-    # A collection beside us may have put chunks into packs that were not there before.
+    # A garbage collection running meanwhile may have moved chunks to new packs.
     while any(walk.lost(names).any() for names in needed.values()) and walk.packs():
         pass
     kind = StoreError if any(one.kind is StoreError for one in walk.damaged) else StoreDamaged
@@ -83,9 +83,11 @@ def verify(
 
 
 def lacking(id_: str, gone: int, of: int, kind: type[StoreError]) -> Wrong:
-    """A snapshot some of whose chunks were found nowhere. `kind`: StoreError if they may be in what
-    could not be read."""
-    where = "in no pack that is whole" if kind is StoreDamaged else "in no pack that could be read"
+    """Return the finding for a snapshot of which `gone` of `of` chunks were not found.
+
+    `kind` is StoreError if they may be in packs that could not be read, else StoreDamaged.
+    """
+    where = "in no intact pack" if kind is StoreDamaged else "in no pack that could be read"
     return Wrong(
         key=f"snapshots/{id_}", snapshots=(id_,), kind=kind,
         what=f"{gone} of its {of} chunks are {where}",
@@ -94,25 +96,25 @@ def lacking(id_: str, gone: int, of: int, kind: type[StoreError]) -> Wrong:
 
 @dataclass(frozen=True, slots=True)
 class _Damaged:
-    """A pack that is not whole, or could not be read."""
+    """A pack that is damaged or could not be read."""
 
     key: str
     what: str
     names: Names
-    """Chunks that are damaged in it, as far as it tells."""
+    """Names of its damaged chunks, as far as they are known."""
     kind: type[StoreError] = StoreDamaged
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one pack gave."""
+    """What was found in one pack."""
 
     good: Names
     damaged: _Damaged | None = None
 
 
 class _Walk:
-    """Goes through the packs, and again through those that came later."""
+    """Reads the packs of a store, and later those that were added meanwhile."""
 
     def __init__(self, store: Store, parallel: int, progress: VerifyProgress) -> None:
         self.damaged: list[_Damaged] = []
@@ -122,7 +124,7 @@ class _Walk:
         self._good = NameSet(())
 
     def packs(self) -> bool:
-        """Look at all packs that were not looked at; whether there was any."""
+        """Verify all packs that were not verified yet. Returns whether there were any."""
         new = [one for one in self._store.backend.keys("packs/") if one.key not in self._seen]
         self._seen.update(one.key for one in new)
         with ThreadPoolExecutor(self._parallel, "verify") as pool:
@@ -131,11 +133,11 @@ class _Walk:
         return bool(new)
 
     def lost(self, names: Names) -> NDArray[np.bool_]:
-        """Which of the names are in no pack that is whole."""
+        """Return which of the names have no intact copy."""
         return self._good.positions(names) < 0
 
     def count(self, one: Stored) -> None:
-        """An object was looked at."""
+        """Count an object as verified."""
         self.objects += 1
         self.bytes += one.size
 
@@ -150,11 +152,11 @@ class _Walk:
                 yield found.good
 
     def _pack(self, one: Stored) -> _Seen | None:
-        """In a thread: one pack; None if it is gone."""
+        """Verify a pack in a thread. Returns None if it is gone."""
         pack = format_pack.pack_of(one.key)
         none = names_of(())
         if pack is None:
-            return _Seen(none, _Damaged(one.key, "its name is not one of a pack", none))
+            return _Seen(none, _Damaged(one.key, "its name is not a pack ID", none))
         try:
             data = self._store.backend.get(one.key)
         except NotInStore:
@@ -169,7 +171,7 @@ class _Walk:
 
 
 def _small(store: Store, walk: _Walk) -> Iterator[Wrong]:
-    """Everything but packs and manifests."""
+    """Verify all objects except packs and manifests."""
     for one in list(small_objects(store.backend)):
         try:
             raw = store.backend.get(one.key)
@@ -192,7 +194,7 @@ def _small(store: Store, walk: _Walk) -> Iterator[Wrong]:
 def _manifests(
     store: Store, references: References, walk: _Walk
 ) -> tuple[dict[str, Names], list[Wrong]]:
-    """What each snapshot needs, and those that cannot tell."""
+    """Return the chunks that each snapshot needs, and the manifests that cannot be read."""
     needed, wrong = {}, []
     for one in store.manifests():
         key = f"snapshots/{one.id}"
@@ -208,11 +210,11 @@ def _manifests(
 
 
 def unread(error: StoreError) -> type[StoreError]:
-    """Whether it is damage, or the store only gave no answer."""
+    """Return StoreDamaged if an error means damage; StoreError if the store did not answer."""
     return StoreDamaged if isinstance(error, StoreDamaged | StoreNewer) else StoreError
 
 
 def _who_needs(one: _Damaged, needed: Mapping[str, Names], walk: _Walk) -> tuple[str, ...]:
-    """Of what is damaged in it there may be another copy, which is whole."""
+    """Return the snapshots that need a damaged chunk of which there is no intact copy."""
     bad = NameSet([one.names[walk.lost(one.names)]])
     return tuple(id_ for id_, names in needed.items() if (bad.positions(names) >= 0).any())

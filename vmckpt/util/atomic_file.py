@@ -1,11 +1,15 @@
-"""Small files for whoever comes after us: there whole, or as they were before."""
+"""Small files that are replaced atomically: after a crash they are complete, old or new."""
 
 import os
 from pathlib import Path
 
 
 def put(path: Path, text: str, *, private: bool = False, for_good: bool = False) -> None:
-    """`private`: for us alone to read; `for_good`: also after a loss of power. Raises OSError."""
+    """Replace a file's content atomically.
+
+    `private`: only the file's owner may read a new file. `for_good`: the content survives a loss of
+    power once this returns. Raises OSError.
+    """
     new = path.with_name(f"{path.name}.new")
     mode = 0o600 if private else 0o666
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -21,7 +25,7 @@ def put(path: Path, text: str, *, private: bool = False, for_good: bool = False)
 
 
 def sync_folder(folder: Path) -> None:
-    """See that the names in a folder outlive a loss of power. Raises OSError."""
+    """Make the names in a folder survive a loss of power. Raises OSError."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)

@@ -1,7 +1,7 @@
-"""YAML files that people write, read strictly: what is wrong is named with line, key, likely word.
+"""Read hand-written YAML files strictly; a problem names the line, the key and a similar word.
 
-The form of a file is a pydantic model that forbids unknown keys. A union's tag in it is written in
-round brackets ("(word)"), so that it is not taken for a key in messages.
+The form of a file is a pydantic model that forbids unknown keys. The tags of a union in it are in
+round brackets ("(word)"), so that messages do not show them as keys.
 """
 
 import difflib
@@ -26,52 +26,52 @@ M = TypeVar("M", bound=BaseModel)
 Key = str | int
 
 _MOST_BYTES = 1 << 20
-# A pipe whose other end never writes would else be waited for without an end.
+# A pipe whose other end never writes would block reading for ever.
 _PIPE_LIMIT = 5.0
-# More of them are counted and not looked at one by one: for each the whole file may be searched.
+# Further problems are only counted, since each may need a search through the whole file.
 _MOST_PROBLEMS = 100
 _LONGEST_NUMBER = 40
 _LONGEST_LINE = 500
 _MOST_WORDS = 30
-# Some thousand hosts; to read so many takes seconds.
+# Enough for thousands of hosts; reading this number of nodes takes seconds.
 _MOST_NODES = 100_000
 _DEEPEST = 50
-"""Levels; no file of ours has ten."""
-# What no terminal, journal or libvirt takes well, and what is no character at all.
+"""Levels of nesting; no valid file has ten."""
+# Control characters disturb terminals, the journal and libvirt; surrogates are not characters.
 _UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 _WORDS = {
-    "model_type": "must be keys with values",
-    "dict_type": "must be keys with values",
+    "model_type": "must be a mapping, like {a: b}",
+    "dict_type": "must be a mapping, like {a: b}",
     "list_type": "must be a list, like [a, b]",
     "string_type": "must be text; put it in quotes",
     "too_short": "must not be empty",
 }
-"""Plainer words for some of pydantic's error types."""
+"""Plainer messages for some of pydantic's error types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a file."""
+    """A problem in a file."""
 
     line: int
-    """From 1; 0 if it is not known."""
+    """Counted from 1; 0 if unknown."""
     text: str
 
     def at(self, path: Path) -> str:
-        """As one line for people: "hosts.yaml:7: hosts.beta.uri is missing"."""
+        """Return one line for display: "hosts.yaml:7: hosts.beta.uri is missing"."""
         text = shortened(" ".join(self.text.split()))  # a key may hold a line break
         return f"{path}:{self.line}: {text}" if self.line else f"{path}: {text}"
 
 
 class Lines:
-    """Where the keys of a file stand."""
+    """The line numbers of a file's keys."""
 
     def __init__(self, tree: yaml.Node | None) -> None:
         self._tree = tree
 
     def of(self, *keys: Key) -> int:
-        """The line (from 1) of the deepest key that exists on that way."""
+        """Return the line (from 1) of the deepest existing key on a path of keys."""
         line, node = 1, self._tree
         for key in keys:
             if isinstance(node, yaml.MappingNode):
@@ -85,38 +85,42 @@ class Lines:
         return line
 
     def all(self) -> Mapping[str, int]:
-        """Every key and list entry, like "limits.time" and "rules.0", with its line."""
+        """Return the line of every key and list entry, such as "limits.time" and "rules.0"."""
         found = {} if self._tree is None else dict(_walk("", self._tree))
         return MappingProxyType(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[M]):
-    """What came of reading a file."""
+    """The result of reading a file."""
 
     value: M | None
-    """None: there are problems."""
+    """None if there are problems."""
     lines: Lines
     problems: tuple[Problem, ...]
-    """By line; missing keys last."""
+    """Sorted by line; missing keys come last."""
 
 
 def read(path: Path, error: type[BadInput], what: str, *, most: int = _MOST_BYTES) -> str:
-    """The text of a file; `error` in one line if there is none. `what`: "inventory", "policy"."""
+    """Read the text of a file.
+
+    `what`: the kind of file for messages, such as "policy". `most`: maximum size, in bytes. Raises
+    `error` if the file cannot be read, is too large or is not UTF-8.
+    """
     try:
         raw = _bytes(path, most + 1)
         if len(raw) > most:
-            raise error(f"{path}: larger than {most >> 20} MiB; that is no {what}")
+            raise error(f"{path}: larger than {most >> 20} MiB; this is not a valid {what}")
         return raw.decode("utf-8")
     except (OSError, ValueError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "no name that a file can have"
+        reason = exc.strerror if isinstance(exc, OSError) else "not a valid file name"
         if isinstance(exc, UnicodeDecodeError):
             reason = "not UTF-8"
         raise error(f"{path}: {reason}") from exc
 
 
 def _bytes(path: Path, most: int) -> bytes:
-    """The beginning of a file, or of what a pipe brings in time. Raises OSError."""
+    """Read up to `most` bytes of a file or, within a time limit, of a pipe. Raises OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(number, "rb", buffering=0) as file:  # noqa: PTH123 - Path has no such flags
         waits = not stat.S_ISREG(os.fstat(number).st_mode)
@@ -127,7 +131,7 @@ def _bytes(path: Path, most: int) -> bytes:
         while len(found) < most:
             left = max(0.0, until - time.monotonic())
             if waits and (left == 0 or not poll.poll(left * 1000)):
-                raise TimeoutError(0, f"brought no end of a file in {_PIPE_LIMIT:g} s")
+                raise TimeoutError(0, f"no end of file within {_PIPE_LIMIT:g} s")
             more = file.read(min(most - len(found), 1 << 16))
             if not more:
                 break
@@ -136,9 +140,9 @@ def _bytes(path: Path, most: int) -> bytes:
 
 
 def examine(text: str, form: type[M], *, empty_values: bool = True) -> Reading[M]:
-    """Read a text of that form; what is wrong comes back as problems.
+    """Read a YAML text into a form. Returns the value, or all problems.
 
-    Without `empty_values`, a key that has none ("stalled_for:") is a problem and no way to write
+    Without `empty_values`, a key that has no value ("stalled_for:") is a problem, and does not mean
     the default.
     """
     tree: yaml.Node | None = None
@@ -159,38 +163,38 @@ def examine(text: str, form: type[M], *, empty_values: bool = True) -> Reading[M
         errors = exc.errors(include_url=False)
         found = [_problem(one, lines, form) for one in errors[:_MOST_PROBLEMS]]
         more = len(errors) - len(found)
-        rest = [Problem(0, f"wrong in {more} places more")] if more else []
+        rest = [Problem(0, f"{more} more problems")] if more else []
         return Reading(None, lines, (*sorted(found, key=_order), *rest))
     return Reading(None, Lines(tree), (problem,))
 
 
 def first(problems: tuple[Problem, ...], path: Path) -> str:
-    """The first problem in one line, and how many more there are."""
+    """Return the first problem in one line, with the number of others."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return problems[0].at(path) + more
 
 
 def likely(word: str, words: Collection[str]) -> str:
-    """The end of a complaint about an unknown word: the known one that was meant, or all."""
+    """Return the end of a message on an unknown word: a similar known word, or all known words."""
     close = difflib.get_close_matches(word, list(words), n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
     known = sorted(words)
     more = f" and {len(known) - _MOST_WORDS} more" if len(known) > _MOST_WORDS else ""
-    return f"; known are {', '.join(known[:_MOST_WORDS])}{more}"
+    return f"; known: {', '.join(known[:_MOST_WORDS])}{more}"
 
 
 def shortened(text: str, most: int = _LONGEST_LINE) -> str:
-    """A text that is no longer than that, with "..." in place of its end."""
+    """Return a text of at most `most` characters; "..." replaces the end of a longer one."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 class _Loader(yaml.SafeLoader):
-    """Without what a settings file does not need: aliases, tags, merged and doubled keys, dates."""
+    """Refuses what no settings file needs: aliases, tags, merged and repeated keys, dates."""
 
     _nodes = _depth = 0
 
-    # A date would become an object that no key takes, and a wrong one an error without a line.
+    # A date would become an object that no key accepts, and an invalid date an error with no line.
     yaml_implicit_resolvers = {  # noqa: RUF012 – as the base class has it
         start: [(tag, form) for tag, form in resolvers if not tag.endswith(":timestamp")]
         for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -198,7 +202,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
-        # A few lines of aliases can fill the memory.
+        # A few lines of nested aliases can exhaust the memory.
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise _refusal("aliases (&, *) are refused", event.start_mark)
         if getattr(event, "tag", None) is not None:
@@ -216,13 +220,13 @@ class _Loader(yaml.SafeLoader):
                 text = f"control characters ({found[0]!a}) are refused"
                 raise _refusal(text, node.start_mark)
             if node.tag.endswith((":int", ":float")) and len(node.value) > _LONGEST_NUMBER:
-                raise _refusal("a number that long is refused", node.start_mark)
+                raise _refusal("a number of this length is refused", node.start_mark)
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, OverflowError):  # 0b_ looks like a number to YAML
+        except (ValueError, OverflowError):  # YAML takes 0b_ for a number
             text = f"{node.value!r} is not understood; if it is text, put it in quotes"
             raise _refusal(text, node.start_mark) from None
 
@@ -251,13 +255,13 @@ def _yaml_problem(exc: yaml.YAMLError, text: str) -> Problem:
         return Problem(before.count("\n") + 1, f"control characters ({character}) are refused")
     mark = getattr(exc, "problem_mark", None)
     told = getattr(exc, "problem", None) or str(exc).splitlines()[0]
-    if "tag handle" in told:  # with what may be half of a password
+    if "tag handle" in told:  # the message quotes the tag, which may be part of a password
         told = "tags (!) are refused"
     return Problem(mark.line + 1 if mark else 0, told)
 
 
 def _order(problem: Problem) -> tuple[bool, int]:
-    """By line, but what is missing last: a misspelt key is the reason more often than not."""
+    """Sort by line, but missing keys last, since a misspelt key is often the reason."""
     return problem.text.endswith(" is missing"), problem.line
 
 
@@ -277,14 +281,14 @@ def _walk(way: str, node: yaml.Node) -> Iterator[tuple[str, int]]:
 
 
 def _empty(tree: yaml.Node | None) -> Iterator[Problem]:
-    """A problem for each key without a value."""
+    """Yield a problem for each key without a value."""
     waiting: list[yaml.Node] = [] if tree is None else [tree]
     while waiting:
         here = waiting.pop()
         if isinstance(here, yaml.MappingNode):
             for key, value in here.value:
                 if value.tag.endswith(":null"):
-                    text = f"{key.value} has no value; write one, or take the key out"
+                    text = f"{key.value} has no value; write one, or remove the key"
                     yield Problem(key.start_mark.line + 1, text)
                 waiting.append(value)
         elif isinstance(here, yaml.SequenceNode):
@@ -292,11 +296,11 @@ def _empty(tree: yaml.Node | None) -> Iterator[Problem]:
 
 
 _MAY_BE_SECRET = ("lease", "webhooks", "stores")
-"""Below these keys there are URLs."""
+"""Values below these keys are not shown, as they may contain URLs with secrets."""
 
 
 def _problem(error: Any, lines: Lines, form: type[BaseModel]) -> Problem:
-    """One of pydantic's errors in our words."""
+    """Translate one of pydantic's errors into a problem."""
     keys: list[Key] = [part for part in error["loc"] if not str(part).startswith(("[", "("))]
     line = lines.of(*keys)
     where = ".".join(str(key) for key in keys) or "the file"
@@ -316,7 +320,7 @@ def _problem(error: Any, lines: Lines, form: type[BaseModel]) -> Problem:
 
 
 def _known(form: type[BaseModel], keys: list[Key]) -> set[str]:
-    """The keys that are allowed below `keys`."""
+    """Return the keys that are allowed below `keys`."""
     schema = _schema(form)
     here = _alternatives(schema, schema)
     for key in keys:
@@ -335,7 +339,7 @@ def _schema(form: type[BaseModel]) -> dict[str, Any]:
 
 
 def _alternatives(schema: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:
-    """A node of a JSON schema with references and unions resolved."""
+    """Return a node of a JSON schema and its alternatives, with references resolved."""
     if "$ref" in node:
         return _alternatives(schema, schema["$defs"][node["$ref"].rsplit("/", 1)[-1]])
     below = [*node.get("anyOf", ()), *node.get("oneOf", ())]

@@ -1,8 +1,8 @@
-"""Directories on a host that no other user can have made or can change.
+"""Directories on a host that no other user can have created or can change.
 
-Small files are in /run/vmckpt, which only root can make. Copies of a guest's memory need more room
-than /run has and are in a directory on /dev/shm, where everybody may make directories: its name is
-random, and a link in /run/vmckpt says which one it is.
+Small files are in /run/vmckpt, which only root can create. Copies of a guest's memory need more
+space than /run has. They are in a directory on /dev/shm, where all users may create directories;
+its name is random, and a link in /run/vmckpt points to it.
 """
 
 import fcntl
@@ -21,10 +21,10 @@ _MEMORY = "memory"
 
 
 def run_dir(*names: str) -> Path:
-    """Make /run/vmckpt/NAME/... if it is missing, and verify it.
+    """Create /run/vmckpt/NAME/... if it is missing, and verify it.
 
-    Others may traverse it, since QEMU must reach its sockets there; nobody else may list or change
-    it. Raises RemoteError if it is not ours alone, OSError.
+    Other users may traverse it, since QEMU must reach its sockets there, but may not list or change
+    it. Raises RemoteError if another user can change it, OSError.
     """
     path = RUN
     for name in ("", *names):
@@ -36,15 +36,16 @@ def run_dir(*names: str) -> Path:
 
 
 def require_own_directory() -> None:
-    """Raises RemoteError, before anything is begun, if another user made /run/vmckpt."""
+    """Check /run/vmckpt before anything is begun. Raises RemoteError if another user created it."""
     if RUN.is_symlink() or RUN.exists():
         verify(RUN)
 
 
 def check_state(path: Path) -> None:
-    """Raises RemoteError if another user can change, or make, an agent's directory on a disk.
+    """Check an agent's directory on a disk, which may not exist yet.
 
-    Links that root made may lead there. Raises OSError.
+    Links that root created may lead there. Raises RemoteError if another user can create or change
+    the directory, OSError.
     """
     while not os.path.lexists(path):
         path = path.parent
@@ -55,7 +56,10 @@ def check_state(path: Path) -> None:
 
 
 def memory_dir(*names: str) -> Path:
-    """The same for copies of guest memory, on tmpfs and for us alone."""
+    """Create and verify a directory for copies of guest memory, on tmpfs with mode 0700.
+
+    Raises RemoteError if another user can change it, OSError.
+    """
     path = _memory_root()
     for name in names:
         verify(path)
@@ -83,7 +87,7 @@ def _memory_root() -> Path:
 
 
 def verify(path: Path) -> None:
-    """Raises RemoteError if others may change what is at that path, OSError."""
+    """Check a directory and its parents. Raises RemoteError if others may change them, OSError."""
     for one in (path, *path.parents):
         seen = one.lstat()
         if not stat.S_ISDIR(seen.st_mode):
@@ -94,6 +98,6 @@ def verify(path: Path) -> None:
 
 def _refused(path: Path, why: str) -> RemoteError:
     return RemoteError(
-        f"{os.uname().nodename}: {path} {why}, so nothing that is run as root may be kept there",
-        hint=f"find out who made it (ls -ld {path}), and remove it",
+        f"{os.uname().nodename}: {path} {why}, so it is not safe for files that root uses",
+        hint=f"check which user created it (ls -ld {path}), and remove it",
     )

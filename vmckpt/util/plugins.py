@@ -1,4 +1,4 @@
-"""What other packages add to vmckpt: entry points, by group and name.
+"""Extensions of vmckpt by other packages: entry points, by group and name.
 
 vmckpt.commands      a `cli.commands.Place`, by the command's name
 vmckpt.inventories   a function that returns a hosts.yaml if nothing else names one, or None
@@ -11,6 +11,6 @@ from typing import Any
 
 
 def added(group: str) -> Iterator[tuple[str, Any]]:
-    """Each entry point of a group: its name, and what it names, which is loaded."""
+    """Load each entry point of a group, and yield its name and the loaded object."""
     for one in entry_points(group=group):
         yield one.name, one.load()

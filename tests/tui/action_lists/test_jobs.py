@@ -26,9 +26,9 @@ def in_phase(phase: str) -> JobView:
     ("job", "why"),
     [
         (None, "no job is selected"),
-        (ENDED, "it has ended"),
-        (PROTECT, "a protect job takes no orders"),
-        (in_phase("post-copy"), "in post-copy nobody can go back"),
+        (ENDED, "the job has ended"),
+        (PROTECT, "a protect job accepts no requests"),
+        (in_phase("post-copy"), "post-copy cannot be cancelled"),
         (MOVE, None),
         (DRAIN, None),
     ],
@@ -41,18 +41,18 @@ def test_only_what_is_under_way_and_can_go_back_is_cancelled(
 
 def test_a_whole_host_has_neither_bandwidth_nor_post_copy() -> None:
     for name in ("bandwidth", "downtime", "postcopy"):
-        assert actions.why_not(BY_NAME[name], of(DRAIN)) == "it is about a whole host"
+        assert actions.why_not(BY_NAME[name], of(DRAIN)) == "the job is for a whole host"
         assert actions.why_not(BY_NAME[name], of(MOVE)) is None
 
 
 def test_in_post_copy_the_bandwidth_can_be_set_and_the_downtime_cannot() -> None:
     late = of(in_phase("post-copy"))
     assert actions.why_not(BY_NAME["bandwidth"], late) is None
-    assert actions.why_not(BY_NAME["downtime"], late) == "it is in post-copy already"
+    assert actions.why_not(BY_NAME["downtime"], late) == "it is already in post-copy"
 
 
 def test_only_what_is_broken_or_a_whole_host_is_resumed() -> None:
-    assert actions.why_not(BY_NAME["resume"], of(MOVE)) == "nothing is broken or paused"
+    assert actions.why_not(BY_NAME["resume"], of(MOVE)) == "the job is neither broken nor paused"
     assert actions.why_not(BY_NAME["resume"], of(BROKEN)) is None
     assert actions.why_not(BY_NAME["resume"], of(DRAIN)) is None
 
@@ -60,7 +60,7 @@ def test_only_what_is_broken_or_a_whole_host_is_resumed() -> None:
 def test_the_cost_is_told_in_numbers_or_as_unknown() -> None:
     known, unknown = of(MOVE, done=0.72, remaining=3 * GIB), of(MOVE)
     cancel, switch = BY_NAME["cancel"].costs, BY_NAME["postcopy"].costs
-    assert cancel(known, {}) == "72% of it is done and would be thrown away; busy stays where it is"
-    assert (cancel(unknown, {}) or "").startswith("an unknown share of it is done")
-    assert (switch(known, {}) or "").startswith("3.0 GiB would be fetched over the network")
-    assert (cancel(of(DRAIN, done=0.5), {}) or "").startswith("50% is done; nothing new begins")
+    assert cancel(known, {}) == "72% is done and will be discarded; busy stays on the source"
+    assert (cancel(unknown, {}) or "").startswith("an unknown share is done")
+    assert (switch(known, {}) or "").startswith("3.0 GiB will be fetched over the network")
+    assert (cancel(of(DRAIN, done=0.5), {}) or "").startswith("50% is done; running migrations")

@@ -31,9 +31,9 @@ def test_who_is_not_ready_can_fail_over_and_is_not_switched_to() -> None:
 def test_one_test_at_a_time_and_only_one_that_runs_is_ended() -> None:
     tried = entry()
     tried["says"]["beta"]["test"] = {"runs": True}
-    assert actions.why_not(BY_NAME["test"], of(tried)) == "a test runs"
+    assert actions.why_not(BY_NAME["test"], of(tried)) == "a test is running"
     assert actions.why_not(BY_NAME["end-test"], of(tried)) is None
-    assert actions.why_not(BY_NAME["end-test"], of(entry())) == "no test runs"
+    assert actions.why_not(BY_NAME["end-test"], of(entry())) == "no test is running"
 
 
 def test_how_its_host_is_known_to_be_dead_is_an_option_of_the_failover() -> None:
@@ -45,9 +45,9 @@ def test_how_its_host_is_known_to_be_dead_is_an_option_of_the_failover() -> None
 
 def test_a_failover_tells_how_much_is_lost_and_a_switch_that_nothing_is() -> None:
     lost = BY_NAME["failover"].costs(of(entry()), {}) or ""
-    assert lost.startswith("safe goes on at beta from its last epoch: 110 ms of what it did")
+    assert lost.startswith("safe will resume on beta from its last epoch: the last 110 ms of its")
     unknown = BY_NAME["failover"].costs(of(entry(rpo_s=None)), {}) or ""
-    assert "an unknown time of what it did on alpha is lost" in unknown
-    assert "stands still for about 12 ms; nothing is lost" in (
+    assert "an unknown amount of its work on alpha is lost" in unknown
+    assert "will be paused for about 12 ms; nothing is lost" in (
         BY_NAME["switch"].costs(of(entry()), {}) or ""
     )

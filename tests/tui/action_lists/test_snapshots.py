@@ -33,12 +33,14 @@ def test_to_prune_begins_with_the_schedule_of_the_one_under_the_cursor() -> None
 @pytest.mark.parametrize("name", ["delete", "verify", "diff", "prune", "gc"])
 def test_snapshots_of_two_stores_are_not_one_order(name: str) -> None:
     near, far = snapshot("s-a", 1, "a"), dataclasses.replace(snapshot("s-b", 1, "b"), store="far")
-    assert actions.why_not(BY_NAME[name], of(near, far)) == "they are in several stores: far, main"
+    assert (
+        actions.why_not(BY_NAME[name], of(near, far)) == "select snapshots of one store: far, main"
+    )
 
 
 def test_to_restore_a_group_names_all_that_is_lost() -> None:
     one, two = (snapshot(f"s-{n}", n, "cut", group="g-1") for n in (1, 2))
     told = BY_NAME["restore"].costs(of(one, every=(two,)), {"group": "yes"})
     assert told is not None
-    assert "web1, web2 are ended" in told
+    assert "web1, web2 are stopped" in told
     assert "40 GiB" in told

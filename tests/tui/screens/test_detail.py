@@ -23,7 +23,7 @@ async def test_a_migration_is_watched() -> None:
         assert "— remaining" in text
         await pilot.press("c")
         await pilot.pause()
-        assert "72% of it is done and would be thrown away" in seen(app)
+        assert "72% is done and will be discarded" in seen(app)
         await pilot.press("escape", "escape")
         await pilot.pause()
         assert app.screen is app.screen_stack[0]
@@ -38,7 +38,7 @@ async def test_an_evacuation_is_watched_and_leads_to_its_moves() -> None:
         await pilot.press("enter")
         await pilot.pause(0.4)
         assert isinstance(app.screen, DrainScreen)
-        assert "0 arrived, 1 on their way, 1 wait" in seen(app)
+        assert "0 arrived, 1 moving, 1 waiting" in seen(app)
         await pilot.press("enter")
         await pilot.pause(0.4)
         assert isinstance(app.screen, MoveScreen)
@@ -53,10 +53,10 @@ async def test_a_protection_is_watched() -> None:
         assert isinstance(app.screen, GuardScreen)
         text = seen(app)
         assert "behind (RPO) 110 ms, worst 400 ms" in text
-        assert "an epoch: ─ the guest runs" in text
+        assert "epoch: ─ guest runs" in text
         await pilot.press("f")
         await pilot.pause()
-        assert "110 ms of what it did on alpha is lost" in " ".join(seen(app).split())
+        assert "110 ms of its work on alpha is lost" in " ".join(seen(app).split())
 
 
 async def test_a_protection_that_ended_meanwhile_says_so() -> None:
@@ -72,4 +72,4 @@ async def test_a_protection_that_ended_meanwhile_says_so() -> None:
             report={"why": "the guest runs on beta"},
         )  # fmt: skip
         source.views = (dataclasses.replace(still.PROTECT, operation=report),)
-        await until(pilot, "it is over: the guest runs on beta")
+        await until(pilot, "ended: the guest runs on beta")

@@ -30,11 +30,11 @@ async def test_a_protection_in_other_hands_is_not_over_and_old_numbers_are_told(
         await pilot.press("3", "enter")
         await pilot.pause(0.3)
         source.away = True
-        await until(pilot, "this is how it last was: the disk is full")
+        await until(pilot, "the status shown is outdated: the disk is full")
         by = dataclasses.replace(still.PROTECT.operation.controller, host="here", pid=77)
         taken = dataclasses.replace(still.PROTECT.operation, controller=by)
         source.views = (dataclasses.replace(still.PROTECT, operation=taken, attended=True),)
         source.entries, source.away = {}, False
-        await until(pilot, "in the hands of process 77 on here")
+        await until(pilot, "by process 77 on here")
         source.views = (dataclasses.replace(still.PROTECT, operation=taken, attended=False),)
-        await until(pilot, "nobody attends it; vmckpt recover")
+        await until(pilot, "orphaned: its controller has ended")

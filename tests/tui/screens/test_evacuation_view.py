@@ -15,7 +15,7 @@ def test_the_queue_of_moves_has_those_that_wait_behind_those_that_began() -> Non
     told = summary(found)
     assert (told.arrived, told.moving, told.waiting, told.failed) == (0, 1, 1, 0)
     facts = evacuation_view.facts(DRAIN.operation, found, NOW)
-    assert "0 arrived, 1 on their way, 1 wait" in facts[0]
+    assert "0 arrived, 1 moving, 1 waiting" in facts[0]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def test_the_part_that_one_is_in_comes_first_with_what_cannot_be_done_and_why() 
     (title, here), *others = keys.page(scene)
     assert title == "Jobs"
     told = {key: why for key, _, why in here}
-    assert (told["c"], told["i"]) == ("it has ended", "")
+    assert (told["c"], told["i"]) == ("the job has ended", "")
     assert {why for _, rows in others for _, _, why in rows} == {""}
 
 
@@ -30,7 +30,7 @@ async def test_help_says_why_not_now_and_leaves_by_its_own_key() -> None:
         await pilot.press("2", "end", "question_mark")
         await pilot.pause()
         assert isinstance(app.screen, Help)
-        assert "(not now: it has ended)" in seen(app)
+        assert "(not available: the job has ended)" in seen(app)
         await pilot.press("question_mark")
         await pilot.pause()
         assert app.screen is app.screen_stack[0]
@@ -41,7 +41,7 @@ async def test_an_action_is_found_by_its_words_and_begun() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("ctrl+p", *"label")
-        await until(pilot, "Give a guest a label")
-        assert "Let the guest go on at the target now" not in seen(app)  # it is of another part
+        await until(pilot, "Set or remove a label")
+        assert "resume the guest on the target now" not in seen(app)  # it is of another part
         await pilot.press("enter")
-        await until(pilot, "KEY=VALUE, or KEY- takes it")
+        await until(pilot, "KEY=VALUE, or KEY- to remove")

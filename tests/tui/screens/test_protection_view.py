@@ -21,4 +21,4 @@ def test_a_silent_primary_is_no_error() -> None:
     silent["says"]["alpha"] = {"error": "alpha is silent", "unreachable": True}
     assert protection_view.beat(silent) is None
     assert protection_view.strip(silent, 60) == ""
-    assert dict(protection_view.rows(silent))["in the way"] == "alpha is silent"
+    assert dict(protection_view.rows(silent))["problem"] == "alpha is silent"

@@ -222,8 +222,9 @@ async def test_another_python_there_is_one_line_that_says_what_to_do(machine: Ma
         await client.ensure_agent(machine.host)
 
     assert str(caught.value) == (
-        "alpha: no vmckpt-agent there, and ours does not fit: its Python is"
-        f" cpython-39-aarch64-linux-gnu, ours is {agent_install.OURS}; {agent_install.BY_HAND}"
+        "alpha has no vmckpt-agent, and this machine's does not fit: the host's Python is"
+        f" cpython-39-aarch64-linux-gnu, this machine's is {agent_install.OURS};"
+        f" {agent_install.BY_HAND}"
     )
     assert machine.installers == []
 
@@ -237,8 +238,8 @@ async def test_an_installer_that_fails_is_one_line(
         await client.ensure_agent(machine.host)
 
     assert str(caught.value) == (
-        f"alpha: the agent was not installed: {machine.versions}: no room for {1 << 40} MiB; mend"
-        f" that, or {agent_install.BY_HAND}"
+        f"alpha: the agent was not installed: {machine.versions}: not enough space for"
+        f" {1 << 40} MiB; fix that, or {agent_install.BY_HAND}"
     )
     assert installed(machine.versions) == []
     assert made.name not in str(list((tmp_path / "state/agents").iterdir()))
@@ -266,7 +267,7 @@ async def test_an_installer_that_is_killed_there_is_one_line_and_the_next_order_
 async def test_a_connection_that_breaks_meanwhile_is_one_line(machine: Machine) -> None:
     machine.meddle = lambda _: machine.sshd.close()
 
-    with pytest.raises(RemoteError, match=r"alpha: sending .* broke: ") as caught:
+    with pytest.raises(RemoteError, match=r"alpha: sending .* failed: ") as caught:
         await client.ensure_agent(machine.host)
 
     assert "\n" not in str(caught.value)
@@ -298,7 +299,7 @@ async def test_an_order_that_is_given_up_leaves_nothing(machine: Machine) -> Non
 
 
 async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> None:
-    with pytest.raises(RemoteError, match="nothing may be changed there"):
+    with pytest.raises(RemoteError, match="the host is read-only"):
         await client.ensure_agent(replace(machine.host, read_only=True))
 
     assert not machine.versions.exists()
@@ -306,7 +307,7 @@ async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> 
 
 async def test_looking_whether_there_may_be_an_agent_installs_none(machine: Machine) -> None:
     await client.require_agent(machine.host)
-    with pytest.raises(RemoteError, match="nothing may be changed there"):
+    with pytest.raises(RemoteError, match="the host is read-only"):
         await client.require_agent(replace(machine.host, read_only=True))
     assert not machine.versions.exists()
 
@@ -315,5 +316,5 @@ async def test_looking_whether_there_may_be_an_agent_installs_none(machine: Mach
     for name in ("python3", "python3.11"):
         machine.program(name, "echo python .cpython-39-aarch64-linux-gnu.so /usr/bin/python3")
     machine.versions.rename(machine.versions.with_name("away"))
-    with pytest.raises(RemoteError, match="ours does not fit"):
+    with pytest.raises(RemoteError, match="this machine's does not fit"):
         await client.require_agent(machine.host)

@@ -40,10 +40,14 @@ async def test_a_host_that_is_away_is_told_with_why() -> None:
 @pytest.mark.parametrize(
     ("found", "kind", "why"),
     [
-        (TWO, GuestLocked, "web1 is on alpha and beta: a migration is under way"),
-        ([(HOSTS["beta"], replace(WEB, job=OUTGOING))], GuestLocked, "a job holds web1 on beta"),
-        ([], BadInput, "0 guests are called web1"),
-        ([*ONE, (HOSTS["alpha"], replace(WEB, uuid="u-2"))], BadInput, "2 guests are called web1"),
+        (TWO, GuestLocked, "guest web1 is on alpha and beta: it is being migrated"),
+        (
+            [(HOSTS["beta"], replace(WEB, job=OUTGOING))],
+            GuestLocked,
+            "guest web1 on beta is locked by a job",
+        ),
+        ([], BadInput, "0 guests are named web1"),
+        ([*ONE, (HOSTS["alpha"], replace(WEB, uuid="u-2"))], BadInput, "2 guests are named web1"),
     ],
 )
 async def test_a_guest_that_moves_or_is_not_clear_gets_no_label(

@@ -17,7 +17,7 @@ def test_without_a_way_back_nothing_is_begun(
     assert stock("keys", "new", str(stranger), "--no-passphrase")[0] == 0
     run = ["--", "touch", "ran"]
     for more, why in (
-        ([], "no way back without a key; nothing was done"),
+        ([], "cannot be restored without a key; nothing was done"),
         (["--identity", str(stranger)], "not encrypted for this identity; nothing was done"),
     ):
         assert app.run(["guard", "test", *more, *run]) == 43

@@ -27,8 +27,8 @@ NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
 @pytest.mark.parametrize(
     ("kind", "entrusted", "says"),
     [
-        ("protect", True, "is a protect job, which agents on its hosts go on with"),
-        ("snapshot", False, "is a snapshot job: only a migration is resumed"),
+        ("protect", True, "is a protect job, which is run by agents on its hosts"),
+        ("snapshot", False, "is a snapshot job; only migrations can be resumed"),
     ],
 )
 async def test_only_a_migration_is_resumed(
@@ -71,7 +71,7 @@ async def test_a_guest_is_moved_away_from_where_it_runs(
     [
         (TWO, {}, OutcomeUnknown, "web1 runs on alpha and beta"),
         ([], {}, BadInput, "no guest 'web1' on alpha, beta"),
-        ([], {"beta": "no answer"}, HostUnreachable, "not asked: beta: no answer"),
+        ([], {"beta": "no answer"}, HostUnreachable, "no answer from beta: no answer"),
         ([(HOSTS["alpha"], OFF)], {"beta": "no answer"}, HostUnreachable, "name the source"),
     ],
 )

@@ -63,8 +63,8 @@ def test_the_host_is_the_one_before_or_the_one_that_is_named(
 @pytest.mark.parametrize(
     ("asked", "known", "text"),
     [
-        (request("gamma"), KNOWN, "was on alpha before, and not on gamma"),
-        (request(None), None, "nothing is known of a protection that brought web1 to beta"),
+        (request("gamma"), KNOWN, "guest web1 ran on alpha before, not on gamma"),
+        (request(None), None, "the journal has no protection that brought web1 to beta"),
         (request(None, reverse=False), None, "no host for the standby of web1"),
     ],
 )

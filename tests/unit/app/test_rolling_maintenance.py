@@ -60,9 +60,9 @@ async def through(monkeypatch: pytest.MonkeyPatch, host: Host, limit: float = 5.
 
 
 async def test_a_connection_that_breaks_is_no_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(HookFailed, match="the command may still be at work there"):
+    with pytest.raises(HookFailed, match="the command may still be running there"):
         await through(monkeypatch, Host("b1 10"), limit=0.1)
-    with pytest.raises(HookFailed, match="the command may still be at work there"):
+    with pytest.raises(HookFailed, match="the command may still be running there"):
         await through(monkeypatch, Host("b1 10", status=-1), limit=0.1)
 
 
@@ -77,9 +77,9 @@ async def test_a_host_that_was_started_again_is_well(
 
 async def test_a_command_that_ended_needs_no_reboot(monkeypatch: pytest.MonkeyPatch) -> None:
     await through(monkeypatch, Host("b1 10", status=0))
-    with pytest.raises(HookFailed, match="about to go down"):
+    with pytest.raises(HookFailed, match="is shutting down"):
         await through(monkeypatch, Host("b1 10 stopping", status=0), limit=0.1)
-    with pytest.raises(HookFailed, match="ended with 3: killed"):
+    with pytest.raises(HookFailed, match="exited with status 3: killed"):
         await through(monkeypatch, Host("b1 10", status=3))
 
 

@@ -46,5 +46,5 @@ def test_it_is_bad_input_to_act_where_only_looking_is_allowed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VMCKPT_READ_ONLY", "1")
-    with pytest.raises(BadInput, match="only looking"):
+    with pytest.raises(BadInput, match="nothing was changed"):
         asyncio.run(world.run())

@@ -27,7 +27,7 @@ def test_pinned_meanwhile_stays(stock: Stock) -> None:
     told = {one.id: one for one in found.carry_out()}
     assert told[made[1]].reasons == ("pinned meanwhile",)
     assert (told[made[1]].stays, told[made[1]].deleted) == (True, False)
-    assert told[made[2]].reasons == ("somebody else has deleted it",)
+    assert told[made[2]].reasons == ("already deleted by another process",)
 
 
 def keeping_inventory(stock: Stock) -> Inventory:

@@ -85,7 +85,7 @@ async def test_nonsense_of_an_agent_is_one_line_that_names_its_host(
     liar: type[Liar], told: dict[str, Any]
 ) -> None:
     liar.said[:] = [told, {"done": {}}]
-    with pytest.raises(RemoteError, match=r"^liar: what its agent tells makes no sense") as caught:
+    with pytest.raises(RemoteError, match=r"^liar: invalid message from its agent") as caught:
         await carried_out([])
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -96,7 +96,9 @@ async def test_an_answer_that_is_nested_without_end_is_one_line(liar: type[Liar]
     for number in range(900):  # as deep as JSON is read
         told = {"median": told} if number % 2 else {"recent": [told]}
     liar.said[:] = [{"done": told}]
-    with pytest.raises(RemoteError, match=r"^liar: what its agent tells .*nested too deeply"):
+    with pytest.raises(
+        RemoteError, match=r"^liar: invalid message from its agent: .*nested too deeply"
+    ):
         await protection_agent_client.order(HERE, "g", "ask")
 
 
@@ -161,7 +163,7 @@ async def test_a_line_without_an_end_is_not_waited_for(monkeypatch: pytest.Monke
         monkeypatch.setattr(agent_channel, name, Seconds(0.2))
     endless = "import sys\nwhile True: sys.stdout.write('[' * 65536)"
     async with AgentProcess(HERE, [sys.executable, "-c", endless]) as liar:
-        with pytest.raises(RemoteError, match="says what makes no sense") as caught:
+        with pytest.raises(RemoteError, match="invalid message from") as caught:
             await asyncio.wait_for(liar.receive(), 30.0)
     assert len(str(caught.value)) < 300
 
@@ -220,7 +222,7 @@ async def test_an_answer_of_another_kind_is_as_no_answer(
 ) -> None:
     liar.said[:] = [{"done": told}]
     found = await protection_agent_client.status(HERE, "u")
-    assert "what its agent tells makes no sense" in str(found.error)
+    assert "invalid message from its agent" in str(found.error)
     liar.said[:] = [{"done": {"role": "primary", "epoch": 7, "rpo_s": 0.5, "median": None}}]
     assert (await protection_agent_client.status(HERE, "u")).told["epoch"] == 7
 
@@ -318,5 +320,5 @@ async def test_each_order_refuses_an_answer_of_another_kind(
     liar: type[Liar], order: str, field: str, lie: object
 ) -> None:
     liar.said[:] = [{"done": {**_GOOD[order], field: lie}}]
-    with pytest.raises(RemoteError, match=r"^liar: what its agent tells makes no sense"):
+    with pytest.raises(RemoteError, match=r"^liar: invalid message from its agent"):
         await protection_agent_client.order(HERE, "u", order)

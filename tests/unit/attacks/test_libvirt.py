@@ -138,9 +138,9 @@ async def test_a_change_with_a_senseless_answer_may_have_happened(
         raise KeyError("x")
 
     connect(host())
-    with pytest.raises(OutcomeUnknown, match="the answer makes no sense: KeyError: 'x'; it may"):
+    with pytest.raises(OutcomeUnknown, match="invalid answer: KeyError: 'x'; it may have taken"):
         await hypervisor.execute("a change", change)
-    with pytest.raises(HypervisorError, match="the answer makes no sense") as caught:
+    with pytest.raises(HypervisorError, match="invalid answer") as caught:
         await hypervisor.query("a question", change)
     assert not isinstance(caught.value, OutcomeUnknown)
 
@@ -162,7 +162,7 @@ async def test_a_libvirt_that_never_answers_a_connection_is_given_up(
     hypervisor = Hypervisor(HOST)
     began = time.monotonic()
 
-    with pytest.raises(HostUnreachable, match=r"alpha: libvirt gave no answer in 0\.2 s"):
+    with pytest.raises(HostUnreachable, match=r"alpha: libvirt: no answer within 0\.2 s"):
         await getattr(hypervisor, way)("a call", lambda _connection: None)
     assert time.monotonic() - began < 2 * slowness()
 
@@ -173,9 +173,9 @@ async def test_a_call_that_never_comes_back_is_given_up(
     connect(host(listAllDomains=silence))
     hypervisor, limit = Hypervisor(HOST), Seconds(0.2)
 
-    with pytest.raises(HostUnreachable, match=r"gave no answer in 0\.2 s"):
+    with pytest.raises(HostUnreachable, match=r"no answer within 0\.2 s"):
         await hypervisor.query("listing", lambda one: one.listAllDomains(), limit=limit)
-    with pytest.raises(OutcomeUnknown, match="may have happened"):
+    with pytest.raises(OutcomeUnknown, match="may have taken effect"):
         await hypervisor.execute("changing", lambda one: one.listAllDomains(), limit=limit)
 
 
@@ -252,7 +252,7 @@ async def test_libvirt_is_not_asked_for_names_that_no_guest_has(
 
 @pytest.mark.parametrize("value", ["\x00", "\x1b", "\udcff", "\uffff"])
 def test_a_label_that_no_definition_holds_is_refused(value: str) -> None:
-    with pytest.raises(BadInput, match="a label cannot hold control characters"):
+    with pytest.raises(BadInput, match="a label must not contain control characters"):
         domain_xml.labels_xml({"a": value})
 
 

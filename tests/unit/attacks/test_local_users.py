@@ -130,7 +130,7 @@ def test_another_users_mark_gives_no_image_away(place: Ground) -> None:
     (place.theirs / MARK).write_text("forged")
     os.chown(place.theirs / MARK, NOBODY, NOBODY)
     disk = Disk(target="vda", size=1 << 20, path=str(image), format="qcow2")
-    with pytest.raises(BadInput, match="is no standby's image"):
+    with pytest.raises(BadInput, match="is not a standby's image"):
         standby_setup._image(session(disks=(disk,)), disk)
     assert not standby_setup._was_made(session(disks=(disk,)), image)
     assert image.read_bytes() == b"the disk of a guest"
@@ -265,10 +265,10 @@ def test_a_store_is_not_waited_for_and_no_link_in_it_is_followed(place: Ground) 
         os.lchown(place.theirs / name, NOBODY, NOBODY)
     with within(10):
         for key in ("fifo", "link"):
-            with pytest.raises(StoreError, match="is no regular file"):
+            with pytest.raises(StoreError, match="is not a regular file"):
                 store.get(key)
         for work in (lambda: store.put("pins/x", b"x"), lambda: store.get("pins/shadow")):
-            with pytest.raises(StoreError, match="leads over a symbolic link of user 65534"):
+            with pytest.raises(StoreError, match="leads through a symbolic link of user 65534"):
                 work()
     assert place.untouched()
     # What root itself has put on another disk is followed.
@@ -383,7 +383,7 @@ def test_the_agents_versions_where_everybody_makes_directories(sticky: Ground) -
 @swaps("state")
 def test_an_agents_state_that_another_user_can_change_is_refused(place: Ground) -> None:
     for path in (place.theirs, place.theirs / "agent" / "replica"):
-        with pytest.raises(RemoteError, match=r"home belongs to user 65534, so nothing"):
+        with pytest.raises(RemoteError, match=r"home belongs to user 65534, so it is not safe"):
             host_directories.check_state(path)
     # Root may have put it on another disk, and another user may not.
     own, link = place.top / "own", place.top / "link"
@@ -391,7 +391,7 @@ def test_an_agents_state_that_another_user_can_change_is_refused(place: Ground) 
     link.symlink_to(own)
     host_directories.check_state(link / "agent")
     os.lchown(link, NOBODY, NOBODY)
-    with pytest.raises(RemoteError, match="leads over a symbolic link of user 65534"):
+    with pytest.raises(RemoteError, match="leads through a symbolic link of user 65534"):
         host_directories.check_state(link / "agent")
 
 
@@ -402,7 +402,7 @@ def test_a_link_that_another_user_can_move_away_leads_to_no_state(place: Ground)
     own = place.top / "own"
     own.mkdir()
     (place.theirs / "link").symlink_to(own)
-    with pytest.raises(RemoteError, match=r"home belongs to user 65534, so nothing"):
+    with pytest.raises(RemoteError, match=r"home belongs to user 65534, so it is not safe"):
         host_directories.check_state(place.theirs / "link" / "agent")
 
 
@@ -426,7 +426,7 @@ def test_no_order_is_carried_out_in_another_users_state(place: Ground) -> None:
         text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "belongs to user 65534, so nothing that is run as root may be kept there" in done.stdout
+    assert "belongs to user 65534, so it is not safe for files that root uses" in done.stdout
     assert list(place.theirs.iterdir()) == []
 
 
@@ -466,7 +466,7 @@ def test_a_restored_image_takes_nothing_over_from_what_a_link_leads_to(place: Gr
     os.lchown(place.theirs / "image", NOBODY, NOBODY)
     with closing(replace_file.Replacement(place.theirs / "image", SNAPSHOT)) as one:
         os.write(one.create(), b"\x7fELF")
-        with pytest.raises(OSError, match="leads over a symbolic link of user 65534"):
+        with pytest.raises(OSError, match="leads through a symbolic link of user 65534"):
             one.swap()
         one.take_back()
     assert [path.name for path in place.theirs.iterdir()] == ["image"]
@@ -517,7 +517,7 @@ def test_a_socket_that_accepts_nothing_is_not_waited_for(place: Ground) -> None:
         theirs.listen(0)
         fills.connect(str(path))
         export = Export(size=Bytes(512), read=lambda _, length: bytes(length))
-        with within(10), pytest.raises(BadInput, match="another server listens there"):
+        with within(10), pytest.raises(BadInput, match="another server listens on"):
             server.Server({"": export}, Unix(str(path)))
 
 

@@ -49,7 +49,9 @@ def test_others_keep_their_reserve(
     if good:
         free_space.require_space(tmp_path, Bytes(wanted))
         return
-    with pytest.raises(CaptureFailed, match=r"GiB free; .* must stay free .*; make room there"):
+    with pytest.raises(
+        CaptureFailed, match=r"GiB free; .* must stay free .*; free some space there"
+    ):
         free_space.require_space(tmp_path, Bytes(wanted))
 
 
@@ -60,7 +62,7 @@ def test_it_is_given_up_before_others_stop(monkeypatch: pytest.MonkeyPatch, tmp_
     there[0] = 400 * MIB
     watch.look()  # it is not looked at all the time
     now[0] = 1.0
-    with pytest.raises(CaptureFailed, match=r"only 400.* free: the snapshot was given up"):
+    with pytest.raises(CaptureFailed, match=r"only 400.* free; the snapshot was cancelled"):
         watch.look()
     there[0] = 600 * MIB
     now[0] = 2.0

@@ -57,9 +57,9 @@ def test_the_facts_tell_what_will_change() -> None:
 @pytest.mark.parametrize(
     ("qemu", "want", "message"),
     [
-        (Qemu("active"), None, "is in a migration (active)"),
-        (Qemu("postcopy-paused"), None, "is in a migration (postcopy-paused)"),
-        (Qemu(), "mapped-ram", "does not know mapped-ram"),
+        (Qemu("active"), None, "is being migrated (active)"),
+        (Qemu("postcopy-paused"), None, "is being migrated (postcopy-paused)"),
+        (Qemu(), "mapped-ram", "does not support mapped-ram"),
         (Qemu("completed", state="postmigrate"), None, "paused by an earlier migration"),
         (Qemu(state="shutdown"), None, "web1 on alpha is shutdown"),
     ],

@@ -32,9 +32,9 @@ class Clock:
         ({"driver": None, "model": "e1000"}, True, None),
         ({"driver": "vhost"}, False, "uses vhost"),
         ({"queues": 2}, False, "has 2 queues"),
-        ({"kind": "hostdev"}, False, "sends past QEMU"),
-        ({"kind": "vhostuser"}, False, "sends past QEMU"),
-        ({"kind": "vdpa"}, False, "sends past QEMU"),
+        ({"kind": "hostdev"}, False, "bypasses QEMU"),
+        ({"kind": "vhostuser"}, False, "bypasses QEMU"),
+        ({"kind": "vdpa"}, False, "bypasses QEMU"),
         ({"kind": "direct"}, False, None),
     ],
 )
@@ -57,7 +57,7 @@ def test_cards_are_read_from_the_running_guest() -> None:
 
 def test_a_card_that_cannot_be_held_is_named_and_nothing_is_changed() -> None:
     qemu = Qemu(card(), card(kind="hostdev", name="net1"))
-    with pytest.raises(CannotCapture, match=r"its net1 \(hostdev\) sends past QEMU") as refused:
+    with pytest.raises(CannotCapture, match=r"its net1 \(hostdev\) bypasses QEMU") as refused:
         network_hold.hold_facts(qemu)
     assert "net0" not in str(refused.value)
     assert qemu.told == []
@@ -88,13 +88,13 @@ def test_what_is_lost_before_the_end_spoils_the_cut() -> None:
     with OutputHold(qemu, UNDO, limit=Seconds(15.0), clock=clock) as hold:
         hold.begin()
         clock.now += 14.6  # QEMU's own timer may have let something out
-        with pytest.raises(CaptureFailed, match="not held to the end"):
+        with pytest.raises(CaptureFailed, match="released too early"):
             hold.let_go()
         assert qemu.filters == {}
     with OutputHold(qemu, UNDO, clock=clock) as hold:
         hold.begin()
         del qemu.filters["vmckpt-hold-net0"]
-        with pytest.raises(CaptureFailed, match="not held to the end"):
+        with pytest.raises(CaptureFailed, match="released too early"):
             hold.let_go()
         assert qemu.filters == {}
 

@@ -32,7 +32,7 @@ BACK = GuardResult(
 def test_the_exit_code_tells_how_it_ended(done: GuardResult, kind: type[Exception] | None) -> None:
     failed = ended(done)
     assert (None if failed is None else type(failed)) is kind
-    assert failed is None or f"web1 is as it was at {TAKEN.id}" in str(failed)
+    assert failed is None or f"web1 was restored to {TAKEN.id}" in str(failed)
 
 
 async def test_the_first_signal_is_passed_on_and_the_second_kills(tmp_path: Path) -> None:

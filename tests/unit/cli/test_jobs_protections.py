@@ -46,9 +46,9 @@ def test_a_host_that_takes_no_calls_is_not_waited_for(
     assert ("alpha silent" if name == "alpha" else "alone") in ran("jobs")
     told = json.loads(ran("jobs", "--json"))[0]["protection"]
     assert told["in_the_way" if name == "alpha" else "ready_why"] == (
-        "alpha is silent"
+        "alpha does not answer"
         if name == "alpha"
-        else "the guest runs without it, and it can never take over"
+        else "the guest runs unprotected, and this standby can never take over"
     )
 
 
@@ -86,7 +86,7 @@ def test_without_an_inventory_the_journal_is_what_there_is(
     monkeypatch.setattr(output, "say", lines.append)
     monkeypatch.setattr(controller, "load_inventory", none)
     assert "protecting" in ran("jobs")
-    assert lines == ["protections are shown as the journal has them: no inventory"]
+    assert lines == ["warning: showing protections from the journal only: no inventory"]
     assert "protection" not in json.loads(ran("jobs", "--json"))[0]
 
 

@@ -47,14 +47,14 @@ def test_once_more_changes_nothing_and_says_who_it_was(capsys: pytest.CaptureFix
     assert app.run(["maintenance", "enter", "alpha", "--why", "new memory"]) == 0
     assert app.run(["maintenance", "enter", "alpha", "--why", "mine"]) == 0
     said = capsys.readouterr().err
-    assert f"was in maintenance already, by {controller_identity.asked_by()}" in said
+    assert f"is already in maintenance, by {controller_identity.asked_by()}" in said
     assert [one["why"] for one in listed(capsys)] == ["new memory"]
 
 
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (("enter", "gamma"), 3, "no host 'gamma'; known are alpha, beta"),
+        (("enter", "gamma"), 3, "no host 'gamma'; known: alpha, beta"),
         (("leave", "alpha"), 2, "alpha is not in maintenance"),
     ],
 )
@@ -76,5 +76,5 @@ def test_who_may_only_look_closes_nothing(
 
 def test_nothing_is_rolled_if_nobody_can_say_yes(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["roll", "alpha", "beta", "--run", "true"]) == 2
-    assert "nobody is there to say yes; add --yes" in capsys.readouterr().err
+    assert "no confirmation is possible; add --yes" in capsys.readouterr().err
     assert listed(capsys) == []

@@ -83,7 +83,7 @@ def test_what_cannot_be_is_an_error_and_tells_the_rest(
     assert (told["possible"], told["mode"], told["target"]) == (False, "postcopy", "beta")
     assert [one["text"] for one in told["findings"]] == ["no room"]
     assert [one["total_ms"] for one in told["forecasts"] if one["mode"] == "precopy"] == [None]
-    assert "web1 cannot move to beta; see above; nothing was changed" in seen.err
+    assert "web1 cannot move to beta; see the findings above; nothing was changed" in seen.err
 
 
 def test_a_guest_that_no_host_knows_has_findings_alone(
@@ -103,9 +103,9 @@ def test_a_recorded_migration_is_replayed_as_far_as_a_policy_does_the_same(
     assert app.run(["policy", "replay", str(TRACE), "--policy", "never-postcopy"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].endswith("policy never-postcopy, mode precopy (recorded: balanced, completed)")
-    assert told[1] == "from 19.9 s on it differs: recorded is switch to post-copy"
-    assert told[2].startswith("at 24.5 s or so: allow 200 ms of downtime, because ")
-    assert told[-1].startswith("it completes, after ")
+    assert told[1] == "decisions differ from 19.9 s on; recorded: switch to post-copy"
+    assert told[2].startswith("at about 24.5 s: allow 200 ms of downtime, because ")
+    assert told[-1].startswith("the migration completes after about ")
     assert app.run(["policy", "replay", str(TRACE), "--json"]) == 0
     json_ = json.loads(capsys.readouterr().out)
     assert [one["action"] for one in json_["decided"]] == ["switch to post-copy"]

@@ -103,19 +103,19 @@ def test_check_names_every_mistake_of_every_file_in_one_line_each(run: Run) -> N
 
     assert code == 4
     assert told.splitlines() == [
-        f"{bad}:3: limits.max_downtime: 3 is no time; write it with its unit,"
+        f"{bad}:3: limits.max_downtime: 3 is not a time; write it with its unit,"
         " like 300ms, 20s or 5m",
-        f"{bad}:3: limits.time: '0s' must be more than nothing",
-        f"{good}: good",
+        f"{bad}:3: limits.time: '0s' must be greater than 0",
+        f"{good}: valid",
         "none.yaml: No such file or directory",
     ]
-    assert complaint == "error: 3 problems; good are 1 of 3 files\n"
+    assert complaint == "error: 3 problems; 1 of 3 files are valid\n"
 
 
 def test_check_of_good_files_says_so(run: Run) -> None:
     path = str(own(GOOD))
 
-    assert run("check", path) == (0, f"{path}: good\n", "")
+    assert run("check", path) == (0, f"{path}: valid\n", "")
     code, told, _ = run("check", path, "--json")
     assert (code, json.loads(told)) == (0, [{"file": path, "good": True, "problems": []}])
 
@@ -129,7 +129,7 @@ def test_explain_tells_which_policy_a_guest_gets_and_why_not_another(run: Run) -
     assert told.splitlines()[:3] == [
         "web1 on alpha:",
         "  least, because the guest's label tier is web and the host's label rack is a1",
-        "  not balanced: least has more guest labels that hold",
+        "  not balanced: least matches more guest labels",
     ]
 
 
@@ -141,7 +141,7 @@ def test_explain_takes_a_policy_by_name_or_by_file_and_a_guest_by_uuid(run: Run)
         shown = json.loads(told)
         assert code == 0
         assert (shown["guest"], shown["host"], shown["policy"]) == ("web1", "alpha", "mine")
-        assert shown["why"] == ["it was asked for by name"]
+        assert shown["why"] == ["it was requested by name"]
         assert len(shown["passed_over"]) == 8
 
 

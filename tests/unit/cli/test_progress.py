@@ -51,7 +51,7 @@ def test_a_log_says_now_and_then_how_far_each_guest_is(
     for event in (on_its_way("web1"), on_its_way("db"), on_its_way("web1", None), on_its_way("db")):
         story.take(event)
 
-    texts = [line.split("on their way: ")[1] for line in said]
+    texts = [line.split("moving: ")[1] for line in said]
     one = "{} → beta 62% (3.0 s to 5.0 s)".format
     assert texts == [one("web1"), f"{one('web1')}, {one('db')}", one("db")]
 
@@ -101,7 +101,7 @@ def test_who_watches_sees_how_many_are_there_and_how_far_the_others_are(
     id_ = emptying(journal)
     watch.Window(terminal=False).take(jobs.Follower(journal, id_).look())
 
-    assert said[-1].endswith("1 of 2 there; on their way: db → beta 62% (3.0 s to 5.0 s)")
+    assert said[-1].endswith("1 of 2 there; moving: db → beta 62% (3.0 s to 5.0 s)")
 
 
 def test_the_panel_of_who_watches_names_the_host(

@@ -27,7 +27,7 @@ def test_the_status_tells_what_output_waits_and_what_finds_changes(
     assert rows["standby"] == "ready: it follows"
     assert rows["behind (RPO)"] == "120 ms, worst 500 ms"
     assert rows["output waits"] == "85 ms, worst 310 ms"
-    assert rows["changes by"] == "compare (it works everywhere)"
+    assert rows["dirty tracking"] == "compare (it works everywhere)"
     (told,) = json.loads(ran("status", "--json"))
     assert told["standby"] == {"ready": True, "why": "it follows"}
     assert told["says"] == {"alpha": FULL, "beta": STANDS}
@@ -43,9 +43,9 @@ def test_the_status_of_a_guest_that_is_alone_says_why_and_nothing_about_a_lag(
     told = ran("status")
 
     assert "web1: alone, alpha → beta" in told
-    assert "not ready: the guest runs without it, and it can never take over" in told
+    assert "not ready: the guest runs unprotected, and this standby can never take over" in told
     assert "no room is left" in told
-    assert "40 packets were too many for QEMU, and lost" in told
+    assert "QEMU's buffer was full and 40 packets were lost" in told
     assert "behind (RPO)" not in told
 
 
@@ -58,10 +58,10 @@ def test_a_test_is_nothing_else_as_well(other: str, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(protection, name, never)
     result = CliRunner().invoke(protect.failover_app, ["web1", "--test", other])
     assert isinstance(result.exception, BadInput)
-    assert "say one of them" in str(result.exception)
+    assert "use one of them" in str(result.exception)
 
 
 def test_it_goes_with_a_persons_word_alone() -> None:
     words = ["failover", "web1", "--lost-journal", "--inventory", "/nowhere"]
     result = CliRunner().invoke(app, words)
-    assert "--lost-journal goes with --host-is-off" in str(result.exception)
+    assert "--lost-journal requires --host-is-off" in str(result.exception)

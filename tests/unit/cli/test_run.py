@@ -20,8 +20,8 @@ def test_a_dry_run_says_what_is_due_and_why(
     assert app.run(["run", "--dry-run", "--inventory", inventory]) == 0
     shown = capsys.readouterr().out
     assert "mine/often" in shown
-    assert "there is none yet" in shown
-    assert "web1, paying: C = 5.0 s, as nothing is known of it yet; M = " in shown
+    assert "no snapshot yet" in shown
+    assert "web1, paying: C = 5.0 s, assumed, as no snapshot was taken yet; M = " in shown
     assert "sqrt(2CM)" in shown
     assert app.run(["run", "--dry-run", "--json", "--inventory", inventory]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -43,4 +43,4 @@ def test_a_policy_that_there_is_not_is_refused_at_once(
 def test_without_any_schedule_it_says_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     (world.stock.folder / "policies/mine.yaml").unlink()
     assert app.run(["run", "--inventory", str(world.stock.folder / "hosts.yaml")]) == 2
-    assert "no policy has schedules of snapshots; add snapshots: [" in capsys.readouterr().err
+    assert "no policy has schedules for snapshots; add snapshots: [" in capsys.readouterr().err

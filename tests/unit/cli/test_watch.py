@@ -64,7 +64,7 @@ def test_watching_in_json_is_an_object_a_line_from_the_beginning_to_the_end(
 def test_watching_a_job_that_nobody_attends_ends_with_an_error(journal: Journal) -> None:
     dead(journal)
 
-    with pytest.raises(OrphanedJobs, match="nobody attends"):
+    with pytest.raises(OrphanedJobs, match="is orphaned"):
         ran("watch", "web1")
 
 
@@ -101,5 +101,5 @@ def test_ctrl_c_ends_the_watching_alone(journal: Journal) -> None:
     _, said = watch.communicate(timeout=30)
 
     assert watch.returncode == 130
-    assert said.splitlines()[-1] == f"no longer watched; {id_} goes on"
+    assert said.splitlines()[-1] == f"stopped watching; {id_} continues"
     assert journal.operation(id_).active

@@ -36,7 +36,7 @@ def test_it_is_watched_by_what_its_agents_say_until_the_guest_runs_on_the_backup
         "protecting, epoch 7, 120 ms behind, pause 20 ms, interval 100 ms (as asked for: 100 ms),"
         " standby ready: it follows" in lines[0]
     )
-    assert "unknown, standby ready: it follows, in the way: alpha: no answer" in lines[1]
+    assert "unknown, standby ready: it follows, problem: alpha: no answer" in lines[1]
     assert "the guest runs on beta: silent for 1.2 s" in told
 
 
@@ -56,7 +56,7 @@ def test_in_json_it_is_an_object_a_line_that_ends_with_what_the_journal_knows(
     assert (first["kind"], first["because"]) == ("stands", ["first"])
     assert (first["phase"], first["behind_s"], first["ready"]) == ("protecting", 0.12, True)
     assert (last["kind"], last["outcome"], last["job"]["job"]) == ("ended", "completed", id_)
-    assert last["why"] == "it is not protected any more; the guest runs on alpha"
+    assert last["why"] == "the protection was ended; the guest runs on alpha"
 
 
 def test_while_somebody_is_at_work_with_it_its_agents_are_not_asked(
@@ -76,7 +76,7 @@ def test_while_somebody_is_at_work_with_it_its_agents_are_not_asked(
     agents(monkeypatch, lambda _: (next(left), {}))
 
     assert "the guest runs on beta: asked for" in ran("watch", "web1")
-    assert [line.split()[-5:] for line in lines] == [["is", "at", "work", "with", "it"]]
+    assert [line.split()[-4:] for line in lines] == [["is", "changing", "the", "protection"]]
     assert next(left) == 0
 
 
@@ -86,5 +86,5 @@ def test_one_whose_controller_died_before_it_was_ready_is_nobodys(
     agents(monkeypatch, lambda _: (WORKS, STANDS))
     journal.begin(WEB1, controller=replace(controller_identity.this_process(), started=1))
 
-    with pytest.raises(OrphanedJobs, match="nobody attends"):
+    with pytest.raises(OrphanedJobs, match="is orphaned"):
         ran("watch", "web1")

@@ -96,13 +96,13 @@ def test_each_fault_is_found_and_has_a_mend(
         ({}, Severity.OK, "enforced by the kernel and a watchdog"),
         (
             {"no_trace": NoTrace.YAMA, "systemd": True}, Severity.INFO,
-            "enforced by a watchdog in a systemd unit of its own, as the kernel cannot:"
-            " kernel.yama.ptrace_scope = 3 forbids ptrace(2)",
+            "enforced by a watchdog in a systemd unit of its own (not by the kernel:"
+            " kernel.yama.ptrace_scope = 3 forbids ptrace(2))",
         ),
         (
             {"no_trace": NoTrace.CAPABILITY}, Severity.WARNING,
-            "enforced by two watchdogs that restart each other, as the kernel cannot:"
-            " the ssh login lacks CAP_SYS_PTRACE",
+            "enforced by two watchdogs that restart each other (not by the kernel:"
+            " the ssh login lacks CAP_SYS_PTRACE)",
         ),
     ],
 )  # fmt: skip
@@ -130,14 +130,14 @@ def test_certificates_are_warned_of_before_they_end(days: int, severity: Severit
 @pytest.mark.parametrize(
     ("examined", "told"),
     [
-        (fenced(0), "alpha: fence_ipmilan says that it is on"),
-        (fenced(2), "alpha: fence_ipmilan says that it is off, but it answers: it asks another"),
-        (fenced(1), "alpha: fence_ipmilan cannot tell whether it is on: it ended with 1"),
-        (fenced(None), "cannot tell whether it is on: no answer in 15.0 s"),
+        (fenced(0), "alpha: fence_ipmilan reports on"),
+        (fenced(2), "alpha: fence_ipmilan reports off, but alpha answers: it controls another"),
+        (fenced(1), "alpha: fence_ipmilan does not report the power state: it exited with 1"),
+        (fenced(None), "does not report the power state: no answer within 15.0 s"),
         (unasked("no such agent; install it"), "alpha: no such agent"),
         (
             replace(fenced(2), facts=None, facts_error="no answer"),
-            "alpha: fence_ipmilan says that it is off",
+            "alpha: fence_ipmilan reports off",
         ),
     ],
 )
@@ -153,14 +153,14 @@ def test_each_device_of_a_host_is_told_of() -> None:
         return [(one.severity is Severity.OK, one.text) for one in found]
 
     assert told(fenced(0, 1)) == [
-        (True, "device 0 says that it is on"),
-        (False, "device 1 cannot tell whether it is on: it ended with 1"),
+        (True, "device 0 reports on"),
+        (False, "device 1 does not report the power state: it exited with 1"),
     ]
     # One of two supplies that is off: the host runs on the other one.
     assert told(fenced(2, 0)) == [
-        (False, "device 0 says that it is off: alpha has only its other supplies"),
-        (True, "device 1 says that it is on"),
+        (False, "device 0 reports off: alpha runs on its other power supplies only"),
+        (True, "device 1 reports on"),
     ]
-    wrong = "says that it is off, but it answers: it asks another machine"
+    wrong = "reports off, but alpha answers: it controls another machine"
     assert told(fenced(2, 2)) == [(False, f"device 0 {wrong}"), (False, f"device 1 {wrong}")]
     assert told(fenced(0, 2, levels=2))[1] == (False, f"device 1 {wrong}")

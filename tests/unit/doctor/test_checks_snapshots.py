@@ -31,10 +31,10 @@ def wrong(found: list[Finding]) -> list[str]:
     [
         (GOOD, []),
         (replace(GOOD, agent="no vmckpt-agent there"), ["alpha: no vmckpt-agent there"]),
-        (replace(GOOD, room=None), ["alpha: /var/lib/vmckpt/agent cannot be made"]),
+        (replace(GOOD, room=None), ["alpha: /var/lib/vmckpt/agent cannot be created"]),
         (
             replace(GOOD, room=Bytes(1 << 30)),
-            ["alpha: /var/lib/vmckpt/agent: 1.0 GiB free; a capture lays down a guest's memory"],
+            ["alpha: /var/lib/vmckpt/agent: 1.0 GiB free; a capture stores a guest's memory there"],
         ),
         (
             replace(GOOD, stores={"near": "/s is not writable", "far": None}),
@@ -62,7 +62,7 @@ def test_the_controller(examined: ControllerReady, told: list[str]) -> None:
     assert wrong(list(checks.of_controller(examined))) == told
 
 
-@pytest.mark.parametrize(("tried", "told"), [(True, ", and its locks hold"), (False, "")])
+@pytest.mark.parametrize(("tried", "told"), [(True, ", and its locks work"), (False, "")])
 def test_a_store_is_told_to_hold_locks_only_if_that_was_tried(tried: bool, told: str) -> None:
     own = replace(OWN, stores={"near": StoreReady(tried=tried)})
     assert next(checks.of_controller(own)).text == f"store near: can be opened{told}"
@@ -76,7 +76,7 @@ def test_the_command_tells_of_stores_and_keys(
     app.run(["doctor", "--json", "--quiet"])
     found = json.loads(capsys.readouterr().out)
     told = {one["text"] for one in found if one["where"] == "controller"}
-    assert told == {f"store far: {tmp_path}/far is no store", "snapshots are not encrypted"}
+    assert told == {f"store far: {tmp_path}/far is not a store", "snapshots are not encrypted"}
     stock.encrypt()
     app.run(["doctor", "--json"])
     found = json.loads(capsys.readouterr().out)

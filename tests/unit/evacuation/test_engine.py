@@ -82,7 +82,7 @@ async def test_stopped_what_is_on_its_way_arrives_and_nothing_new_begins() -> No
     begun = [one for one, _ in world.moves]
     assert sorted(one.guest for one in ended.arrived) == sorted(begun)
     assert {one.tenant.name for one in ended.left} == {f"w{n}" for n in range(6)} - set(begun)
-    assert all("goes on" in one.hint for one in ended.left)
+    assert all("again" in one.hint for one in ended.left)
 
 
 async def test_the_next_ones_are_made_ready_while_others_move() -> None:
@@ -150,7 +150,7 @@ async def test_cancelled_from_another_terminal_while_paused() -> None:
 async def test_what_is_asked_of_a_guest_is_not_asked_of_the_host() -> None:
     step_log = FakeDesk([(1.0, RequestKind.POSTCOPY, {})])
     await run(hosts(vm("a")), step_log=step_log)
-    assert step_log.answers == [("postcopy", False, "ask that of the guest's own job")]
+    assert step_log.answers == [("postcopy", False, "send this request to the guest's own job")]
 
 
 async def test_a_guest_that_moves_on_its_own_account_is_waited_for() -> None:
@@ -203,7 +203,7 @@ async def test_shut_down_comes_last_and_what_does_not_is_left() -> None:
     assert ended.took > 8
     stubborn = hosts(vm("b"), own={"b": quiet}, stubborn=True)
     ended = await run(stubborn)
-    assert [one.why for one in ended.left] == ["it has not shut down in 2 min"]
+    assert [one.why for one in ended.left] == ["it did not shut down within 2 min"]
     assert stubborn.names["alpha"] == ["b"]
 
 
@@ -212,7 +212,7 @@ async def test_who_is_to_be_suspended_is_told_of_in_these_words() -> None:
     kept = by("strategy: suspend-to-snapshot", name="kept")
     ended = await run(hosts(vm("a"), vm("b"), own={"b": kept}), told=told)
     assert ended.shut_down == ("u-b",)
-    assert told[-2:] == ["b: suspends, as its policy has it", "b: is saved"]
+    assert told[-2:] == ["b: suspends, as its policy says", "b: is saved"]
 
 
 async def test_paused_nobody_is_shut_down_either() -> None:

@@ -83,7 +83,7 @@ def test_a_host_that_fails_everybody_is_left_out_then_tried_with_one() -> None:
     assert len(trial) == 1
     course = states.begins(course, trial)
     assert states.due(course, made, TERMS, 62.0) == []
-    assert states.closed(course, made, 62.0).place("b").closed == "is tried with one guest"
+    assert states.closed(course, made, 62.0).place("b").closed == "is being tried with one guest"
     worse = lost(course, trial[0].name, at=63.0)
     assert worse.records["b"].out_until == 63.0 + 120.0
     better = states.succeeded(course, trial[0].name)

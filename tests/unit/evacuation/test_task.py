@@ -20,8 +20,8 @@ def test_who_is_to_come_back_and_cannot_as_he_is_is_named() -> None:
     back = Task(kind=Kind.REPOPULATE, host="alpha", goes=goes)
     left = {one.tenant.name: one.why for one in back.unseen(seen(told))}
     assert left == {
-        "a on beta": "it has crashed, and its host keeps what is left of it",
-        "b on beta": "it is off, and defined on another host, too",
+        "a on beta": "it has crashed, and what is left of it is on its host",
+        "b on beta": "it is off, and also defined on another host",
     }
     assert placed(told, back) == ({"d": "alpha"}, {})
 
@@ -39,14 +39,14 @@ def test_a_policy_leaves_a_guest_or_shuts_it_down() -> None:
     }
     going, left = placed(told, own=own)
     assert going == {"c": "beta"}
-    assert left == {"a": "its policy fixed leaves it where it is"}
+    assert left == {"a": "its policy fixed has strategy: leave"}
     assert EMPTY.to_stop(seen(told, own=own)) == {"b"}
 
 
 def test_who_is_to_be_shut_down_and_has_a_job_is_left_and_named() -> None:
     told = answers(at("alpha", vm("a", job="backup")), at("beta"))
     own = {"a": by("strategy: shutdown-and-return", name="lab")}
-    assert placed(told, own=own) == ({}, {"a": "a job holds it: backup"})
+    assert placed(told, own=own) == ({}, {"a": "it has a job in progress: backup"})
 
 
 def test_guests_come_back_to_where_they_were_and_to_no_other_host() -> None:
@@ -83,11 +83,11 @@ def test_a_protected_guest_goes_to_its_standby_only_to_empty_its_host() -> None:
     told = answers(at("alpha", a, vm("b")), at("beta", standby), at("gamma"), protected=who)
     for task in (Task(kind=Kind.BALANCE), Task(kind=Kind.EVACUATE, host="gamma")):
         (seated,) = (one for one in task.fleet(seen(told)).tenants if one.name == "a")
-        assert "would have no standby" in str(seated.stays)
+        assert "would lose its standby" in str(seated.stays)
     only = replace(EMPTY, to=frozenset({"gamma"}))
     assert placed(told, only)[1]["a"].count("pinned") == 0
 
 
 def test_a_host_does_not_take_its_own_guests() -> None:
-    with pytest.raises(BadInput, match="alpha is to be emptied"):
+    with pytest.raises(BadInput, match="alpha is being evacuated"):
         Task(kind=Kind.EVACUATE, host="alpha", to=frozenset({"alpha", "beta"}))

@@ -64,7 +64,7 @@ def test_the_agent_is_asked_in_its_own_words(asks: Asks) -> None:
     assert agent.freeze(limit=Seconds(0.3)) == 2
     assert agent.thaw() == 2
     assert seat.asked[1:] == [("guest-fsfreeze-freeze", 1), ("guest-fsfreeze-thaw", 5)]
-    with pytest.raises(HypervisorError, match="makes no sense"):
+    with pytest.raises(HypervisorError, match="invalid answer"):
         agent.frozen()
 
 
@@ -95,7 +95,7 @@ def test_a_broken_call_is_no_answer(asks: Asks) -> None:
 def test_an_answer_that_is_none_is_one_clear_line(asks: Asks) -> None:
     agent, _ = asks(guest_fsfreeze_status="\x00{")
 
-    with pytest.raises(HypervisorError, match=r"alpha: guest-fsfreeze-status: .* no sense"):
+    with pytest.raises(HypervisorError, match=r"alpha: guest-fsfreeze-status: invalid answer"):
         agent.frozen()
 
 

@@ -63,7 +63,7 @@ async def test_one_that_does_not_hear_is_asked_again_and_never_ended_by_force(
     monkeypatch.setattr(libvirt.virDomain, "shutdown", lambda _: asked.append(1))
     monkeypatch.setattr(lifecycle, "_POLL", 0.01)
     monkeypatch.setattr(lifecycle, "_AGAIN", Seconds(0.05))
-    with pytest.raises(HypervisorError, match="it has not shut down in"):
+    with pytest.raises(HypervisorError, match="it did not shut down within"):
         await lifecycle.shut_down(alpha, UUID, Seconds(0.3))
     assert len(asked) >= 2
     assert await state(alpha) is GuestState.RUNNING

@@ -22,7 +22,7 @@ def test_who_is_ready_waits_and_who_was_dismissed_has_not_failed() -> None:
 def test_a_step_whose_job_has_ended_was_broken_off() -> None:
     over = replace(DRAIN.operation, state="ended", outcome="failed", ended_at=NOW)
     (_, moved) = turns(over, (PART,), [step(StepState.INTENDED, "beta", 1)])
-    assert (moved.state, moved.active) == ("broken off", False)
+    assert (moved.state, moved.active) == ("interrupted", False)
 
 
 def test_those_that_wait_are_behind_those_that_began_and_moved_as_their_last_step_has_it() -> None:

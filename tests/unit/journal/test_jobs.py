@@ -53,7 +53,7 @@ def test_a_request_that_is_taken_and_not_answered_may_be_done(journal: Journal) 
     taker = threading.Timer(0.1, lambda: journal.take_requests(id_))
     taker.start()
 
-    with pytest.raises(OutcomeUnknown, match="may or may not be done"):
+    with pytest.raises(OutcomeUnknown, match="may or may not have been carried out"):
         journal_jobs.control(journal, id_, RequestKind.CANCEL, {}, patience=SHORT)
     taker.join()
 

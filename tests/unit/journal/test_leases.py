@@ -39,8 +39,7 @@ def test_a_guest_has_one_operation_at_a_time_and_the_other_is_told_which(journal
     with pytest.raises(GuestLocked) as caught:
         journal.acquire(second, GUEST)
     assert str(caught.value).startswith(
-        f"guest web1 has an operation already: {first} (migrate), asked for by eve@desk,"
-        " since 2023-11-14T22:13:20"
+        f"guest web1 is locked by job {first} (migrate), started by eve@desk at 2023-11-14T22:13:20"
     )
     assert f"vmckpt cancel {first}" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -88,7 +87,9 @@ def test_an_operation_that_was_interrupted_keeps_its_guest_until_it_is_settled(
     journal: Journal,
 ) -> None:
     id_, _ = held(journal, DEAD)
-    with pytest.raises(GuestLocked, match=f"was interrupted .* {id_} .*; run vmckpt recover"):
+    with pytest.raises(
+        GuestLocked, match=f"locked by the interrupted job {id_} .*; run vmckpt recover"
+    ):
         held(journal)
     journal.take_over(journal.operation(id_))
     journal.finish(id_, "failed", None)
@@ -101,7 +102,7 @@ def test_a_holder_on_another_machine_is_interrupted_once_it_is_not_heard_of(
 ) -> None:
     held(journal, FAR)
     clock.now += controller_lease.TTL - 1
-    with pytest.raises(GuestLocked, match="process 7 on far; vmckpt watch"):
+    with pytest.raises(GuestLocked, match="process 7 on far; run vmckpt watch"):
         held(journal)
     clock.now += 2
     with pytest.raises(GuestLocked, match="run vmckpt recover"):
@@ -113,7 +114,7 @@ def test_what_a_lost_lease_would_write_is_refused_whole(journal: Journal) -> Non
     step = journal.intend(id_, "move", {}, stale)
     journal.take_over(journal.operation(id_))
 
-    with pytest.raises(LeaseLost, match="another controller has taken guest/u-1 over"):
+    with pytest.raises(LeaseLost, match="another controller has taken over the lease guest/u-1"):
         journal.write(id_, Batch(events=[NOTED], ending=("completed", None)), stale)
     with pytest.raises(LeaseLost):
         journal.intend(id_, "move", {}, stale)
@@ -132,7 +133,7 @@ def test_what_an_ended_holder_has_left_to_write_is_written_until_somebody_else_i
     journal.write(id_, Batch(events=[NOTED]), fence)
     held(journal)
 
-    with pytest.raises(LeaseLost, match=r"m-.* has taken guest/u-1 over"):
+    with pytest.raises(LeaseLost, match=r"m-.* has taken over the lease guest/u-1"):
         journal.write(id_, Batch(events=[NOTED]), fence)
     assert len(journal.events(id_)) == 1
 
@@ -269,7 +270,7 @@ def test_what_is_attended_is_not_taken_over(journal: Journal, clock: Clock) -> N
     near, far = journal.begin(WEB1), journal.begin(WEB1, controller=FAR)
 
     for id_ in (near, far):
-        with pytest.raises(GuestLocked, match=f"{id_} is attended by"):
+        with pytest.raises(GuestLocked, match=f"{id_} is run by"):
             journal.take_over(journal.operation(id_))
     clock.now += controller_lease.TTL + 1
     assert journal.take_over(journal.operation(far)) is not None
@@ -282,7 +283,7 @@ def test_what_is_left_can_be_taken_over_at_once_and_is_kept_from_who_left_it(
     journal.leave(id_)
     [found] = journal.abandoned()
 
-    with pytest.raises(LeaseLost, match="left for others"):
+    with pytest.raises(LeaseLost, match="given up for others"):
         journal.heartbeat(id_, fence=fence)
     with pytest.raises(LeaseLost):
         journal.leave(id_)

@@ -99,7 +99,7 @@ def test_one_at_a_time_empties_a_host(place: Path | str) -> None:
         new = NewOperation(kind="evacuate", guest="alpha", source="alpha")
         first, second = journal.begin(new), journal.begin(new)
         journal.acquire(first, host_resource("alpha"))
-        with pytest.raises(GuestLocked, match="host alpha has an operation already"):
+        with pytest.raises(GuestLocked, match="host alpha is locked by job"):
             journal.acquire(second, host_resource("alpha"))
         journal.finish(first, "completed", None)
         journal.acquire(second, host_resource("alpha"))
@@ -131,7 +131,7 @@ def test_a_dead_controller_of_a_host_is_for_recovery(place: Path | str) -> None:
 def test_without_a_journal_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(locations.VARIABLE, locations.NONE)
     assert maintenance.held() == {}
-    with pytest.raises(JournalError, match="kept in the journal"):
+    with pytest.raises(JournalError, match="recorded in the journal"):
         maintenance.enter("alpha", "")
 
 

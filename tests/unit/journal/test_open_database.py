@@ -19,14 +19,14 @@ BUSY = Seconds(5.0)
 def test_where_no_journal_is_wanted_none_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VMCKPT_JOURNAL", "none")
 
-    with pytest.raises(JournalError, match="no journal is kept"):
+    with pytest.raises(JournalError, match="the journal is turned off"):
         Journal()
 
 
 def test_what_is_only_read_is_neither_made_nor_given_tables(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     path.touch()
-    with pytest.raises(JournalError, match="has no tables yet; any command that writes"):
+    with pytest.raises(JournalError, match="has no tables yet; run a command that writes"):
         open_database(path, busy=BUSY, read_only=True)
     assert path.stat().st_size == 0
     with closing(open_database(path, busy=BUSY, read_only=False)) as made:

@@ -40,11 +40,17 @@ def database(place: str) -> Iterator[PostgresDatabase]:
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        (f"mysql://u:{SECRET}@h/d", "a journal at mysql:// is not known; name a file, or postg"),
-        (f"postgresql+psycopg://u:{SECRET}@h/d", "a journal at postgresql+psycopg:// is not known"),
-        (f"postgresql://u:x@{SECRET}@h/d", "the journal's URL cannot be read; write postgresql"),
-        (f"postgresql://u:1/{SECRET}@h/d", "the journal's URL cannot be read"),
-        (f"postgresql://u:{SECRET}@h:port/d", "the journal's URL cannot be read"),
+        (
+            f"mysql://u:{SECRET}@h/d",
+            "mysql:// is not supported for a journal; use a file, or postg",
+        ),
+        (
+            f"postgresql+psycopg://u:{SECRET}@h/d",
+            "postgresql+psycopg:// is not supported for a journal",
+        ),
+        (f"postgresql://u:x@{SECRET}@h/d", "the journal's URL is invalid; use postgresql"),
+        (f"postgresql://u:1/{SECRET}@h/d", "the journal's URL is invalid"),
+        (f"postgresql://u:{SECRET}@h:port/d", "the journal's URL is invalid"),
         (f"postgresql://u:{SECRET}@h", "the journal's URL postgresql://u@h/ names no database"),
         (f"postgresql://u:{SECRET}@127.0.0.1:1/d", "journal postgresql://u@127.0.0.1:1/d: "),
         (f"postgresql:///d?host=/nowhere&password={SECRET}", "journal postgresql:///nowhere/d: "),
@@ -63,7 +69,9 @@ def test_a_url_that_leads_nowhere_is_told_in_one_line_without_its_password(
 
 
 def test_what_cannot_be_reached_comes_with_a_way_out() -> None:
-    with pytest.raises(JournalError, match="see that PostgreSQL runs there and lets this user in"):
+    with pytest.raises(
+        JournalError, match="check that PostgreSQL runs there and accepts this user"
+    ):
         Journal("postgresql://u@127.0.0.1:1/d")
 
 
@@ -133,7 +141,7 @@ def test_a_commit_without_an_answer_is_not_tried_again(
         kill = f"SELECT pg_terminate_backend({calls[0]})"
         threading.Timer(0.5, lambda: postgresql.sql(kill)).start()
 
-    with pytest.raises(JournalError, match="the last entry may or may not be there"):
+    with pytest.raises(JournalError, match="the last entry may or may not have been saved"):
         database.write(work)
     assert len(calls) == 1
 

@@ -47,7 +47,7 @@ def test_what_another_process_writes_is_seen(
 def test_nothing_is_written(place: Path | str, change: Callable[[Journal], object]) -> None:
     Journal(place).close()
     with Journal(place, read_only=True) as looking:
-        with pytest.raises(ReadOnly, match="looking only; nothing was written"):
+        with pytest.raises(ReadOnly, match="open read-only; nothing was written"):
             change(looking)
         assert looking.operations() == []
 
@@ -55,7 +55,7 @@ def test_nothing_is_written(place: Path | str, change: Callable[[Journal], objec
 def test_where_there_is_none_that_is_told_and_none_is_made(tmp_path: Path) -> None:
     path = tmp_path / "state" / "journal.db"
 
-    with pytest.raises(JournalError, match=f"^journal {path}: there is none; name another"):
+    with pytest.raises(JournalError, match=f"^journal {path} does not exist; set VMCKPT_STATE"):
         Journal(path, read_only=True)
     assert not path.parent.exists()
 

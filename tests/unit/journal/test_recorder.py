@@ -118,7 +118,9 @@ def test_without_a_journal_there_is_one_warning_and_nothing_else(warnings: list[
 
     assert (made.id, made.fence) == (None, None)
     assert made.take_requests() == []
-    assert warnings == ["nothing is recorded and no other controller is kept away"]
+    assert warnings == [
+        "the journal is turned off: nothing is recorded, other controllers are not locked out"
+    ]
 
 
 def test_a_locked_journal_makes_one_warning_and_what_waited_is_written_later(
@@ -179,7 +181,7 @@ def test_a_fault_in_the_writer_itself_is_a_warning(
     until(lambda: warnings)
     made.close()
 
-    assert warnings == ["what happens may not be recorded: never thought of"]
+    assert warnings == ["the journal may be incomplete: never thought of"]
 
 
 FULL_DISK = """

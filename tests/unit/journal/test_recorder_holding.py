@@ -220,7 +220,7 @@ def test_a_journal_that_does_not_answer_is_no_loss_yet(
     monkeypatch.setattr(controller_lease, "HEARTBEAT", Seconds(0.0))
     until(lambda: warnings)
 
-    assert warnings == ["what happens may not be recorded: no answer"]
+    assert warnings == ["the journal may be incomplete: no answer"]
     assert recording.holds
     recording.check()
 
@@ -267,7 +267,7 @@ def test_what_is_not_heard_of_is_done_directly(journal: Journal) -> None:
         journal, id_, RequestKind.CANCEL, {}, lambda *_: Answer(ok=True, text="aborted")
     )
     assert answer.text == "aborted"
-    with pytest.raises(OrphanedJobs, match="process 7 on far, has not been heard of lately"):
+    with pytest.raises(OrphanedJobs, match="process 7 on far, has sent no heartbeat lately"):
         jobs.control(journal, id_, RequestKind.CANCEL, {})
 
 

@@ -46,11 +46,11 @@ def test_only_who_runs_an_operation_writes_to_it(journal: Journal, database: Dat
     database.write(guarded(id_, by=ME, active=True))
     with pytest.raises(LeaseLost, match=r"process .* has taken it over"):
         database.write(guarded(id_, by=replace(ME, started=1)))
-    with pytest.raises(JournalError, match="no job m-none is in the journal"):
+    with pytest.raises(JournalError, match="no job m-none in the journal"):
         database.write(guarded("m-none"))
     journal.finish(id_, "cancelled", None)
     database.write(guarded(id_, by=ME))
-    with pytest.raises(LeaseLost, match="somebody else has ended it: cancelled"):
+    with pytest.raises(LeaseLost, match="another process has ended it: cancelled"):
         database.write(guarded(id_, by=ME, active=True))
 
 
@@ -59,7 +59,7 @@ def test_only_the_last_fence_counts(journal: Journal, database: Database) -> Non
     fence = journal.acquire(id_, GUEST)
     database.write(guarded(id_, fence=fence, active=True))
     for wrong in (replace(fence, token=fence.token - 1), replace(fence, resource="guest/other")):
-        with pytest.raises(LeaseLost, match=r"has taken guest/.* over"):
+        with pytest.raises(LeaseLost, match=r"has taken over the lease guest/"):
             database.write(guarded(id_, fence=wrong))
 
 

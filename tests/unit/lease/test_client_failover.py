@@ -87,7 +87,7 @@ def test_a_standby_that_was_declared_invalid_takes_over_nothing_though_that_was_
     told = asked(protection, beta, old)
     assert isinstance(told, Denied)
     assert "alpha has not confirmed the standby since" in told.why
-    with pytest.raises(LeaseForgotten, match=f"forgotten token {token}"):
+    with pytest.raises(LeaseForgotten, match=f"does not know token {token}"):
         alpha.renew(token)
     assert isinstance(asked(protection, beta, old), Denied)
     again = alpha.acquire_again(token)

@@ -233,9 +233,9 @@ def test_a_restarted_holder_makes_its_standby_worthless(protection: Protection) 
 def test_tokens_of_a_guest_grow_over_all_its_protections(protection: Protection) -> None:
     url = protection.server.url()
     alpha, _, token = protected(protection)
-    with pytest.raises(LeaseRefused, match="has a lease already; end its protection first"):
+    with pytest.raises(LeaseRefused, match="already has a lease; end its protection first"):
         lease_client.issue(url, protection.guest, TERMS, "s-2")
-    with pytest.raises(LeaseRefused, match="and has just renewed it"):
+    with pytest.raises(LeaseRefused, match="and renewed it just now"):
         lease_client.revoke(url, protection.guest)
     alpha.release(token)
     lease_client.revoke(url, protection.guest)

@@ -32,25 +32,25 @@ def seen(
 
 
 STORIES = [
-    ("one server", seen(), INFO, "it has no replicas: it is a single point of failure"),
+    ("one server", seen(), INFO, "it has no replicas and is a single point of failure"),
     ("one that is asynchronous", seen("async"), WARNING, "of its replicas is synchronous (r0)"),
     ("two that are", seen("async", "async"), WARNING, "replicas is synchronous (r0, r1)"),
     ("one that is synchronous", seen("sync", names="*"), OK, "1 of 1 replicas synchronous: r0"),
     ("a quorum", seen("quorum", "quorum", names="ANY 1 (*)"), OK, "2 of 2 replicas synchronous"),
     (
         "one of each", seen("async", "sync", names="r1"), OK,
-        "1 of 2 replicas synchronous: r1; never promote another one",
+        "1 of 2 replicas synchronous: r1; never promote another replica",
     ),
     (
         "the next one in line", seen("potential", "sync", names="*"), OK,
-        "1 of 2 replicas synchronous: r1; never promote another one",
+        "1 of 2 replicas synchronous: r1; never promote another replica",
     ),
     ("no leave to see", seen(None, None), WARNING, "replicas are synchronous is unknown: vm"),
     ("another name", seen("async", names="r9"), WARNING, "synchronous_standby_names (r9): every"),
     ("none is connected", seen(names="r9"), WARNING, "_standby_names (r9): every change"),
     ("one is away", seen(away=("s1",)), WARNING, "a replica is not connected (slot s1), a"),
     ("commits that wait for none", seen("sync", names="*", commit="local"), WARNING, "is local"),
-    ("a replica itself", seen(follows=True), WARNING, "it is a replica itself, and nothing can be"),
+    ("a replica itself", seen(follows=True), WARNING, "it is a replica itself, and therefore"),
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def until(condition: Callable[[], bool]) -> None:
 def carry_out(server: postgres.Server, finding: Finding) -> None:
     """Do what mends it, word for word."""
     assert finding.hint is not None
-    told = finding.hint.removeprefix("on it: ")
+    told = finding.hint.removeprefix("run on it: ")
     for statement in told.split("; and")[0].split(";"):
         server.sql(statement)
 
@@ -142,17 +142,17 @@ def test_without_leave_to_see_it_is_unknown(
     with primary.asking("carl", "geheim7"):
         login = url.replace("carl@/", "carl:geheim7@/")
         found = replicas.examine(login)
-        assert (found.severity, "unknown: carl may not see it" in found.text) == (WARNING, True)
+        assert (found.severity, "unknown: carl may not read that" in found.text) == (WARNING, True)
         carry_out(primary, found)
         assert "none of its replicas is synchronous (second)" in replicas.examine(login).text
         wrong = replicas.examine(url.replace("carl@/", "carl:wrong7@/"))
-    assert (wrong.severity, "its replicas are unknown" in wrong.text) == (WARNING, True)
+    assert (wrong.severity, "its replicas cannot be checked" in wrong.text) == (WARNING, True)
     assert "wrong7" not in f"{wrong.text} {wrong.hint}"
 
 
 def test_a_server_that_does_not_answer_is_a_finding() -> None:
     found = replicas.examine("postgresql://vm@127.0.0.1:1/vm")
-    assert (found.severity, "its replicas are unknown: " in found.text) == (WARNING, True)
+    assert (found.severity, "its replicas cannot be checked: " in found.text) == (WARNING, True)
     assert found.hint is not None
 
 

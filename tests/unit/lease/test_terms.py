@@ -50,12 +50,12 @@ def test_the_guest_runs_until_its_lease_ends_and_others_wait_longer() -> None:
 @pytest.mark.parametrize(
     ("ttl", "margin", "told"),
     [
-        pytest.param(0.5, 0.2, "a lease of 500 ms is not possible", id="too short"),
+        pytest.param(0.5, 0.2, "invalid lease lifetime 500 ms", id="too short"),
         pytest.param(4000, 1, "between 1.0 s and an hour", id="too long"),
-        pytest.param(float("nan"), 1, "is not possible", id="no number"),
-        pytest.param(5, 0.1, "a margin of 100 ms does not fit", id="no time to kill"),
-        pytest.param(5, 3, "does not fit a lease of 5.0 s; take between 155 ms", id="too wide"),
-        pytest.param(3600, 1, "take between 3.8 s", id="the clocks drift"),
+        pytest.param(float("nan"), 1, "invalid lease lifetime", id="no number"),
+        pytest.param(5, 0.1, "invalid margin 100 ms", id="no time to kill"),
+        pytest.param(5, 3, "for a lease lifetime of 5.0 s; choose between 155 ms", id="too wide"),
+        pytest.param(3600, 1, "choose between 3.8 s", id="the clocks drift"),
     ],
 )
 def test_terms_that_cannot_be_kept_are_refused(ttl: float, margin: float, told: str) -> None:

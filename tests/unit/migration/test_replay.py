@@ -127,5 +127,5 @@ def test_a_recorded_switch_that_the_policy_would_not_make_is_where_it_differs() 
 
 def test_a_policy_that_moves_by_epochs_has_nothing_to_say_of_a_recorded_migration() -> None:
     path = TRACES / "balanced-rescue.jsonl"
-    with pytest.raises(BadInput, match="policy busy moves guests by epochs"):
+    with pytest.raises(BadInput, match="policy busy uses mode checkpoint"):
         migration_replay.replayed(path, loader.load_one("busy", None))

@@ -41,7 +41,7 @@ def test_what_was_written_is_read_again_from_the_beginning_of_the_migration(tmp_
 
 
 def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is there already"):
+    with pytest.raises(BadInput, match="already exists"):
         Tracer(written(tmp_path / "t.jsonl"))
 
 
@@ -58,7 +58,7 @@ def test_what_is_no_trace_is_told_with_its_line(tmp_path: Path, line: str) -> No
     path = written(tmp_path / "t.jsonl")
     path.write_text(path.read_text() + line + "\n")
 
-    with pytest.raises(BadInput, match=r"t\.jsonl:5: no line of a trace"):
+    with pytest.raises(BadInput, match=r"t\.jsonl:5: not a line of a trace"):
         trace.read(path)
 
 

@@ -38,7 +38,7 @@ def test_what_is_forgotten_is_told_as_anything_that_was_settled(
     assert app.run(["recover", "--forget", id_, "--json"]) == 0
     [told] = json.loads(capsys.readouterr().out)
     assert (told["job"], told["outcome"], told["guest"]) == (id_, "unknown", "web1")
-    assert "by your word" in told["truth"]
+    assert "at your request" in told["truth"]
 
     with Journal() as journal:
         [ended] = journal.ended(0.0)

@@ -96,7 +96,7 @@ def test_what_somebody_has_to_look_at() -> None:
 def test_a_guest_that_waits_for_its_memory_is_told_of_while_it_is_tried_again() -> None:
     broken = replace(MOVE, operation=replace(MOVE.operation, phase="postcopy-paused"))
     found = troubles(HealthSnapshot(jobs=(broken,)))
-    assert "busy stands still" in found["stream m-7k3f"].text
+    assert "busy is paused" in found["stream m-7k3f"].text
     assert troubles(HealthSnapshot(jobs=(MOVE,))) == {}
 
 

@@ -101,7 +101,7 @@ async def test_who_does_not_take_it_is_asked_again(receiver: Receiver, status: i
 
     assert [body["text"] for body, _ in receiver.taken] == ["first", "second"]
     assert receiver.asked == 4
-    assert warned == ["webhook 127.0.0.1 does not take it; it is tried again"]
+    assert warned == ["webhook 127.0.0.1 does not accept a page; retrying"]
 
 
 async def test_a_name_that_is_none_is_told_and_ends_nothing(
@@ -113,7 +113,7 @@ async def test_a_name_that_is_none_is_told_and_ends_nothing(
     poster.start()
     for number in range(2):
         poster.post(page(f"page {number}"))
-    await until(lambda: any("gave up page 1" in one for one in warned))
+    await until(lambda: any("not delivered: page 1" in one for one in warned))
     await poster.close()
 
 
@@ -126,7 +126,7 @@ async def test_who_never_answers_is_given_up_and_holds_up_no_end(
     poster = Poster(Webhook(url="http://127.0.0.1:1/token-in-it"), warned.append)
     poster.start()
     poster.post(page("nobody hears it"))
-    await until(lambda: any("gave up nobody hears it" in one for one in warned))
+    await until(lambda: any("not delivered: nobody hears it" in one for one in warned))
     await poster.close()
     assert not any("token-in-it" in one for one in warned)
 
@@ -137,7 +137,7 @@ async def test_an_end_does_not_wait_for_who_is_silent() -> None:
     poster.start()
     poster.post(page("late"))
     await poster.close(limit=0.1)
-    assert warned[-1] == "webhook 127.0.0.1: 1 were not taken"
+    assert warned[-1] == "webhook 127.0.0.1: 1 pages were not delivered"
 
 
 async def test_what_nobody_takes_for_long_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +146,12 @@ async def test_what_nobody_takes_for_long_makes_room(monkeypatch: pytest.MonkeyP
     poster = Poster(Webhook(url="http://127.0.0.1:1/"), warned.append)
     for text in ("one", "two", "three"):
         poster.post(page(text))
-    assert warned == ["webhook 127.0.0.1: gave up one"]
+    assert warned == ["webhook 127.0.0.1: queue full, dropped: one"]
 
 
-@pytest.mark.parametrize(("content", "said"), [(None, "cannot be read"), ("\n", "is empty")])
+@pytest.mark.parametrize(
+    ("content", "said"), [(None, "cannot read the secret"), ("\n", "is empty")]
+)
 def test_a_secret_that_is_none_is_said(tmp_path: Path, content: str | None, said: str) -> None:
     file = tmp_path / "secret"
     if content is not None:

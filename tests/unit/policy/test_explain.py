@@ -49,7 +49,7 @@ def test_a_rule_without_conditions_always_holds() -> None:
 def test_explain_says_when_where_and_what_stays() -> None:
     rows = {one.key: one for one in explain.values(policy(LEAST + SCHEDULES))}
 
-    assert rows["snapshots.0"].value == "every 15min, disks alone, into the first store"
+    assert rows["snapshots.0"].value == "every 15min, disks only, into the first store"
     assert rows["snapshots.1"].value == (
         "daily 03:00, memory and disks, into near (keeps 3 last, 7 daily);"
         " copied to far (keeps 12 monthly); copied to farther; verified every 7d (deep)"
@@ -72,6 +72,6 @@ def test_as_json_a_schedule_says_its_time_as_it_was_written() -> None:
 def test_the_choice_is_told_in_one_line_for_each_policy() -> None:
     assert explain.choice(chosen(LADDER[5])) == (
         "host, because the host's label rack is a1",
-        "not balanced: host has more host labels that hold",
-        "not wan: it is only for those who ask for it by name",
+        "not balanced: host matches more host labels",
+        "not wan: it is used only if requested by name",
     )

@@ -59,7 +59,7 @@ def test_two_files_of_the_same_name_are_a_problem_that_names_both(own: Path) -> 
 
     with pytest.raises(PolicyError) as caught:
         loader.load_all(own)
-    told = f"{own}/other.yaml:2: {own}/mine.yaml is called mine, too"
+    told = f"{own}/other.yaml:2: name mine is already used by {own}/mine.yaml"
     assert str(caught.value) == told
     assert loader.problems([own])[own / "other.yaml"] == (told,)
 
@@ -91,7 +91,7 @@ def test_the_folder_is_found_in_the_order_documented(
 
 
 def test_a_folder_that_was_named_and_is_missing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="no such folder; see --policies"):
+    with pytest.raises(PolicyError, match="no such folder; check --policies"):
         loader.folder(tmp_path / "none", None, {})
     with pytest.raises(PolicyError, match="no such folder"):
         loader.folder(None, None, {"VMCKPT_POLICIES": "/nowhere/at/all"})

@@ -15,8 +15,8 @@ def test_without_any_other_policy_the_default_is_taken() -> None:
     found = chosen()
 
     assert found.policy is BALANCED
-    assert found.why == ("the guest's name web1 is like *",)
-    assert why_not(found) == {"wan": "it is only for those who ask for it by name"}
+    assert found.why == ("the guest's name web1 matches *",)
+    assert why_not(found) == {"wan": "it is used only if requested by name"}
 
 
 @pytest.mark.parametrize("place", range(len(LADDER)), ids=[one.name for one in LADDER])
@@ -30,13 +30,13 @@ def test_the_most_specific_policy_wins_whatever_their_order(place: int) -> None:
 @pytest.mark.parametrize(
     ("select", "why"),
     [
-        ("{guests: [db*, mail*]}", "the guest's name is not like db* or mail*"),
-        ("{guests: [WEB1]}", "the guest's name is not like WEB1"),
+        ("{guests: [db*, mail*]}", "the guest's name does not match db* or mail*"),
+        ("{guests: [WEB1]}", "the guest's name does not match WEB1"),
         ("{guest_labels: {tier: db}}", "the guest's label tier is not db: it is web"),
-        ("{guest_labels: {size: xl}}", "the guest's label size is not xl: there is none such"),
+        ("{guest_labels: {size: xl}}", "the guest's label size is not xl: it is missing"),
         ("{host_labels: {rack: b1}}", "the host's label rack is not b1: it is a1"),
-        ("{memory: {at_least: 9GiB}}", "the guest has less than 9.0 GiB"),
-        ("{memory: {below: 8GiB}}", "the guest has no less than 8.0 GiB"),
+        ("{memory: {at_least: 9GiB}}", "the guest has less memory than 9.0 GiB"),
+        ("{memory: {below: 8GiB}}", "the guest has 8.0 GiB of memory or more"),
         ("{guests: [web1], host_labels: {rack: b}}", "the host's label rack is not b: it is a1"),
     ],
 )  # fmt: skip
@@ -64,10 +64,10 @@ def test_a_less_specific_policy_is_passed_over_with_the_reason() -> None:
         "short-glob": "exact names the guest exactly",
         "own-default": "exact names the guest exactly",
         "balanced": "exact names the guest exactly",
-        "wan": "it is only for those who ask for it by name",
+        "wan": "it is used only if requested by name",
     }
     assert why_not(chosen(*LADDER[10:]))["balanced"] == (
-        "own-default is the operator's own, this one came with the program"
+        "own-default is the operator's own, and this one is shipped with vmckpt"
     )
 
 
@@ -102,7 +102,7 @@ def test_a_policy_asked_for_by_name_is_taken_whatever_its_select_says() -> None:
     found = chosen(*LADDER, forced="wan")
 
     assert found.policy is BY_NAME
-    assert explain.choice(found)[0] == "wan, because it was asked for by name"
+    assert explain.choice(found)[0] == "wan, because it was requested by name"
     assert len(found.passed_over) == len(LADDER) + 1
 
 
@@ -117,4 +117,4 @@ def test_where_no_policy_is_for_a_guest_the_default_is_taken_and_says_so() -> No
     found = choose([narrowed, BY_NAME], WEB1)
 
     assert found.policy is narrowed
-    assert found.why == ("no policy is for web1, and balanced is the default",)
+    assert found.why == ("no policy matches web1, and balanced is the default",)

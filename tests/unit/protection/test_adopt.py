@@ -52,10 +52,10 @@ def test_what_hosts_say_is_a_protection(told: Mapping[str, Mapping[str, Any]], d
 @pytest.mark.parametrize(
     ("told", "kind", "why"),
     [
-        ({}, BadInput, "web1 is not protected; vmckpt status"),
+        ({}, BadInput, "web1 is not protected; run vmckpt status"),
         ({"alpha": {"role": None, "runs": True}}, BadInput, "web1 is not protected"),
-        ({"alpha": SILENT}, BadInput, "web1 is not protected; alpha cannot be asked"),
-        ({"alpha": {**PRIMARY, "moves": True}}, GuestLocked, "is being moved by epochs"),
+        ({"alpha": SILENT}, BadInput, "web1 is not protected; alpha cannot be queried"),
+        ({"alpha": {**PRIMARY, "moves": True}}, GuestLocked, "is being migrated by epochs"),
         (
             {"alpha": {key: told for key, told in PRIMARY.items() if key != "moves"}},
             GuestLocked,
@@ -68,7 +68,7 @@ def test_what_hosts_say_is_a_protection(told: Mapping[str, Mapping[str, Any]], d
         (
             {"alpha": SILENT, "beta": BACKUP},
             GuestLocked,
-            "alpha, where it may run, cannot be asked",
+            "may run on alpha, which cannot be queried",
         ),
     ],
 )
@@ -123,7 +123,7 @@ async def test_it_is_written_down_anew_and_ended_like_any_other(world: World) ->
     (known,) = world.ended
     assert (known.primary.name, known.backup.name, known.session) == ("alpha", "beta", "5e55")
     assert (known.lease, known.watched) == ("postgresql://vm@witness/vm", False)
-    assert "the journal does not know that web1 is protected" in world.warned[0]
+    assert "the journal has no record of web1's protection" in world.warned[0]
     with Journal() as journal:
         # Its agents go on with it, and the next controller may end it.
         (operation,) = journal.operations(active=True)

@@ -33,7 +33,8 @@ async def test_who_falls_silent_in_the_middle_keeps_nobody_waiting(ended: list[s
     async with asyncio.timeout(5):
         told = await agent_client.both(HOSTS, "u-1", Seconds(0.05))
     assert told == {
-        "alpha": ProtectionStatus(role="primary"), "beta": ProtectionStatus(error="beta is silent"),
+        "alpha": ProtectionStatus(role="primary"),
+        "beta": ProtectionStatus(error="beta does not answer"),
     }  # fmt: skip
     await asyncio.sleep(0)
     assert ended == ["beta"]

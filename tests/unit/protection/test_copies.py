@@ -33,7 +33,7 @@ from vmckpt.units import Seconds
         ({}, {}, None),
         (WORKS, {"role": "backup", "runs": True}, None),
         (WORKS, {"error": "silent"}, None),
-        (WORKS, OVER, "its standby has taken over, and its QEMU on the primary was not ended"),
+        (WORKS, OVER, "its standby has taken over, but its QEMU on the primary still runs"),
         (WORKS, {**OVER, "runs": False}, None),
         ({**WORKS, "runs": False}, OVER, None),
         ({"role": "backup", "runs": True}, OVER, None),

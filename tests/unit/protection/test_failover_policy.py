@@ -32,7 +32,7 @@ from vmckpt.units import Seconds
 PATIENCE = Seconds(5.0)
 WANTS = {
     **WELL, "wants_leave": "17",
-    "says": "output waits until a controller lets the guest go on alone: no answer in 2 s",
+    "says": "output waits for permission to run unprotected: no answer in 2 s",
 }  # fmt: skip
 ALONE = {**WELL, "phase": "alone", "says": "no answer in 2 s"}
 COPIES = {**WELL, "phase": "copying"}
@@ -63,32 +63,32 @@ def silent(seconds: float) -> dict[str, Any]:
         (
             case(ours=WANTS, theirs=GONE),
             FailoverAction.GRANT_SOLO,
-            "goes on without beta: no answer in 2 s",
+            "continues without beta: no answer in 2 s",
         ),
-        (case(ours=WANTS, theirs=READY), FailoverAction.GRANT_SOLO, "goes on without beta"),
+        (case(ours=WANTS, theirs=READY), FailoverAction.GRANT_SOLO, "continues without beta"),
         (
             case(ours=WANTS, theirs=GONE, alone=True),
             FailoverAction.GRANT_SOLO,
-            "goes on without beta",
+            "continues without beta",
         ),
-        (case(ours=ALONE, theirs=READY, alone=True), FailoverAction.WAIT, "only a person"),
-        (case(ours=COPIES, alone=True), FailoverAction.WAIT, "only a person"),
-        (case(ours=WELL, theirs=READY, alone=True), FailoverAction.WAIT, "only a person"),
-        (case(ours=WELL, alone=True), FailoverAction.STANDBY_RESTORED, "whole again"),
-        (case(theirs=silent(AFTER), alone=True), FailoverAction.WAIT, "only a person"),
-        (case(ours=ANEW, theirs=silent(AFTER), alone=True), FailoverAction.WAIT, "only a person"),
+        (case(ours=ALONE, theirs=READY, alone=True), FailoverAction.WAIT, "fail it over by hand"),
+        (case(ours=COPIES, alone=True), FailoverAction.WAIT, "fail it over by hand"),
+        (case(ours=WELL, theirs=READY, alone=True), FailoverAction.WAIT, "fail it over by hand"),
+        (case(ours=WELL, alone=True), FailoverAction.STANDBY_RESTORED, "complete again"),
+        (case(theirs=silent(AFTER), alone=True), FailoverAction.WAIT, "fail it over by hand"),
+        (case(ours=ANEW, theirs=silent(AFTER), alone=True), FailoverAction.WAIT, "by hand"),
         # Silent to all.
         (case(theirs=HEARS), FailoverAction.WAIT, ""),
-        (case(theirs=silent(4.9)), FailoverAction.WAIT, "alpha is silent"),
+        (case(theirs=silent(4.9)), FailoverAction.WAIT, "alpha does not answer"),
         (
             case(theirs=silent(5.1)),
             FailoverAction.FAIL_OVER,
-            "nothing answers on alpha, and beta has not heard",
+            "alpha does not answer, and beta has received nothing",
         ),
         (
             case(theirs=EMPTY),
             FailoverAction.WAIT,
-            "standby on beta is not ready: the primary copies",
+            "standby on beta is not ready: synchronising",
         ),
         (case(theirs=GONE), FailoverAction.WAIT, "standby on beta is not ready: beta: no answer"),
         # Its agent lives, and its QEMU is gone: there is nothing to run.
@@ -102,12 +102,12 @@ def silent(seconds: float) -> dict[str, Any]:
         (
             case(ours=DIED, theirs=silent(0.6)),
             FailoverAction.FAIL_OVER,
-            "does not run on alpha any more",
+            "no longer runs on alpha",
         ),
         (
             case(ours=ANEW, theirs=silent(0.6)),
             FailoverAction.FAIL_OVER,
-            "does not run on alpha any more",
+            "no longer runs on alpha",
         ),
         (case(ours=DIED, theirs=EMPTY), FailoverAction.WAIT, "not ready"),
         (case(ours=ENDED, theirs=silent(AFTER)), FailoverAction.WAIT, ""),
@@ -117,12 +117,12 @@ def silent(seconds: float) -> dict[str, Any]:
         (
             case(ours=WELL, theirs=OVER),
             FailoverAction.WAIT,
-            "alpha and beta both say that it runs there",
+            "both alpha and beta report that they run it",
         ),
         (
             case(ours=WANTS, theirs=OVER),
             FailoverAction.WAIT,
-            "alpha and beta both say that it runs there",
+            "both alpha and beta report that they run it",
         ),
     ],
 )

@@ -82,9 +82,9 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
         (case(ours=WELL), GuestLocked, "--fence powers it off first"),
         (case(ours=WELL, word=True), GuestLocked, "--planned"),
         (case(ours=HANGS, theirs=HEARS), GuestLocked, "which answers"),
-        (case(has_fence=False), BadInput, "nobody but you .* --host-is-off"),
+        (case(has_fence=False), BadInput, "know that alpha is off .* --host-is-off"),
         (case(has_fence=False, fence=True), BadInput, "no fence agent in the inventory"),
-        (case(ours=REFUSES), BadInput, "is not silent .*login was refused.*not fenced unasked"),
+        (case(ours=REFUSES), BadInput, "not silent .*login was refused.*fenced only on request"),
         (case(ours=ODD), BadInput, "is not silent .its agent answers.*add --fence"),
         (case(ours=ENDED), BadInput, "is not silent .its agent answers.*add --fence"),
         (case(ours=ENDING, watched=True), BadInput, "is not silent"),
@@ -93,25 +93,25 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
         (
             case(ours=DIED, theirs=EMPTY),
             GuestLocked,
-            "web1 runs nowhere: the standby on beta is not",
+            "web1 runs on no host: the standby on beta is not",
         ),
-        (case(alone=True), GuestLocked, "had leave to go on there without beta.*--host-is-off"),
-        (case(alone=True, fence=True), GuestLocked, "had leave to go on there without beta"),
+        (case(alone=True), GuestLocked, "had permission to run unprotected there.*--host-is-off"),
+        (case(alone=True, fence=True), GuestLocked, "had permission to run unprotected there"),
         (
             case(ours=ANEW, watched=True, alone=True),
             GuestLocked,
-            "runs nowhere, and had leave to go on without beta.*--host-is-off",
+            "runs on no host, .*had permission to run unprotected.*--host-is-off",
         ),
-        (case(theirs=HEARS), BadInput, "is not silent .beta still hears of it"),
+        (case(theirs=HEARS), BadInput, "is not silent .beta still receives heartbeats"),
         (
             case(theirs=EMPTY),
             GuestLocked,
-            "not fenced: the standby on beta is not ready: the primary",
+            "is not fenced: the standby on beta is not ready: synchronising",
         ),
         (case(theirs=GONE), GuestLocked, "not fenced: the standby on beta is not ready: beta: no"),
         (case(theirs=EMPTY, fence=True), GuestLocked, "not ready"),
-        (case(ours={**WELL, "phase": "alone"}, fence=True), GuestLocked, "is behind it .alone"),
-        (case(ours={**WELL, "phase": "copying"}, fence=True), GuestLocked, "is behind it"),
+        (case(ours={**WELL, "phase": "alone"}, fence=True), GuestLocked, "is outdated .alone"),
+        (case(ours={**WELL, "phase": "copying"}, fence=True), GuestLocked, "is outdated"),
     ],
 )
 def test_else_it_is_refused(seen: Case, kind: type[VmckptError], told: str) -> None:
@@ -135,7 +135,7 @@ def test_nobody_is_powered_off_unasked_unless_all_are_silent_and_the_standby_is_
 
 
 def test_a_person_who_says_that_a_host_is_off_which_is_heard_is_not_believed() -> None:
-    with pytest.raises(GuestLocked, match="alpha is not off: beta hears of web1 there"):
+    with pytest.raises(GuestLocked, match="alpha is not off: beta still receives heartbeats"):
         host_death.decide(case(ours=REFUSES, theirs=HEARS, word=True))
 
 

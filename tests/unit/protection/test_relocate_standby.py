@@ -93,7 +93,7 @@ async def test_the_next_one_begins_where_the_guest_still_runs(
 
     async def unprotect(*_: object) -> StopResult:
         done.append("unprotect")
-        return StopResult(guest="web1", runs_on=runs_on, why="asked for", took=Seconds(1.0))
+        return StopResult(guest="web1", runs_on=runs_on, why="requested", took=Seconds(1.0))
 
     async def protect(*_: object) -> Protected:
         done.append("protect")
@@ -105,7 +105,7 @@ async def test_the_next_one_begins_where_the_guest_still_runs(
         assert (await relocate_standby.move(wanted(), deaf)).job == "p-2"
         assert done == ["unprotect", "protect"]
     else:  # it had failed over
-        with pytest.raises(BadInput, match="runs on beta since a failover"):
+        with pytest.raises(BadInput, match="failed over to beta and has no standby"):
             await relocate_standby.move(wanted(), deaf)
         assert done == ["unprotect"]
 
@@ -123,7 +123,7 @@ async def test_what_fails_once_the_old_one_has_ended_is_tried_again_and_then_sai
     said: list[str] = []
 
     async def unprotect(*_: object) -> StopResult:
-        return StopResult(guest="web1", runs_on="alpha", why="asked for", took=Seconds(1.0))
+        return StopResult(guest="web1", runs_on="alpha", why="requested", took=Seconds(1.0))
 
     async def protect(*_: object) -> Protected:
         answer = answers.pop(0)
@@ -137,8 +137,8 @@ async def test_what_fails_once_the_old_one_has_ended_is_tried_again_and_then_sai
 
     assert (await relocate_standby.move(wanted(), caller)).job == "p-2"
     assert said == [
-        "web1 has no standby for now: gamma: no answer; once more",
-        "web1 has no standby for now: alpha: no room; once more",
+        "web1 has no standby: gamma: no answer; retrying",
+        "web1 has no standby: alpha: no room; retrying",
     ]
     answers[:] = [protected((no,), None)] * 3
     with pytest.raises(Blocked, match="alpha: no room"):
@@ -150,7 +150,7 @@ def test_a_first_copy_that_does_not_get_on_is_given_up() -> None:
     told = relocate_standby.progressing(lambda: next(clock))
     for left in (9, 8, 8):
         told(parse_answer({"phase": "copying", "pages_left": left}))
-    with pytest.raises(VmckptError, match=r"not got on for .*: no room"):
+    with pytest.raises(VmckptError, match=r"made no progress for .*: no room"):
         told(parse_answer({"phase": "copying", "pages_left": 8, "says": "no room"}))
 
 

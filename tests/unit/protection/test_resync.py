@@ -107,13 +107,13 @@ def test_images_that_fit_are_taken_and_named() -> None:
 @pytest.mark.parametrize(
     ("image", "why"),
     [
-        (replace(A, there=False, size=None), "/srv/a.qcow2 is gone"),
-        (replace(A, regular=False, size=None), "is no file"),
-        (replace(A, size=Bytes(MIB - 1)), "has 1048575 bytes, and the disk 1048576"),
+        (replace(A, there=False, size=None), "/srv/a.qcow2 does not exist"),
+        (replace(A, regular=False, size=None), "is not a regular file"),
+        (replace(A, size=Bytes(MIB - 1)), "has 1048575 bytes, but the disk has 1048576"),
         (replace(A, user="db1"), "is used by guest db1"),
         (replace(A, size=None, says="no qcow2"), "cannot be read: no qcow2"),
-        (replace(A, path="/new/b.raw"), "/new/b.raw is what the guest runs on now"),
-        (None, "nothing is known of its image there"),
+        (replace(A, path="/new/b.raw"), "the guest uses /new/b.raw now"),
+        (None, "the journal has no image of it there"),
     ],
 )
 def test_one_that_does_not_fit_is_named_and_the_others_are_taken(

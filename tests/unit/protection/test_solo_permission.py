@@ -109,7 +109,7 @@ async def test_recover_gives_it_where_nobody_keeps_watch(
         )  # fmt: skip
 
     told = await recovery.settle(case(None), ())
-    assert (told.goes_on, told.settle) == (True, "vmckpt recover lets it go on alone")
+    assert (told.goes_on, told.settle) == (True, "run vmckpt recover to let it run unprotected")
     assert agents.given == []
     agents.deaf = True
     with pytest.raises(RemoteError):
@@ -120,4 +120,6 @@ async def test_recover_gives_it_where_nobody_keeps_watch(
     found = await recovery.settle(case(kept), ())
     assert agents.given == ["alone 17"]
     assert (found.outcome, found.goes_on) == (None, True)
-    assert found.truth == "what web1 sent waited for beta, which is away; it goes on alone now"
+    assert found.truth == (
+        "beta is unreachable, and web1, whose output waited for it, runs unprotected now"
+    )

@@ -64,7 +64,7 @@ async def test_a_standby_that_is_all_there_is_of_a_guest_is_not_removed(
     assert (
         warned
         == [
-            "web1 has ended on alpha, and its standby is whole: vmckpt failover web1 runs it",
+            "web1 died on alpha, but its standby is complete: run it with vmckpt failover web1",
         ][: len(warned)]
     )
     assert bool(warned) is ready

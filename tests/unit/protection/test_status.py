@@ -57,9 +57,9 @@ def test_one_that_works_says_so_and_then_every_ten_seconds() -> None:
 
 
 def test_a_backup_that_is_lost_and_comes_back_is_told_step_by_step() -> None:
-    cut = replace(GOOD, in_the_way="the line broke")
+    cut = replace(GOOD, in_the_way="the connection broke")
     alone = replace(cut, phase="alone", ready=False, ready_why="the guest runs without it")
-    copies = replace(alone, phase="copying", in_the_way=None, ready_why="the primary copies")
+    copies = replace(alone, phase="copying", in_the_way=None, ready_why="synchronising")
 
     assert story(GOOD, cut, cut, cut, alone, alone, copies, copies, GOOD) == [
         (0, (Because.FIRST,)),
@@ -114,9 +114,9 @@ def test_alone_nothing_can_be_gone_on_from_however_ready_the_standby_thinks_it_i
     ("ours", "theirs", "ready", "why"),
     [
         (WORKS, STANDS, True, "it follows"),
-        (WORKS, {**STANDS, "ready": False, "says": "the primary copies"}, False, "copies"),
-        (WORKS, {"error": "beta: no answer"}, True, "cannot be asked: beta: no answer"),
-        ({**WORKS, "phase": "copying"}, {"error": "beta: no answer"}, False, "cannot be asked"),
+        (WORKS, {**STANDS, "ready": False, "says": "synchronising"}, False, "synchronising"),
+        (WORKS, {"error": "beta: no answer"}, True, "cannot be queried: beta: no answer"),
+        ({**WORKS, "phase": "copying"}, {"error": "beta: no answer"}, False, "cannot be queried"),
         ({"error": "alpha: no answer"}, STANDS, True, "it follows"),
         (WORKS, {}, False, "protect it again"),
         (WORKS, {**STANDS, "runs": False, "agent": False}, False, "its QEMU is gone"),

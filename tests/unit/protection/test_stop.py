@@ -148,7 +148,7 @@ def one(monkeypatch: pytest.MonkeyPatch) -> World:
 
 async def test_unprotected_the_guest_runs_on_and_the_standby_goes_first(one: World) -> None:
     done = await stop.unprotect(KNOWN, one.caller)
-    assert (done.runs_on, done.why) == ("alpha", "asked for")
+    assert (done.runs_on, done.why) == ("alpha", "requested")
     assert one.did == ["beta end", "alpha end", "lease given back"]
     assert one.warned == ["beta: ended", "alpha: ended"]
     assert [outcome for outcome, _ in one.finished] == [Outcome.COMPLETED]
@@ -211,11 +211,11 @@ async def test_a_switch_that_takes_too_long_has_an_unknown_outcome(
     one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop, "_SWITCHES", Seconds(0.01))
-    one.says["beta"]["says"] = "it follows the guest"
-    with pytest.raises(OutcomeUnknown, match="does not run on beta yet"):
+    one.says["beta"]["says"] = "following the guest"
+    with pytest.raises(OutcomeUnknown, match="is not running on beta yet"):
         await stop.planned(KNOWN, one.caller)
     assert one.finished == []
-    assert one.warned == ["beta: it follows the guest"]
+    assert one.warned == ["beta: following the guest"]
 
 
 async def test_who_gives_up_waiting_is_told_that_it_may_yet_happen(one: World) -> None:
@@ -297,9 +297,9 @@ async def test_a_silent_host_is_fenced_before_its_guest_is_asked_for(one: World)
     done = await stop.failover(HAS_FENCE, one.caller)
     assert one.did == ["alpha fenced", "beta failover", "beta end"]
     assert (done.runs_on, done.fenced) == ("beta", FENCED)
-    assert done.why == "alpha is off, says fence_fake; with epoch 7"
+    assert done.why == "fence_fake reports that alpha is off; with epoch 7"
     assert done.as_json()["fenced"]["agent"] == "fence_fake"
-    assert one.warned == ["web1 will go on from what it was 12.0 s ago; what it did since is lost"]
+    assert one.warned == ["web1 will resume from its state 12.0 s ago; later changes are lost"]
     assert one.finished[0][1]["fenced"]["host"] == "alpha"
 
 
@@ -354,7 +354,7 @@ async def test_a_guest_that_had_leave_is_not_failed_over_however_silent_its_host
     one: World,
 ) -> None:
     one.silent, one.after, one.alone = {"alpha"}, RUNS_THERE, True
-    with pytest.raises(GuestLocked, match="had leave to go on there without beta"):
+    with pytest.raises(GuestLocked, match="had permission to run unprotected there"):
         await stop.failover(WATCHED, one.caller)
     assert one.did == []
     assert (await stop.failover(WATCHED, one.caller, dead=True)).runs_on == "beta"
@@ -365,7 +365,7 @@ async def test_leave_that_was_given_since_a_host_was_looked_at_counts(one: World
     case = await stop.seen(WATCHED)
     assert not case.alone
     one.alone = True
-    with pytest.raises(GuestLocked, match="had leave to go on"):
+    with pytest.raises(GuestLocked, match="had permission to run unprotected"):
         await stop.failover(WATCHED, one.caller, case=case)
     assert one.did == []
     one.alone = False
@@ -379,7 +379,7 @@ async def test_a_guest_whose_host_says_that_it_is_gone_needs_neither_word_nor_fe
     one.after = {**RUNS_THERE, "why": "a person said so; with epoch 7"}
     done = await stop.failover(NO_LEASE, one.caller)
     assert one.did == ["beta failover", "alpha end", "beta end"]
-    assert done.why == "alpha says that it does not run there; with epoch 7"
+    assert done.why == "alpha reports that it does not run there; with epoch 7"
 
 
 async def test_a_watched_guest_is_unprotected_though_its_backup_is_dead(one: World) -> None:
@@ -411,6 +411,6 @@ async def test_who_lost_the_journal_while_a_host_was_fenced_runs_nothing(one: Wo
 
 async def test_a_guest_that_waits_for_leave_is_not_switched(one: World) -> None:
     one.says["alpha"]["wants_leave"] = "17"
-    with pytest.raises(GuestLocked, match="its standby is not ready"):
+    with pytest.raises(GuestLocked, match="the standby of web1 is not ready"):
         await stop.planned(WATCHED, one.caller)
     assert one.did == []

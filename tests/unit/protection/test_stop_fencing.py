@@ -63,8 +63,8 @@ async def test_the_journal_says_who_was_fenced_when_and_by_whom(scene: Scene) ->
     assert step.result == done.as_json()
     assert done.as_json()["answered"] == "off"
     assert scene.warned == [
-        f"fencing alpha: {path} powers it off, with all that runs there",
-        f"alpha is off, says {path}",
+        f"fencing alpha: powering it off with {path}, with all guests on it",
+        f"{path} reports that alpha is off",
     ]
 
 
@@ -75,7 +75,7 @@ async def test_what_was_tried_in_vain_is_kept_with_what_was_answered(scene: Scen
     (step,) = scene.steps()
     assert step.state is StepState.FAILED
     assert step.result is not None
-    assert "could not be switched off: it ended with 1: Unable to" in step.result["error"]
+    assert "could not be switched off: it exited with 1: Unable to" in step.result["error"]
     scene.agent.behaves()
     await stop.fence_host(scene.agent.host(), scene.recorder, scene.caller)
     assert [one.state for one in scene.steps()] == [StepState.FAILED, StepState.DONE]
@@ -93,7 +93,8 @@ async def test_no_secret_is_written_down(scene: Scene, tmp_path: Path, mode: str
     except FencingFailed as exc:
         scene.warned.append(str(exc))
     scene.recorder.close()
-    assert scene.warned[0] == f"{file}: others may read the password in it; run chmod 600 {file}"
+    readable = f"{file}: other users can read the password in it; run chmod 600 {file}"
+    assert scene.warned[0] == readable
     told = "\n".join(scene.warned).encode()
     kept = b"".join(one.read_bytes() for one in scene.place.parent.iterdir())
     for secret in (b"correct-horse", SECRET.split()[0].encode(), b"so=on", b"10.9.0.11"):
@@ -132,7 +133,7 @@ async def test_doctor_asks_the_agent_and_switches_nothing_off(tmp_path: Path) ->
     (seen,) = await asked(agent.host())
     assert "hunter2" not in repr(seen)
     (missing,) = await asked(agent.host(agent="fence_nowhere"))
-    assert "no fence agent fence_nowhere" in str(missing.error)
+    assert "fence agent fence_nowhere is not installed" in str(missing.error)
     assert (agent.power, set(agent.actions)) == ("on", {"status"})
 
 
@@ -161,4 +162,4 @@ def test_what_excludes_each_other_is_refused_before_anything_is_asked(
     words: tuple[str, ...],
 ) -> None:
     result = CliRunner().invoke(app, ["failover", "web1", *words, "--inventory", "/nowhere"])
-    assert "exclude each other" in str(result.exception)
+    assert "mutually exclusive" in str(result.exception)

@@ -95,7 +95,7 @@ def test_a_backup_that_was_started_anew_keeps_the_guest_that_it_took_over(
     did = hosts(monkeypatch, says, silent=() if ours else ("alpha",))
     found = settled(monkeypatch)
     assert found.outcome is Outcome.COMPLETED
-    assert "took over on beta" in found.truth
+    assert "failed over to beta" in found.truth
     assert ("alpha", "end", True) not in did
     assert (("alpha", "end", False) in did) is (ours is not None)
 
@@ -106,7 +106,7 @@ def test_while_libvirt_of_a_backup_started_anew_is_silent_nobody_gets_it(
     unclear = {"role": None, "runs": False, "known": None}
     did = hosts(monkeypatch, {"alpha": SHOT, "beta": unclear})
     assert settled(monkeypatch).outcome is None
-    with pytest.raises(HypervisorError, match="may have taken over on beta"):
+    with pytest.raises(HypervisorError, match="may have failed over to beta"):
         asyncio.run(protection_stop.where(KNOWN))
     assert not did
 
@@ -183,7 +183,7 @@ def test_a_backup_whose_guest_runs_does_not_end_it_as_a_standby(
     (folder / "ours").touch()
     standby_setup.note_run(folder)
     monkeypatch.setattr(orders, "folder_of", lambda _: folder)
-    with pytest.raises(GuestLocked, match="runs on beta by now"):
+    with pytest.raises(GuestLocked, match="now runs on beta"):
         orders._end(order(tmp_path, define=False))
 
 
@@ -210,7 +210,7 @@ def test_what_its_owner_has_changed_or_stopped_since_a_failover_stays_so(
             standby_setup.note_settled(folder)
         known[0] = is_known
         defined.clear()
-        assert orders._end(order(tmp_path)) == {"did": ["the guest is an ordinary one"]}
+        assert orders._end(order(tmp_path)) == {"did": ["the guest is no longer managed by vmckpt"]}
         assert defined == wanted
         assert not folder.exists()
 
@@ -231,7 +231,7 @@ def test_a_backup_that_takes_over_while_it_is_ended_goes_on_with_that(
     monkeypatch.setattr(orders, "folder_of", lambda _: folder)
     monkeypatch.setattr(orders, "_stop_agent", stop)
     monkeypatch.setattr(orders, "_start", started.append)
-    with pytest.raises(GuestLocked, match="runs on beta by now"):
+    with pytest.raises(GuestLocked, match="now runs on beta"):
         orders._end(order(tmp_path, define=False))
     assert started == [folder]
     assert not (folder / "over").exists()

@@ -69,7 +69,7 @@ async def test_it_returns_once_the_copy_runs_and_says_what_it_is(agent: Agent) -
     )  # fmt: skip
     assert "virsh -c qemu+tcp://beta/system console web1-test" in done.look
     assert "vmckpt failover web1 --end-test" in done.end
-    assert agent.warned == ["beta: a copy is made", "beta: web1-test is copied"]
+    assert agent.warned == ["beta: making a copy", "beta: copying web1-test"]
     assert done.as_json()["age_s"] == 1.5
 
 
@@ -94,7 +94,7 @@ async def test_a_copy_that_does_not_run_is_an_error(agent: Agent) -> None:
 
 async def test_an_agent_that_was_started_again_has_no_test(agent: Agent) -> None:
     agent.says = [COPYING, None]
-    with pytest.raises(VmckptError, match="has ended before its copy ran"):
+    with pytest.raises(VmckptError, match="the test ended before its copy ran"):
         await test_failover.begin(KNOWN, agent.caller)
 
 
@@ -111,7 +111,7 @@ async def test_a_copy_that_never_runs_is_taken_away(
 ) -> None:
     monkeypatch.setattr(test_failover, "_BEGINS", Seconds(0.01))
     agent.says = [COPIED]
-    with pytest.raises(VmckptError, match="was given up"):
+    with pytest.raises(VmckptError, match="was removed"):
         await test_failover.begin(KNOWN, agent.caller)
     assert agent.did == ["test", "end-test"]
 
@@ -131,7 +131,7 @@ async def test_what_does_not_end_is_unknown(agent: Agent, monkeypatch: pytest.Mo
         return {"agent": True, "test": RUNS}
 
     monkeypatch.setattr(agent_client, "order", stays)
-    with pytest.raises(OutcomeUnknown, match="web1-test does not end on beta"):
+    with pytest.raises(OutcomeUnknown, match="web1-test still runs on beta"):
         await test_failover.end(KNOWN, agent.caller)
 
 

@@ -41,7 +41,7 @@ async def test_it_is_spoken_with_in_lines_of_json() -> None:
 @pytest.mark.parametrize("said", ["nonsense", "[1]", "7"])
 async def test_what_makes_no_sense_is_told_with_who_said_it(said: str) -> None:
     async with AgentProcess(HERE, ["/bin/echo", said]) as program:
-        with pytest.raises(RemoteError, match="here: /bin/echo says what makes no sense"):
+        with pytest.raises(RemoteError, match="here: invalid message from /bin/echo"):
             await program.receive()
 
 
@@ -54,6 +54,6 @@ async def test_one_that_has_ended_is_told_however_often_it_is_asked() -> None:
 
 
 async def test_one_that_cannot_be_started_is_one_line() -> None:
-    with pytest.raises(RemoteError, match="here: /no/such was not started: No such file"):
+    with pytest.raises(RemoteError, match="here: cannot start /no/such: No such file"):
         async with AgentProcess(HERE, ["/no/such"]):
             pass

@@ -66,14 +66,14 @@ async def test_a_device_that_needs_a_moment_is_waited_for(agent: FakeAgent) -> N
 @pytest.mark.parametrize(
     ("modes", "told"),
     [
-        ({"off": 1}, "could not be switched off: it ended with 1; run this again, or"),
-        ({"off": 2, "status": 2}, "could not be switched off: it ended with 2"),
-        ({"off": "dies"}, "it was ended by signal 9"),
-        ({"off": "tells"}, "ended with 1: Unable to connect/login to fencing device; "),
-        ({"off": "lies"}, "it was switched off, and is on nevertheless"),
-        ({"status": 1}, "whether it is off cannot be found out: it ended with 1"),
-        ({"status": 7}, "whether it is off cannot be found out: it ended with 7"),
-        ({"status": "tells"}, "found out: it ended with 1: Unable to connect/login"),
+        ({"off": 1}, "could not be switched off: it exited with 1; run this again, or"),
+        ({"off": 2, "status": 2}, "could not be switched off: it exited with 2"),
+        ({"off": "dies"}, "it was killed by signal 9"),
+        ({"off": "tells"}, "exited with 1: Unable to connect/login to fencing device; "),
+        ({"off": "lies"}, "it was switched off but still reports on"),
+        ({"status": 1}, "its power state is unknown: it exited with 1"),
+        ({"status": 7}, "its power state is unknown: it exited with 7"),
+        ({"status": "tells"}, "state is unknown: it exited with 1: Unable to connect/login"),
     ],
 )
 async def test_any_other_answer_is_a_refusal(
@@ -94,7 +94,7 @@ async def test_an_agent_that_hangs_is_ended_with_all_it_has_started(
     monkeypatch.setattr(fence_agent, f"_{action.upper()}_LIMIT", Seconds(0.6))
     monkeypatch.setattr(rules, "STAYS_ON", Seconds(0.1))
     agent.behaves(**{action: "hangs"})
-    assert "no answer in 600 ms" in await refused(agent.host())
+    assert "no answer within 600 ms" in await refused(agent.host())
     assert agent.hanging() == []
 
 
@@ -102,7 +102,7 @@ async def test_who_stops_it_leaves_nothing_running(agent: FakeAgent) -> None:
     agent.behaves(off="hangs")
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.6, stop.set)
-    with pytest.raises(Cancelled, match="whether alpha is off is not known"):
+    with pytest.raises(Cancelled, match="not known whether alpha is off"):
         await fence_agent.power_off(agent.host(), stop)
     assert agent.actions == ["off"]
     assert agent.hanging() == []
@@ -112,13 +112,13 @@ async def test_an_agent_that_is_missing_or_none_is_one_line(
     agent: FakeAgent, tmp_path: Path
 ) -> None:
     line = await refused(agent.host(agent="fence_nowhere"))
-    assert "there is no fence agent fence_nowhere on this machine; run apt-get install" in line
+    assert "fence agent fence_nowhere is not installed on this machine; run apt-get install" in line
     broken = tmp_path / "fence_broken"
     broken.write_text("#!/nowhere/python\n")
     broken.chmod(0o755)
     assert f"{broken} cannot be run" in await refused(agent.host(agent=str(broken)))
     broken.chmod(0o644)
-    assert f"no fence agent {broken}" in await refused(agent.host(agent=str(broken)))
+    assert f"fence agent {broken} is not installed" in await refused(agent.host(agent=str(broken)))
 
 
 async def test_an_agent_is_found_by_its_name(
@@ -176,7 +176,7 @@ async def test_a_host_that_answers_is_not_off_whatever_is_said(agent: FakeAgent)
     with socket.create_server(("127.0.0.1", 0)) as alive:
         ssh = SshAddress(address="127.0.0.1", port=alive.getsockname()[1])
         line = await refused(agent.host(ssh=ssh))
-    assert "off is said, but it answers: that is about another machine" in line
+    assert "reports off, but the host answers: it controls another machine" in line
     assert (await power_off(agent.host(ssh=ssh))).host == "alpha"
 
 
@@ -220,7 +220,7 @@ async def test_a_supply_that_comes_back_means_not_fenced(
     one.behaves(status="returns")
     two.behaves(status="late")
     line = await refused(host((one.device(), two.device())))
-    assert f"{one.path} (device 1 of 2): it was off, and is on again" in line
+    assert f"{one.path} (device 1 of 2): it was off and is on again" in line
 
 
 @pytest.mark.parametrize("why", ["missing", "hangs", "fails", "password"])
@@ -247,7 +247,7 @@ async def test_where_no_level_succeeds_each_one_is_told_of_without_a_secret(
     two.behaves(off="tells")
     line = await refused(host((one.device(agent="fence_nowhere"),), (two.device(),)))
     assert line.startswith(
-        "alpha is not known to be off: fence_nowhere (level 1): it could not be switched off: there"
-        f" is no fence agent fence_nowhere on this machine, and {two.path} (level 2): it could not"
+        "alpha is not known to be off: fence_nowhere (level 1): it could not be switched off: fence"
+        f" agent fence_nowhere is not installed on this machine, and {two.path} (level 2): it could"
     )
     assert "add --host-is-off" in line

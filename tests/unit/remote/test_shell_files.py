@@ -170,7 +170,7 @@ def test_a_directory_is_entered_over_links_of_root_alone(place: Ground) -> None:
     assert (found.returncode, found.stdout) == (0, f"{own}\n")
     # A link of root's, where another user could put another one.
     found = sh(ENTER, f"{place.theirs}/deeper")
-    assert "others can replace the symbolic link deeper" in found.stderr
+    assert "other users can replace the symbolic link deeper" in found.stderr
     os.lchown(place.theirs / "deeper", NOBODY, NOBODY)
     found = sh(ENTER, f"{place.theirs}/deeper")
     assert (found.returncode, "is a symbolic link of another user" in found.stderr) == (1, True)
@@ -190,7 +190,7 @@ def test_what_is_no_regular_file_is_not_opened(
     assert sh(HOLD, str(place.theirs), "real").stdout == "an image"
     plant(place.theirs / "image")
     found = sh(HOLD, str(place.theirs), "image")
-    assert (found.returncode, "image is no regular file" in found.stderr) == (1, True)
+    assert (found.returncode, "image is not a regular file" in found.stderr) == (1, True)
 
 
 def test_a_copy_is_not_served_out_of_what_a_link_leads_to(place: Ground) -> None:
@@ -201,7 +201,7 @@ def test_a_copy_is_not_served_out_of_what_a_link_leads_to(place: Ground) -> None
         serve, input='{"key": "00"}\n', capture_output=True, text=True, check=False, timeout=10
     )
     assert done.returncode == 1
-    assert "image is no regular file" in done.stderr
+    assert "image is not a regular file" in done.stderr
     assert place.untouched()
 
 

@@ -93,7 +93,7 @@ async def test_output_without_an_end_is_not_read_to_its_end(
     monkeypatch.setattr(ssh, "_MOST_OUTPUT", 1 << 20)
     sshd.behave = behave
 
-    assert "uname answered with more than 1 MiB; see that" in await told(remote, limit=5.0)
+    assert "uname printed more than 1 MiB; make sure that" in await told(remote, limit=5.0)
 
 
 async def test_output_that_drips_is_not_waited_for(sshd: Sshd, remote: Remote) -> None:
@@ -104,7 +104,7 @@ async def test_output_that_drips_is_not_waited_for(sshd: Sshd, remote: Remote) -
 
     sshd.behave = behave
 
-    assert await told(remote) == "alpha: uname gave no answer in 0.4 s"
+    assert await told(remote) == "alpha: uname: no answer within 0.4 s"
 
 
 async def test_an_end_without_a_status_is_not_waited_for(sshd: Sshd, remote: Remote) -> None:
@@ -114,7 +114,7 @@ async def test_an_end_without_a_status_is_not_waited_for(sshd: Sshd, remote: Rem
 
     sshd.behave = behave
 
-    assert await told(remote) == "alpha: uname gave no answer in 0.4 s"
+    assert await told(remote) == "alpha: uname: no answer within 0.4 s"
 
 
 @pytest.mark.parametrize("what", ["opens", "starts"])
@@ -172,7 +172,7 @@ async def test_an_address_that_is_none_is_one_line(address: str) -> None:
 
 async def test_an_argument_that_no_line_carries_is_one_line(sshd: Sshd, remote: Remote) -> None:
     for name in ("a\0b", "\ud800"):
-        with pytest.raises(RemoteError, match=r"alpha: rm cannot be told 'rm ") as caught:
+        with pytest.raises(RemoteError, match=r"alpha: cannot run 'rm ") as caught:
             await remote.run(["rm", name])
         assert "\0" not in str(caught.value)
 

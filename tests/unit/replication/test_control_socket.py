@@ -103,7 +103,7 @@ def test_an_agent_that_hangs_is_told_within_the_limit(folder: Path) -> None:
 
 @pytest.mark.parametrize("answer", [[], "x", None])
 def test_an_answer_that_is_no_object_is_nonsense(folder: Path, answer: Any) -> None:
-    with Control(folder, lambda _: answer), pytest.raises(RemoteError, match="nonsense"):
+    with Control(folder, lambda _: answer), pytest.raises(RemoteError, match="invalid answer"):
         ask(folder, {})
 
 

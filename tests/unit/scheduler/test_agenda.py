@@ -110,7 +110,7 @@ def test_a_guest_that_cannot_be_taken_stops_no_other_and_is_tried_less_and_less(
     assert gaps[:8] == [30, 60, 120, 240, 480, 960, 1920, 3600]
     assert set(gaps[8:]) == {3600}
     [_, row] = agenda(world.scene).rows
-    assert row.why == f"failed {len(tried)} times; tried again then"
+    assert row.why == f"failed {len(tried)} times; will be retried"
 
 
 def test_a_store_that_is_away_loses_nothing_and_all_is_made_up_for() -> None:
@@ -253,7 +253,7 @@ def test_a_group_waits_for_one_that_is_out_of_sight_and_not_for_one_that_is_off(
     told = agenda(world.scene)
     assert [one for one in told.work if isinstance(one, CreateSnapshot | CreateGroup)] == []
     assert [(row.due, row.why) for row in told.rows] == [
-        (None, "it waits for db1: beta does not answer"), (None, "beta does not answer"),
+        (None, "waiting for db1: beta does not answer"), (None, "beta does not answer"),
     ]  # fmt: skip
     # Who goes by himself waits for nobody.
     world = World([order("1h"), order("1h", away)])

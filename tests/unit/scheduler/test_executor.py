@@ -62,7 +62,7 @@ def test_good_snapshots_are_verified_and_that_is_written_down(stock: Stock) -> N
     did = verified(stock, one, "gone", depth=Check.DEEP)
 
     assert did.good
-    assert did.text == "verified 1 snapshots in near (deep): all whole"
+    assert did.text == "verified 1 snapshots in near (deep): all intact"
     assert [key.key for key in stock.store().backend.keys(results.PREFIX)] == [
         f"{results.PREFIX}{one}"
     ]

@@ -184,7 +184,7 @@ async def test_only_guests_that_somebody_must_watch_are_looked_at(
     async with kept(one):
         await looks(one, 3)
     assert set(one.looked) == {"web1"}
-    missing = [text for text in one.texts if "nobody keeps watch over web2" in text]
+    missing = [text for text in one.texts if "no failure detection for web2" in text]
     assert len(missing) == ("target" in changes)
 
 
@@ -222,7 +222,7 @@ async def test_a_dead_host_s_guests_are_failed_over_one_after_the_other(one: Wor
         await until(one, "web2 runs")
     assert one.most_at_once == 1
     assert sorted(one.did) == ["failover web1", "failover web2", "web1 runs", "web2 runs"]
-    assert any("web1: nothing answers on alpha" in text for text in one.texts)
+    assert any("web1: alpha does not answer, and" in text for text in one.texts)
     failed_over = [told for told in one.told if told.event == "failed over"]
     assert [told.values["runs_on"] for told in failed_over] == ["beta", "beta"]
 
@@ -234,7 +234,7 @@ async def test_a_fence_agent_that_says_no_is_not_asked_all_the_time(one: World) 
         await until(one, "alpha is not known to be off")
         await asyncio.sleep(0.1)
     assert one.did == ["failover web1"]
-    assert "again in 30 s" in one.texts[-1]
+    assert "retrying in 30 s" in one.texts[-1]
 
 
 async def test_who_is_busy_is_tried_again_at_the_next_look(one: World) -> None:
@@ -254,10 +254,10 @@ async def test_leave_is_noted_before_it_is_given(one: World) -> None:
         await looks(one, 2)
     assert one.did == [
         "attended web1",
-        "noted job-web1: it goes on without beta: no answer",
+        "noted job-web1: it continues without beta: no answer",
         "gave 17 to u-web1 on alpha",
     ]
-    assert one.texts == ["web1: it goes on without beta: no answer"]
+    assert one.texts == ["web1: it continues without beta: no answer"]
 
 
 async def test_a_standby_that_is_whole_again_may_run_again(one: World) -> None:
@@ -280,6 +280,6 @@ async def test_a_journal_that_does_not_answer_is_told_once(one: World) -> None:
     one.broken = "the disk is full"
     async with kept(one):
         await asyncio.sleep(0.1)
-        assert one.texts == ["nobody keeps watch over protected guests: the disk is full"]
+        assert one.texts == ["no failure detection for protected guests: the disk is full"]
         one.broken = None
         await looks(one, 1)

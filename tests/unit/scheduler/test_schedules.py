@@ -78,7 +78,7 @@ def test_auto_is_reckoned_for_each_guest() -> None:
         ("{name: a, every: 1h}", (), "the inventory names no store; add stores:"),
         ("{name: a, every: 1h, store: fra}", NEAR, "no store 'fra' in the inventory; did you mean"),
         ("{name: a, every: 1h, copies: [{to: fra}]}", NEAR, "no store 'fra'"),
-        ("{name: a, every: 1h, copies: [{to: near}]}", NEAR, "are not copied there"),
+        ("{name: a, every: 1h, copies: [{to: near}]}", NEAR, "cannot be copied to it"),
     ],
 )
 def test_a_schedule_whose_stores_cannot_be_used_is_left_out_and_said(
@@ -108,7 +108,7 @@ def test_before_there_was_a_snapshot_its_cost_is_assumed() -> None:
     found = schedules.optimal_interval(Auto(Seconds(86400.0)), (), 1000.0)
 
     assert found.when.every >= LEAST
-    assert found.text.startswith("C = 5.0 s, as nothing is known of it yet; M = ")
+    assert found.text.startswith("C = 5.0 s, assumed, as no snapshot was taken yet; M = ")
 
 
 def test_auto_is_reckoned_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +123,6 @@ def test_auto_is_reckoned_from_the_journal(tmp_path: Path, monkeypatch: pytest.M
 
     # C = 0.01 + 0.3 * 2 = 0.61 s; M = 1 day / 2; sqrt(2 * 0.61 * 43200) = 229.6 s
     assert found.when == Interval(Seconds(300.0))
-    assert "C = 10 ms + 30% of 2.0 s = 610 ms, of the last 2" in found.text
+    assert "C = 10 ms + 30% of 2.0 s = 610 ms, from the last 2" in found.text
     assert "(1 failure + 1)" in found.text
     assert "3 min 50 s (Young); at least 5 min 00 s" in found.text

@@ -37,7 +37,7 @@ async def test_a_guest_that_fails_stops_no_other(world: World) -> None:
     world.wrong = lambda request: no if request.guest == GUEST.uuid else None
 
     assert await world.run() == 1
-    assert [line.startswith("failed: snapshot of web1 (often) into near: no (again in 30")
+    assert [line.startswith("failed: snapshot of web1 (often) into near: no (retrying in 30")
             for line in world.said("failed")] == [True]  # fmt: skip
     assert len(world.has("near")) >= 1
     assert len([one for _, one in world.asked if one.guest == GUEST.uuid]) == 1
@@ -72,7 +72,7 @@ async def test_stopping_gives_up_what_is_being_taken(
     world.stop.set()
 
     assert await running == 0
-    assert world.said("given up") == ["given up: snapshot of web1 (often) into near"]
+    assert world.said("given up") == ["cancelled: snapshot of web1 (often) into near"]
     assert world.has("near") == set()
 
 
@@ -138,9 +138,9 @@ async def test_a_busy_guest_is_tried_again(world: World) -> None:
     with Journal() as journal:
         other = journal.begin(NewOperation(kind="migrate", guest="web1"))
         journal.acquire(other, guest_resource(GUEST.uuid))
-    world.wrong = lambda _: GuestLocked("guest web1 has an operation already")
+    world.wrong = lambda _: GuestLocked("guest web1 is locked by job m-1")
     assert await world.run() == 1
-    assert "has an operation already (again in" in world.said("failed")[0]
+    assert "is locked by job m-1 (retrying in" in world.said("failed")[0]
 
 
 async def test_a_guest_of_a_silent_host_is_not_taken_for_gone(world: World) -> None:

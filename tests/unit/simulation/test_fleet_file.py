@@ -40,17 +40,17 @@ def test_what_the_page_shows_can_be_read(tmp_path: Path) -> None:
         ("hosts: []", "must not be empty"),
         ("hosts: [{name: h1, memory: 1GiB}]", "cpus is missing"),
         ("hosts: [{name: h1, memory: big, cpus: 1}]", "big"),
-        ('hosts: [{name: "h[9-1]", memory: 1GiB, cpus: 1}]', "names nobody"),
+        ('hosts: [{name: "h[9-1]", memory: 1GiB, cpus: 1}]', "is an empty range, or too large"),
         ('hosts: [{name: "h[1", memory: 1GiB, cpus: 1}]', "write it like"),
         ("hosts: [{name: h1, memory: 1GiB, cpus: 1, lnk: 1gbit}]", "lnk"),
         (
             "hosts: [{name: h1, memory: 1GiB, cpus: 1}, {name: h1, memory: 1GiB, cpus: 1}]",
-            "host 'h1' is there twice",
+            "host 'h1' occurs twice",
         ),
         (
             "hosts: [{name: h1, memory: 1GiB, cpus: 1}]\n"
             "guests: [{name: a, host: h2, memory: 1GiB}]",
-            "no host 'h2'; known are h1",
+            "no host 'h2'; known: h1",
         ),
     ],
 )
@@ -87,13 +87,13 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert app.run(["evacuate", "h1", "--fleet", path]) == 2
     assert "add --dry-run" in capsys.readouterr().err
     assert app.run(["evacuate", "h9", "--fleet", path, "--dry-run"]) == 2
-    assert "no host 'h9'; known are h1, h2" in capsys.readouterr().err
+    assert "no host 'h9'; known: h1, h2" in capsys.readouterr().err
     assert app.run(["evacuate", "h1", "--to", "h2,h1", "--fleet", path, "--dry-run"]) == 2
-    assert "h1 is to be emptied; name other hosts with --to" in capsys.readouterr().err
+    assert "h1 is being evacuated; name other hosts with --to" in capsys.readouterr().err
     assert app.run(["evacuate", "h1", "--fleet", path, "--dry-run"]) == 21
     said = capsys.readouterr()
-    assert "played 10 times, durations off by up to 30% and 2% of the moves failing" in said.out
-    assert "6 of 6 arrived each time" in said.out
+    assert "simulated 10 times, with durations off by up to 30% and 2% of the moves" in said.out
+    assert "at least 6 of 6 guests arrived" in said.out
     assert all(len(line) <= 80 for line in said.out.splitlines() if line.startswith("a"))
     assert "a1, a4 → h2: " in said.out
     assert "fixed: it holds a GPU" in said.err

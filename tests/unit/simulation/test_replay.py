@@ -42,7 +42,7 @@ async def test_a_traces_decisions_are_told_when_they_were_made(tmp_path: Path) -
     lines = (TRACES / "maintenance.jsonl").read_text().splitlines()
     decision = {
         "at_ms": 2100.0, "action": "switch to post-copy", "rule": "stalled", "acted": True,
-        "reason": "nothing got better", "numbers": {"max_downtime_ms": 500.0},
+        "reason": "no progress", "numbers": {"max_downtime_ms": 500.0},
     }  # fmt: skip
     path = tmp_path / "one.jsonl"
     path.write_text("\n".join([*lines[:6], json.dumps({"decision": decision}), *lines[6:-1]]))

@@ -42,11 +42,11 @@ def test_an_export_is_a_store_and_comes_back_whole(stock: Stock) -> None:
     assert told["bytes"] == (stock.folder / "file").stat().st_size
     assert (stock.folder / "file").stat().st_mode & 0o777 == 0o600
     code, _, wrong = stock("export", "one", "file")
-    assert (code, "is there already" in wrong) == (2, True)
+    assert (code, "already exists" in wrong) == (2, True)
     code, told_, _ = stock("import", "file", "--store", "far")
-    assert (code, f"{id_} one: in far now; 12 of 12 chunks were new" in told_) == (0, True)
+    assert (code, f"{id_} one: stored in far; 12 of 12 chunks were new" in told_) == (0, True)
     assert stock("verify", "--deep", "--identity", key, "--store", "far")[0] == 0
-    assert "is in near already" in stock("import", "file")[1]
+    assert "already in near" in stock("import", "file")[1]
     (stock.folder / "unpacked").mkdir()
     subprocess.run(["tar", "-xf", "file", "-C", "unpacked"], cwd=stock.folder, check=True)
     unpacked = Store.open(LocalFolder(stock.folder / "unpacked"))
@@ -86,10 +86,10 @@ def test_one_flipped_bit_anywhere_in_an_export_is_refused(stock: Stock) -> None:
         assert "\n" not in str(caught.value)
     for end in (0, 100, 512, 5000, len(data) - 1024, len(data) - 512, len(data) - 1):
         file.write_bytes(data[:end])
-        with pytest.raises(StoreError, match=r"cut off|not in it"):
+        with pytest.raises(StoreError, match=r"truncated|missing"):
             snapshot_archive.import_(far, file, trusted)
     file.write_bytes(data + b"\0")
-    with pytest.raises(StoreError, match="behind its end"):
+    with pytest.raises(StoreError, match="trailing data"):
         snapshot_archive.import_(far, file, trusted)
     assert ids(stock, "far") == set()
     file.write_bytes(data)
@@ -107,7 +107,7 @@ def test_a_chunk_under_a_wrong_name_does_not_get_in_where_that_can_be_seen(stock
     _replace_pack(stock.folder / "file", rows)
 
     code, _, wrong = stock("import", "file", "--store", "far")
-    assert (code, "not the one it is named for" in wrong, ids(stock, "far")) == (41, True, set())
+    assert (code, "does not match its digest" in wrong, ids(stock, "far")) == (41, True, set())
 
 
 def _rows(file: Path) -> dict[bytes, tuple[bytes, int]]:

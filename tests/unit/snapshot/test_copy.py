@@ -74,7 +74,7 @@ def test_what_is_damaged_at_its_source_is_not_copied(stock: Stock) -> None:
     one = stock.put("one", [1, 2])
     (pack,) = stock.packs()
     flip(pack, 60)
-    with pytest.raises(StoreDamaged, match="in none of its packs that is whole"):
+    with pytest.raises(StoreDamaged, match="in no intact pack"):
         copied(stock, one)
 
     assert stock.store("far").manifests() == []
@@ -85,7 +85,7 @@ def test_neither_onto_itself_nor_over_another_snapshot(stock: Stock) -> None:
     stock.put("one", [2], in_="far", name="another")
     with pytest.raises(BadInput, match="are the same store"):
         copy.copy(stock.store(), stock.store(), one)
-    with pytest.raises(BadInput, match=f"has another snapshot {one} already"):
+    with pytest.raises(BadInput, match=f"already has a different snapshot {one}"):
         copied(stock, one)
     with pytest.raises(NotInStore):
         copied(stock, "s-none")

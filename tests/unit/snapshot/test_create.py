@@ -48,7 +48,7 @@ def test_words_are_refused_before_anything_is_done(
     if good:
         create.check_words(request)
         return
-    with pytest.raises(BadInput, match=r"printable letters each: .*; choose"):
+    with pytest.raises(BadInput, match=r"printable characters each: .*; use"):
         create.check_words(request)
 
 

@@ -23,10 +23,10 @@ RUNNING, PAUSED, OFF = GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OF
     ("status", "stopped", "why"),
     [
         (0, False, ""),
-        (3, False, "the command failed: it ended with 3"),
-        (-9, False, "the command failed: it was ended by SIGKILL"),
-        (0, True, "it was broken off"),
-        (1, True, "it was broken off"),
+        (3, False, "the command failed: exit status 3"),
+        (-9, False, "the command failed: killed by SIGKILL"),
+        (0, True, "it was interrupted"),
+        (1, True, "it was interrupted"),
     ],
 )
 def test_its_end_takes_the_guest_back(status: int, stopped: bool, why: str) -> None:
@@ -42,8 +42,8 @@ def test_its_end_takes_the_guest_back(status: int, stopped: bool, why: str) -> N
         ({"alpha": PAUSED}, [], False, "the guest is paused on alpha"),
         ({"alpha": PAUSED}, [], True, ""),
         ({"alpha": GuestState.CRASHED}, [], True, "the guest is crashed on alpha"),
-        ({}, [], False, "the guest runs nowhere"),
-        ({}, ["beta"], False, "the guest runs nowhere; beta does not answer"),
+        ({}, [], False, "the guest does not run on any host"),
+        ({}, ["beta"], False, "the guest does not run on any host; beta does not answer"),
     ],
 )
 def test_the_guest_must_still_run(
@@ -62,7 +62,7 @@ async def test_a_program_is_run_with_what_it_is_told(tmp_path: Path) -> None:
     assert await outside.run(["sh", "-c", f'echo "$WHO" > {file}; exit 7'], {"WHO": "web1"}) == 7
     assert file.read_text() == "web1\n"
     assert await outside.shell("exit 3", {}, None) == 3
-    with pytest.raises(BadInput, match="cannot be run"):
+    with pytest.raises(BadInput, match="cannot run"):
         await outside.run([str(tmp_path / "none")], {})
 
 
@@ -91,6 +91,6 @@ async def test_a_signal_reaches_the_program_and_one_that_is_slow_is_ended(tmp_pa
 
 def test_how_a_program_ended_is_said() -> None:
     assert [in_words(one) for one in (2, -15, -77)] == [
-        "it ended with 2", "it was ended by SIGTERM", "it was ended by signal 77",
+        "exit status 2", "killed by SIGTERM", "killed by signal 77",
     ]  # fmt: skip
     assert "its links stay down" in restore_hook.hook_complaint("x", 1, links_down=True)

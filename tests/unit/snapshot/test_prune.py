@@ -54,7 +54,7 @@ def test_what_cannot_be_read_or_has_an_unknown_writer_is_left_alone(stock: Stock
     told = planned(found)
 
     assert set(found.known) == {old, new}
-    assert told[foreign].reasons == ("its writer is not trusted here",)
+    assert told[foreign].reasons == ("its writer is not trusted",)
     assert told[broken].reasons[0].startswith("cannot be read: ")
     assert told[foreign].stays
     assert told[broken].stays
@@ -81,17 +81,17 @@ def test_the_oldest_goes_first_and_who_was_quicker_is_no_error(stock: Stock) -> 
     done = list(prune.carry_out(stock.store(), told.values()))
 
     assert [(one.id, one.deleted) for one in done] == [(made[0], True), (made[1], False)]
-    assert done[1].reasons == ("somebody else has deleted it",)
+    assert done[1].reasons == ("already deleted by another process",)
     assert done[0].as_json()["name"] == "a"
 
 
 def test_without_a_rule_nothing_is_decided() -> None:
-    with pytest.raises(BadInput, match="no rule says what to keep"):
+    with pytest.raises(BadInput, match="no retention rule was given"):
         planned(Survey(known={}, left={}, pins=frozenset()), Keep())
 
 
 def test_a_schedule_must_be_named_unless_there_is_just_one(stock: Stock) -> None:
-    with pytest.raises(BadInput, match="no snapshot in near"):
+    with pytest.raises(BadInput, match="near has no snapshot"):
         prune.schedule_of(surveyed(stock), None, "near")
     stock.put("a", [1], **NIGHTLY)
     found = surveyed(stock)

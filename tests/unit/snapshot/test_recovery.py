@@ -18,9 +18,9 @@ def test_a_guard_without_a_controller_says_the_way_back() -> None:
 @pytest.mark.parametrize(
     ("hook", "ran", "truth"),
     [
-        (None, False, "the guest is back"),
-        ("x", False, "the guest is back; its on_restore hook was not run: x"),
-        ("x", True, "the guest is back; its on_restore hook may not have come to its end: x"),
+        (None, False, "the guest was restored"),
+        ("x", False, "the guest was restored; its on_restore hook was not run: x"),
+        ("x", True, "the guest was restored; its on_restore hook may not have finished: x"),
     ],
 )
 def test_recovery_says_what_became_of_the_hook(hook: str | None, ran: bool, truth: str) -> None:
@@ -39,10 +39,12 @@ def test_recovery_closes_only_what_is_known() -> None:
     assert (unclear.outcome, "/s/vda.old" in unclear.settle) == (None, True)
     assert came_back(LeftoverDecision.BACK, did=["y"]).did == ("y",)
     assert came_back(LeftoverDecision.BACK).outcome is Outcome.FAILED
-    assert came_back(LeftoverDecision.ARRIVED, memory=False).truth == "the guest's disks are back"
+    assert (
+        came_back(LeftoverDecision.ARRIVED, memory=False).truth == "the guest's disks were restored"
+    )
 
 
 def test_whoever_recovers_one_of_a_group_is_told_that_it_may_stand() -> None:
     told = came_back(LeftoverDecision.ARRIVED, stands=True)
-    assert "may stand still: virsh resume it once all of its group are back" in told.truth
-    assert "stand still" not in came_back(LeftoverDecision.ARRIVED).truth
+    assert "may be paused; run virsh resume when all guests of its group" in told.truth
+    assert "paused" not in came_back(LeftoverDecision.ARRIVED).truth

@@ -66,7 +66,7 @@ def test_what_this_identity_does_not_open_stays_as_it_is(stock: Stock) -> None:
     told = rotated(stock, CAROL)
 
     assert (told.rewrapped, set(told.refused)) == ((), {one})
-    assert "is not for this identity" in told.refused[one]
+    assert "is not encrypted for this identity" in told.refused[one]
     assert stock.store().wraps(one) == before
 
 

@@ -69,7 +69,7 @@ def test_why_each_stays_or_goes_is_told() -> None:
     )
 
     assert found["a"].reasons == (
-        "the newest one", "last 1 of 1", "daily 1 of 2: the newest of 2025-06-20",
+        "the newest snapshot", "last 1 of 1", "daily 1 of 2: the newest of 2025-06-20",
     )  # fmt: skip
     assert found["b"].reasons == ("daily 2 of 2: the newest of 2025-06-19",)
     assert found["c"] == RetentionDecision("c", stays=False, reasons=("no rule keeps it",))
@@ -81,8 +81,8 @@ def test_why_each_stays_or_goes_is_told() -> None:
         ({"pinned": True}, "pinned"),
         ({"schedule": None}, "not made by a schedule"),
         ({"schedule": "weekly"}, "made by schedule weekly, not mine"),
-        ({"good": True}, "the last one that was verified"),
-        ({"made_at": NOW + 1}, "made in the future, by its clock"),
+        ({"good": True}, "the last verified snapshot"),
+        ({"made_at": NOW + 1}, "its date is in the future"),
     ],
 )
 def test_some_stay_whatever_the_rules_say(change: dict[str, object], reason: str) -> None:
@@ -100,7 +100,7 @@ def test_a_damaged_one_takes_no_place_and_goes_once_there_is_a_good_one() -> Non
     found = verdicts([bad, snap("b", 2), snap("c", 3)], Keep(last=1))
 
     assert [one.stays for one in found.values()] == [False, True, False]
-    assert found["a"].reasons == ("damaged, and there is a good one",)
+    assert found["a"].reasons == ("damaged, and a good snapshot exists",)
     alone = verdicts([bad, snap("d", 5, good=False)], Keep(last=2))
     assert [one.stays for one in alone.values()] == [True, True]  # it may be mended
 
@@ -124,7 +124,7 @@ def test_a_cut_stays_whole() -> None:
     ]  # fmt: skip
     found = verdicts(snapshots, Keep(last=1))
 
-    assert found["c"].reasons == ("part of the cut g, of which d stays",)
+    assert found["c"].reasons == ("part of group g, of which d is kept",)
 
 
 @pytest.mark.parametrize(("zone", "left"), [("Europe/Berlin", "ab"), ("UTC", "a")])

@@ -11,13 +11,13 @@ from vmckpt.store.format.chunk_map import Kind
 
 def test_a_map_that_does_not_fit_is_refused() -> None:
     store = Store()
-    with pytest.raises(StoreDamaged, match="names a chunk"):
+    with pytest.raises(StoreDamaged, match="refers to a chunk"):
         Assembly(Kind.RAM, 4096, np.array([64], dtype=np.uint32), [b"x"], store)
-    with pytest.raises(StoreDamaged, match="as long as"):
+    with pytest.raises(StoreDamaged, match="the length of"):
         Assembly(Kind.RAM, 8192, np.array([0], dtype=np.uint32), [b"x"], store)
     store.chunks[b"x"] = bytes(4096)
     short = Assembly(Kind.RAM, 4096, np.array([1], dtype=np.uint32), [b"x"], store)
-    with pytest.raises(StoreDamaged, match="not what its snapshot says"):
+    with pytest.raises(StoreDamaged, match="too short for its snapshot's map"):
         short.read(0, 1)
 
 

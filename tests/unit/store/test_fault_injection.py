@@ -265,7 +265,7 @@ def test_a_writer_that_wakes_while_a_collection_looks_publishes_nothing(tmp_path
 
         fault_injection.listen(listener)
         gc(store, life=900.0)
-    assert "was taken for dead" in str(late)
+    assert "did not refresh the lock" in str(late)
     assert store.manifests() == []
 
 
@@ -284,7 +284,7 @@ def test_a_collection_that_was_taken_for_dead_removes_nothing_more(
             left.append(set(all_keys(store.backend)))
 
     fault_injection.listen(listener)
-    with pytest.raises(StoreError, match="locks/gc is gone: this process was taken for dead"):
+    with pytest.raises(StoreError, match="locks/gc expired: this process did not refresh"):
         gc(store)
     assert set(all_keys(store.backend)) == left[0]
     assert_whole(store)
@@ -325,7 +325,9 @@ def test_two_collections_do_not_run_at_once(before: Path, folder: Path) -> None:
     def listener(point: str) -> None:
         if point == "gc: decided":
             fault_injection.listen(None)
-            with pytest.raises(StoreError, match="is collecting already; wait") as caught:
+            with pytest.raises(
+                StoreError, match="is already collecting garbage or repairing; wait"
+            ) as caught:
                 gc(Store.open(LocalFolder(folder)))
             refused.append(caught)
 

@@ -47,17 +47,23 @@ A, B = pack("a"), pack("b", condemned=True)
     [
         pytest.param({}, [B.key], "", id="nobody needs it and nobody is at work"),
         pytest.param({"condemned": [condemn(B.key, age=999)]}, [], "999 s ago", id="too young"),
-        pytest.param({"locks": [lock()]}, [], "process 7 on alpha was at work before", id="writer"),
-        pytest.param({"locks": [lock("x")]}, [], "was at work before", id="knows of another one"),
+        pytest.param(
+            {"locks": [lock()]}, [], "process 7 on alpha was already running", id="writer"
+        ),
+        pytest.param({"locks": [lock("x")]}, [], "was already running", id="knows of another one"),
         pytest.param({"locks": [lock("c")]}, [B.key], "", id="a writer that knows"),
-        pytest.param({"locks": [lock("c"), lock()]}, [], "was at work", id="one knows, one not"),
+        pytest.param(
+            {"locks": [lock("c"), lock()]}, [], "was already running", id="one knows, one not"
+        ),
         pytest.param({"locks": [lock(age=900)]}, [B.key], "", id="a dead writer"),
-        pytest.param({"locks": [lock(age=899)]}, [], "was at work", id="nearly dead"),
+        pytest.param({"locks": [lock(age=899)]}, [], "was already running", id="nearly dead"),
         pytest.param(
             {"locks": [lock(work=LockPurpose.DELETE)]}, [B.key], "", id="who deletes only"
         ),
         pytest.param({"locks": [lock(work=LockPurpose.GC)]}, [B.key], "", id="who collects"),
-        pytest.param({"locks": [lock(work=None)]}, [], "was at work", id="a lock of nonsense"),
+        pytest.param(
+            {"locks": [lock(work=None)]}, [], "was already running", id="a lock of nonsense"
+        ),
         pytest.param({"packs": [replace(B, needed=1)]}, [], "", id="named again meanwhile"),
         pytest.param({"packs": []}, [], "", id="not readable, or gone already"),
     ],

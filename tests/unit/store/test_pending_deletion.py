@@ -45,7 +45,7 @@ def test_a_list_that_makes_no_sense_stops_everybody(
     store: Store, values: dict[str, object]
 ) -> None:
     store.backend.put("condemned/x", manifest.written("condemned/x", values))
-    with pytest.raises(StoreDamaged, match="condemned/x is not what a store writes"):
+    with pytest.raises(StoreDamaged, match="condemned/x has no valid list of keys"):
         pending_deletion.load(store.backend)
 
     store.backend.put("condemned/x", b"noise", replace=True)

@@ -58,7 +58,7 @@ def test_what_is_not_encrypted_is_compared_with_its_name(tmp_path: Path) -> None
     name, box = sealing.name_of(digest), sealing.seal(plain, digest)
     with store.receiver(encrypted=False) as receiver:
         receiver.add(name, box, len(plain))
-        with pytest.raises(StoreDamaged, match="not as long as it is told to be"):
+        with pytest.raises(StoreDamaged, match="its length does not match its index row"):
             receiver.add(name, box, len(plain) - 1)
         with pytest.raises(StoreDamaged):
             receiver.add(sealing.name_of(bytes(32)), box, len(plain))

@@ -92,11 +92,11 @@ def test_what_is_told_of_a_damaged_pack_is_who_needs_it(tmp_path: Path) -> None:
 
     told = {one.key: one for one in verify(store, references).wrong}
     assert told[first.key].snapshots == ("one", "two")
-    assert "the box of chunk" in told[first.key].what
-    assert told["snapshots/one"].what == "1 of its 2 chunks are in no pack that is whole"
+    assert " at offset " in told[first.key].what
+    assert told["snapshots/one"].what == "1 of its 2 chunks are in no intact pack"
     assert set(told) == {first.key, "snapshots/one", "snapshots/two"}
 
-    with pytest.raises(StoreDamaged, match=rf"{first.key}: the box of chunk \w+ at \d+ is damaged"):
+    with pytest.raises(StoreDamaged, match=rf"{first.key}: chunk \w+ at offset \d+ is damaged"):
         read(store, "two")
 
 

@@ -72,7 +72,7 @@ def test_what_others_made_or_may_change_is_refused(
 ) -> None:
     host_directories.run_dir("replication", "u-1")
     spoil(host_directories.RUN / which)
-    with pytest.raises(RemoteError, match=f"{why}, so nothing that is run as root") as caught:
+    with pytest.raises(RemoteError, match=f"{why}, so it is not safe for files") as caught:
         host_directories.run_dir("replication", "u-1")
     assert "ls -ld" in str(caught.value)
 

@@ -55,7 +55,7 @@ def test_what_is_written_is_new_whatever_was_there(place: Path, tmp_path: Path) 
 def test_only_a_regular_file_is_opened(place: Path, make: Callable[[Path], object]) -> None:
     make(place / "a")
     with Folder(place) as folder:
-        with pytest.raises(FileRefused, match="is no regular file") as caught:
+        with pytest.raises(FileRefused, match="is not a regular file") as caught:
             folder.open("a")
         assert str(place / "a") in (caught.value.hint or "")
         assert folder.look("a") is not None
@@ -85,7 +85,7 @@ def test_a_link_of_ours_to_a_file_is_followed_and_a_circle_is_none(tmp_path: Pat
     assert read(host_files.opened(tmp_path / "b")) == b"a"
     link(tmp_path / "c", Path("d"))
     link(tmp_path / "d", Path("c"))
-    with pytest.raises(FileRefused, match="over too many links"):
+    with pytest.raises(FileRefused, match="has too many links"):
         host_files.opened(tmp_path / "c")
 
 

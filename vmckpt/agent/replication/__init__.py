@@ -1,1 +1,1 @@
-"""The agent of a protected guest: its primary, its standby, and what is left of either."""
+"""The agents of a protection, on primary and backup, and the cleanup after them."""

@@ -1,4 +1,4 @@
-"""The backup's agent: keeps the standby up with the guest, and runs it when it must."""
+"""The backup's agent: keeps the standby synchronised, and runs the guest at a failover."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ _WAITS = "inmigrate"
 
 
 def run_backup(session: Session, folder: Path, requests: Requests) -> None:
-    """Until the guest runs here or nobody wants a standby any more. Raises VmckptError."""
+    """Run the backup until the guest runs here, or the protection ends. Raises VmckptError."""
     with handover.only_agent(session, folder):
         qemu = identity.hold(session.guest)
         if qemu is None:
@@ -58,7 +58,7 @@ def _lost(session: Session, folder: Path) -> None:
     if standby_setup.may_have_run(folder):
         if not (folder / teardown.OUTCOME).exists():
             teardown.outcome(
-                folder, ProtectionOutcome.FAILED_OVER, "it ran here, and its QEMU has ended since"
+                folder, ProtectionOutcome.FAILED_OVER, "it ran here, and its QEMU ended afterwards"
             )
     else:
         teardown.outcome(folder, ProtectionOutcome.LOST, "the standby's QEMU is gone")
@@ -75,7 +75,7 @@ def _run_beside(session: Session, folder: Path, requests: Requests, qemu: HeldPr
         if standby_setup.is_ours(folder) and monitor.run_state() != _WAITS:
             _finish(session, folder, monitor)
             return
-        # Whose test it was is dead; the standby's disks must be as they are.
+        # The agent that ran a test is dead, and the standby needs its disks without the test's.
         _clear_test(session)
         with ExitStack() as stack:
             claim = (
@@ -106,7 +106,7 @@ def _run_beside(session: Session, folder: Path, requests: Requests, qemu: HeldPr
             )
             trials.no_more()
             if ours is not None:
-                # From here on there is no way back: an agent after us goes on with this.
+                # This cannot be undone: a restarted agent continues the takeover.
                 standby_setup.adopt(session, folder)
                 took = _run(session, folder, stage=stage, standby=standby, monitor=monitor,
                             ours=ours)  # fmt: skip
@@ -128,9 +128,7 @@ def _watch(
     session: Session, folder: Path, backup: Backup, answers: "_Answers", stack: ExitStack
 ) -> TakeoverGranted | None:
     if standby_setup.is_ours(folder):
-        return TakeoverGranted(
-            "an agent before this one had taken the guest over", time.monotonic()
-        )
+        return TakeoverGranted("an earlier agent has taken the guest over", time.monotonic())
     server = stack.enter_context(_listening(session, folder))
     stack.callback(backup.close)
     stack.enter_context(Control(folder, answers))
@@ -138,14 +136,14 @@ def _watch(
 
 
 def _finish(session: Session, folder: Path, monitor: QmpMonitor) -> None:
-    """An agent before us has loaded the guest, and may have died right after it."""
+    """Complete a takeover whose agent loaded the guest, and may have died right afterwards."""
     if monitor.run_state() != "running":
         standby_setup.note_run(folder)
         standbys.go_on(monitor)
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
     teardown.outcome(
-        folder, ProtectionOutcome.FAILED_OVER, "an agent before this one had taken the guest over"
+        folder, ProtectionOutcome.FAILED_OVER, "an earlier agent has taken the guest over"
     )
     _clear_test(session)
     _settle(session, folder, monitor)
@@ -156,17 +154,17 @@ def _clear_test(session: Session) -> None:
     try:
         test_failover_files.clear(session)
     except (VmckptError, OSError) as exc:
-        log.warning("not all of a test could be removed: %s", exc)
+        log.warning("removing a failover test: %s", exc)
 
 
 def _listening(session: Session, folder: Path) -> socket.socket:
-    """On the port it had, if it had one."""
+    """Listen on the port of the earlier agent, if there was one."""
     known = 0
     with suppress(OSError, ValueError):
         known = int((folder / PORT).read_text())
     family = socket.AF_INET6 if ":" in session.address else socket.AF_INET
     server = socket.create_server((session.address, known), family=family, backlog=128)
-    if (port := server.getsockname()[1]) != known:  # there may be no room to write it again
+    if (port := server.getsockname()[1]) != known:  # a full file system must not fail a restart
         atomic_file.put(folder / PORT, str(port))
     return server
 
@@ -180,7 +178,7 @@ def _run(
     monitor: QmpMonitor,
     ours: TakeoverGranted,
 ) -> float:
-    """Let the guest run; how many seconds that took. Raises VmckptError."""
+    """Run the guest. Returns how long that took, in seconds. Raises VmckptError."""
     stage.apply()
     steps = standby.run(stage.state(), lambda: standby_setup.note_run(folder))
     running = time.monotonic()
@@ -190,19 +188,22 @@ def _run(
     try:
         standbys.announce(monitor, list(session.cards))
     except VmckptError as exc:
-        log.warning("switches may look for %s on its old host: %s", session.name, exc)
+        log.warning("switches may still send to the old host of %s: %s", session.name, exc)
     log.info("%s runs here, epoch %d: %s; %s", session.name, stage.committed, ours.why, steps)
     return running - ours.decided
 
 
 def _behind(stage: Stage, ours: TakeoverGranted) -> float:
-    """How old the last epoch was when the primary was last heard: what was lost, in seconds."""
+    """Return the age of the last epoch when the primary last answered: the loss, in seconds."""
     taken = 0.0 if stage.last is None else stage.last.taken
     return max(0.0, time.time() - (time.monotonic() - ours.decided) - ours.silent - taken)
 
 
 def _settle(session: Session, folder: Path, monitor: QmpMonitor) -> None:
-    """What can wait until the guest runs; tried for a while, and by recover after that."""
+    """Do the steps that can wait until the guest runs.
+
+    They are retried for a minute; after that, `vmckpt recover` repeats them.
+    """
     give_up = time.monotonic() + _SETTLES
     while True:
         try:
@@ -219,14 +220,14 @@ def _settle(session: Session, folder: Path, monitor: QmpMonitor) -> None:
 
 
 def _set_clock(monitor: QmpMonitor, ours: TakeoverGranted) -> None:
-    """It went back by what was lost, and by what the failover took."""
+    """Set the guest's clock, which is behind by the lost time and the failover's duration."""
     if ours.clock is not None:
         with suppress(VmckptError):
             clock.set_ahead(GuestAgent(monitor), ours.clock)
 
 
 class _Answers:
-    """What the control socket answers."""
+    """Answers requests on the control socket."""
 
     def __init__(
         self, session: Session, backup: Backup, requests: Requests, trials: Trials
@@ -244,7 +245,7 @@ class _Answers:
             except (VmckptError, OSError) as exc:
                 return {"error": str(exc)}
         elif request is not None:
-            return {"error": f"the backup cannot {request}"}
+            return {"error": f"the backup does not support the request {request!r}"}
         return {
             "guest": self._session.guest, "name": self._session.name, "host": self._session.host,
             "peer": self._session.peer, "session": self._session.session, "process": os.getpid(),

@@ -1,4 +1,4 @@
-"""A protected guest's clock, kept right through its guest agent where it has one."""
+"""Keep a protected guest's clock correct, through its guest agent if it has one."""
 
 import json
 import threading
@@ -22,8 +22,10 @@ _FILE = "clock.json"
 
 
 class ClockKeeper:
-    """Looks at once and every ten seconds, in a thread and over a connection of its own: an agent
-    in a guest may hang. Use as `with ClockKeeper(session, folder, status)`."""
+    """Checks the guest's clock every ten seconds. Use as `with ClockKeeper(session, …)`.
+
+    It has a thread and a libvirt connection of its own, since a guest agent may hang.
+    """
 
     def __init__(self, session: Session, folder: Path, status: PrimaryStatus) -> None:
         self._session, self._file, self._status = session, folder / _FILE, status
@@ -36,7 +38,7 @@ class ClockKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Not waited for: it only looks, and may be at it for a while.
+        # The thread is not joined: it only queries the guest, and that may last.
         self._over.set()
 
     def _run(self) -> None:
@@ -70,7 +72,10 @@ class ClockKeeper:
 
 
 def read(agent: GuestAgent, paused: Seconds) -> Reading:
-    """What its clock says now. Raises HypervisorError."""
+    """Read the guest's clock. `paused`: how long the guest was paused since the last reading.
+
+    Raises HypervisorError.
+    """
     before = time.time()
     told = agent.time()
     after = time.time()
@@ -79,5 +84,5 @@ def read(agent: GuestAgent, paused: Seconds) -> Reading:
 
 
 def set_ahead(agent: GuestAgent, ahead: Seconds) -> None:
-    """Set its clock by the host's. Raises HypervisorError."""
+    """Set the guest's clock to the host's time plus `ahead`. Raises HypervisorError."""
     agent.set_time(Seconds(time.time() + ahead))

@@ -1,8 +1,8 @@
-"""Whether a protected guest still has the devices that its standby has.
+"""Check whether a protected guest still has the devices that its standby has.
 
-libvirt reports a device that was plugged in right afterwards; a thread then sets the link of a new
-network card down at once, whatever the agent is at. The agent compares the devices' names in each
-epoch, and all that it knows of them every few seconds, for what no event reports.
+libvirt reports a device right after it was plugged in. A thread then immediately sets the link of a
+new network card down, whatever the agent is doing. The agent compares the devices' names in each
+epoch, and all their properties every few seconds, for changes that no event reports.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ log = logging.getLogger("vmckpt.replica")
 
 _FILE = "devices"
 _PERIPHERAL = "/machine/peripheral"
-"""Where QEMU has the devices that were given a name, as libvirt does for each."""
+"""QEMU's path of all devices with an ID; libvirt gives every device one."""
 
 
 class Devices:
-    """Those of one guest. Use as `with Devices(...) as devices`: in the block it heeds events."""
+    """The devices of one guest. Use as `with Devices(...) as devices`; the block handles events."""
 
     def __init__(
         self, monitor: Commands, folder: Path, new_cards: NewCards, endings: Endings, *,
         known: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """`known`: what `device_facts` returned when the standby's definition was made; None: what
-        the first agent sees, which stays in the protection's `folder` for later ones."""
+        """`known`: result of `device_facts` when the standby was defined. None: the devices that
+        the first agent sees; it keeps them in the protection's `folder` for later agents."""
         self._monitor, self._file, self._new_cards = monitor, folder / _FILE, new_cards
         self._endings, self._known = endings, known
         self._names: frozenset[str] | None = None
@@ -56,18 +56,18 @@ class Devices:
 
     @property
     def told(self) -> bool:
-        """Whether libvirt has reported a change since the last whole look."""
+        """Whether libvirt has reported a change since the last full comparison."""
         return self._told.is_set()
 
     @property
     def gone(self) -> frozenset[str]:
-        """Names of devices that were not there any more at the last look."""
+        """Names of devices that the guest no longer had at the last comparison."""
         return (self._names or frozenset()) - self._seen
 
     def same(self) -> bool:
-        """Compare all that the standby must have, too. New cards have no link then.
+        """Compare the devices completely, and set the links of new network cards down.
 
-        Raises HypervisorError, OSError.
+        Returns whether the standby has the same devices. Raises HypervisorError, OSError.
         """
         self._endings.keep()
         self._told.clear()
@@ -86,9 +86,9 @@ class Devices:
             return now
 
     def still(self) -> bool:
-        """Compare their names alone: one question to QEMU. New cards have no link then.
+        """Compare only the devices' names, with one query, and set links of new cards down.
 
-        Raises HypervisorError.
+        Returns whether the standby has the same devices. Raises HypervisorError, OSError.
         """
         if self._names is None:
             return self.same()
@@ -101,7 +101,7 @@ class Devices:
             self._new_cards.cut(device)
 
     def _take(self, device: str, plugged: bool) -> None:
-        """An event, in libvirt's own thread, which must not wait for QEMU."""
+        """Handle an event, in libvirt's thread, which must not wait for QEMU."""
         self._told.set()
         if plugged:
             self._plugged.put(device)
@@ -110,12 +110,12 @@ class Devices:
         while (device := self._plugged.get()) is not None:
             try:
                 self._new_cards.cut(device)
-            except (HypervisorError, OSError) as exc:  # the next look at the devices tries again
-                log.warning("the link of %s cannot be set down: %s", device, exc)
+            except (HypervisorError, OSError) as exc:  # the next comparison tries again
+                log.warning("setting the link of %s down failed: %s", device, exc)
 
 
 def device_facts(monitor: Commands) -> dict[str, Any]:
-    """The guest's devices: their `names`, and a `digest` of all that a standby must have too.
+    """Return the guest's devices: their `names`, and a `digest` of what a standby must match.
 
     Raises HypervisorError.
     """
@@ -128,7 +128,7 @@ def _names(monitor: Commands) -> frozenset[str]:
 
 
 def _digest(monitor: Commands) -> str:
-    """A digest of the guest's devices, disks and memory."""
+    """Return a digest of the guest's devices, disks and memory sizes."""
     buses = [
         sorted(
             f"{one['bus']}.{one['slot']}.{one['function']} {one['id']}" for one in bus["devices"]

@@ -1,9 +1,10 @@
-"""How a guest that stands still becomes the other host's for good.
+"""Hand a paused guest over to the other host for good.
 
-Of a protection QEMU is ended first, once the lease says so. Of a migration a file says so: once it
-is there no agent lets the guest run here again, and only then the other host is told. QEMU stands
-as it does after any migration, with its disks given up, until the guest is known to run there (so
-nobody waits for its end), or never to have run there: then the controller takes it back.
+In a protection, the lease is transferred and QEMU is ended before the other host is informed. In a
+migration, a record file is written first: while it exists, no agent resumes the guest here. Only
+then is the other host informed. QEMU stays paused, with its disks released, as after any migration.
+It is ended once the guest is known to run on the other host. If the guest is known never to have
+run there, the controller resumes it here.
 """
 
 import fcntl
@@ -33,7 +34,7 @@ from vmckpt.util.host_files import hold_path, path_of
 AGENT_LOCK = "agent.lock"
 _GIVEN = "given.json"
 _TOKEN = 1
-"""Of a session without a lease."""
+"""Token of a session without a lease."""
 _ARRIVES = Seconds(10.0)
 _CONNECT = Seconds(1.0)
 _LETS_GO = Seconds(10.0)
@@ -50,9 +51,10 @@ def hand_over(
     process: HeldProcess,
     stopped: float,
 ) -> None:
-    """The guest has stood still since `stopped`, and the backup has all of it.
+    """Hand the guest over. It is paused since `stopped`, and the backup has its complete state.
 
-    Raises VmckptError, OSError: it is not given away. A migration raises nothing once it is.
+    Raises VmckptError or OSError if the guest was not handed over. In a migration, nothing is
+    raised once it was.
     """
     if not session.moves:
         teardown.give_away(session, lease_holder, process)
@@ -65,18 +67,21 @@ def hand_over(
     except (ConnectionLost, WireError):
         runs = _say_again(session, folder, give_up)
     if runs:
-        with suppress(VmckptError):  # who ends it does it again
+        with suppress(VmckptError):  # the order that ends the migration repeats it
             finish(session, folder)
 
 
 def resend(session: Session, folder: Path) -> None:
-    """An agent before us gave it away, and may not have been heard."""
+    """Inform the other host again of a handover, since an earlier agent may have failed to."""
     if _say_again(session, folder, time.monotonic() + _ARRIVES):
         finish(session, folder)
 
 
 def _said(line: PeerConnection, give_up: float) -> bool:
-    """Give the guest to the target; whether it runs there. Raises ConnectionLost, WireError."""
+    """Tell the target to run the guest. Returns whether it confirmed that the guest runs.
+
+    Raises ConnectionLost, WireError.
+    """
     line.send(End(why="switched"))
     while time.monotonic() < give_up:
         if isinstance(line.receive(_TURN), End):
@@ -85,7 +90,7 @@ def _said(line: PeerConnection, give_up: float) -> bool:
 
 
 def _say_again(session: Session, folder: Path, give_up: float) -> bool:
-    """Over lines of its own, without a hello: who says hello may yet go on."""
+    """Like `_said`, over new connections and without a hello, after which epochs may follow."""
     while time.monotonic() < give_up:
         with suppress(OSError, VmckptError):
             made = protocol_connection.connect(
@@ -98,7 +103,7 @@ def _say_again(session: Session, folder: Path, give_up: float) -> bool:
 
 
 def handover_record(folder: Path) -> dict[str, Any] | None:
-    """What was noted when the guest was given away; None: it was not."""
+    """Return the record of the handover; None if the guest was not handed over."""
     try:
         return dict(json.loads((folder / _GIVEN).read_text()))
     except FileNotFoundError:
@@ -106,12 +111,15 @@ def handover_record(folder: Path) -> dict[str, Any] | None:
 
 
 def revert(folder: Path) -> None:
-    """The other host had it and will never run it: it may run here again."""
+    """Undo a handover, since the other host will never run the guest: it may run here again."""
     (folder / _GIVEN).unlink(missing_ok=True)
 
 
 def finish(session: Session, folder: Path) -> None:
-    """End what is left of a guest that was given away; may be repeated. Raises VmckptError."""
+    """End the QEMU of a guest that was handed over; may be repeated. Raises VmckptError.
+
+    Restores the owners of images on shared storage, which libvirt resets when QEMU ends.
+    """
     process = identity.hold(session.guest)
     if process is not None:
         with process:
@@ -125,7 +133,7 @@ def finish(session: Session, folder: Path) -> None:
 
 @contextmanager
 def only_agent(session: Session, folder: Path) -> Iterator[None]:
-    """Be the one agent of the folder. Raises GuestLocked: there is one."""
+    """Hold the lock of the folder's agent. Raises GuestLocked if another agent holds it."""
     with (folder / AGENT_LOCK).open("w") as lock:
         if not locked(lock):
             raise GuestLocked(f"{session.name} has an agent already")
@@ -134,7 +142,10 @@ def only_agent(session: Session, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def without_agent(session: Session, folder: Path) -> Iterator[None]:
-    """No agent of the folder runs, or begins, as long as the block lasts. Raises RemoteError."""
+    """Keep agents of the folder from running while the block lasts.
+
+    Raises RemoteError if an agent does not end.
+    """
     with (folder / AGENT_LOCK).open("w") as lock:
         if not locked(lock):
             raise RemoteError(f"{session.host}: the agent of {session.name} does not end")
@@ -142,9 +153,9 @@ def without_agent(session: Session, folder: Path) -> Iterator[None]:
 
 
 def locked(lock: IO[str]) -> bool:
-    """Wait for a moment for the lock of the process that works with the guest; whether it is ours.
+    """Try for 5 s to take the lock of the process that controls the guest. Returns success.
 
-    The watchdog takes it, too, while it resumes a guest whose agent died.
+    The watchdog holds it as well while it resumes a guest whose agent died.
     """
     give_up = time.monotonic() + _LOCKS
     while True:
@@ -157,7 +168,7 @@ def locked(lock: IO[str]) -> bool:
 
 
 def _note(session: Session, folder: Path, stopped: float) -> None:
-    """Raises OSError: then it is not given away."""
+    """Write the record of the handover. Raises OSError; the guest is then not handed over."""
     owners = {}
     for path in session.extra.get("shared", ()):
         with suppress(OSError), hold_path(Path(path)) as file:
@@ -168,8 +179,10 @@ def _note(session: Session, folder: Path, stopped: float) -> None:
 
 
 def _wait_for_libvirt(session: Session) -> None:
-    """Until libvirt has put its own things in order: it takes a QEMU that died for a guest that
-    ended, and gives the guest's images back to root. Raises HypervisorError."""
+    """Wait until libvirt has cleaned up after QEMU, and has given the guest's images to root.
+
+    Raises HypervisorError.
+    """
     give_up = time.monotonic() + _LETS_GO
     while time.monotonic() < give_up:
         try:
@@ -184,7 +197,10 @@ def _wait_for_libvirt(session: Session) -> None:
 
 
 def _put_owner_back(path: str, user: int, group: int, device: int, inode: int) -> None:
-    """On storage that both hosts see the image is in use there. Another file is left alone."""
+    """Restore the owner of an image that the other host uses on shared storage.
+
+    A different file at that path is left alone.
+    """
     with hold_path(Path(path)) as file:
         seen = os.fstat(file)
         if (seen.st_dev, seen.st_ino) == (device, inode) and (

@@ -1,7 +1,7 @@
-"""The agent of a protection: runs beside the guest, or beside its standby, until that is over.
+"""The agent of a protection: runs beside the guest or its standby until the protection ends.
 
-`python -m vmckpt.agent.replication.main FOLDER`. All that it must know lies in the folder, so it
-can be started again at any time and goes on with what it finds.
+Started as `python -m vmckpt.agent.replication.main FOLDER`. The folder has all of its state, so the
+agent can be restarted at any time and continues from there.
 """
 
 import logging
@@ -24,20 +24,25 @@ _LOG_LIMIT, _LOG_KEPT = 1 << 20, 64 << 10
 
 
 def _bound_log(folder: Path) -> None:
-    """Keep the end of a log that has grown: it lies in memory, and an agent that fails again and
-    again writes into it each second."""
+    """Truncate a large log to its end.
+
+    The log is on tmpfs, and an agent that keeps failing writes to it every second.
+    """
     log_file = folder / AGENT_LOG
     with suppress(OSError):
         if log_file.stat().st_size > _LOG_LIMIT and os.path.samestat(os.fstat(2), log_file.stat()):
             end = log_file.read_bytes()[-_LOG_KEPT:]
             os.ftruncate(2, 0)
-            os.write(2, end)  # it was opened to append
+            os.write(2, end)  # the log was opened for appending
 
 
 def main() -> None:
-    """Exit status 0 when the protection has ended, 1 when it must be started again."""
+    """Run the agent.
+
+    Exits with status 0 once the protection has ended, and 1 if the agent must be restarted.
+    """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
-    os.umask(0o022)  # folders of ours that QEMU enters; what is private says so
+    os.umask(0o022)  # QEMU must enter some of our folders; private files set their own mode
     folder = Path(sys.argv[1])
     _bound_log(folder)
     requests = Requests()
@@ -45,12 +50,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     session = Session.read(folder)
     if session is None:
-        log.error("%s: nothing is to be protected here", folder)
+        log.error("%s has no protection", folder)
         return
     try:
         priority.raise_own()
     except OSError:
-        log.warning("not as important as it should be: it may not raise its priority")
+        log.warning("the agent runs at normal priority: not permitted to raise it")
     try:
         run = run_primary if session.role == "primary" else run_backup
         run(session, folder, requests)

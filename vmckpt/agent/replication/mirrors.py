@@ -1,4 +1,4 @@
-"""How the guest's disks are read, and its writes come to their logs, while it is protected."""
+"""Mirror a protected guest's disk writes to their logs, and read its disks for a full copy."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -18,7 +18,7 @@ _LOG_LIMIT = Bytes(64 * MIB)
 
 
 class Mirrors:
-    """The jobs and servers that bring the guest's writes to the logs; see loop.Mirrors."""
+    """The mirror jobs and nbdkit servers that bring disk writes to the logs; see loop.Mirrors."""
 
     def __init__(
         self, session: Session, folder: Path, monitor: QmpMonitor, still: mirror_job.Still
@@ -33,7 +33,7 @@ class Mirrors:
         self._reading = resync.place_of(folder)
 
     def begin(self) -> bool:
-        """Begin those that are not there; whether any was.
+        """Start the mirrors that do not run. Returns whether any mirror was missing.
 
         Raises DiskLogError, HypervisorError.
         """
@@ -48,21 +48,22 @@ class Mirrors:
         return missing
 
     def begin_again(self) -> None:
-        """From now on, each into a log that has nothing else. Raises as `begin`."""
+        """Restart all mirrors, each with an empty log. Raises as `begin`."""
         for number, node, size, place, path in self._disks:
             self._begin(number, node, size, place, path)
 
     def disks(self) -> AbstractContextManager[Sequence[Readable]]:
-        """The guest's disks, to be read; see resync.opened."""
+        """Open the guest's disks for reading; see resync.opened."""
         nodes = [node for _, node, *_ in self._disks]
         return resync.opened(self._monitor, nodes, self._reading, self._owner)
 
     def end(self) -> None:
-        """Bring nothing any more. Raises HypervisorError."""
+        """End all mirrors. Raises HypervisorError."""
         for number, _, _, place, _ in self._disks:
             end(self._monitor, place, mirror_job.name_of(number), self._still)
 
     def logs(self) -> list[WriteLog]:
+        """Open the write logs of all disks. From now on, the guest's writes wait for a full log."""
         found = [WriteLog(place) for *_, place, _ in self._disks]
         for log in found:
             log.set_open(False)
@@ -86,7 +87,7 @@ class Mirrors:
             with WriteLog(place) as log:
                 spoiled = log.failed()
                 log.consume(log.size())
-                log.set_open(False)  # which the end of the mirror before has set
+                log.set_open(False)  # ending the previous mirror has set it
             if spoiled is not None:
                 nbdkit_server.stop(place, socket)
         nbdkit_server.start(place, socket, size=size, limit=_LOG_LIMIT)
@@ -94,22 +95,25 @@ class Mirrors:
 
 
 def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
-    """Where the log of a disk's writes is, and the socket that QEMU writes to."""
+    """Return the place of a disk's write log, and the path of the socket that QEMU writes to."""
     return LogPlace(folder=memory_of(folder) / "writes", disk=disk), folder / "nbd" / f"{disk}.sock"
 
 
 def end(
     monitor: QmpMonitor, place: LogPlace, job: str, still: mirror_job.Still = mirror_job.unnoticed
 ) -> None:
-    """Take a mirror away; the guest's writes wait for nothing any more. Raises HypervisorError."""
+    """End a mirror, so that the guest's writes no longer wait for it. Raises HypervisorError."""
     with suppress(OSError, ValueError), Control(place.control) as told:
-        # Else the end would wait for writes that wait for us.
+        # Otherwise the job could not end: it would wait for writes that wait for the log.
         told.never_wait = True
     mirror_job.end(monitor, job, still)
 
 
 def end_all(session: Session, folder: Path, monitor: QmpMonitor | None) -> None:
-    """Nothing of it stays; `monitor`: None if the guest's QEMU is gone. Raises VmckptError."""
+    """End all mirrors and servers of a session.
+
+    `monitor`: None if the guest's QEMU is gone. Raises VmckptError.
+    """
     if monitor is not None:
         resync.end(monitor, resync.place_of(folder))
     for number in range(len(session.disks)):

@@ -1,4 +1,4 @@
-"""Orders about protections: short ones, which start, ask and end the agents that stay."""
+"""Orders of protections: short ones, which start, query and end the long-running agents."""
 
 import json
 import shutil
@@ -56,15 +56,15 @@ _TURN = 0.05
 
 
 def carry_out(order: ReplicaOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Raises VmckptError."""
+    """Carry out one step of a protection; `_WHAT` lists the steps. Raises VmckptError."""
     del channel
     if order.what not in _WHAT:
-        raise BadInput(f"an order that is not known: {order.what!r}", hint="update vmckpt there")
+        raise BadInput(f"unknown order {order.what!r}", hint="update vmckpt on the host")
     return _WHAT[order.what](order)
 
 
 def _identity(order: ReplicaOrder) -> dict[str, Any]:
-    """A certificate for the session; nothing of an earlier one may be there."""
+    """Create a certificate for a new session. Raises BadInput if an earlier session exists."""
     _must_be_free(order)
     return {
         "certificate": protocol_connection.make_identity(make_folder(order.guest)),
@@ -76,15 +76,15 @@ def _must_be_free(order: ReplicaOrder) -> None:
     session = Session.read(folder_of(order.guest))
     if session is not None and not (folder_of(order.guest) / teardown.OUTCOME).exists():
         raise BadInput(
-            f"{session.name} is protected or moves already, from or to {order.host}",
-            hint=f"run vmckpt recover, or vmckpt unprotect {session.name} first; with"
-            " --lost-journal if no journal knows of it",
+            f"{session.name} is already being protected or migrated, from or to {order.host}",
+            hint=f"run vmckpt recover, or vmckpt unprotect {session.name} first; add"
+            " --lost-journal if no journal has it",
         )
     remove_folder(folder_of(order.guest))
 
 
 def _stand(order: ReplicaOrder) -> dict[str, Any]:
-    """Make the standby and start its agent; where it listens."""
+    """Create the standby and start its agent. Returns the port that the agent listens on."""
     session = _session(order)
     (folder_of(order.guest) / protocol_connection.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
@@ -104,7 +104,7 @@ def _protect(order: ReplicaOrder) -> dict[str, Any]:
     session = _session(order)
     (folder_of(order.guest) / protocol_connection.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
-    teardown.note_alone(folder_of(order.guest))  # the standby has nothing of it yet
+    teardown.note_alone(folder_of(order.guest))  # the standby has no epoch yet
     _begin(order, "the guest's agent")
     return {}
 
@@ -115,12 +115,12 @@ def _begin(order: ReplicaOrder, who: str) -> None:
     give_up = time.monotonic() + _STARTS
     while not _answers(folder_of(order.guest)):
         if time.monotonic() > give_up:
-            raise RemoteError(f"{order.host}: {who} does not start{_why(order)}")
+            raise RemoteError(f"{order.host}: {who} did not start{_why(order)}")
         time.sleep(_TURN)
 
 
 def _ask(order: ReplicaOrder) -> dict[str, Any]:
-    """What the agent says; what it left if there is none."""
+    """Return the agent's status; if it does not run, what its files say."""
     folder = folder_of(order.guest)
     try:
         session = Session.read(folder)
@@ -147,7 +147,7 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     if teardown.is_alone(folder):
         told["alone"] = True
     question = {} if order.wish is None else {"wish": order.wish, "leave": order.leave}
-    # One that fails is started again by its watchdog, and answers a second later.
+    # The watchdog restarts an agent that failed, which then answers within a second.
     patience = _STARTS_AGAIN if told["runs"] and "outcome" not in told else Seconds(0.0)
     try:
         return {**told, **_heard(folder, question, patience), "agent": True}
@@ -159,9 +159,9 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _another_holds(session: Session) -> dict[str, Any]:
-    """The other host that holds the lease of a guest without an agent; empty: none is known.
+    """Return the other host that holds the lease of a guest without an agent; {} if none is known.
 
-    Whether the guest runs here is looked at after that: it may have ended with its lease.
+    Also returns whether the guest runs, queried afterwards, since it may have ended with its lease.
     """
     if session.role != "primary" or session.lease is None:
         return {}
@@ -173,7 +173,7 @@ def _another_holds(session: Session) -> dict[str, Any]:
 
 
 def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[str, Any]:
-    """What an agent answers, perhaps not at once. Raises RemoteError."""
+    """Query an agent, for up to `patience`. Raises RemoteError if it does not answer."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -185,17 +185,17 @@ def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[st
 
 
 def _end(order: ReplicaOrder) -> dict[str, Any]:
-    """See that nothing of a protection is left on this host; may be repeated."""
+    """End a protection on this host, and remove all of it; may be repeated."""
     session = Session.read(folder_of(order.guest))
     if session is None:
         remove_folder(folder_of(order.guest))
-        # If its host was started anew, all on tmpfs is gone.
+        # After a reboot of the host, everything on tmpfs is gone.
         did = _forget_images(order) if order.state else []
         wanted = order.define and order.state and not _known(order)
         if wanted and teardown.define_kept(order.state, host=order.host, uri=order.uri):
-            return {"did": [*did, "stored the guest's definition again"]}
+            return {"did": [*did, "defined the guest again"]}
         if not order.define and order.state:
-            # The guest is another host's.
+            # The guest belongs to another host.
             shutil.rmtree(order.state, ignore_errors=True)
         return {"did": did}
     if order.owner not in (None, session.session):
@@ -208,16 +208,17 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _forget_images(order: ReplicaOrder) -> list[str]:
-    """Those of a standby, and of a test of it, that a reboot has ended."""
+    """Remove the images of a standby, and of a test of it, that a reboot has ended."""
     tests = test_failover_files.forget_files(Path(order.state))
     made = standby_setup.forget_images(Path(order.state), order.owner)
     return (["removed the images of a test"] if tests else []) + [f"removed {one}" for one in made]
 
 
 def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
-    """End the source's side of a migration: the guest runs on here, unless it was given away.
+    """End a migration on the source, where the guest keeps running unless it was handed over.
 
-    Only the source knows that, so it comes first; the standby runs nothing by itself.
+    Only the source knows whether it was, so this order comes first. The standby never starts the
+    guest by itself.
     """
     folder = folder_of(order.guest)
     _stop_agent(folder)
@@ -228,7 +229,7 @@ def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
             return {"did": _end_primary(order, session)}
         if order.define:
             return {"did": [], "given": True}
-        # It runs on the target: nothing of it is this host's.
+        # The guest runs on the target, so everything here is removed.
         handover.finish(session, folder)
         mirrors.end_all(session, folder, None)
         teardown.forget(session, folder)
@@ -236,7 +237,7 @@ def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
 
 
 def _known(order: ReplicaOrder) -> bool:
-    """Whether libvirt here knows the guest."""
+    """Return whether libvirt on this host knows the guest."""
     try:
         with QmpMonitor(order.guest, host=order.host, uri=order.uri):
             return True
@@ -247,7 +248,7 @@ def _known(order: ReplicaOrder) -> bool:
 
 
 def _may_know(order: ReplicaOrder) -> bool | None:
-    """The same; None: libvirt does not say."""
+    """Return whether libvirt on this host knows the guest; None if libvirt does not answer."""
     try:
         return _known(order)
     except HypervisorError:
@@ -259,7 +260,7 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
     if not order.define and _takes_over(folder, session):
         raise _by_now(order, session)
     _stop_agent(folder)
-    if not order.define and _takes_over(folder, session):  # in that moment
+    if not order.define and _takes_over(folder, session):  # it began just before the agent ended
         (folder / watchdog_process.OVER).unlink(missing_ok=True)
         _start(folder)
         raise _by_now(order, session)
@@ -267,22 +268,24 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
     if _takes_over(folder, session):
         _settle(order, session, folder)
         standby_setup.clear(session, folder)
-        return ["the guest is an ordinary one"]
+        return ["the guest is no longer managed by vmckpt"]
     return list(standby_setup.remove(session, folder))
 
 
 def _takes_over(folder: Path, session: Session) -> bool:
-    """Whether the guest is this host's: it runs here, or did, or is about to."""
+    """Return whether the guest belongs to this host: it runs here, has run, or is about to run."""
     return standby_setup.is_ours(folder) and not standby_setup.never_came_to_life(session, folder)
 
 
 def _by_now(order: ReplicaOrder, session: Session) -> GuestLocked:
-    return GuestLocked(f"{session.name} runs on {order.host} by now", hint="try again")
+    return GuestLocked(f"{session.name} now runs on {order.host}", hint="try again")
 
 
 def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
-    """The guest is this host's: what its agent may not have come to is done now. What its owner has
-    done since stays."""
+    """Complete the steps of a failover that the agent may not have done, but only once.
+
+    Later changes by the guest's owner are kept.
+    """
     if standby_setup.is_settled(folder):
         return
     autostart = bool(session.extra.get("autostart"))
@@ -301,8 +304,8 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
     if runs_here and order.standby_gone:
         _must_hold_lease(session, folder)
         if session.lease is not None:
-            # No other host can run the guest any more, so it need not end with its lease if we
-            # die before all is ended. The agent that renews the lease is ended below.
+            # No other host can run the guest any more, so the guest must not end with its lease if
+            # this process dies. The agent that renews the lease is ended below.
             teardown.disarm(session)
     if runs_here and not order.standby_gone:
         _stop_safely(session, folder)
@@ -311,7 +314,7 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
     if runs_here:
         with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
             teardown.unprotect(session, folder, monitor)
-        return ["let the guest's output out", "ended its mirrors"]
+        return ["released the guest's output", "ended its mirrors"]
     mirrors.end_all(session, folder, None)
     if order.define:
         teardown.define(session)
@@ -320,35 +323,41 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
 
 
 def _end_second_copy(session: Session, folder: Path) -> list[str]:
-    """The guest is the other host's and runs here as well: end it, unless it was heard outside.
+    """End the copy of a guest that belongs to the other host but also runs here.
 
-    What it sent since its last epoch waits in its filters, and goes with it. Raises TwoCopies.
+    Its output since the last epoch is buffered, and discarded. Raises TwoCopies if output of this
+    copy was released.
     """
     _must_be_unheard(session, folder)
     _stop_agent(folder)
-    _must_be_unheard(session, folder)  # its agent may have let it go on alone just before its end
+    _must_be_unheard(session, folder)  # its agent may have just let it run unprotected
     process = identity.hold(session.guest)
     if process is not None:
         with process:
             teardown.kill(process)
     mirrors.end_all(session, folder, None)
     teardown.forget(session, folder)
-    return [f"ended the copy here, whose output was held; the guest runs on {session.peer}"]
+    return [
+        f"ended the copy on {session.host} and discarded its buffered output; the guest runs on"
+        f" {session.peer}"
+    ]
 
 
 def _must_be_unheard(session: Session, folder: Path) -> None:
-    """Raises TwoCopies if output of the copy here was released."""
+    """Check that no output of the copy here was released. Raises TwoCopies."""
     if teardown.is_alone(folder):
         raise TwoCopies(
-            f"{session.name} runs on {session.host} and on {session.peer}, and what it sent went"
-            " out on both",
+            f"{session.name} runs on {session.host} and on {session.peer}, and the output of both"
+            " copies was released",
             hint=f"choose one, and end the other: virsh -c {session.uri} destroy {session.name}",
         )
 
 
 def _must_hold_lease(session: Session, folder: Path) -> None:
-    """Raises TwoCopies if another host has it. A store that is silent is no hindrance where the
-    standby is known to be gone."""
+    """Check that this host holds the lease. Raises TwoCopies if another host holds it.
+
+    A lease store that does not answer is ignored, since the standby is known to be gone.
+    """
     if session.lease is None:
         return
     with suppress(LeaseUnreachable, OSError, ValueError), teardown.lease(session) as client:
@@ -361,7 +370,7 @@ def _must_hold_lease(session: Session, folder: Path) -> None:
 
 def _session(order: ReplicaOrder) -> Session:
     if order.session is None:
-        raise BadInput("an order without a session")
+        raise BadInput("the order has no session")
     session = Session.from_json(order.session)
     if session.state:
         host_directories.check_state(Path(session.state))
@@ -392,15 +401,15 @@ def _why(order: ReplicaOrder) -> str:
 
 
 def _stop_safely(session: Session, folder: Path) -> None:
-    """End the agent and its watchdog, while a standby may still take over: it must not, any more.
+    """End the agent and its watchdog, and invalidate a standby that may still take over.
 
-    Raises LeaseUnreachable, LeaseLost: then they go on.
+    Raises LeaseUnreachable or LeaseLost; agent and watchdog then keep running.
     """
     if session.lease is None:
         _stop_agent(folder)
         return
     with teardown.lease(session) as client:
-        # Nobody takes over for as long as this is good; longer than what follows may last.
+        # The standby cannot take over while the lease is valid, which is long enough for the rest.
         sent = _renewed(client, folder)
         if sent is None:
             raise LeaseLost(f"{session.name}: another host holds the lease")
@@ -412,15 +421,15 @@ def _stop_safely(session: Session, folder: Path) -> None:
             (folder / watchdog_process.OVER).unlink()
             _start(folder)
             raise
-        teardown.disarm(session)  # if we die before all is ended, nothing else would
-        # Who tries this again must know it.
+        teardown.disarm(session)  # done now, since no other process would if this one dies
+        # A repeated order needs the new token.
         (folder / "token").write_text(str(token))
 
 
 def _renewed(client: LeaseClient, folder: Path) -> float | None:
-    """Renew, also at a lease store that was failed over without the last token. None: it is lost.
+    """Renew the lease, also in a lease store that lost the last token in a failover.
 
-    Raises LeaseUnreachable.
+    Returns when the renewal was sent; None if the lease is lost. Raises LeaseUnreachable.
     """
     token = teardown.token(folder)
     try:
@@ -432,9 +441,9 @@ def _renewed(client: LeaseClient, folder: Path) -> float | None:
 
 
 def _revive(order: ReplicaOrder) -> dict[str, Any]:
-    """Start the agent of a session that has none, and no watchdog that would; what was done.
+    """Start the agent of a session if it does not run and no watchdog restarts it.
 
-    Raises RemoteError if it does not start.
+    Returns what was done, under "did". Raises RemoteError if the agent does not start.
     """
     folder = folder_of(order.guest)
     session = Session.read(folder)
@@ -442,21 +451,20 @@ def _revive(order: ReplicaOrder) -> dict[str, Any]:
         return {"did": []}
     if (folder / teardown.OUTCOME).exists():
         return {"did": []}
-    _end_agent(folder)  # it does not answer: it may be stopped
+    _end_agent(folder)  # it does not answer, but may exist, stopped by a signal
     (folder / watchdog_process.OVER).unlink(
         missing_ok=True
-    )  # of a command that did not come to its end
+    )  # an interrupted command may have left it
     _begin(order, "the agent")
-    return {"did": [f"started the agent on {order.host} again"]}
+    return {"did": [f"restarted the agent on {order.host}"]}
 
 
 def _give(order: ReplicaOrder) -> dict[str, Any]:
-    """Hand the lease of a guest whose QEMU is gone to the backup, whose standby is whole; whether
-    that was done.
+    """Hand the lease of a guest whose QEMU is gone to the backup, which has a complete standby.
 
-    Its agent may have died between arming what ends the guest and calling the standby valid.
-    Raises GuestLocked: it runs here, or had gone on without its standby; LeaseLost;
-    LeaseUnreachable.
+    The agent may have died after it armed the kernel's timer, and before it recorded the standby as
+    valid. Returns whether the lease was handed over, under "given". Raises GuestLocked if the guest
+    runs here or has run unprotected; LeaseLost; LeaseUnreachable.
     """
     folder = folder_of(order.guest)
     session = Session.read(folder)
@@ -465,7 +473,7 @@ def _give(order: ReplicaOrder) -> dict[str, Any]:
     if identity.runs(session.guest):
         raise GuestLocked(f"{session.name} runs on {session.host}")
     if teardown.is_alone(folder):
-        raise GuestLocked(f"{session.name} went on without its standby before it ended")
+        raise GuestLocked(f"{session.name} ran unprotected before it ended")
     with teardown.lease(session) as client:
         token = teardown.token(folder)
         client.validate(token)
@@ -474,7 +482,7 @@ def _give(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _stop_agent(folder: Path) -> None:
-    """End the agent of a folder for good, by force: all it knows is written down."""
+    """Kill the agent of a folder for good; all of its state is in files."""
     (folder / watchdog_process.OVER).touch()
     _end_agent(folder)
 

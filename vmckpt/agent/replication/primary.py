@@ -1,4 +1,4 @@
-"""The primary's agent: puts together what an epoch needs, and takes it apart in the end."""
+"""The primary's agent: sets up and runs epochs, and cleans up when the protection ends."""
 
 import logging
 import os
@@ -43,13 +43,16 @@ from vmckpt.units import MIB, Seconds
 log = logging.getLogger("vmckpt.replica")
 
 _ASIDE = 64 * MIB >> 12
-"""Pages of an epoch that are kept to send differences of."""
+"""Maximum number of an epoch's pages whose old contents are kept, to send only differences."""
 _TELLS = Seconds(2.0)
 _SWITCHING = "switching"
 
 
 def run_primary(session: Session, folder: Path, requests: Requests) -> None:
-    """Until the protection ends, or the guest does. Raises Exception: to be started again."""
+    """Run the primary until the protection or the guest ends.
+
+    Raises Exception if the agent must be restarted.
+    """
     with handover.only_agent(session, folder):
         process = identity.hold(session.guest)
         if process is None:
@@ -60,7 +63,7 @@ def run_primary(session: Session, folder: Path, requests: Requests) -> None:
 
 
 class _Agent:
-    """One life of it."""
+    """The agent, from its start until it ends or fails."""
 
     def __init__(
         self, session: Session, folder: Path, requests: Requests, process: HeldProcess
@@ -76,7 +79,7 @@ class _Agent:
             self._status.enforced(self._kill_method, why)
         self._page = watchdog.start_watchdog(session, folder, process, self._kill_method)
         self._stopped = 0.0
-        """When the guest last stood still, by time.monotonic()."""
+        """When the guest was last paused, by time.monotonic()."""
 
     def run(self) -> None:
         session, folder = self._session, self.folder
@@ -101,7 +104,7 @@ class _Agent:
                     teardown.switched(session, folder)
                     return
                 if not (primary.standby_ended or self._leave.has()):
-                    raise VmckptError("told to end, while its standby may still be let run")
+                    raise VmckptError("refusing to end: the standby may still take over")
                 teardown.unprotect(session, folder, monitor, lease_holder)
         except Exception:
             if identity.runs(session.guest):
@@ -110,7 +113,7 @@ class _Agent:
 
     def _lease_holder(self) -> LeaseHolder:
         session = self._session
-        # The kernel's timer inside QEMU, where there is a lease and we may trace QEMU.
+        # The kernel's timer inside QEMU, if there is a lease and QEMU can be traced.
         by_kernel = self._kill_method is KillMethod.KERNEL
         return LeaseHolder(
             session.lease, self.folder, self._page, holder=session.host,
@@ -125,7 +128,10 @@ class _Agent:
         ).close()
 
     def _was_given_away(self, lease_holder: LeaseHolder) -> bool:
-        """An agent before us died in the middle of a switch: it is given away, or never will be."""
+        """Settle a switchover whose agent died.
+
+        Returns whether the guest was handed over; if not, that switchover can no longer do so.
+        """
         if handover.handover_record(self.folder) is not None:
             handover.resend(self._session, self.folder)
             return True
@@ -139,7 +145,7 @@ class _Agent:
         return False
 
     def resume(self, monitor: QmpMonitor) -> None:
-        """Let the guest go on, if it stands still for a switch or for an agent that died."""
+        """Resume the guest if it is paused for a switchover, or by an agent that died."""
         switching = self.folder / _SWITCHING
         if self._page.stopped or switching.exists():
             migration_settings.break_off(monitor, self._undo)
@@ -162,13 +168,13 @@ class _Agent:
                 known=session.extra.get("devices"),
             )
         )  # fmt: skip
-        # On disk before it is nowhere else.
+        # The definition must be on disk before libvirt removes it.
         teardown.keep_definition(session)
         libvirt_side.undefine(monitor)
         accelerator = "kvm" if monitor.ask("query-kvm")["enabled"] else "TCG"
-        # libvirt knows nothing of our mirrors, and saves or migrates the guest all the same.
+        # libvirt does not know our mirrors, so it does not refuse to save or migrate the guest.
         choice = select.decide(accelerator, guarded=False, tried=None)
-        assert choice is not None  # what nothing guards need not be tried
+        assert choice is not None  # without such a guard, nothing needs a trial
         self._status.finds(choice.finder, choice.why)
         capturer = Capturer(
             monitor, self._undo, finder=finder, output=filters, logs=logs, still=self._still
@@ -185,27 +191,27 @@ class _Agent:
 
     def _still(self, on: bool) -> None:
         self._stopped = time.monotonic() if on else self._stopped
-        # A switch may last: the watchdog must not take that for hanging.
+        # A switchover may last long, and the watchdog must not mistake it for a hang.
         switching = (self.folder / _SWITCHING).exists()
         self._page.stopped = boottime() if on and not switching else 0.0
 
     def hand_over(self, line: PeerConnection, lease_holder: LeaseHolder) -> None:
-        """Give the guest away, which stands still."""
+        """Hand the paused guest over to the other host."""
         handover.hand_over(
             self._session, self.folder, line, lease_holder=lease_holder, process=self._process,
             stopped=self._stopped,
         )  # fmt: skip
 
     def _answer(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """What the control socket answers."""
+        """Answer a request on the control socket."""
         request, session = told.get("wish"), self._session
         if request in (Request.END, Request.PLANNED):
             self._requests.add(Request(str(request)))
         elif request == Request.RUN_UNPROTECTED:
             if not self._leave.grant(str(told.get("leave"))):
-                return {"error": "it does not wait for that any more"}
+                return {"error": "it no longer waits for permission to run unprotected"}
         elif request is not None:
-            return {"error": f"the primary cannot {request}"}
+            return {"error": f"the primary does not support the request {request!r}"}
         return {
             "guest": session.guest, "name": session.name, "host": session.host,
             "peer": session.peer, "session": session.session, "process": os.getpid(),
@@ -215,7 +221,7 @@ class _Agent:
 
 
 class _Guest:
-    """The guest, as the loop has it handled."""
+    """The operations on the guest that the epoch loop needs; see loop.ProtectedGuest."""
 
     def __init__(
         self, agent: _Agent, monitor: QmpMonitor, lease_holder: LeaseHolder, mirrors: Mirrors
@@ -242,11 +248,11 @@ class _Guest:
 def found_filters(
     session: Session, folder: Path, monitor: Commands, *, alone: bool
 ) -> tuple[Buffers, bool]:
-    """The guest's filters as an agent before this one left them, and whether all of them hold
-    output. `alone`: the guest went on without its standby.
+    """Take over the guest's network filters from an earlier agent, and create missing ones.
 
-    Where one of them is gone the others keep what they hold: the standby may still take over.
-    Raises HypervisorError.
+    Returns the filters, and whether all of them have buffered output without a gap. If one was
+    missing, the others keep their output, since the standby may still take over. `alone`: the guest
+    runs unprotected, so the filters are removed. Raises HypervisorError.
     """
     filters = Buffers(monitor, session.cards, folder, session.owner)
     held = network_buffer.there(monitor, session.cards) and not alone
@@ -258,7 +264,7 @@ def found_filters(
 
 
 def _ended(session: Session, folder: Path, *, wished: bool) -> None:
-    """Its QEMU is gone. Raises VmckptError."""
+    """Clean up after the guest's QEMU has ended. Raises VmckptError."""
     if handover.handover_record(folder) is None:
         teardown.guest_ended(session, folder, wished=wished)
         return

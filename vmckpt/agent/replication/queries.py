@@ -1,4 +1,4 @@
-"""Orders about protections that only look: at a guest, at room, at what is there from before."""
+"""Orders of protections that change nothing: query a guest, free space, and earlier images."""
 
 import os
 import time
@@ -26,17 +26,20 @@ from vmckpt.util import host_directories
 
 _TURN = 0.05
 _EPOCH = Seconds(5.0)
-"""So long the end of an epoch is waited for."""
+"""How long to wait for the end of an epoch."""
 
 
 def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
-    """All that a protection must know of a running guest. Raises CannotCapture, RemoteError."""
+    """Return what a protection must know of a running guest.
+
+    Raises CannotCapture if the guest cannot be protected, HypervisorError, RemoteError.
+    """
     host_directories.require_own_directory()
     with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
         with identity.require(order.guest, monitor.name, order.host) as process:
             files = memory_files.files(monitor, process)
         bitmaps.require_reopen(monitor)
-        # Before its cards and its definition are read: a device that comes meanwhile is noticed.
+        # Read before cards and definition, so that a device that is added meanwhile is noticed.
         seen = devices.device_facts(monitor)
         held = network_hold.hold_facts(monitor)
         undo = _settings(order, monitor)
@@ -54,7 +57,7 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _settings(order: ReplicaOrder, monitor: QmpMonitor) -> Undo:
-    """QEMU's, between two epochs if the guest is protected already. Raises CannotCapture."""
+    """Return QEMU's settings; of a protected guest, between two epochs. Raises CannotCapture."""
     protected = Session.read(folder_of(order.guest)) is not None
     give_up = time.monotonic() + (_EPOCH if protected else 0.0)
     while True:
@@ -69,21 +72,23 @@ def _settings(order: ReplicaOrder, monitor: QmpMonitor) -> Undo:
 
 
 def _made(folder: Path) -> Path:
-    """The nearest that exists, of a folder that may have to be made."""
+    """Return the nearest existing parent of a folder, or the folder itself."""
     while not folder.exists():
         folder = folder.parent
     return folder
 
 
 def _room(folder: Path) -> int:
-    """Bytes that are free there."""
+    """Return the free bytes on a folder's file system."""
     stat = os.statvfs(_made(folder))
     return stat.f_bavail * stat.f_frsize
 
 
 def rooms(order: ReplicaOrder) -> dict[str, Any]:
-    """What is free on the backup, for memory and epochs and for images, and on which file system
-    those are; and which files of a guest it lacks."""
+    """Return the free space on the backup, in bytes: "memory" for memory and epochs, and "images".
+
+    Also returns the file system of the images, and the guest's files that are "missing" there.
+    """
     host_directories.require_own_directory()
     missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.folder)
     device = str(_made(folder).stat().st_dev)
@@ -94,7 +99,7 @@ def rooms(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def before(order: ReplicaOrder) -> dict[str, Any]:
-    """What is here of a guest that ran here before: whether its QEMU is, and its images."""
+    """Return what is left of a guest that ran here before: its images, and whether it runs."""
     users = backing_chain.of_others((Path(path) for path, _ in order.images.values()), order.users)
     found = {
         name: asdict(

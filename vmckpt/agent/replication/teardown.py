@@ -1,4 +1,4 @@
-"""What becomes of a protection when it ends: on the primary, whichever way it did."""
+"""End a protection on the primary, and clean up after it, however it ended."""
 
 import json
 import shutil
@@ -38,16 +38,17 @@ _HEARS, _AGAIN = Seconds(10.0), Seconds(0.5)
 def unprotect(
     session: Session, folder: Path, monitor: QmpMonitor, lease_holder: LeaseHolder | None = None
 ) -> None:
-    """The guest runs on here as if it had never been protected; may be repeated.
+    """Let the guest run on this host as if it had never been protected; may be repeated.
 
-    Raises VmckptError: not all is put back.
+    `lease_holder`: None if the caller has invalidated the standby. Raises VmckptError if something
+    could not be undone.
     """
     if lease_holder is not None:
-        # Before anything gets out that the standby does not know.
+        # The standby must be invalid before output that it does not know is released.
         lease_holder.invalidate()
     else:
         disarm(session)
-    note_alone(folder)  # before output gets out: no standby may take over from now on
+    note_alone(folder)  # before output is released: no standby may take over from now on
     network_buffer.remove(monitor, folder)
     migration_settings.break_off(monitor, Undo.from_json(session.undo))
     mirrors.end_all(session, folder, monitor)
@@ -61,9 +62,10 @@ def unprotect(
 
 
 def renewed(session: Session, sent: float) -> None:
-    """The lease was renewed by us, not by an agent: the kernel's timer must know.
+    """Extend the kernel's timer in QEMU after a renewal of the lease by another process than the
+    agent.
 
-    Raises VmckptError.
+    `sent`: when the renewal was sent. Raises VmckptError.
     """
     process = identity.hold(session.guest)
     if process is None or session.lease is None:
@@ -74,7 +76,7 @@ def renewed(session: Session, sent: float) -> None:
 
 
 def disarm(session: Session) -> None:
-    """No other host may take over any more, so the kernel need not end the guest.
+    """Disarm the kernel's timer in QEMU, since no other host may take over any more.
 
     Raises VmckptError.
     """
@@ -85,7 +87,7 @@ def disarm(session: Session) -> None:
 
 
 def keep_definition(session: Session) -> None:
-    """Put the stored definition where a reboot does not reach it. Raises OSError."""
+    """Write the guest's persistent definition to disk, to survive a reboot. Raises OSError."""
     if session.definition:
         folder = Path(session.state)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,7 +96,7 @@ def keep_definition(session: Session) -> None:
 
 
 def define(session: Session) -> None:
-    """Store the definition that was taken away. Raises HypervisorError."""
+    """Define the guest in libvirt again. Raises HypervisorError."""
     if session.definition:
         autostart = bool(session.extra.get("autostart"))
         where = {"host": session.host, "uri": session.uri}
@@ -102,7 +104,10 @@ def define(session: Session) -> None:
 
 
 def define_kept(state: str, *, host: str, uri: str) -> bool:
-    """The same from where it was kept, after a reboot; whether there was any."""
+    """Define the guest from the file that `keep_definition` wrote, after a reboot.
+
+    Returns whether there was such a file. Raises HypervisorError.
+    """
     file = Path(state) / _DEFINITION
     try:
         told = json.loads(file.read_text())
@@ -114,10 +119,16 @@ def define_kept(state: str, *, host: str, uri: str) -> bool:
 
 
 def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
-    """Its QEMU is gone. If nobody wished for that, the backup runs it. Raises VmckptError."""
-    wished = wished or ended_by_wish(folder)  # an agent before us knew
+    """End the protection of a guest whose QEMU is gone.
+
+    `wished`: the guest shut down, panicked or was ended on request; otherwise the backup takes
+    over. Raises VmckptError.
+    """
+    wished = wished or ended_by_wish(folder)  # an earlier agent may have recorded it
     if wished:
-        outcome(folder, ProtectionOutcome.ENDED, "the guest was ended by somebody's wish")
+        outcome(
+            folder, ProtectionOutcome.ENDED, "the guest shut down, panicked or was ended on request"
+        )
     mirrors.end_all(session, folder, None)
     if not wished:
         outcome(
@@ -127,17 +138,17 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
             _hand_over(session, folder)
         (folder / watchdog_process.OVER).touch()
         for copy in memory_of(folder).glob("last-*"):
-            copy.unlink()  # as large as the guest's memory was
+            copy.unlink()  # it is as large as the guest's memory
         return
     (folder / watchdog_process.OVER).touch()
     if _standby_is_told(session, folder):
-        # Only now nobody else can run it.
+        # From now on no other host can run the guest.
         define(session)
         forget(session, folder)
 
 
 def ended_by_wish(folder: Path) -> bool:
-    """Whether word was left that somebody wished for the guest's end."""
+    """Return whether the recorded outcome is that the guest was ended on request."""
     with suppress(OSError, ValueError):
         return bool(
             json.loads((folder / OUTCOME).read_text()).get("outcome") == ProtectionOutcome.ENDED
@@ -146,7 +157,7 @@ def ended_by_wish(folder: Path) -> bool:
 
 
 def watchdog_kill_reason(folder: Path) -> str | None:
-    """Why a guest whose QEMU is gone must have ended; None: neither watchdog nor lease ended it."""
+    """Return why watchdog or lease ended a guest whose QEMU is gone; None if neither did."""
     try:
         _, _, why = (folder / watchdog_process.KILLED).read_text().strip().partition(" ")
     except OSError:
@@ -155,10 +166,10 @@ def watchdog_kill_reason(folder: Path) -> str | None:
 
 
 def _lease_ended(folder: Path) -> str | None:
-    """The same by the last renewal, as far as it can be known.
+    """Return a reason if the lease has ended since its last renewal; None otherwise.
 
-    The kernel leaves no word, and its exit status reaches QEMU's parent alone. So a QEMU that died
-    before while no agent was there to see it looks the same.
+    The kernel records nothing when its timer ends QEMU, and only QEMU's parent gets the exit
+    status. A QEMU that died earlier, while no agent ran, therefore looks the same.
     """
     try:
         page = WatchdogPage.open(folder / watchdog_process.PAGE)
@@ -168,7 +179,7 @@ def _lease_ended(folder: Path) -> str | None:
         if not page.renewed or boottime() < page.renewed + page.lasts:
             return None
         return (
-            "the guest's QEMU is gone, and its lease has ended: the kernel ended it then, unless it"
+            "the guest's QEMU is gone, and its lease has ended: the kernel ended QEMU, unless it"
             " had died before, which is unknown"
         )
     finally:
@@ -176,19 +187,21 @@ def _lease_ended(folder: Path) -> str | None:
 
 
 def _standby_is_told(session: Session, folder: Path) -> bool:
-    """Whether the standby is gone, or can never take over."""
+    """Inform the standby that the guest has ended. Returns whether it can never take over."""
     released = False
     with suppress(VmckptError, OSError, ValueError):
         if session.lease is not None:
-            # First: a lease that nobody renews runs out while the standby is looked for.
+            # Done first, since the lease may run out while the backup is being contacted.
             _release(session, folder)
             released = True
     return _hears_in_time(session, folder) or released
 
 
 def _hears_in_time(session: Session, folder: Path) -> bool:
-    """Whether the backup has heard that it is over: a busy host may miss the first word, and would
-    wait for ever."""
+    """Inform the backup that the protection is over. Returns whether it confirmed that.
+
+    The message is repeated for 10 s, since a busy host may miss the first and then wait forever.
+    """
     give_up = time.monotonic() + _HEARS
     while True:
         with suppress(VmckptError, OSError, ValueError):
@@ -200,7 +213,10 @@ def _hears_in_time(session: Session, folder: Path) -> bool:
 
 
 def give_away(session: Session, lease_holder: LeaseHolder, process: HeldProcess) -> None:
-    """The guest, which stands still for good, is the backup's. Raises VmckptError: not yet."""
+    """Transfer the lease of a paused guest to the backup, and end QEMU here.
+
+    Raises VmckptError if the lease was not transferred.
+    """
     lease_holder.transfer(session.peer)
     kill(process)
 
@@ -211,19 +227,19 @@ def kill(process: HeldProcess) -> None:
 
 
 def switched(session: Session, folder: Path) -> None:
-    """After a planned switch. Raises VmckptError."""
+    """Clean up after a planned switchover, and record its outcome. Raises VmckptError."""
     (folder / watchdog_process.OVER).touch()
     mirrors.end_all(session, folder, None)
     outcome(folder, ProtectionOutcome.SWITCHED, f"the guest runs on {session.peer}")
 
 
 def note_alone(folder: Path) -> None:
-    """What the guest sends goes out without its standby, from now on. Raises OSError."""
+    """Record that the guest runs unprotected: its output is no longer buffered. Raises OSError."""
     (folder / ALONE).touch()
 
 
 def is_alone(folder: Path) -> bool:
-    """Whether the guest went on without its standby, and that was not whole again since."""
+    """Return whether the guest runs unprotected, and the standby has not been complete since."""
     return (folder / ALONE).exists()
 
 
@@ -234,16 +250,16 @@ def forget(session: Session, folder: Path) -> None:
 
 
 def outcome(folder: Path, what: ProtectionOutcome, why: str, **more: float) -> None:
-    """Leave word of how it ended, for the controller."""
+    """Record for the controller how the protection ended."""
     told = {"outcome": what, "why": why, "at": time.time(), **more}
     atomic_file.put(folder / OUTCOME, json.dumps(told))
 
 
 @contextmanager
 def lease(session: Session) -> Iterator[LeaseClient]:
-    """The lease of a session that has one."""
+    """Open a client for the lease of a session. Raises ValueError if the session has no lease."""
     if session.lease is None:
-        raise ValueError("a session without a lease")
+        raise ValueError("the session has no lease")
     client = LeaseClient(session.lease.url, holder=session.host, limit=session.lease.terms.limit)
     try:
         yield client
@@ -252,12 +268,12 @@ def lease(session: Session) -> Iterator[LeaseClient]:
 
 
 def token(folder: Path) -> int:
-    """The lease's, as the agent has stored it. Raises OSError, ValueError."""
+    """Return the lease's token, as stored by the agent. Raises OSError, ValueError."""
     return int((folder / "token").read_text())
 
 
 def _hand_over(session: Session, folder: Path) -> None:
-    """A guest that is dead for sure need not be waited for."""
+    """Hand the lease of a dead guest to the backup, which then need not wait for its end."""
     if session.lease is None or not session.terms.automatic:
         return
     if identity.runs(session.guest):
@@ -280,5 +296,5 @@ def _tell_backup(session: Session, folder: Path, why: str) -> None:
         line.send(Hello(session=session.session, captured=1))
         line.expect(HelloAck, _CONNECT)
         line.send(End(why=why))
-        # Whoever hangs up while a heartbeat is on its way takes along what was not read yet.
+        # Closing while a heartbeat arrives would reset the connection, and unread data be lost.
         line.expect(End, _CONNECT)

@@ -1,7 +1,7 @@
-"""A test of a failover: a copy of the standby that runs beside it, while the protection goes on.
+"""Failover tests: run a copy of the standby next to it, while the protection continues.
 
-The standby itself is never given device state. All that lasts is done in a thread of its own; the
-backup's loop only holds still for a moment, in which the copy becomes one epoch's.
+The standby itself never gets device state. Long steps run in a separate thread. The backup's loop
+only pauses for a moment, in which the copy is brought to the state of one epoch.
 """
 
 import itertools
@@ -39,11 +39,11 @@ log = logging.getLogger("vmckpt.replica")
 _LOOK = Seconds(0.1)
 _LOOK_AT_ROOM = Seconds(1.0)
 _YIELD = Seconds(0.001)
-"""Between two slices: an epoch's pages go first."""
+"""Pause between two slices of the copy, since pages of an epoch have priority."""
 
 
 class Phase(StrEnum):
-    """How far a test is."""
+    """The state of a test."""
 
     COPYING = "copying"
     RUNS = "runs"
@@ -51,7 +51,7 @@ class Phase(StrEnum):
 
 
 class Trials:
-    """The tests of one standby, at most one at a time."""
+    """Runs the failover tests of one standby, at most one at a time."""
 
     def __init__(self, session: Session, folder: Path, stage: Stage, standby: Standby) -> None:
         self._session, self._folder = session, folder
@@ -63,11 +63,11 @@ class Trials:
         self._over = False
 
     def turn(self) -> None:
-        """Between two turns of the backup's loop."""
+        """Let a waiting test pause the backup's loop; called between two turns of the loop."""
         self._standstill.turn()
 
     def begin(self) -> None:
-        """Returns at once. Raises VmckptError: it cannot be."""
+        """Start a test, and return at once. Raises GuestLocked or BadInput if none can run."""
         with self._lock:
             self._must_be_possible()
             self._trial = _Trial(
@@ -79,16 +79,16 @@ class Trials:
     def _must_be_possible(self) -> None:
         name = self._session.name
         if self._over:
-            raise GuestLocked(f"the protection of {name} ends, or its standby takes over")
+            raise GuestLocked(f"the protection of {name} is ending, or its standby takes over")
         if self._thread is not None and self._thread.is_alive():
             raise GuestLocked(
-                f"a test of {name} runs already",
+                f"a failover test of {name} is already running",
                 hint=f"end it first: vmckpt failover {name} --end-test",
             )
         if not self._stage.committed:
             raise GuestLocked(
                 f"{name} has no epoch on {self._session.host} yet",
-                hint="wait until its standby is ready: vmckpt status",
+                hint="wait until its standby is ready; see vmckpt status",
             )
         if (why := memory_check.why_not(_room(self._session, self._standby))) is not None:
             raise BadInput(
@@ -97,28 +97,31 @@ class Trials:
             )
 
     def end(self) -> None:
-        """Returns at once; `as_json` says when nothing is left. Raises BadInput: there is none."""
+        """Start to end the test, and return at once. `as_json` returns None once it is removed.
+
+        Raises BadInput if there is no test.
+        """
         if self._trial is None or self.as_json() is None:
-            raise BadInput(f"no test of {self._session.name} runs")
+            raise BadInput(f"no failover test of {self._session.name} is running")
         self._trial.end()
         if self._thread is not None and not self._thread.is_alive():
-            self._trial = None  # it had failed; that is known now
+            self._trial = None  # the test had failed, and the operator has seen that now
 
     def no_more(self) -> None:
-        """The loop has ended: no other test begins. The one that runs is left alone yet."""
+        """Allow no new tests, since the loop has ended. A running test continues."""
         with self._lock:
             self._over = True
         self._standstill.close()
 
     def close(self) -> None:
-        """End it, and wait until nothing of it is left."""
+        """End the test, and wait until it is removed."""
         self.no_more()
         if self._trial is not None and self._thread is not None:
             self._trial.end()
             self._thread.join()
 
     def as_json(self) -> dict[str, Any] | None:
-        """How it stands; None: there is none."""
+        """Return the state of the test; None if there is none."""
         if self._trial is None or self._thread is None:
             return None
         told = self._trial.as_json()
@@ -126,7 +129,7 @@ class Trials:
 
 
 class _Trial:
-    """One test."""
+    """One failover test; `run` is the body of its thread."""
 
     def __init__(
         self, session: Session, folder: Path, stage: Stage, standby: Standby, still: LoopPause
@@ -148,7 +151,7 @@ class _Trial:
         self._stop.set()
 
     def run(self) -> None:
-        """From the first file to the last."""
+        """Run the test until it is ended or fails, then remove everything that it created."""
         try:
             test_failover_files.clear(self._session)
             with QmpMonitor(
@@ -162,10 +165,10 @@ class _Trial:
         try:
             test_failover_files.clear(self._session)
         except (VmckptError, OSError) as exc:
-            self._fail(f"not all of it could be removed, which the next one begins with: {exc}")
+            self._fail(f"removing it failed, and the next test tries again: {exc}")
 
     def _fail(self, why: str) -> None:
-        log.warning("the test of %s failed: %s", self._session.name, why)
+        log.warning("the failover test of %s failed: %s", self._session.name, why)
         self._told |= {"state": Phase.FAILED, "why": why}
 
     def _begin(self, monitor: QmpMonitor) -> None:
@@ -176,14 +179,14 @@ class _Trial:
             Standby(copied, (), self._folder, self._session.owner) as second,
         ):
             second.load(self._copy(monitor, fleeces, second))
-            for card in copied.cards():  # its device state says that the cable is in
+            for card in copied.cards():  # the loaded device state has set their links up
                 copied.tell("set_link", {"name": card, "up": False})
             standbys.go_on(copied)
         self._told |= {"state": Phase.RUNS, "since": time.time()}
-        log.info("%s runs, a copy of epoch %d", self._told["name"], self._told["epoch"])
+        log.info("failover test %s runs with epoch %d", self._told["name"], self._told["epoch"])
 
     def _make(self, monitor: QmpMonitor) -> tuple[Fleece, ...]:
-        """Images, and a QEMU that waits."""
+        """Create the images, and start a QEMU that waits for its state."""
         session, socket = self._session, socket_of(self._folder)
         xml = monitor.xml()
         where = {"host": session.host, "uri": session.uri}
@@ -217,10 +220,13 @@ class _Trial:
         return fleeces
 
     def _copy(self, monitor: QmpMonitor, fleeces: tuple[Fleece, ...], second: Standby) -> bytes:
-        """Make memory and disks those of one epoch; its device state."""
+        """Bring memory and disks to the state of one epoch. Returns its device state.
+
+        Raises CaptureFailed, Cancelled.
+        """
         source, target = self._standby.memory, second.memory
         if [one.size for one in source] != [one.size for one in target]:
-            raise CaptureFailed("the copy has other memory than the standby")
+            raise CaptureFailed("the memory sizes of the test and of the standby differ")
         touched = Touched(source)
         try:
             with self._still.held():
@@ -232,7 +238,7 @@ class _Trial:
                 if step is Next.GIVE_UP:
                     raise CaptureFailed(
                         f"{self._session.name} changes its memory faster than it can be copied",
-                        hint="try again when it has less to do",
+                        hint="try again when the guest is less busy",
                     )
                 if step is Next.CUT:
                     state = self._cut(monitor, fleeces, target, touched)
@@ -248,14 +254,17 @@ class _Trial:
         self, monitor: QmpMonitor, fleeces: tuple[Fleece, ...], target: Sequence[Memory],
         touched: Touched,
     ) -> bytes | None:  # fmt: skip
-        """While nothing is applied; None: too much was, just before."""
+        """Copy the rest while the loop is paused and applies no epoch. Returns the device state.
+
+        Returns None if too much has changed since the last round.
+        """
         stage = self._stage
         with self._still.held():
             began = time.monotonic()
             if stage.noted is not touched or stage.last is None:
                 raise CaptureFailed(
-                    f"{self._session.host} gets all of {self._session.name} anew",
-                    hint="try again when its standby is ready: vmckpt status",
+                    f"{self._session.host} is receiving a full copy of {self._session.name}",
+                    hint="try again when its standby is ready; see vmckpt status",
                 )
             if touched.count > memory_copy.MOST:
                 return None
@@ -274,10 +283,10 @@ class _Trial:
 
     def _go_on(self) -> None:
         if self._stop.wait(_YIELD):
-            raise Cancelled("the test was ended")
+            raise Cancelled("the failover test was ended")
 
     def _watch(self) -> None:
-        """Until somebody has ended it. Raises CaptureFailed: there is no room any more."""
+        """Wait until the test ends or is to be ended. Raises CaptureFailed if space runs out."""
         process = identity.hold(self._uuid)
         if process is None:
             return
@@ -292,9 +301,9 @@ class _Trial:
         free = _beside_images(self._session)
         if free is not None and memory_check.runs_out(free):
             raise CaptureFailed(
-                f"the test was ended: {self._session.host} has hardly any room left beside the"
-                " standby's images",
-                hint="make room there",
+                f"the failover test was ended: {self._session.host} has hardly any space left for"
+                " the standby's images",
+                hint="free some space there",
             )
 
 

@@ -1,6 +1,6 @@
-"""What a test of a standby has on its host, written down before it is made, and taken away again.
+"""Files of a failover test on the backup: recorded before they are created, and removed afterwards.
 
-It lies on a disk: after a reboot of the host nothing else tells whose those files are.
+The record is on disk, since after a reboot nothing else tells what the files belong to.
 """
 
 import json
@@ -32,42 +32,45 @@ _ENDS = Seconds(10.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """All of one test."""
+    """The record of one test."""
 
     uuid: str
-    """Of the guest that runs as the test."""
+    """UUID of the guest that runs as the test."""
     name: str
     files: tuple[str, ...]
 
     def write(self, state: Path) -> None:
-        """Raises OSError."""
+        """Write the record to disk. Raises OSError."""
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         atomic_file.put(state / _FILE, json.dumps(asdict(self)), for_good=True)
 
     @classmethod
     def read(cls, state: Path) -> Self | None:
-        """None: there is no test. Raises BadInput."""
+        """Read the record. Returns None if there is no test. Raises BadInput if it is invalid."""
         try:
             told = json.loads((state / _FILE).read_text())
             return cls(**{**told, "files": tuple(told["files"])})
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, OSError) as exc:
-            raise BadInput(f"{state / _FILE} makes no sense: {exc}") from exc
+            raise BadInput(f"{state / _FILE} is invalid: {exc}") from exc
 
 
 def changed(image: str) -> str:
-    """Where what is overwritten in a standby's image is kept for its test."""
+    """Return the path of the image that keeps the test's view of a standby's disk.
+
+    It holds the old data of blocks that are overwritten in the standby's image.
+    """
     return _beside(image, _CHANGED)
 
 
 def overlay(image: str) -> str:
-    """The image of a test's own disk."""
+    """Return the path of the image that the test writes to."""
     return _beside(image, _OVERLAY)
 
 
 def nvram(file: str) -> str:
-    """The test's own copy of a firmware's file."""
+    """Return the path of the test's own copy of the NVRAM file."""
     return _beside(file, _NVRAM)
 
 
@@ -77,7 +80,10 @@ def _beside(image: str, what: str) -> str:
 
 
 def make_images(session: Session, fleeces: tuple[Fleece, ...], socket: Path) -> None:
-    """Raises BadInput, OSError."""
+    """Create the images of a test, whose overlays read from the NBD server at `socket`.
+
+    Raises BadInput, OSError.
+    """
     for disk, fleece in zip(session.disks, fleeces, strict=True):
         served = f"nbd+unix:///{fleece.export}?socket={socket}"
         _make(session, fleece.image, disk.size, owner=session.owner)
@@ -101,11 +107,11 @@ def _make(
         os.close(file)
     if done.returncode != 0:
         why = done.stderr.strip().splitlines()[-1:] or ["no word"]
-        raise BadInput(f"{session.host}: an image for the test cannot be made: {why[0]}")
+        raise BadInput(f"{session.host}: creating an image for the test failed: {why[0]}")
 
 
 def copy_firmware(firmware: str, own: str) -> None:
-    """Copy a firmware's file for the test alone. Raises OSError."""
+    """Copy the NVRAM file for the test. Raises OSError."""
     path = Path(own)
     with os.fdopen(opened(Path(firmware)), "rb") as source, Folder(path.parent) as folder:
         folder.write(path.name, source.read())
@@ -120,9 +126,9 @@ def kill(uuid: str) -> None:
 
 
 def clear(session: Session) -> None:
-    """See that nothing of a test is left: its QEMU, what it set in the standby's, its files.
+    """Remove all of a test: its QEMU, what it set in the standby's QEMU, and its files.
 
-    May be repeated. Raises VmckptError: not all is gone.
+    May be repeated. Raises VmckptError if something is left.
     """
     state = Path(session.state)
     if not session.state or (found := Traces.read(state)) is None:
@@ -138,12 +144,12 @@ def clear(session: Session) -> None:
     try:
         forget_files(state)
     except OSError as exc:
-        raise VmckptError(f"{session.host}: the images of a test stay there: {exc}") from exc
-    log.info("nothing of %s is left", found.name)
+        raise VmckptError(f"{session.host}: removing the images of a test failed: {exc}") from exc
+    log.info("removed the failover test %s", found.name)
 
 
 def forget_files(state: Path) -> bool:
-    """Remove the files of a test whose host was started anew; whether there was one.
+    """Remove the files of a test after its host was rebooted. Returns whether there was a test.
 
     Raises BadInput, OSError.
     """
@@ -157,7 +163,7 @@ def forget_files(state: Path) -> bool:
 
 
 def _end(uuid: str, session: Session) -> None:
-    """libvirt may be about to start it: a word with libvirt is more than a look for its process."""
+    """End the test through libvirt, which may be about to start a QEMU that `kill` cannot see."""
     try:
         with QmpMonitor(uuid, host=session.host, uri=session.uri) as monitor:
             monitor.end()

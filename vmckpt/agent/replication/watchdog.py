@@ -1,4 +1,4 @@
-"""The watchdog beside an agent of a protection, which starts it again when it dies."""
+"""Start the watchdog of a protection's agent, which restarts the agent when it dies."""
 
 import os
 import sys
@@ -20,14 +20,15 @@ _PATIENCE = 1.0
 
 
 def agent_command(folder: Path) -> tuple[str, ...]:
-    """What starts the agent of a folder."""
+    """Return the command that starts the agent of a folder."""
     return (sys.executable, "-P", "-m", "vmckpt.agent.replication.main", str(folder))
 
 
 def kill_method(session: Session, process: HeldProcess) -> tuple[KillMethod | None, str | None]:
-    """What enforces the guest's lease here, and why the kernel does not; nothing without a lease.
+    """Return what enforces the guest's lease on this host, and why the kernel cannot do it.
 
-    Tries whether QEMU's main thread can be reached, which stops it for a moment.
+    Both are None without a lease. Checks whether QEMU's main thread can be traced, which stops that
+    thread for a moment.
     """
     if session.lease is None:
         return None, None
@@ -38,7 +39,11 @@ def kill_method(session: Session, process: HeldProcess) -> tuple[KillMethod | No
 def start_watchdog(
     session: Session, folder: Path, process: HeldProcess, kept_by: KillMethod | None = None
 ) -> WatchdogPage:
-    """The watchdog's page, with us on it; and the watchdog of that QEMU. Raises WatchdogFailed."""
+    """Start the watchdog of a QEMU process, with this process as the agent that it watches.
+
+    `kept_by`: what enforces the lease, as from `kill_method`. Returns the page shared with the
+    watchdog. Raises WatchdogFailed.
+    """
     path = folder / watchdog_process.PAGE
     lasts = Seconds(0.0)
     if session.role == "primary" and session.lease is not None:

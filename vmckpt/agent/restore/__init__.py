@@ -1,1 +1,1 @@
-"""Restore a guest on this host from a snapshot, and undo a restore that was interrupted."""
+"""Restore a guest on this host from a snapshot, and undo an interrupted restore."""

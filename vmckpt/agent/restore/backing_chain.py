@@ -1,4 +1,4 @@
-"""Whether a file is an image of another guest on this host, or lies below one."""
+"""Find files that are images of other guests on this host, or in the backing chain of one."""
 
 import json
 import subprocess
@@ -12,20 +12,23 @@ _LIMIT = Seconds(20.0)
 
 
 def check_backing_chain(places: Iterable[Path], users: Mapping[str, Sequence[str]]) -> None:
-    """`users`: other guests' images with their guest and format. Raises GuestLocked."""
+    """Check that no path is in the backing chain of another guest's image.
+
+    `users`: guest and format of each image of other guests. Raises GuestLocked.
+    """
     for place, (guest, path) in of_others(places, users).items():
         raise GuestLocked(
             f"{place} is in use by guest {guest}, as {path}; nothing was changed",
-            hint="restore it as another guest with --as",
+            hint="restore the snapshot as another guest with --as",
         )
 
 
 def of_others(
     places: Iterable[Path], users: Mapping[str, Sequence[str]]
 ) -> dict[Path, tuple[str, str]]:
-    """Those that are in use, each with the guest and its image.
+    """Return the paths that other guests use, each with the guest and its top image.
 
-    libvirt tells what is below an image only while its guest runs; the image tells it always.
+    The backing chain is read from the images, since libvirt reports it only for running guests.
     """
     ours = [place for place in places if place.exists()]
     found: dict[Path, tuple[str, str]] = {}
@@ -40,7 +43,10 @@ def of_others(
 
 
 def _below(path: str, format_: str) -> Iterator[str]:
-    """The files that an image lies on. What cannot be read, no guest can be started from."""
+    """Yield the files of an image's backing chain.
+
+    An image that cannot be read is ignored: no guest can be started from it either.
+    """
     if format_ in ("", "raw") or not Path(path).exists():
         return
     words = ["qemu-img", "info", "-U", "--backing-chain", "--output=json", "-f", format_, "--"]

@@ -1,6 +1,7 @@
-"""Files of a snapshot (disks, NVRAM, TPM state): created beside their places and swapped in.
+"""Restore the files of a snapshot (disks, NVRAM, TPM state), and remove the images of a fork.
 
-Each is replaced whole or stays as it was. The images of a fork that was only browsed are removed.
+Each file is created next to its final path and swapped in, so it is either replaced completely or
+left unchanged.
 """
 
 import os
@@ -30,7 +31,11 @@ _TURN = 0.2
 
 
 class Images:
-    """The images of one restore. Use as a context manager: what was not kept is taken back."""
+    """The disk images of one restore.
+
+    Use as a context manager, which restores the previous images unless `keep` or `leave` was
+    called.
+    """
 
     def __init__(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
@@ -38,7 +43,7 @@ class Images:
         self._order, self._private, self._reader = order, private, reader
         self._channel = channel
         self._files: dict[str, Replacement] = {}
-        """By target."""
+        """By the disk's name in the guest."""
         self._left = False
 
     def __enter__(self) -> Self:
@@ -53,7 +58,7 @@ class Images:
                     stack.callback(file.take_back)
 
     def write(self) -> None:
-        """Make all of them, whole. Raises BadInput, StoreError, Cancelled."""
+        """Create all images, with their contents. Raises BadInput, StoreError, Cancelled."""
         for disk in self._private.facts.disks:
             place = Path(self._order.images[disk.target])
             replace_file.check_destination(place, self._order.snapshot, replace=self._order.replace)
@@ -61,22 +66,22 @@ class Images:
             self._make(disk)
 
     def marks(self) -> dict[str, str]:
-        """Of each, before it is in its place."""
+        """Return the mark of each new image, by disk. Call it before `swap`."""
         return {disk.target: self._file(disk).mark() for disk in self._private.facts.disks}
 
     def swap(self) -> None:
-        """Put them in their places; what is there is put aside until `keep`. Raises OSError."""
+        """Move the images to their final paths, and previous ones aside. Raises OSError."""
         for disk in self._private.facts.disks:
             self._file(disk).swap()
 
     def keep(self) -> None:
-        """They are in use: what was put aside goes."""
+        """Remove the previous images, since the new ones are in use. Raises OSError."""
         self._left = True
         for file in self._files.values():
             file.keep()
 
     def leave(self) -> None:
-        """Nobody knows whether they are in use: nothing is taken back."""
+        """Leave all images as they are, since it is unknown which of them are in use."""
         self._left = True
 
     def _file(self, disk: DiskMake) -> Replacement:
@@ -88,7 +93,7 @@ class Images:
     def _make(self, disk: DiskMake) -> None:
         region = self._private.region(disk.target)
         if region is None or region.kind is not Kind.DISK:
-            raise StoreDamaged(f"the snapshot has no disk {disk.target!r}")
+            raise StoreDamaged(f"the snapshot lacks the disk {disk.target!r}")
         assembly = Assembly(
             region.kind, region.size, region.map, self._private.chunks, self._reader
         )
@@ -121,7 +126,11 @@ class Images:
     def _run(
         self, image: Replacement, words: Sequence[str], trouble: Sequence[Exception], *more: str
     ) -> None:
-        """Let qemu-img make an image; its path comes between `words` and `more`."""
+        """Create an image with qemu-img, whose arguments are `words`, the image's path, and `more`.
+
+        `trouble`: errors of the server that qemu-img reads from. Raises the first of them, and
+        BadInput, Cancelled.
+        """
         file = image.create()
         place = path_of(file)
         with subprocess.Popen(
@@ -134,36 +143,39 @@ class Images:
                     break
                 if self._channel.stop.is_set():
                     program.kill()
-                    raise Cancelled("stopped while a disk was written")
+                    raise Cancelled("stopped while writing a disk")
         if trouble:
             raise trouble[0]
         if program.returncode != 0:
             why = said.strip().splitlines()[-1:] or [f"status {program.returncode}"]
             raise BadInput(
-                f"{image.place} was not written: {why[0].replace(place, str(image.place))}"
+                f"{image.place} could not be written: {why[0].replace(place, str(image.place))}"
             )
 
 
-# Who runs the TPM's program, by distribution.
+# The user that runs swtpm, by distribution.
 _TPM_USERS = ("swtpm", "tss")
 _TPM = "tpm/"
 
 
 class SmallFiles:
-    """The files of one restore. Use as a context manager: what was not kept is taken back."""
+    """The small files of one restore: NVRAM and TPM state.
+
+    Use as a context manager, which restores the previous files unless `keep` or `leave` was called.
+    """
 
     def __init__(
         self, files: Mapping[str, bytes], places: Mapping[str, str], snapshot: str, *, replace: bool
     ) -> None:
-        """`places`: where each is to be, by its name in the snapshot. Raises BadInput."""
+        """`places`: the final path of each file, by its name in the snapshot. Raises BadInput."""
         missing = sorted(set(files) - set(places))
         if missing:
-            raise BadInput(f"nobody said where file {missing[0]} is to be")
+            raise BadInput(f"no path given for file {missing[0]}")
         self._contents, self._snapshot = files, snapshot
         self._places = {name: Path(places[name]) for name in files}
         self._replace = replace
         self._files: dict[str, Replacement] = {}
-        """By their names in the snapshot."""
+        """By name in the snapshot."""
         self._made: list[Path] = []
         self._left = False
 
@@ -181,7 +193,7 @@ class SmallFiles:
                     stack.callback(file.take_back)
 
     def write(self) -> None:
-        """Make all of them beside their places. Raises BadInput, OSError."""
+        """Create all files next to their final paths. Raises BadInput, OSError."""
         for place in self._places.values():
             replace_file.check_destination(place, self._snapshot, replace=self._replace)
         for name, place in self._places.items():
@@ -193,29 +205,29 @@ class SmallFiles:
                 os.fsync(out.fileno())
 
     def swap(self) -> None:
-        """Put them in their places; what is there is put aside until `keep`. Raises OSError.
+        """Move the files to their final paths, and previous ones aside. Raises OSError.
 
-        libvirt itself gives NVRAM to QEMU, and a TPM's folder but not its files to the TPM's
-        program.
+        Files of the TPM are given to the user of swtpm, since libvirt changes the owner of only
+        the folder. libvirt gives the NVRAM to QEMU itself.
         """
         for name, file in self._files.items():
             file.swap(_tpm_owner() if name.startswith(_TPM) else None)
 
     def keep(self) -> None:
-        """They are in use: what was put aside goes."""
+        """Remove the previous files, since the new ones are in use. Raises OSError."""
         self._left = True
         for file in self._files.values():
             file.keep()
 
     def leave(self) -> None:
-        """Nobody knows whether they are in use: nothing is taken back."""
+        """Leave all files as they are, since it is unknown which of them are in use."""
         self._left = True
 
     def _folder(self, path: Path, *, tpm: bool) -> Folder:
         with suppress(FileNotFoundError):
             return Folder(path)
         with self._folder(path.parent, tpm=tpm) as above:
-            # QEMU is given the files, not their folders.
+            # QEMU gets access to the files, but does not own their folders.
             made = above.make(path.name, 0o700 if tpm else 0o711)
             self._made.append(path)
             if tpm and (owner := _tpm_owner()) is not None:
@@ -229,7 +241,7 @@ def _drop(folder: Path) -> None:
 
 
 def _tpm_owner() -> tuple[int, int] | None:
-    """User and group of the TPM's program; None: it is not installed here."""
+    """Return user and group ID of swtpm; None if it is not installed here."""
     for user in _TPM_USERS:
         with suppress(KeyError):
             found = pwd.getpwnam(user)
@@ -238,7 +250,10 @@ def _tpm_owner() -> tuple[int, int] | None:
 
 
 def discard(order: DiscardOrder, _: ControllerChannel) -> dict[str, Any]:
-    """Remove them, also those half made; may be repeated. Raises OSError."""
+    """Remove the images of a fork, and unfinished ones; may be repeated. Raises OSError.
+
+    Returns the number of removed files, under "removed".
+    """
     removed = 0
     for place in map(Path, order.images.values()):
         for path in (place, *replace_file.paths(place, order.snapshot)):

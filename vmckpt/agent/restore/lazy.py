@@ -1,4 +1,4 @@
-"""A restore whose guest runs at once: its images are empty, and fill from the store behind it."""
+"""Lazy restore: the guest runs at once on empty images, which are filled from the store."""
 
 import json
 import subprocess
@@ -23,27 +23,35 @@ from vmckpt.units import Seconds
 
 
 def restore_lazily(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Start the guest, and see its disks in. Raises VmckptError, and nothing is left then.
+    """Start the guest, and wait until its disks are complete or the controller asks to stop.
 
-    From its start on the keeper sees to the rest, whoever dies; "whole" tells whether all was in
-    when this ended.
+    Once the guest runs, the disk server fills the disks even if agent and controller die. Returns a
+    RestoreResult as JSON; "whole" says whether the disks are complete. Raises VmckptError after
+    undoing everything, if the guest did not start.
     """
     if order.xml is None:
-        raise BadInput("a snapshot without memory is not started: there is nothing to be lazy for")
+        raise BadInput(
+            "a snapshot without memory cannot be restored lazily, as no guest is started",
+            hint="omit --lazy",
+        )
     with LazyServerClient({**order.as_json(), "do": "serve"}, order.host) as keeper:
         keeper.wait_ready()
         told = restore.restore(order, channel, _Lazy(keeper.sockets))
         keeper.go()
         whole = keeper.watch(channel)
     if not whole and not channel.stop.is_set():
-        # The keeper was killed, and the guest stands still or will: another one goes on.
+        # The disk server was killed, and the guest pauses at its next read: start another server.
         again = FinishOrder(guest=order.guest, host=order.host)
         whole = bool(finish(again, channel)["whole"])
     return {**told, "whole": whole}
 
 
 def finish(order: FinishOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Serve again if nobody does, and wait for the end; "waits": there was one to wait for."""
+    """Wait until a guest's disks are complete; restart their server if it is dead.
+
+    Returns JSON: "waits" says whether there were disks to wait for, "whole" whether all disks are
+    complete. Raises BadInput if the server's order is invalid, and VmckptError that it reports.
+    """
     kept = lazy_server.kept(order.guest)
     if kept is None:
         return {"waits": False, "whole": True}
@@ -66,7 +74,10 @@ def _is_served(guest: str) -> bool:
 
 
 def _wait(guest: str, channel: ControllerChannel) -> bool:
-    """Wait for another's keeper; whether it has ended before we had to."""
+    """Wait for a disk server that another process started.
+
+    Returns False if the controller asked to stop before the server was done.
+    """
     while lazy_server.kept(guest) is not None:
         if channel.stop.wait(0.5):
             return False
@@ -74,7 +85,11 @@ def _wait(guest: str, channel: ControllerChannel) -> bool:
 
 
 class LazyServerClient:
-    """The process that serves, as the agent speaks with it."""
+    """The agent's connection to a disk server, a process that it starts.
+
+    Use as a context manager. Leaving the block ends the server, unless `go` was called or it is
+    unknown whether the guest runs.
+    """
 
     def __init__(self, order: Mapping[str, Any], host: str) -> None:
         self._order, self._host = order, host
@@ -94,10 +109,10 @@ class LazyServerClient:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        # If nobody knows whether the guest runs, it looks for itself once it hears no more of us.
+        # If it is unknown whether the guest runs, the server finds out once its pipe is closed.
         unknown = kind is not None and issubclass(kind, OutcomeUnknown)
         if not self._left and not unknown:
-            # It has not been told to go on: refused, it takes its sockets away and ends.
+            # A refusal makes the server remove its sockets and exit.
             with suppress(OSError):
                 self._say({"refused": "the guest was not started"})
             with suppress(subprocess.TimeoutExpired):
@@ -108,20 +123,23 @@ class LazyServerClient:
                     pipe.close()
 
     def wait_ready(self) -> None:
-        """Until it serves. Raises what it tells."""
+        """Wait until the server is ready. Raises VmckptError, also the error it reports."""
         for told in self._hear():
             if told.get("ask") == "ready":
                 self.sockets = dict(told["about"]["sockets"])
                 return
-        raise VmckptError(f"{self._host}: nobody serves the disks: the keeper ended at once")
+        raise VmckptError(f"{self._host}: the disk server exited before it was ready")
 
     def go(self) -> None:
-        """The guest runs: from here it needs nobody."""
+        """Let the server run on its own, since the guest runs."""
         self._left = True
         self._say({"answer": True})
 
     def watch(self, channel: ControllerChannel) -> bool:
-        """Pass on how far it is; whether it has come to its end before we are told to stop."""
+        """Forward progress until the server is done or the controller asks to stop.
+
+        Returns whether the server is done.
+        """
         for told in self._hear():
             if "done" in told:
                 return True
@@ -146,7 +164,7 @@ class LazyServerClient:
 
 
 class _Lazy:
-    """See restore.DiskMethod."""
+    """The restore.DiskMethod of lazy restores."""
 
     def __init__(self, sockets: Mapping[str, str]) -> None:
         self._sockets = sockets
@@ -166,7 +184,7 @@ class _Lazy:
 
 
 class _Overlays(Images):
-    """Images with nothing in them but where the rest is."""
+    """Empty images whose backing files are the exports of the disk server."""
 
     def __init__(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel,

@@ -1,7 +1,7 @@
-"""The keeper of disks that come in behind a running guest: serves and pulls until all is in.
+"""The disk server of a lazy restore: serves a running guest's disks and pulls them in.
 
-A process of its own, which neither the agent's nor the controller's death ends. What it needs to be
-started again lies in a folder that a reboot empties: so does a reboot end the guest.
+It is a separate process, which outlives the agent and the controller. Its order is kept in a folder
+on tmpfs, so that the server can be restarted. A reboot deletes this folder and ends the guest.
 """
 
 import json
@@ -36,30 +36,34 @@ _COMES = "come in from it on"
 _TURN = Seconds(0.2)
 _AGAIN = Seconds(2.0)
 _ARRIVES = Seconds(20.0)
-"""For so long a guest is looked for whose agent died before it said how it went."""
+"""How long to wait for the guest to start, if the agent died before it reported the result."""
 
 
 def folder_of(guest: str) -> Path:
-    """Where the sockets are of a guest's disks that come in, and the order to serve them."""
+    """Return the folder of a guest's disk server, with its sockets and its order."""
     return host_directories.run_dir() / f"lazy-{guest}"
 
 
 def kept(guest: str) -> dict[str, Any] | None:
-    """The order that a keeper of the guest's disks was given; None: nothing is to be kept."""
+    """Return the order of a guest's disk server; None if the guest has no lazy disks.
+
+    Raises BadInput if the order is invalid.
+    """
     try:
         told: dict[str, Any] = json.loads((folder_of(guest) / _ORDER).read_text())
     except FileNotFoundError:
         return None
     except ValueError as exc:
-        raise BadInput(f"{folder_of(guest) / _ORDER} makes no sense: {exc}") from exc
+        raise BadInput(f"{folder_of(guest) / _ORDER} is invalid: {exc}") from exc
     return told
 
 
 def serve(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Keep a guest's disks until they are whole. Raises VmckptError, GuestLocked if another does.
+    """Serve a guest's disks, and pull them into its images until all are complete.
 
-    Says "ready" once they can be used, and goes on when that is answered. If nobody answers, the
-    guest itself says whether it was started.
+    Sends the request "ready" once the disks can be used. The answer means that the guest runs;
+    without an answer, the server looks for the running guest itself. Raises GuestLocked if another
+    process serves the disks, and VmckptError. Returns the duration in seconds, under "pulled".
     """
     began = time.monotonic()
     with spool.held(folder_of(order.guest), patience=Seconds(0.0)), ExitStack() as stack:
@@ -84,7 +88,7 @@ def serve(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
 
 def _furnished(order: RestoreOrder) -> Path:
     folder = host_directories.run_dir(folder_of(order.guest).name)
-    # With the snapshot's key: for root alone, and gone with the last disk or the next reboot.
+    # The order contains the data key, so only root may read it. It is deleted with the folder.
     atomic_file.put(folder / _ORDER, json.dumps({**order.as_json(), "do": "serve"}), private=True)
     return folder
 
@@ -102,8 +106,10 @@ def _exports(private: Private, reader: Source) -> dict[str, Export]:
 
 
 def _pin(store: Store, order: RestoreOrder) -> None:
-    """See that nobody deletes it meanwhile. Whoever pinned it for another reason keeps it anyway;
-    of keepers like us each adds its own."""
+    """Pin the snapshot so that it is not deleted while its disks are served.
+
+    A pin for another reason is left alone; disk servers of other guests add their own reasons.
+    """
     known = store.pin_reason(order.snapshot)
     if known is None:
         store.pin(order.snapshot, _why(order))
@@ -125,7 +131,7 @@ def _end(folder: Path, store: Store, order: RestoreOrder) -> None:
 
 
 class _Keeper:
-    """Serves the disks, and sees that all of them come in."""
+    """Serves a guest's disks, and pulls them into its images."""
 
     def __init__(
         self, order: RestoreOrder, channel: ControllerChannel, exports: Mapping[str, Export]
@@ -135,14 +141,14 @@ class _Keeper:
         self._total = sum(one.size for one in exports.values())
 
     def listen(self, stack: ExitStack) -> None:
-        """Serve until the stack is left."""
+        """Serve the disks until the stack is closed."""
         user, group = qemu_user.owner(self._order.uri, self._order.host)
         for name, export in self._exports.items():
             stack.enter_context(Server({name: export}, Unix(self.sockets[name])))
             os.chown(self.sockets[name], user, group)
 
     def arrived(self) -> bool:
-        """Whether the guest runs on what is served here."""
+        """Return whether the guest runs on the disks served here; waits up to 20 s for it."""
         give_up = time.monotonic() + _ARRIVES
         while time.monotonic() < give_up:
             with suppress(HypervisorError), self._monitor() as monitor:
@@ -152,7 +158,7 @@ class _Keeper:
         return False
 
     def run(self) -> None:
-        """Pull one disk in after the other, whatever happens to the guest meanwhile."""
+        """Pull in the disks one after the other, even if the guest ends meanwhile."""
         done = 0
         for name, export in self._exports.items():
             while not self._is_whole(name):
@@ -178,19 +184,19 @@ class _Keeper:
                 time.sleep(_TURN)
             self._wake(monitor)
             if name in self._waiting(monitor):
-                time.sleep(_AGAIN)  # it broke off, as after a server that had to be started again
+                time.sleep(_AGAIN)  # the job failed, as after a restart of the server
 
     def _wake(self, monitor: QmpMonitor) -> None:
-        """A guest that stood still for want of a server goes on."""
+        """Resume a guest that was paused because no server answered its reads."""
         if block.stopped_by_disk(monitor):
             monitor.resume()
 
     def _finish_off(self, name: str) -> None:
-        """The guest has ended: what is missing comes into its image without it."""
+        """Fill the image with qemu-img, since the guest has ended."""
         words = ["qemu-img", "rebase", "-q", "-f", "qcow2", "-b", "", self._order.images[name]]
         done = subprocess.run(words, capture_output=True, check=False, text=True)
         if done.returncode:
-            time.sleep(_AGAIN)  # it was started again, most likely, and its image is in use
+            time.sleep(_AGAIN)  # the image is in use: the guest was probably started again
 
     def _is_whole(self, name: str) -> bool:
         words = ["qemu-img", "info", "-U", "--output=json", self._order.images[name]]

@@ -1,7 +1,7 @@
-"""What of an interrupted restore is in its place, and what that means. Pure.
+"""Decide how to settle an interrupted restore from what it left. Pure.
 
-Nothing is removed that may be the only whole copy of a disk, or has been written into: where that
-cannot be told, all files stay, and somebody is told.
+No file is removed that may be the only complete copy of a disk, or that was written to. If this is
+unclear, all files stay, and the operator is informed.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Spot(StrEnum):
-    """What is at an image's place now."""
+    """What is now at the path of an image."""
 
     NEW = "the restored image"
     WRITTEN = "the restored image, written into since"
@@ -19,24 +19,25 @@ class Spot(StrEnum):
 
 
 class LeftoverDecision(StrEnum):
-    """How an interrupted restore is settled."""
+    """The decision about an interrupted restore."""
 
     ARRIVED = "arrived"
+    """The restore has happened: the previous images are removed."""
     BACK = "back"
-    """It has not happened: what was there before belongs there."""
+    """The restore has not happened: the previous images are moved back."""
     UNCLEAR = "unclear"
-    """Nobody can tell which images are the right ones."""
+    """It is unknown which images are the right ones, so all files stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """One image."""
+    """The state of one image."""
 
     spot: Spot
     aside: bool
-    """What was there before is beside it."""
+    """The previous image exists next to it."""
     empty: bool
-    """Nothing was there before."""
+    """There was no previous image."""
 
     @property
     def ours(self) -> bool:
@@ -45,15 +46,19 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestFacts:
-    """The guest."""
+    """The state of the guest."""
 
     runs: bool
     revived: bool
-    """Its QEMU was started to take memory in, and not to boot."""
+    """Its QEMU was started from saved memory, not booted."""
 
 
 def spot(there: str | None, made: str) -> Spot:
-    """Marks (see replace_file.mark) of what is there (None: nothing) and of what was made."""
+    """Return what is at an image's path.
+
+    `there`: mark (see replace_file.mark) of the file at the path; None: there is none. `made`: mark
+    of the restored image.
+    """
     if there is None:
         return Spot.NOTHING
     if there == made:
@@ -64,20 +69,21 @@ def spot(there: str | None, made: str) -> Spot:
 def decide(
     disks: Sequence[ImageFacts], seat: GuestFacts, *, memory: bool
 ) -> tuple[LeftoverDecision, str]:
-    """What has become of a restore that was about to put images in their places, and why.
+    """Decide about a restore that may have begun to swap images in.
 
-    `memory`: a guest was to be started from it.
+    `memory`: the restore was to start a guest. Returns the decision and, if it is unclear, the
+    reason.
     """
     if all(one.ours for one in disks):
         return _all_there(disks, seat, memory=memory)
     if any(one.spot is Spot.OTHER and one.aside for one in disks):
-        return LeftoverDecision.UNCLEAR, "a file that is neither is in the place of an image"
+        return LeftoverDecision.UNCLEAR, "an image was replaced by a file of unknown origin"
     if any(one.spot is Spot.WRITTEN for one in disks):
-        return LeftoverDecision.UNCLEAR, "some images are the restored ones, and were written into"
+        return LeftoverDecision.UNCLEAR, "some images are restored ones that were written to"
     if seat.runs and any(one.ours or one.aside for one in disks):
         return (
             LeftoverDecision.UNCLEAR,
-            "the guest runs on some restored images and some from before",
+            "the guest runs on a mix of restored and previous images",
         )
     return LeftoverDecision.BACK, ""
 
@@ -85,18 +91,18 @@ def decide(
 def _all_there(
     disks: Sequence[ImageFacts], seat: GuestFacts, *, memory: bool
 ) -> tuple[LeftoverDecision, str]:
-    # What is put aside goes only once the guest runs, or its disks were all that was wanted.
+    # The previous images are removed only once the guest runs, or if only disks were requested.
     kept = any(not one.empty for one in disks) and not any(one.aside for one in disks)
     if not memory or kept or (seat.runs and seat.revived):
         return LeftoverDecision.ARRIVED, ""
     if seat.runs:
         return (
             LeftoverDecision.UNCLEAR,
-            "the guest runs on the restored images, but was booted anew",
+            "the guest runs on the restored images, but was booted instead of resumed",
         )
     if any(one.spot is Spot.WRITTEN for one in disks):
         return (
             LeftoverDecision.UNCLEAR,
-            "the guest is off, and the restored images were written into",
+            "the guest is off, and the restored images were written to",
         )
     return LeftoverDecision.BACK, ""

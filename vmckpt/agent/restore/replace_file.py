@@ -1,6 +1,6 @@
-"""A file that takes another one's place: made beside it, and put there in one go.
+"""Replace a file atomically: create the new file next to it, then swap both.
 
-Its directory may be another user's; see `util.host_files`.
+The directory may belong to another user; see `util.host_files`.
 """
 
 import os
@@ -11,17 +11,17 @@ from vmckpt.util.host_files import Folder, as_before, hold_path
 
 
 def paths(place: Path, snapshot: str) -> tuple[Path, Path]:
-    """What a file is called until it is in its place, and what was there before, after that."""
+    """Return the temporary path of the new file, and the path at which the old file is kept."""
     return Path(f"{place}.{snapshot}.new"), Path(f"{place}.{snapshot}.old")
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything is, a link that leads nowhere among it."""
+    """Return whether a file exists; a broken symbolic link counts, too."""
     return os.path.lexists(path)
 
 
 def mark(path: Path) -> str:
-    """The inode of a file and its time of the last write: changes when either does."""
+    """Return a file's mark: its inode number and its time of last modification."""
     return _mark(path.lstat())
 
 
@@ -30,38 +30,41 @@ def _mark(seen: os.stat_result) -> str:
 
 
 def check_destination(place: Path, snapshot: str, *, replace: bool) -> None:
-    """Raises BadInput if a file may not be put there."""
+    """Check that a restore may create or, with `replace`, overwrite a file. Raises BadInput."""
     aside = paths(place, snapshot)[1]
     if is_there(aside):
         raise BadInput(
-            f"{aside} is what an interrupted restore has put aside",
-            hint="run vmckpt recover; if it stays, move it away",
+            f"{aside} was left by an interrupted restore",
+            hint="run vmckpt recover; if the file stays, move it away",
         )
     if is_there(place) and not replace:
         raise BadInput(
-            f"{place} is there already",
-            hint="say --replace to write over it, or choose another name or folder",
+            f"{place} already exists",
+            hint="overwrite it with --replace, or choose another name or folder",
         )
 
 
 def remove(path: Path) -> None:
-    """Fine if nothing is there, or its directory is missing. Raises OSError."""
+    """Remove a file if it and its directory exist. Raises OSError."""
     if is_there(path):
         with Folder(path.parent) as folder:
             folder.remove(path.name)
 
 
 def rename(path: Path, place: Path) -> None:
-    """Within one directory. Raises OSError."""
+    """Rename a file within its directory. Raises OSError."""
     with Folder(path.parent) as folder:
         folder.rename(path.name, place.name)
 
 
 class Replacement:
-    """One such file. Call `create`, write to it, `swap`, and then `keep` or `take_back`."""
+    """The replacement of one file.
+
+    Call `create`, write to the new file, then call `swap`, and finally `keep` or `take_back`.
+    """
 
     def __init__(self, place: Path, snapshot: str) -> None:
-        """Raises OSError."""
+        """`place`: path of the file; `snapshot`: ID used in temporary names. Raises OSError."""
         self.place = place
         self._name = place.name
         self._new, self._aside = (one.name for one in paths(place, snapshot))
@@ -70,25 +73,26 @@ class Replacement:
         self._swapped = False
 
     def close(self) -> None:
-        """Nothing else works afterwards."""
+        """Close the files. No other method may be called afterwards."""
         self._folder.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def create(self) -> int:
-        """The new file, open to be read and written until `close`. Raises OSError."""
+        """Create the new file. Returns its descriptor, open until `close`. Raises OSError."""
         self._file = self._folder.renew(self._new)
         return self._file
 
     def mark(self) -> str:
-        """As `mark`, of the new file. Raises OSError."""
+        """Return the mark of the new file. Raises OSError."""
         return _mark(os.fstat(self._opened()))
 
     def swap(self, owner: tuple[int, int] | None = None) -> None:
-        """Put it in its place; what is there is put aside, and gives it owner and permissions.
+        """Move the old file aside and the new file into its place. Raises OSError.
 
-        `owner`: where nothing is; None: ours. Raises OSError.
+        The new file gets the owner and permissions of the old file. `owner`: user and group if
+        there is no old file; None: those of this process.
         """
         self._swapped = True
         if self._folder.look(self._name) is not None:
@@ -100,18 +104,21 @@ class Replacement:
         self._folder.rename(self._new, self._name)
 
     def keep(self) -> None:
-        """It is in use: what was put aside goes. Raises OSError."""
+        """Remove the old file, since the new one is in use. Raises OSError."""
         if self._swapped:
             self._swapped = False
             self._folder.remove(self._aside)
 
     def take_back(self) -> None:
-        """As before `create`, unless it is kept. May be repeated. Raises OSError."""
+        """Restore the state before `create`, unless the new file is kept; may be repeated.
+
+        Raises OSError.
+        """
         if self._swapped:
             if self._folder.look(self._aside) is not None:
                 self._folder.rename(self._aside, self._name)
             elif self._folder.look(self._new) is None:
-                self._folder.remove(self._name)  # it is ours, and nothing was there before
+                self._folder.remove(self._name)  # the new file, which replaced nothing
             self._swapped = False
         self._folder.remove(self._new)
 

@@ -45,12 +45,12 @@ _PAGE = UNIT[Kind.RAM]
 
 
 class Revival:
-    """Writes the image, once for each time that somebody begins to read it."""
+    """Writes the guest's saved state for libvirt, anew for each reader that opens the FIFO."""
 
     def __init__(
         self, xml: str, private: Private, reader: Reader, channel: ControllerChannel
     ) -> None:
-        """`xml`: what the guest is to be. Raises StoreDamaged if some memory is missing."""
+        """`xml`: definition of the restored guest. Raises StoreDamaged if memory is missing."""
         self._xml, self._channel = xml, channel
         self._private, self._reader = private, reader
         self._head, _ = parse_head(self._part("head") + b"\0")
@@ -58,11 +58,11 @@ class Revival:
         regions = {one.name: one for one in private.regions if one.kind is Kind.RAM}
         missing = [one.name for one in self._head.blocks if one.name not in regions]
         if missing:
-            raise StoreDamaged(f"the snapshot has no memory {missing[0]!r}")
+            raise StoreDamaged(f"the snapshot lacks the memory block {missing[0]!r}")
         self._regions: Sequence[RegionMap] = [regions[one.name] for one in self._head.blocks]
         self._done = 0
         self.trouble: Exception | None = None
-        """What broke it off: libvirt tells only that the image ended too early."""
+        """The error that ended the writing; libvirt reports only that the image is too short."""
 
     def _part(self, name: str) -> bytes:
         part = next((one for one in self._private.facts.stream if one.name == name), None)
@@ -75,7 +75,7 @@ class Revival:
         return blob
 
     def fill(self, file: int) -> None:
-        """Write all of it. Raises OSError, StoreError, Cancelled."""
+        """Write the saved state to an open file. Raises OSError, StoreError, Cancelled."""
         try:
             self._fill(file)
         except (StoreError, Cancelled) as exc:
@@ -111,7 +111,7 @@ class Revival:
         self._done += piece.count * _PAGE
         self._channel.progress(phase="memory", done=self._done, total=self._total)
         if self._channel.stop.is_set():
-            raise Cancelled("stopped while the guest's memory was read")
+            raise Cancelled("stopped while reading the guest's memory")
 
     @property
     def _total(self) -> int:
@@ -119,17 +119,18 @@ class Revival:
 
 
 _PATIENCE = Seconds(60.0)
-"""For a libvirtd that is started again."""
+"""How long to wait for a libvirtd that is being restarted."""
 _TURN = Seconds(0.5)
 _NOT_YET = ("inmigrate",)
 _GONE = ("shutdown", "internal-error")
 
 
 def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
-    """Start the guest. One whose links are to be down stands still until they are: with the state
-    of a card QEMU loads that its link was up, whatever libvirt had set.
+    """Start the guest from its saved state.
 
-    Raises VmckptError if it did not start or was ended, OutcomeUnknown if nobody can tell.
+    With `links_down`, the guest is paused until the links of its cards are down: QEMU loads each
+    card's link state from the saved state, whatever libvirt has set. Raises VmckptError if the
+    guest did not start or was ended, and OutcomeUnknown if that is unknown.
     """
     paused = order.paused or order.links_down
     try:
@@ -148,7 +149,7 @@ def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
         try:
             _hush(order)
         except HypervisorError:
-            # With its links up, or nobody knows: it may not stay, and neither may its images go.
+            # The links may be up, so the guest must end, and its images must stay until it has.
             _end(order)
             raise
 
@@ -162,24 +163,24 @@ def _hush(order: RestoreOrder) -> None:
 
 
 def _has_started(order: RestoreOrder) -> bool:
-    """Raises OutcomeUnknown if libvirt does not say."""
+    """Return whether the guest was started. Raises OutcomeUnknown if libvirt does not answer."""
 
     def look(there: QmpMonitor) -> bool | None:
         state = there.run_state()
         return None if state in _NOT_YET else state not in _GONE
 
-    what, why = "whether the guest was started is not known", "its memory is still being loaded"
+    what, why = "unknown whether the guest was started", "its memory is still being loaded"
     return _patiently(order, look, gone=False, what=what, why=why)
 
 
 def _end(order: RestoreOrder) -> None:
-    """Raises OutcomeUnknown if it may still be there."""
+    """End the guest. Raises OutcomeUnknown if it may still exist."""
 
     def end(there: QmpMonitor) -> bool:
         there.end()
         return True
 
-    what = f"guest {order.guest} could not be ended and may have its links up"
+    what = f"guest {order.guest} could not be ended, and its links may be up"
     _patiently(order, end, gone=True, what=what, why="")
 
 
@@ -191,9 +192,10 @@ def _patiently(
     what: str,
     why: str,
 ) -> bool:
-    """What `act` says once libvirt answers and it says something; `gone` if there is no guest.
+    """Repeat `act` until it returns a result other than None, and return that result.
 
-    Raises OutcomeUnknown with `what`, and with `why` if libvirt did not even fail.
+    Returns `gone` if the guest does not exist. Raises OutcomeUnknown after a minute; its message
+    has `what`, and the last error of libvirt, or else `why`.
     """
     give_up = time.monotonic() + _PATIENCE
     while time.monotonic() < give_up:
@@ -212,27 +214,27 @@ def _patiently(
 
 def _unknown(order: RestoreOrder, what: str, why: str) -> OutcomeUnknown:
     error = OutcomeUnknown(
-        f"{order.host}: {what}; all images stay as they are: {why}",
-        host=order.host, hint="run vmckpt recover once its libvirt answers",
+        f"{order.host}: {what}; all images were left as they are: {why}",
+        host=order.host, hint="run vmckpt recover once libvirt on the host answers",
     )  # fmt: skip
     error.undone = False
     return error
 
 
 class DiskMethod(Protocol):
-    """How disks come to the guest."""
+    """A method of giving the guest its disks: before it starts, or lazily."""
 
     def images(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
     ) -> Images:
-        """What makes them. Raises BadInput if that cannot be done with these."""
+        """Return the object that creates the images. Raises BadInput if it cannot create them."""
 
     def started_as(self, xml: str) -> str:
-        """What the guest is started with."""
+        """Return the definition to start the guest with."""
 
 
 class _Written:
-    """They are whole before it starts."""
+    """Writes the disks completely before the guest starts."""
 
     def images(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
@@ -245,7 +247,10 @@ class _Written:
 
 @contextmanager
 def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]:
-    """The snapshot that an order names, and who reads it. Raises StoreError, BadInput."""
+    """Open the snapshot of an order. Yields its store, its contents, and a reader of its chunks.
+
+    Raises StoreError, BadInput.
+    """
     cache = Path(order.state) / "cache"
     store = repository.opened(order.store, cache=cache)
     trusted = frozenset(bytes.fromhex(one) for one in order.trusted)
@@ -254,7 +259,7 @@ def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]
     private, sealing = found.opened(key)
     missing = {one.target for one in private.facts.disks} - set(order.images)
     if missing:
-        raise BadInput(f"nobody said where disk {min(missing)} is to be")
+        raise BadInput(f"no path given for disk {min(missing)}")
     tiers = [store, *tiered_reader.others(order.others, cache)]
     with TieredReader(tiers, sealing) as reader:
         yield store, private, reader
@@ -263,11 +268,11 @@ def opened(order: RestoreOrder) -> Iterator[tuple[Store, Private, TieredReader]]
 def restore(
     order: RestoreOrder, channel: ControllerChannel, way: DiskMethod | None = None
 ) -> dict[str, Any]:
-    """Write the disks, then start the guest. Raises VmckptError, and nothing is left then.
+    """Write the disks, then start the guest. Returns a RestoreResult as JSON.
 
-    The new images are whole before one that is there is put aside, and what was put aside comes
-    back if the guest does not start. Raises OutcomeUnknown if nobody knows whether it has: then all
-    images stay where they are, for recovery.
+    All new images are complete before existing ones are moved aside, and those are moved back if
+    the guest does not start. Raises VmckptError after undoing everything. Raises OutcomeUnknown if
+    it is unknown whether the guest started; all images then stay in place, for recovery.
     """
     began = time.monotonic()
     way = way or _Written()
@@ -275,7 +280,7 @@ def restore(
         opened(order) as (store, private, reader),
         spool.held(order.folder, patience=Seconds(0.0)),
     ):
-        shutil.rmtree(order.folder, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(order.folder, ignore_errors=True)  # a killed agent may have left it
         order.folder.mkdir(mode=0o700)
         try:
             files = SmallFiles(private.files, order.images, order.snapshot, replace=order.replace)
@@ -284,8 +289,9 @@ def restore(
                 images.write()
                 files.write()
                 written = time.monotonic()
-                # The guest that is there ends only now: if a disk cannot be written, it runs on.
-                # Of a group nobody ends before all are ready; who asks again is still there.
+                # The existing guest ends only now, so that it keeps running if a disk cannot be
+                # written. In a group, no guest ends before all are ready. The second request
+                # proves that the controller is still there.
                 channel.request("ready")
                 channel.request("make way", made=images.marks(), empty=_empty(order))
                 images.swap()
@@ -301,9 +307,9 @@ def restore(
                 images.keep()
                 files.keep()
             if order.follows:
-                with suppress(OSError):  # the next one is as good, and tells another parent
+                with suppress(OSError):  # the next snapshot only names another parent
                     parent_state.went_back(order.state, order.guest, order.snapshot)
-            # Whatever becomes of who asks: from here the guest is back.
+            # From here on the guest is restored, even if the controller disappears.
             ended = time.monotonic()
             warnings = [] if order.xml is None else list(_follow(order, channel))
             warnings += tiered_reader.warnings(reader, store)
@@ -316,18 +322,18 @@ def restore(
 
 
 def _empty(order: RestoreOrder) -> list[str]:
-    """Where nothing is that could be put aside, by name."""
+    """Return the names of the images whose paths do not exist yet."""
     return [name for name, path in order.images.items() if not Path(path).exists()]
 
 
 def _follow(order: RestoreOrder, channel: ControllerChannel) -> Iterator[str]:
-    """Let the controller do what must follow outside, and then let the guest be heard; warnings."""
+    """Wait for the controller's actions outside the guest, then set links up. Yields warnings."""
     try:
         told = channel.request("started")
         if order.links_down and isinstance(told, dict) and told.get("links_up"):
             with QmpMonitor(order.guest, host=order.host, uri=order.uri) as there:
                 domains.up(there)
     except HypervisorError as exc:
-        yield f"its links are still down: {exc}"
+        yield f"the links of its network cards are still down: {exc}"
     except VmckptError:
-        pass  # nobody is there any more, or knows nothing that would follow
+        pass  # the controller is gone, or has no actions to run

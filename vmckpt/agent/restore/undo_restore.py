@@ -1,4 +1,4 @@
-"""After the death of an agent that restored a guest: it is back, or everything is as before."""
+"""Finish or undo a restore whose agent died."""
 
 import shutil
 import time
@@ -24,7 +24,8 @@ _TURN = Seconds(0.5)
 def unrestore(order: UnrestoreOrder, _: ControllerChannel | None = None) -> dict[str, Any]:
     """Finish or undo a restore; may be repeated. Raises VmckptError.
 
-    "verdict" says which, "why" what is in the way of both, "did" what was done or, `dry`, would be.
+    Returns JSON: "verdict" is the decision; "why" the reason if it is unclear; "did" the actions
+    taken, or with `dry` the planned ones; "left" the files that remain next to the images.
     """
     with spool.held(order.folder, patience=Seconds(0.0) if order.dry else _PATIENCE):
         verdict, why = _verdict(order)
@@ -40,7 +41,7 @@ def unrestore(order: UnrestoreOrder, _: ControllerChannel | None = None) -> dict
 
 def _verdict(order: UnrestoreOrder) -> tuple[LeftoverDecision, str]:
     if order.made is None:
-        # It was never let at what is there: whoever runs, runs on what was there before.
+        # The restore was not permitted to replace images, so a running guest uses its own.
         return LeftoverDecision.BACK, ""
     seen = [_seen(order, name) for name in order.made]
     return leftovers.decide(seen, _seat(order), memory=order.memory)
@@ -60,23 +61,23 @@ def _seen(order: UnrestoreOrder, name: str) -> ImageFacts:
 def _deeds(
     order: UnrestoreOrder, verdict: LeftoverDecision
 ) -> Iterator[tuple[str, Path, Path | None]]:
-    """What is to be done, with which file, and what it becomes; None: nothing any more."""
+    """Yield each action as its description, its file, and the file's new path; None: remove it."""
     if verdict is LeftoverDecision.UNCLEAR:
         return
     for name, path in order.images.items():
         place = Path(path)
         new, old = replace_file.paths(place, order.snapshot)
         if verdict is LeftoverDecision.ARRIVED and replace_file.is_there(old):
-            yield "remove the images from before", old, None
+            yield "remove the previous images", old, None
         elif order.made is not None and verdict is LeftoverDecision.BACK:
-            # Small files have no mark: QEMU's helpers write them anew. They go as the disks do.
+            # Small files have no mark, as QEMU's helpers rewrite them. They follow the disks.
             ours = name not in order.made or _seen(order, name).spot is Spot.NEW
             if replace_file.is_there(old):
-                yield "put the images from before back", old, place
+                yield "move the previous images back", old, place
             elif name in order.empty and ours and replace_file.is_there(place):
-                yield "remove the images that were put there", place, None
+                yield "remove the restored images", place, None
         if replace_file.is_there(new):
-            yield "remove images that were not used", new, None
+            yield "remove unused images", new, None
 
 
 def _carry_out(path: Path, target: Path | None) -> None:
@@ -87,7 +88,7 @@ def _carry_out(path: Path, target: Path | None) -> None:
 
 
 def _left(order: UnrestoreOrder) -> list[str]:
-    """Files beside the places that stay."""
+    """Return the temporary files that remain next to the images."""
     return [
         str(one)
         for path in order.images.values()
@@ -119,7 +120,7 @@ def _seat(order: UnrestoreOrder) -> GuestFacts:
 
 
 def _revived(guest: str) -> bool:
-    """Whether its QEMU was started to take memory in; False also if that cannot be told."""
+    """Return whether the guest's QEMU was started from saved memory; False also if unknown."""
     try:
         process = identity.hold(guest)
         if process is None:

@@ -1,1 +1,1 @@
-"""Create a snapshot of a guest of this host, and undo one that was interrupted."""
+"""Create a snapshot of a guest on this host, and undo one that was interrupted."""

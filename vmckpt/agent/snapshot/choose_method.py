@@ -1,22 +1,22 @@
-"""Which way a guest's memory is captured, and why. Pure."""
+"""Choose the method by which a guest's memory is captured. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from vmckpt.units import MIB, Bytes, show_bytes
 
-# What the host is left with beside a last copy.
+# Memory that must stay free on the host next to a last copy.
 _SPARE = 64 * MIB
 
 
 class MemoryMethod(StrEnum):
-    """How memory is captured."""
+    """A method of capturing memory."""
 
     AUTO = "auto"
     BACKGROUND = "background"
     """QEMU's background snapshot."""
     SHARED = "shared"
-    """The guest's memory is compared with its last copy while it stands still."""
+    """Compare the memory of the paused guest with its last copy."""
     LIBVIRT = "libvirt"
     """libvirt's memory snapshot."""
 
@@ -27,39 +27,39 @@ class CaptureFacts:
 
     runs: bool
     private: str | None
-    """Why its memory cannot be mapped; None: it can."""
+    """Why the guest's memory cannot be mapped; None: it can."""
     kept: bool = False
-    """A last copy of its memory, as long as this QEMU lives, is there."""
+    """The host has a last copy of the memory, made since this QEMU started."""
     memory: Bytes = Bytes(0)
-    """In its files."""
+    """Size of the guest's memory files."""
     room: Bytes = Bytes(0)
-    """For a last copy that is to be made."""
+    """Space for a new last copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The way, and why it is this one."""
+    """A method, and the reason for it."""
 
     way: MemoryMethod
     why: str
     against: str | None = None
-    """Why it cannot be done; None: nothing is known."""
+    """Why the method cannot work; None: no reason is known."""
 
 
 def choose(asked: MemoryMethod, seen: CaptureFacts) -> Choice:
-    """Decide before anything is tried."""
+    """Choose a method before the first attempt. `asked`: the method that the operator chose."""
     if asked in (MemoryMethod.BACKGROUND, MemoryMethod.LIBVIRT):
-        return Choice(way=asked, why="asked for")
+        return Choice(way=asked, why="requested")
     against = _against_shared(seen)
     if asked is MemoryMethod.SHARED:
-        return Choice(way=asked, why="asked for", against=against)
+        return Choice(way=asked, why="requested", against=against)
     if seen.kept and against is None:
-        return Choice(way=MemoryMethod.SHARED, why="its last copy is there")
+        return Choice(way=MemoryMethod.SHARED, why="a last copy of its memory exists")
     return Choice(way=MemoryMethod.BACKGROUND, why=_why_not(seen, against))
 
 
 def otherwise(asked: MemoryMethod, failed: MemoryMethod) -> MemoryMethod | None:
-    """What is tried when a way cannot capture this guest; None: nothing, it was asked for."""
+    """Return the method to try after `failed`; None if there is none, or the operator chose it."""
     if asked is not MemoryMethod.AUTO:
         return None
     return {
@@ -72,7 +72,7 @@ def _against_shared(seen: CaptureFacts) -> str | None:
     if seen.private is not None:
         return seen.private
     if not seen.runs:
-        return "it stands still"
+        return "it is paused"
     if not seen.kept and seen.room < seen.memory + _SPARE:
         return (
             f"a copy of its memory takes {show_bytes(seen.memory)}, and its host has room for"
@@ -85,5 +85,5 @@ def _why_not(seen: CaptureFacts, against: str | None) -> str:
     if seen.kept and against is not None:
         return against
     if seen.private is None:
-        return "its memory was not copied yet; --way shared does that"
-    return "it works with any memory"
+        return "no copy of its memory exists yet; --way shared makes one"
+    return "works with any memory"

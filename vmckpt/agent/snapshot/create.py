@@ -1,8 +1,8 @@
 """Create one snapshot on the guest's host: capture, store, publish.
 
-Of several guests at one instant each waits at a barrier: it is paused, captured, and resumes with
-the others. What it sends is held from before the first instant until after the last, so nothing can
-have been received that its sender, as it was captured, had not sent.
+In a group snapshot each guest waits at a barrier: it is paused, captured, and resumed together with
+the others. Output of the guests is buffered from before the first capture until after the last one.
+So no captured guest can have received a message that its sender, as captured, had not sent.
 """
 
 import os
@@ -61,16 +61,16 @@ _WHAT = {State.ZEROS: What.ZEROS, State.DATA: What.DATA, State.SAME: What.SAME}
 
 
 class RamRegion:
-    """One block of a frozen image. Use as a context manager."""
+    """One block of a memory image. Use as a context manager."""
 
     kind = Kind.RAM
 
     def __init__(self, image: FrozenImage, number: int, changed: Flags | None = None) -> None:
-        """`changed`: the only pages that are not as in the snapshot before; None: any may be."""
+        """`changed`: the pages that may differ from the previous snapshot; None: any page may."""
         block = image.blocks[number]
         self.name, self.size = block.name, Bytes(block.size)
         self._path: Path = image.file(number)
-        # In the order of _KINDS.
+        # Indices into _KINDS.
         self._codes: NDArray[np.int8] = image.present(number).astype(np.int8)
         if changed is not None:
             self._codes[~changed & (self._codes == 1)] = 2
@@ -96,7 +96,7 @@ class RamRegion:
 
 
 class DiskRegion:
-    """A disk of an open backup."""
+    """A disk of a running libvirt backup."""
 
     kind = Kind.DISK
 
@@ -111,48 +111,53 @@ class DiskRegion:
         return self._reader.read(start, count)
 
 
-# More than the controller waits for the others, and less in all than output is held.
+# Longer than the controller waits for the other guests; shorter, in all, than output is buffered.
 PATIENCE = {Phase.READY: Seconds(90.0), Phase.STOPPED: Seconds(6.0), Phase.CAPTURED: Seconds(6.0)}
 
 
 class GroupMember:
-    """One guest of a group. Use as `with GroupMember(monitor, channel) as cut`.
+    """One guest of a group snapshot. Use as `with GroupMember(monitor, channel) as cut`.
 
-    Leaving it lets the output go.
+    Leaving the block releases the buffered output.
     """
 
     def __init__(self, monitor: QmpMonitor, channel: ControllerChannel) -> None:
-        """Notes the facts. Raises CannotCapture if its output cannot be held, and VmckptError."""
+        """Have the controller record how to undo the buffering.
+
+        Raises CannotCapture if the output cannot be buffered, and VmckptError.
+        """
         self._channel = channel
         undo = network_hold.hold_facts(monitor)
         channel.request("intend", step="hold", facts=undo.to_json())
         self._hold = OutputHold(monitor, undo)
         self._ready = self._stood = False
         self.held = Seconds(0.0)
-        """How long output was held."""
+        """How long output was buffered."""
 
     def __enter__(self) -> Self:
         self._hold.__enter__()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raises CaptureFailed if some of its output may still be held."""
+        """Release the output. Raises CaptureFailed if some of it may still be buffered."""
         self._hold.__exit__(kind, error, trace)
 
     def hooks(self, own: Hooks) -> Hooks:
-        """A capture's hooks, with the others waited for."""
+        """Return a capture's hooks, extended so that they wait for the other guests."""
 
         def note(undo: Undo) -> None:
             own.note(undo)
             if self._stood:
-                raise CaptureFailed("its first way of capture failed after the others had stopped")
+                raise CaptureFailed(
+                    "the first capture method failed after the other guests of the group had paused"
+                )
             if not self._ready:
                 self._reached(Phase.READY)
                 self._ready = True
 
         def barrier() -> None:
             self._stood = True
-            # It stands still: what it sent so far is out, and nobody has been captured yet.
+            # This guest is paused: its earlier output is on the network, and none is captured yet.
             self._hold.begin()
             self._reached(Phase.STOPPED)
             if own.barrier is not None:
@@ -166,17 +171,20 @@ class GroupMember:
         return replace(own, note=note, barrier=barrier, captured=captured, given_up=self._hold.drop)
 
     def _reached(self, phase: Phase) -> None:
-        """Wait until all have. Raises VmckptError if somebody has not."""
+        """Wait until all guests have reached a phase. Raises VmckptError if one of them has not."""
         self._channel.request("cut", phase=phase, limit=PATIENCE[phase])
 
 
 Disks = DiskCapture | OffDisks
 _STANDS_STILL = Seconds(10.0)
-"""How long a guest's file systems may be held still."""
+"""Maximum time for which a guest's file systems are frozen."""
 
 
 def create(order: CreateOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Take a snapshot; what is told of it. Raises VmckptError; the guest is then as it was."""
+    """Take a snapshot. Returns a CreateResult as JSON.
+
+    Raises VmckptError; the guest is then in its previous state.
+    """
     with (
         spool.held(order.folder, patience=Seconds(0.0)) as lock,
         QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor,
@@ -188,7 +196,7 @@ def create(order: CreateOrder, channel: ControllerChannel) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSigner:
-    """Signs by asking the controller: no host can sign what another one wrote."""
+    """Has the controller sign, so that no host can sign what another host wrote."""
 
     channel: ControllerChannel
     public: bytes
@@ -198,7 +206,7 @@ class RemoteSigner:
 
 
 class SnapshotCreator:
-    """One snapshot."""
+    """Takes one snapshot; call `run` once."""
 
     def __init__(
         self,
@@ -208,14 +216,15 @@ class SnapshotCreator:
         monitor: QmpMonitor,
         lock: int,
     ) -> None:
-        """`lock`: the snapshot's, which a keeper holds as long as it may have to undo."""
+        """`lock`: the snapshot's lock file, which the undo process keeps open while it may have to
+        undo the capture."""
         self._order, self._channel, self._store, self._monitor = order, channel, store, monitor
         self._lock = lock
         self._watch = free_space.Watch(order.folder.parent)
         self._past = parent_state.load(order.line)
         self._off = not monitor.is_active()
         self._described = monitor.xml()
-        """Asked for once, before the guest stands still."""
+        """The guest's definition, read once, before the guest is paused."""
         self._maps: list[RegionMap] = []
         self._warnings: list[str] = []
         self._files: Mapping[str, bytes] = {}
@@ -236,7 +245,7 @@ class SnapshotCreator:
         disks = self._disks()
         stack.enter_context(disks)
         if order.group is not None:
-            # The last to be entered: whatever fails, output is let go before all else.
+            # Entered last, so that the output is released first, whatever fails.
             self._cut = stack.enter_context(GroupMember(self._monitor, self._channel))
         memory = self._instant(disks, stack)
         table = Table(self._past.chunks if self._past is not None else ())
@@ -271,7 +280,7 @@ class SnapshotCreator:
 
     def _disks(self) -> Disks:
         order, folder = self._order, self._scratch
-        if self._off:  # nobody but us uses it
+        if self._off:  # no QEMU needs access
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         else:
             qemu_user.make_folder(folder, qemu_user.owner(order.uri, order.host))
@@ -286,11 +295,14 @@ class SnapshotCreator:
 
     @property
     def _scratch(self) -> Path:
-        """For what the guest overwrites while its disks are read."""
+        """Folder for the old data that the guest overwrites while its disks are read."""
         return Path(self._order.state) / "scratch"
 
     def _instant(self, disks: Disks, stack: ExitStack) -> Memory | None:
-        """Everything of the guest, as it is at one moment."""
+        """Capture the whole state of the guest at one instant.
+
+        Returns its memory; None if the snapshot has none.
+        """
         undo = disks.prepare(snapshot_parent_state.parent(self._past), self._others())
         assert disks.plan is not None
         if disks.plan.captured:
@@ -305,7 +317,7 @@ class SnapshotCreator:
         if not disks.plan.captured:
             raise BadInput(
                 f"{self._monitor.name} on {self._order.host} has no disk that can be captured",
-                hint="leave --no-memory out",
+                hint="omit --no-memory",
             )
         if self._off:
             self._taken(disks)
@@ -326,7 +338,7 @@ class SnapshotCreator:
         return None
 
     def _taken(self, disks: Disks) -> None:
-        """What is beside the memory, now; also once more, if the first time was for nothing."""
+        """Capture disks and small files at this instant. Called again if an attempt failed."""
         self._made_at = time.time()
         if disks.disks:
             disks.restart()
@@ -335,7 +347,7 @@ class SnapshotCreator:
         self._files = firmware.read(self._described, order.guest, order.host)
 
     def _intend(self, step: str, facts: str) -> None:
-        """Whatever has to be put back is written down by the controller first."""
+        """Have the controller record how to undo a step, before the step."""
         self._channel.request("intend", step=step, facts=facts)
 
     def _capture(self, disks: Disks, stack: ExitStack) -> Memory:
@@ -365,7 +377,7 @@ class SnapshotCreator:
         self._watch.look()
 
     def _others(self) -> list[str]:
-        """Snapshots in other stores that the guest's lines there go on from."""
+        """Return the latest snapshots of the guest in other stores, whose checkpoints must stay."""
         return snapshot_parent_state.others(self._order.line, self._order.guest)
 
     def _memory(self, memory: Memory, work: Ingest, draft: Draft) -> None:
@@ -418,22 +430,22 @@ class SnapshotCreator:
         self._store.publish(order.snapshot, encoded, wrapped, writer=writer)
 
     def _afterwards(self, *acts: Callable[[], object]) -> None:
-        """The snapshot is in the store: what fails now costs the next one more, and no more."""
+        """Run `acts` after the snapshot is stored: a failure only makes the next one slower."""
         for act in acts:
             try:
                 act()
             except (OSError, VmckptError) as exc:
-                # Not where something of the guest is held still: that has to be put right.
+                # An error that leaves the guest changed must reach the controller.
                 if isinstance(exc, VmckptError) and not exc.undone:
                     raise
-                self._warnings.append(f"the next snapshot may be read whole: {exc}")
+                self._warnings.append(f"the next snapshot may need a full read: {exc}")
 
     @property
     def _epoch(self) -> int:
         return int(self._past.extra.get("epoch", 0)) + 1 if self._past is not None else 0
 
     def _keep(self, draft: Draft, private: Private, disks: Disks, memory: Memory | None) -> None:
-        """From here the next snapshot goes on."""
+        """Keep the parent state that makes the next snapshot small."""
         checkpoint: str | None = self._order.snapshot
         if self._off:
             checkpoint = (
@@ -452,7 +464,7 @@ class SnapshotCreator:
 
 
 def _stream(image: FrozenImage, writer: Writer, table: Table) -> tuple[Part, ...]:
-    """What of QEMU's stream is not memory, as chunks."""
+    """Store the parts of QEMU's stream that are not memory, as chunks. Returns these parts."""
     parts = {"head": image.head_bytes, "tail": image.tail()}
     return tuple(
         Part(name=name, size=len(blob), chunks=tuple(ingest.stored(writer, table, blob)))

@@ -1,4 +1,4 @@
-"""What a manifest says of the guest that was captured."""
+"""Describe the captured guest for the snapshot's manifest."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from vmckpt.store.format.metadata import Contents, DiskMake, PrivateFacts, Publi
 from vmckpt.store.format.private_part import Private
 
 _LONGEST, _MOST = 255, 64
-"""Of warnings in a manifest: letters, and how many."""
+"""Limits of the warnings in a manifest: characters of each, and their number."""
 
 
 def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> PrivateFacts:
-    """What only who has the key may read."""
+    """Return the encrypted part of the metadata, which only the holder of the key can read."""
     guest = _described(xml)
     return PrivateFacts(
         domain_xml=xml,
@@ -44,7 +44,10 @@ def public(
     epoch: int,
     new: int,
 ) -> Public:
-    """What everybody may read."""
+    """Return the metadata that is readable without a key.
+
+    `made_at`: time of the capture, in seconds since the epoch; `new`: bytes added to the store.
+    """
     guest = _described(private.facts.domain_xml)
     return Public(
         id=order.snapshot,
@@ -75,11 +78,11 @@ def _described(xml: str) -> Guest:
 
 
 def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:
-    """How it was captured, for the controller."""
+    """Return CreateResult's fields on how memory was captured. `off`: the guest is off."""
     if memory is None:
         return {
             "pause": 0.0, "phases": {}, "way": "disks",
-            "why": "the guest is off" if off else "without memory, as asked for",
+            "why": "the guest is off" if off else "snapshot without memory requested",
         }  # fmt: skip
     phases = memory.phases or {}
     return {
@@ -88,6 +91,6 @@ def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:
 
 
 def warnings(told: Sequence[str]) -> tuple[str, ...]:
-    """As a manifest takes them: none is worth losing the snapshot."""
+    """Cut and clean warnings so that the manifest accepts them: none may cost the snapshot."""
     printable = ("".join(one if one.isprintable() else " " for one in text) for text in told)
     return tuple(text[:_LONGEST] for text in printable)[:_MOST]

@@ -1,4 +1,4 @@
-"""The ways in which a guest's memory is captured, behind one call."""
+"""All methods of capturing a guest's memory, behind one function."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -25,38 +25,38 @@ _SHORT = Seconds(0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Memory and device state of one instant, to be stored before the block is left."""
+    """Memory and device state of one instant, to be stored before the capture's stack is closed."""
 
     image: FrozenImage
     pause: Seconds
-    """How long the guest stood still."""
+    """How long the guest was paused."""
     way: MemoryMethod
     why: str
     warnings: tuple[str, ...] = ()
     phases: Mapping[str, Seconds] | None = None
-    """What the pause was made of, where that is known."""
+    """Duration of each phase of the pause, if known."""
     copy: int | None = None
-    """The number of the last copy, which this image is; None: it is none."""
+    """Number of the last copy that this image is; None: the image is not a last copy."""
     since: int | None = None
-    """The number of the copy before; what `changed` is told against."""
+    """Number of the previous copy, relative to which `changed` is."""
     changed: Mapping[str, Flags] | None = None
-    """For each block the pages that are not as they were then; None: any may be."""
+    """For each block, the pages that differ from the previous copy; None: any page may."""
 
     def release(self) -> None:
-        """It is stored, or will not be: its image goes, unless it is the guest's last copy."""
+        """Remove the image, once it is stored or abandoned, unless it is the guest's last copy."""
         if self.copy is None:
             self.image.remove()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRequest:
-    """What is to be captured, and where to."""
+    """How to capture memory, and where to put it."""
 
     way: MemoryMethod
     folder: Path
-    """For an image that is not kept."""
+    """Folder of an image that is removed once it is stored."""
     number: int
-    """Of the last copy that this capture makes, if it makes one; no other ever had it."""
+    """Unique number for the last copy, if this capture makes one."""
 
 
 def capture(
@@ -66,9 +66,10 @@ def capture(
     stop: threading.Event,
     stack: ExitStack,
 ) -> Memory:
-    """Capture a guest, which goes on as it did before; what must be held is put on `stack`.
+    """Capture a guest's memory, and let the guest continue as before.
 
-    Hooks may be called once more if the first way turns out not to work. Raises CannotCapture,
+    Resources that must stay open until the memory is stored are entered on `stack`. If the first
+    method turns out not to work, another method calls the hooks again. Raises CannotCapture,
     CaptureFailed, HypervisorError, GuestLocked or Cancelled.
     """
     work = _Capture(monitor, wanted, hooks, stop, stack)
@@ -76,7 +77,7 @@ def capture(
     if choice.against is not None:
         raise CannotCapture(
             f"{monitor.name} on {monitor.host}: {choice.against}; nothing was captured",
-            hint="see vmckpt prepare, or leave --way out",
+            hint="see vmckpt prepare, or omit --way",
         )
     if wanted.way is MemoryMethod.BACKGROUND:
         memory_files.drop(monitor.guest)
@@ -88,8 +89,8 @@ def capture(
             after = choose_method.otherwise(wanted.way, choice.way)
             if after is None:
                 raise
-            warnings.append(f"not captured by way of {choice.way}: {exc.message}")
-            choice = Choice(way=after, why=f"{choice.way} does not work with it")
+            warnings.append(f"method {choice.way} failed: {exc.message}")
+            choice = Choice(way=after, why=f"{choice.way} does not work for this guest")
 
 
 def _look(monitor: QmpMonitor, way: MemoryMethod) -> CaptureFacts:
@@ -114,7 +115,7 @@ def _look(monitor: QmpMonitor, way: MemoryMethod) -> CaptureFacts:
 
 
 class _Capture:
-    """One capture, by one way or another."""
+    """One capture, by whichever method works."""
 
     def __init__(
         self, monitor: QmpMonitor, wanted: CaptureRequest, hooks: Hooks, stop: threading.Event,
@@ -124,12 +125,12 @@ class _Capture:
         self._stop, self._stack = stop, stack
 
     def done(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
-        """By that way. Raises as `capture`."""
-        if choice.way is not MemoryMethod.BACKGROUND:  # QEMU's own snapshots let go of no image
+        """Capture by the chosen method. Raises as `capture`."""
+        if choice.way is not MemoryMethod.BACKGROUND:  # a background snapshot closes no image
             bitmaps.require_reopen(self._monitor)
         if choice.way is MemoryMethod.SHARED:
             return self._shared(choice, warnings)
-        # libvirt's file is there until it has been taken apart.
+        # libvirt's file takes up space as well, until it has been converted to an image.
         ways: Mapping[MemoryMethod, tuple[Callable[..., Captured], int]] = {
             MemoryMethod.BACKGROUND: (background_snapshot.capture, 1),
             MemoryMethod.LIBVIRT: (libvirt_save.capture, 2),

@@ -1,4 +1,4 @@
-"""What a host keeps of a snapshot, so that the next one goes on from it."""
+"""The parent state: what a host keeps of a snapshot, to store only changes in the next one."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,20 +18,20 @@ from vmckpt.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Of the snapshot that was published."""
+    """The published snapshot, which becomes the parent of the next one."""
 
     snapshot: str
     epoch: int
     made_at: int
     checkpoint: str | None
-    """The snapshot since whose instant libvirt notes what is written; None: it notes nothing."""
+    """ID of the snapshot since which libvirt tracks disk writes; None: it tracks none."""
     memory: Memory | None
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Images of its disks, by their names."""
+    """Path of each disk's image, by the disk's name."""
 
 
 def parent(past: ParentState | None) -> Parent | None:
-    """The snapshot since whose instant libvirt notes what is written to the disks."""
+    """Return the snapshot since which libvirt tracks disk writes; None if there is none."""
     if past is None or (since := checkpoint(past)) is None:
         return None
     sizes = {name: Bytes(size) for name, size in past.extra.get("disks", {}).items()}
@@ -41,43 +41,46 @@ def parent(past: ParentState | None) -> Parent | None:
 
 
 def checkpoint(past: ParentState) -> str | None:
-    """Its id. A snapshot of a guest that is off makes no checkpoint and leaves the one before."""
+    """Return the ID of the snapshot since which libvirt tracks disk writes; None if there is none.
+
+    A snapshot of a guest that is off makes no checkpoint, and leaves the previous one in use.
+    """
     told = past.extra.get("checkpoint", past.snapshot)
     return None if told is None else str(told)
 
 
 def went_back(state: str, guest: str, snapshot: str) -> None:
-    """The guest is as in that snapshot again: the next one goes on from it.
+    """Record that the guest was restored to `snapshot`, which becomes the next snapshot's parent.
 
-    What is known of pages and chunks stays good, for it is compared; libvirt's notes of what was
-    written to the disks are another life's.
+    Prints of pages and chunks stay valid, since they are compared with the data. libvirt's
+    checkpoint is dropped, since it tracked the writes of the guest before the restore.
     """
     for folder in (Path(state) / "lines").glob(f"{guest}-*"):
         parent_state.amend(folder, {"parent": snapshot, "checkpoint": None, "copy": None})
 
 
 def before(past: ParentState | None) -> str | None:
-    """The snapshot that the guest's next one goes on from, as it tells it."""
+    """Return the ID of the snapshot that the next one names as its parent; None if it has none."""
     return None if past is None else str(past.extra.get("parent", past.snapshot))
 
 
 def others(mine: Path, guest: str) -> list[str]:
-    """The same of the guest's lines in other stores."""
+    """Return the checkpoints of the guest's parent states in other stores than that of `mine`."""
     folders = [one for one in mine.parent.glob(f"{guest}-*") if one != mine]
     found = [checkpoint(one) for one in map(parent_state.load, folders) if one is not None]
     return [one for one in found if one is not None]
 
 
 def unchanged(past: ParentState | None, memory: Memory) -> bool:
-    """Whether `memory.changed` is told against the snapshot that the line ends with."""
+    """Return whether `memory.changed` is relative to the snapshot of this parent state."""
     number = None if past is None else past.extra.get("copy")
     return memory.changed is not None and number is not None and number == memory.since
 
 
 def keep(draft: Draft, private: Private, past: ParentState | None, end: End) -> None:
-    """Write down what the next one needs. Raises OSError.
+    """Write the parent state for the next snapshot. Raises OSError.
 
-    After a snapshot without memory the memory's maps are those from before: they stay as good.
+    After a snapshot without memory, the maps of the memory are kept; they remain valid.
     """
     maps = {region.name: region.map for region in private.regions}
     chunks = private.chunks
@@ -95,7 +98,7 @@ def keep(draft: Draft, private: Private, past: ParentState | None, end: End) -> 
 
 
 def _carried(draft: Draft, past: ParentState, chunks: list[bytes]) -> dict[str, Map]:
-    """Memory's maps, for a table that has its chunks behind those that are there."""
+    """Return the maps of the memory, after appending the chunks that they use to `chunks`."""
     maps = {}
     for name, region in past.regions.items():
         if region.prints is None:

@@ -1,4 +1,4 @@
-"""Where captured memory waits to be stored: one folder for each snapshot, one agent at a time."""
+"""The spool: a folder per snapshot for captured memory until it is stored, locked by one agent."""
 
 import fcntl
 import os
@@ -16,22 +16,27 @@ _TURN = Seconds(0.1)
 
 @contextmanager
 def held(folder: Path, *, patience: Seconds) -> Iterator[int]:
-    """Be the only agent at a snapshot, as long as the process lives; the lock's file, which other
-    processes may hold open for longer. Raises GuestLocked, OSError."""
+    """Hold the lock of a snapshot while the block lasts. Yields its file descriptor.
+
+    Another process that inherits the descriptor holds the lock for as long as it keeps it open.
+    `patience`: how long to wait for the lock. Raises GuestLocked, OSError.
+    """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder.with_suffix(".lock")
     file = _taken(path, patience, folder.name)
     try:
         yield file
     finally:
-        # Still locked: who waits for it finds that the name is another file's by then.
+        # Unlinked while locked: a process that waits for the lock finds that the path has changed.
         path.unlink(missing_ok=True)
         os.close(file)
 
 
 def sweep(spool: Path) -> None:
-    """Remove captured memory that a dead agent has left, where no keeper is at it either: without
-    a journal nobody else comes. Only that; its guest is put back by `vmckpt recover`."""
+    """Remove captured memory left by dead agents, unless an undo process still holds its lock.
+
+    Without a journal, no other command removes it. The guest itself is left to `vmckpt recover`.
+    """
     for folder in spool.glob("s-*"):
         if folder.is_dir():
             with suppress(GuestLocked, OSError), held(folder, patience=Seconds(0.0)):
@@ -39,7 +44,10 @@ def sweep(spool: Path) -> None:
 
 
 def _taken(path: Path, patience: Seconds, what: str) -> int:
-    """A lock file that is locked, and is the one of that name."""
+    """Lock the lock file at `path`. Returns its file descriptor.
+
+    Raises GuestLocked, in whose message `what` is the name of the snapshot, and OSError.
+    """
     give_up = time.monotonic() + patience
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -47,7 +55,7 @@ def _taken(path: Path, patience: Seconds, what: str) -> int:
             return file
         os.close(file)
         if time.monotonic() > give_up:
-            raise GuestLocked(f"another agent is still at {what}", hint="try again in a minute")
+            raise GuestLocked(f"{what} is locked by another agent", hint="try again in a minute")
         time.sleep(_TURN)
 
 

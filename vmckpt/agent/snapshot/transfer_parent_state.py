@@ -1,7 +1,7 @@
-"""A guest's line state, from the host that it left to the one where it runs now.
+"""Move a guest's parent state from the host that it left to the host where it runs now.
 
-The giving agent tells piece after piece, the taking one asks for them; the controller is between
-them. What arrives is the line of the snapshot that was asked for, whole, or it is thrown away.
+The giving agent sends pieces to the controller, and the taking agent requests them from it. The
+taking agent discards the result unless it is the complete parent state of the requested snapshot.
 """
 
 import base64
@@ -28,20 +28,20 @@ _NAME = re.compile(r"line\.json|chunks|\d{1,6}\.(map\.npy|prints)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineOrder:
-    """Give a line away, or take one in."""
+    """Give a parent state to another host, or take one from another host."""
 
     gives: bool
     guest: str
-    """Its UUID."""
+    """UUID of the guest."""
     store: str
-    """Its name."""
+    """Name of the store."""
     state: str
     snapshot: str
-    """What the line ends with."""
+    """The snapshot that the parent state describes."""
 
     @property
     def line(self) -> Path:
-        """Where the line is, or is to be."""
+        """Folder of the parent state on this host."""
         return line_folder(self.state, self.guest, self.store)
 
     def as_json(self) -> dict[str, Any]:
@@ -49,12 +49,16 @@ class LineOrder:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "LineOrder":
-        """Raises TypeError."""
+        """Parse an order from its JSON. Raises TypeError."""
         return cls(**{key: value for key, value in told.items() if key != "do"})
 
 
 def move(order: LineOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Carry one end of it out; {"moved": whether the line has moved}. Raises VmckptError."""
+    """Carry out one end of the transfer.
+
+    Returns whether the parent state has moved, under "moved". Raises BadInput, GuestLocked, and
+    VmckptError of the controller.
+    """
     lock = Path(order.state) / "spool" / f"line-{order.guest}-{order.store}"
     with spool.held(lock, patience=Seconds(0.0)):
         return {"moved": _give(order, channel) if order.gives else _take(order, channel)}
@@ -70,7 +74,7 @@ def _give(order: LineOrder, channel: ControllerChannel) -> bool:
                 while data := file.read(_PIECE):
                     packed = base64.b64encode(packing.compress(data)).decode()
                     channel.request("piece", name=path.name, data=packed)
-    # Only what is whole on the other host may go here.
+    # Remove the parent state here only once the other host has all of it.
     arrived = bool(channel.request("kept", whole=whole))
     if arrived:
         parent_state.forget(order.line)
@@ -86,9 +90,9 @@ def _take(order: LineOrder, channel: ControllerChannel) -> bool:
                 name, data = str(piece["name"]), base64.b64decode(piece["data"], validate=True)
                 data = unpacking.decompress(data, max_output_size=_PIECE)
             except (KeyError, TypeError, ValueError, zstandard.ZstdError) as exc:
-                raise BadInput(f"a line state that makes no sense: {exc}") from exc
+                raise BadInput(f"invalid piece of a parent state: {exc}") from exc
             if not _NAME.fullmatch(name):
-                raise BadInput(f"a line state has no file {name!r}")
+                raise BadInput(f"{name!r} is not a file of a parent state")
             with (new / name).open("ab") as file:
                 file.write(data)
         found = parent_state.load(new)

@@ -1,4 +1,4 @@
-"""After an agent's death: the guest is as it was, and it is said whether its snapshot is there."""
+"""Undo a snapshot whose agent died, and find out whether it was published."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,16 +21,18 @@ from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.store import repository
 from vmckpt.units import Seconds
 
-# A living agent whose controller is gone needs a moment to give up, and a dead one's keeper tries
-# for longer.
+# An agent that lost its controller takes a moment to give up, and the undo process of a dead agent
+# keeps trying for longer.
 _PATIENCE = Seconds(undo_process.LASTS + 60.0)
 
 
 def put_back(order: PutBackOrder, _: ControllerChannel | None = None) -> dict[str, Any]:
-    """Undo what taking a snapshot set; may be repeated. Raises VmckptError.
+    """Undo what an interrupted snapshot changed; may be repeated.
 
-    The guest comes first: it goes on also if the store does not answer. Then StoreError is raised,
-    the checkpoint stays, and somebody has to come again.
+    Returns whether the snapshot is in the store, under "published". Raises VmckptError.
+
+    The guest is restored to its normal state first, even if the store does not answer. StoreError
+    is raised in that case, the checkpoint stays, and the order must be repeated.
     """
     with spool.held(order.folder, patience=Seconds(0.0) if order.dry else _PATIENCE) as lock:
         if not order.dry:
@@ -42,7 +44,7 @@ def put_back(order: PutBackOrder, _: ControllerChannel | None = None) -> dict[st
             published = any(one.id == order.snapshot for one in store.manifests())
         except VmckptError as exc:
             if not order.dry:
-                exc.message = f"the guest is put back; {exc.message}"
+                exc.message = f"the guest is back in its normal state; {exc.message}"
             raise
         if not order.dry and not published:
             _forget(order)
@@ -73,7 +75,7 @@ def _undo(order: PutBackOrder, lock: int) -> None:
 
 
 def _forget(order: PutBackOrder) -> None:
-    """The checkpoint of a snapshot that is none goes."""
+    """Remove the checkpoint of a snapshot that was not published."""
     if order.backup:
         backup = DiskUndo.from_json(order.backup)
         put_back_ = live.put_back
@@ -86,6 +88,6 @@ def _on_guest(order: PutBackOrder, acts: list[Callable[[QmpMonitor], object]]) -
             for act in acts:
                 act(monitor)
     except HypervisorError as exc:
-        # A QEMU that has ended took all of it along.
+        # If QEMU has ended, there is nothing left to undo.
         if exc.code not in connection.NOT_HERE:
             raise

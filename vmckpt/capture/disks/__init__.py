@@ -1,1 +1,1 @@
-"""Disks of a guest at one point in time, and what has changed since an earlier one."""
+"""Read a guest's disks as of one instant, and find what has changed since an earlier one."""

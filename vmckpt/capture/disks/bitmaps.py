@@ -1,12 +1,12 @@
-"""Images and dirty bitmaps that QEMU has let go: activate them, and make sure they can be reopened.
+"""Images and dirty bitmaps that QEMU has inactivated: activate them, and ensure it can reopen them.
 
-QEMU lets go of images, and of the bitmaps in them, when a migration ends. Without bitmaps the next
+QEMU inactivates images, and the bitmaps in them, when a migration ends. Without bitmaps, the next
 backup must read everything.
 
-QEMU also lets go of a guest's images when its state is captured, and opens them anew before it
-resumes. If it may not, the guest stays paused for good. That happens where QEMU is not root:
-libvirt gives images back to their owner when a guest leaves a host, even if the guest runs on the
-next host from there, unless it knows their file system as a shared one.
+QEMU also inactivates a guest's images when its state is captured, and reopens them before it
+resumes. If QEMU lacks permission, the guest stays paused for good. This happens if QEMU does not
+run as root: when a guest leaves a host, libvirt gives its images back to their owner, even if the
+guest uses them from its next host, unless libvirt knows their file system as a shared one.
 """
 
 import re
@@ -25,22 +25,22 @@ _EXPORT = "vmckpt-activate"
 
 
 class Activation:
-    """Looked up while the guest still runs, carried out while it stands still."""
+    """Activates images. Create it with `of` while the guest runs, and carry it out while paused."""
 
     def __init__(self, nodes: tuple[str, ...], *, knows: bool) -> None:
-        """`nodes` are those of the disks that it can write to; `knows`: QEMU 10 or newer."""
+        """`nodes`: block nodes of the writable disks; `knows`: QEMU is 10.0 or newer."""
         self._nodes, self._knows = nodes, knows
 
     @classmethod
     def of(cls, monitor: Commands) -> Self:
-        """Raises HypervisorError."""
+        """Query QEMU for what activation needs. Raises HypervisorError."""
         knows = any(one["name"] == _KNOWS for one in monitor.ask("query-commands"))
         inserted = [one.get("inserted") for one in monitor.ask("query-block")]
         nodes = [str(one["node-name"]) for one in inserted if one and not one.get("ro")]
         return cls(tuple(nodes), knows=knows)
 
     def carry_out(self, monitor: Commands) -> None:
-        """Raises HypervisorError."""
+        """Activate the images. Raises HypervisorError."""
         if self._knows:
             monitor.tell(_KNOWS, {"active": True})
             return
@@ -49,8 +49,11 @@ class Activation:
 
 
 def _exported(monitor: Commands, node: str) -> None:
-    """Older ones make an image ready for whoever exports it, before they look for a server: there
-    is none, and nothing stays but the image that is ready."""
+    """Activate an image in QEMU before 10.0, by an attempt to export it.
+
+    QEMU activates the image before it looks for an NBD server. There is none, so only the
+    activation remains.
+    """
     try:
         wanted: dict[str, object] = {
             "type": "nbd",
@@ -66,15 +69,15 @@ def _exported(monitor: Commands, node: str) -> None:
 
 _ON_HOST = {"file", "host_device"}
 _HANDED = "/dev/fdset/"
-"""libvirt gave QEMU an open file, which needs no name."""
-# Says those that may not be read and written.
+"""libvirt passed QEMU an open file, which QEMU need not open by name."""
+# Prints the files that cannot be read and written.
 _TRY = 'for one in "$@"; do [ -r "$one" ] && [ -w "$one" ] || printf "%s\\0" "$one"; done'
 
 
 def require_reopen(monitor: QmpMonitor) -> None:
-    """Raises CannotCapture if its QEMU could not open an image again, and HypervisorError.
+    """Check that the guest's QEMU can reopen its images. Does nothing where that cannot be tested.
 
-    Where that cannot be tried nothing is said.
+    Raises CannotCapture if QEMU could not reopen an image, and HypervisorError.
     """
     process = identity.hold(monitor.guest)
     if process is None:
@@ -85,20 +88,23 @@ def require_reopen(monitor: QmpMonitor) -> None:
     if closed:
         place = f"{monitor.host}: " if monitor.host else ""
         raise CannotCapture(
-            f"{place}{monitor.name} would stand still: its QEMU may not open {closed[0]} again,"
-            " which is not its user's any more",
+            f"{place}{monitor.name} would stay paused: its QEMU has no permission to reopen"
+            f" {closed[0]}, which now belongs to another user",
             hint=f"give it to QEMU's user there: chown {user} {closed[0]}",
         )
 
 
 def writable(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What on the host its disks are written to, of what QEMU says (query-named-block-nodes)."""
+    """Return the host files and devices to which QEMU writes, from `query-named-block-nodes`."""
     written = {str(one["file"]) for one in nodes if one["drv"] in _ON_HOST and not one["ro"]}
     return sorted(one for one in written if not one.startswith(_HANDED))
 
 
 def as_it_runs(status: str) -> list[str] | None:
-    """setpriv's words for the user and groups of a process (/proc/PID/status); None for root."""
+    """Return the arguments by which setpriv takes a process's user and groups; None for root.
+
+    `status`: the process's /proc/PID/status.
+    """
     found = dict(re.findall(r"^(Uid|Gid|Groups):(.*)$", status, re.MULTILINE))
     user, group = found["Uid"].split()[1], found["Gid"].split()[1]  # the effective ones
     if user == "0":
@@ -113,7 +119,7 @@ def _user(process: int) -> int:
 
 
 def _closed(process: int, paths: Sequence[str]) -> list[str]:
-    """Those that it may not read and write; none if that cannot be tried."""
+    """Return the paths that a process cannot read and write; none if that cannot be tested."""
     if not paths:
         return []
     try:
@@ -121,17 +127,17 @@ def _closed(process: int, paths: Sequence[str]) -> list[str]:
         if words is None:
             return []
         command = ["setpriv", *words, "sh", "-c", _TRY, "sh", *paths]
-        if not _shares(process, "mnt"):  # other devices, say
-            if not _shares(process, "user"):  # what is mounted there was not mounted by root
+        if not _shares(process, "mnt"):  # it may have other devices
+            if not _shares(process, "user"):  # root has not mounted what is mounted there
                 return []
             command = ["nsenter", "--mount", "--target", str(process), "--", *command]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:  # it has ended, or there are no such programs
+    except OSError:  # the process has ended, or the programs are missing
         return []
     return [path for path in done.stdout.split("\0") if path]
 
 
 def _shares(process: int, namespace: str) -> bool:
-    """Whether a process is in the same namespace of a kind as we are."""
+    """Return whether another process shares a namespace, such as "mnt", with this process."""
     own, its = (Path(f"/proc/{one}/ns/{namespace}").stat() for one in ("self", process))
     return (own.st_dev, own.st_ino) == (its.st_dev, its.st_ino)

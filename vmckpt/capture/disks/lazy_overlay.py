@@ -1,4 +1,4 @@
-"""A guest that is started on images which are still empty: its description. Pure."""
+"""The definition of a guest that is started on empty images (lazy restore). Pure."""
 
 from collections.abc import Mapping
 from xml.etree import ElementTree as ET
@@ -8,19 +8,23 @@ from vmckpt.hypervisor import domain_xml
 
 
 def require_overlay_support(formats: Mapping[str, str]) -> None:
-    """Raises BadInput if one of the disks (name, format) cannot come in behind."""
+    """Check that all disks can be filled while in use. `formats`: format by name of disk.
+
+    Raises BadInput.
+    """
     raw = sorted(name for name, format_ in formats.items() if format_ != "qcow2")
     if raw:
         raise BadInput(
-            f"disk {raw[0]} is {formats[raw[0]]}: only a qcow2 image can fill up while it is used",
-            hint="leave --lazy out",
+            f"disk {raw[0]} is {formats[raw[0]]}; only qcow2 images can be filled while in use",
+            hint="omit --lazy",
         )
 
 
 def behind(xml: str, sockets: Mapping[str, str]) -> str:
-    """The guest with images whose content is behind NBD sockets (by disk) until it was pulled in.
+    """Return the definition with the NBD exports at `sockets` (by disk) as backing files.
 
-    Where that server is gone the guest stands still, and no error reaches it. Raises ValueError.
+    While the NBD server is gone, the guest is paused at reads, and gets no I/O error. Raises
+    ValueError if the guest lacks one of the disks.
     """
     root = domain_xml.tree(xml, "domain")
     left = set(sockets)
@@ -42,12 +46,12 @@ def behind(xml: str, sockets: Mapping[str, str]) -> str:
         source = ET.SubElement(store, "source", protocol="nbd", name=name)
         ET.SubElement(source, "host", transport="unix", socket=sockets[name])
     if left:
-        raise ValueError(f"no disk {min(left)}")
+        raise ValueError(f"the guest has no disk {min(left)}")
     return ET.tostring(root, encoding="unicode")
 
 
 def waiting(xml: str, sockets: Mapping[str, str]) -> frozenset[str]:
-    """Which of these disks of a running guest still have their content behind such a socket."""
+    """Return the disks of a running guest that still have a backing file at one of `sockets`."""
     found = set()
     for disk in domain_xml.tree(xml, "domain").findall("devices/disk"):
         target = disk.find("target")

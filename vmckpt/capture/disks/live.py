@@ -1,5 +1,6 @@
-"""The disks of one snapshot: what can be done before the instant, the instant, reading, and the end
-that comes whatever happens. For a thread on the guest's host.
+"""Capture the disks of a running guest with a libvirt backup: prepare, start, read and end it.
+
+To be used in a thread on the guest's host.
 """
 
 import json
@@ -20,45 +21,44 @@ from vmckpt.model.disk import BackupOrder, DiskFacts, OpenBackup, OpenDisk, chec
 from vmckpt.util.host_files import Folder, path_of
 
 _PATIENCE = 30.0
-"""Seconds for qemu-img to make an empty image."""
+"""Seconds to wait for qemu-img to create an empty image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUndo:
-    """What a capture of disks leaves behind if it dies."""
+    """The undo record of a capture of disks."""
 
     guest: str
-    """Its UUID."""
+    """UUID of the guest."""
     snapshot: str
     socket: str
-    """Of the backup, on the guest's host."""
+    """Path of the backup's socket, on the guest's host."""
     files: tuple[str, ...]
-    """It and the scratch files."""
+    """The socket and the scratch files."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError if it is none."""
+        """Parse a record from JSON. Raises ValueError if the text is not such a record."""
         told = json.loads(text)
         try:
             undo = cls(**(told | {"files": tuple(told["files"])}))
         except (TypeError, LookupError) as exc:
-            raise ValueError(f"no facts of a backup: {text[:60]!r}") from exc
+            raise ValueError(f"invalid undo record of a backup: {text[:60]!r}") from exc
         if not all(
             isinstance(one, str) for one in (undo.guest, undo.snapshot, undo.socket, *undo.files)
         ):
-            raise ValueError(f"no facts of a backup: {text[:60]!r}")
+            raise ValueError(f"invalid undo record of a backup: {text[:60]!r}")
         return undo
 
 
 def put_back(backups: Backups, undo: DiskUndo, *, published: bool | None) -> None:
-    """End a dead capture's backup; may be repeated. Raises HypervisorError.
+    """End the backup of a dead capture; may be repeated. Raises HypervisorError.
 
-    `published`: the snapshot can be relied on, so its checkpoint stays; None: it stays because
-    nobody knows yet. The files are to be removed
-    where they are: on the guest's host with `remove_left`.
+    `published`: whether the snapshot is in the store. Its checkpoint is removed only if that is
+    False; None means unknown. Remove the files with `remove_left` on the guest's host.
     """
     backups.end(undo.socket)
     if published is False:
@@ -66,28 +66,29 @@ def put_back(backups: Backups, undo: DiskUndo, *, published: bool | None) -> Non
 
 
 def remove_left(files: Collection[str]) -> None:
-    """Remove a backup's files on this host; its backup must have ended."""
+    """Remove the files of a backup, which must have ended, on this host."""
     for path in map(Path, files):
         with suppress(OSError), Folder(path.parent) as folder:
             folder.remove(path.name)
 
 
 class DiskCapture:
-    """The disks of one snapshot. Use as `with DiskCapture(...) as disks`.
+    """The disks of one snapshot of a running guest. Use as `with DiskCapture(...) as disks`.
 
-    Leaving it ends the backup; the new checkpoint goes too, unless `keep_bitmap` was called.
+    Leaving the block ends the backup, and removes the new checkpoint unless `keep_bitmap` was
+    called.
     """
 
     def __init__(
         self, backups: Backups, *, guest: str, host: str, snapshot: str, folder: Path
     ) -> None:
-        """`guest` is a UUID; `folder` is there, and QEMU may make files in it."""
+        """`guest`: a UUID; `folder`: an existing folder in which QEMU can create files."""
         self.plan: DiskPlan | None = None
         self._backups, self._host = backups, host
         self._snapshot = snapshot
         self._guest, self._folder = guest, folder
         self._order: BackupOrder | None = None
-        """What was asked of libvirt; None: nothing yet."""
+        """The backup requested from libvirt; None: none yet."""
         self._opened: OpenBackup | None = None
         self._keep: tuple[str, ...] | None = None
         self._facts: tuple[DiskFacts, ...] = ()
@@ -97,30 +98,30 @@ class DiskCapture:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Raises CaptureFailed if it may be that not all of it is ended."""
+        """End the backup. Raises CaptureFailed if some of it may remain."""
         try:
             self.close()
         except HypervisorError as exc:
             raise left_behind(error or exc) from exc
 
     def prepare(self, parent: Parent | None, others: Collection[str] = ()) -> DiskUndo:
-        """Look and decide, before the instant; what is to be noted before it is taken.
+        """Plan the backup before the instant. Returns the undo record to store before it starts.
 
-        `others` are last snapshots of the guest's other lines: their checkpoints stay too, while
-        what else there is of ours is left from a crash and goes. Raises HypervisorError.
+        `others`: the guest's latest snapshots in other stores, whose checkpoints must stay. Other
+        checkpoints of vmckpt are left over from crashes, and are removed. Raises HypervisorError.
         """
         if (left := self._backups.opened()) is not None:
             raise HypervisorError(
                 f"{self._host}: another backup of the guest is open ({left.socket or 'not ours'})",
                 host=self._host,
-                hint="run vmckpt recover" if left.ours else "wait until it has ended",
+                hint="run vmckpt recover" if left.ours else "wait until the backup has ended",
             )
         lines = [*others, *([parent.id] if parent is not None else [])]
         self._backups.sweep([checkpoint_of(one) for one in lines])
         self._facts = self._backups.facts()
         found = plan(self._facts, parent, self._backups.checkpoints())
         if found.redefine and self._backups.redefine(found.redefine):
-            found = found.whole(None, "libvirt does not find the bitmaps of the last snapshot")
+            found = found.whole(None, "libvirt cannot find the bitmaps of the last snapshot")
         self.plan = found
         order = self._ordered(found)
         return DiskUndo(
@@ -128,9 +129,9 @@ class DiskCapture:
         )
 
     def make_room(self) -> None:
-        """Make the scratch files, so that the guest need not wait for it; after the noting.
+        """Create the scratch files before the guest is paused, and after the undo record is stored.
 
-        Where that fails libvirt makes them itself.
+        If that fails, libvirt creates them itself.
         """
         if self.plan is None or not self.plan.captured:
             return
@@ -150,16 +151,17 @@ class DiskCapture:
         return replace(order, scratch_made=self._scratch_made)
 
     def freeze_point(self) -> None:
-        """The instant, if there are disks to capture. Raises HypervisorError.
+        """Start the backup, at this instant, if there are disks to capture.
 
-        A bitmap that only now turns out to be broken costs a second call.
+        If a bitmap turns out to be broken, the backup is started again without it. Raises
+        HypervisorError.
         """
         while self.plan is not None and self.plan.captured:
             self._order = self._ordered(self.plan)
             try:
                 self._opened = self._backups.begin(self._order)
             except BitmapLost as exc:
-                whole = self.plan.whole(exc.disk, "libvirt finds its bitmap missing or broken")
+                whole = self.plan.whole(exc.disk, "libvirt reports its bitmap as missing or broken")
                 if whole == self.plan:
                     raise
                 self.plan = whole
@@ -167,50 +169,50 @@ class DiskCapture:
             return
 
     def restart(self) -> None:
-        """Another instant is taken: the one before never was. Raises HypervisorError."""
+        """End the backup, so that `freeze_point` can start another. Raises HypervisorError."""
         self.close()
         self._opened, self._scratch_made = None, False
         self.make_room()
 
     @property
     def disks(self) -> tuple[OpenDisk, ...]:
-        """Those that can be read now."""
+        """The disks that can be read now."""
         return self._opened.disks if self._opened is not None else ()
 
     @property
     def facts(self) -> tuple[DiskFacts, ...]:
-        """Of those that can be read now."""
+        """Facts of the disks that can be read now."""
         names = {disk.name for disk in self.disks}
         return tuple(one for one in self._facts if one.name in names)
 
     def reader(self, disk: OpenDisk) -> DiskReader:
-        """One of them. Raises HypervisorError."""
+        """Open a disk for reading. Raises ValueError without a backup, and HypervisorError."""
         if self._opened is None:
             raise ValueError("no backup is open")
         return opened(self._opened, disk, self._host)
 
     def end(self) -> None:
-        """All is read: what the guest writes need not be kept aside any more."""
+        """End the backup after all is read, so that overwritten data is no longer kept."""
         if self._order is not None:
             self._backups.end(self._order.socket)
             self._opened = None
 
     def keep_bitmap(self, others: Collection[str] = ()) -> None:
-        """The snapshot is published: its checkpoint is what the next one begins with.
+        """Keep the checkpoint for the next snapshot, since this one is published.
 
-        `others` are last snapshots of the guest's other lines.
+        `others`: the guest's latest snapshots in other stores.
         """
         self._keep = tuple(checkpoint_of(one) for one in (self._snapshot, *others))
 
     def close(self) -> None:
-        """End what is open. Raises HypervisorError if that cannot be."""
+        """End the backup, and remove its files. Raises HypervisorError."""
         order, self._order = self._order, None
         if order is None:
             return
         try:
             try:
                 self._let_go(order)
-            except OutcomeUnknown:  # another connection knows, and it may all be said again
+            except OutcomeUnknown:  # a new connection finds out, and all of this can be repeated
                 self._let_go(order)
         finally:
             remove_left(_files(order))
@@ -220,15 +222,15 @@ class DiskCapture:
         if self._keep is None:
             self._backups.forget(order.checkpoint)
         else:
-            with suppress(HypervisorError):  # the next one sweeps again
+            with suppress(HypervisorError):  # the next snapshot removes old checkpoints again
                 self._backups.sweep(self._keep)
 
 
 def _made(path: str, size: int) -> bool:
-    """An image for what the guest overwrites; libvirt sets the disk itself below it.
+    """Create an image for data that the guest overwrites. Returns success.
 
-    It is a part of the guest's disk: libvirt gives it to QEMU, and no other user may read it. QEMU
-    owns the folder.
+    libvirt sets the disk as its backing file, and gives the image to QEMU. No other user may read
+    the image, since it has contents of the disk. QEMU's user owns the folder.
     """
     place = Path(path)
     try:

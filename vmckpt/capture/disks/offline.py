@@ -1,7 +1,7 @@
-"""The disks of a guest that is off, read as those of a running one; see `live`.
+"""Capture the disks of a guest that is off, with the same interface as `live`.
 
-A program of QEMU's serves each image read-only. It holds QEMU's lock on the image: nobody can have
-it open for writing before, and a guest that is started meanwhile does not start.
+qemu-nbd serves each image read-only and holds QEMU's lock on it. So no other program can have the
+image open for writing, and the guest cannot be started meanwhile.
 """
 
 import json
@@ -22,18 +22,21 @@ from vmckpt.model.disk import MARK, Bitmap, DiskFacts, OpenBackup, OpenDisk
 from vmckpt.units import Bytes
 
 _PATIENCE = 30.0
-"""Seconds for QEMU's programs to open an image."""
+"""Seconds to wait for qemu-nbd and qemu-img to open an image."""
 _TURN = 0.01
 _VERSIONS = {"0.10": 2, "1.1": 3}
 
 
 class OffDisks:
-    """The disks of one snapshot. Use as `with OffDisks(...) as disks`; leaving it lets them go."""
+    """The disks of one snapshot of a guest that is off. Use as `with OffDisks(...) as disks`.
+
+    Leaving the block closes the images.
+    """
 
     def __init__(
         self, backups: Backups, *, guest: str, host: str, snapshot: str, folder: Path
     ) -> None:
-        """`guest` is a UUID; `folder` is there."""
+        """`guest`: a UUID; `folder`: an existing folder, for sockets."""
         self.plan: DiskPlan | None = None
         self._backups, self._guest, self._host = backups, guest, host
         self._snapshot, self._folder = snapshot, folder
@@ -49,9 +52,10 @@ class OffDisks:
         self.end()
 
     def prepare(self, parent: Parent | None, others: Collection[str] = ()) -> DiskUndo:
-        """Look and decide; what is to be noted before it is begun. Checkpoints stay as they are.
+        """Plan the capture. Returns the undo record to store before it starts.
 
-        Raises BadInput for a disk that only a running guest can read, GuestLocked, HypervisorError.
+        Checkpoints are not changed. Raises BadInput for a disk that can only be read through a
+        running guest, GuestLocked, HypervisorError.
         """
         del others
         self._facts = tuple(self._looked(one) for one in self._backups.facts())
@@ -68,14 +72,14 @@ class OffDisks:
         return self._folder / f"{MARK}{self._snapshot}.{disk}.nbd"
 
     def make_room(self) -> None:
-        """Nobody writes, so nothing is kept aside."""
+        """Do nothing: no guest writes, so no old data must be kept."""
 
     def restart(self) -> None:
         """See DiskCapture.restart."""
         self.end()
 
     def freeze_point(self) -> None:
-        """Open them all: they cannot be changed any more. Raises GuestLocked, HypervisorError."""
+        """Open and lock all images against changes. Raises GuestLocked, HypervisorError."""
         assert self.plan is not None
         bitmaps = {one.name: self._since for one in self.plan.choices if one.how is How.INCREMENTAL}
         disks = {one.name: one for one in self._facts}
@@ -93,7 +97,7 @@ class OffDisks:
         words = ["qemu-nbd", "--read-only", "--persistent", "--shared=4", f"--format={disk.format}"]
         words += [f"--socket={self._socket(disk.name)}", f"--export-name={disk.name}"]
         words += [f"--bitmap={bitmap}"] if bitmap else []
-        # It ends with us, whatever becomes of us: an image that stays locked starts no guest.
+        # qemu-nbd is killed with this process: an image that stays locked blocks the guest's start.
         return subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *words, "--", str(disk.source)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -111,22 +115,22 @@ class OffDisks:
 
     @property
     def disks(self) -> tuple[OpenDisk, ...]:
-        """Those that can be read now."""
+        """The disks that can be read now."""
         return self._open
 
     @property
     def facts(self) -> tuple[DiskFacts, ...]:
-        """Of those that are captured."""
+        """Facts of the captured disks."""
         names = set(self._names())
         return tuple(one for one in self._facts if one.name in names)
 
     def reader(self, disk: OpenDisk) -> DiskReader:
-        """One of them. Raises HypervisorError."""
+        """Open a disk for reading. Raises HypervisorError."""
         served = OpenBackup(socket=str(self._socket(disk.name)), disks=(disk,))
         return opened(served, disk, self._host)
 
     def end(self) -> None:
-        """All is read: let them go. Fine if they are."""
+        """Close all images; may be repeated."""
         programs, self._programs, self._open = self._programs, {}, ()
         for program in programs.values():
             program.kill()
@@ -134,16 +138,19 @@ class OffDisks:
         remove_left([str(self._socket(name)) for name in programs])
 
     def keep_bitmap(self, others: Collection[str] = ()) -> None:
-        """The checkpoint of the snapshot before stays what the next one begins with."""
+        """Do nothing: the next snapshot begins with the checkpoint of the previous one."""
 
     def _looked(self, disk: DiskFacts) -> DiskFacts:
-        """With what its image says."""
+        """Return a disk's facts, completed from its image.
+
+        Raises BadInput, GuestLocked, HypervisorError.
+        """
         if disk.source is None or disk.device not in ("disk", "lun"):
             return disk
         if disk.kind not in ("file", "block"):
             raise BadInput(
-                f"{self._host}: disk {disk.name} is of the kind {disk.kind}, which is read through"
-                " a running guest only; nothing was captured",
+                f"{self._host}: disk {disk.name} has type {disk.kind}, which can only be read while"
+                " the guest runs; nothing was captured",
                 hint="start the guest",
             )
         words = ["qemu-img", "info", "--output=json", "-f", disk.format, "--", disk.source]
@@ -160,7 +167,7 @@ class OffDisks:
         if "lock" in why:
             return GuestLocked(
                 f"{self._host}: disk {name} is open in another program; nothing was captured",
-                hint=f"see who has it: fuser -v {self._source(name)}",
+                hint=f"find that program: fuser -v {self._source(name)}",
             )
         text = f"{self._host}: disk {name} cannot be read: {why}"
         return HypervisorError(text, host=self._host)
@@ -170,7 +177,10 @@ class OffDisks:
 
 
 def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
-    """What `qemu-img info` says of an image. Raises LookupError, TypeError, ValueError."""
+    """Return a disk's facts, completed from the output of `qemu-img info`.
+
+    Raises LookupError, TypeError or ValueError if the output is invalid.
+    """
     data = told.get("format-specific", {}).get("data", {})
     return replace(
         disk,
@@ -188,7 +198,7 @@ def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
 
 
 def _listens(place: Path) -> bool:
-    """Whether a program accepts connections there; its socket has a name a moment before."""
+    """Return whether a program accepts connections on a socket; its path may exist before that."""
     with socket.socket(socket.AF_UNIX) as trial:
         try:
             trial.connect(str(place))

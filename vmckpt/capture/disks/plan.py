@@ -1,4 +1,4 @@
-"""How each disk of a guest is to be read for a snapshot, and why. Pure."""
+"""Decide how each disk of a guest is read for a snapshot, and why. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ _READABLE = ("file", "block", "network", "volume", "nvme")
 
 
 class How(StrEnum):
-    """What is done with a disk."""
+    """A way of reading a disk."""
 
     FULL = "full"
     INCREMENTAL = "incremental"
@@ -22,14 +22,14 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The last snapshot of the line."""
+    """The guest's last snapshot in the store."""
 
     id: str
     made_at: int
     sizes: Mapping[str, Bytes] = field(default_factory=lambda: MappingProxyType({}))
-    """Of the disks that it has."""
+    """Sizes of the disks in the snapshot, by name."""
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Their images, as far as they are known."""
+    """Paths of their images, by name of disk, if known."""
 
     @property
     def checkpoint(self) -> str:
@@ -38,31 +38,31 @@ class Parent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is done with one disk."""
+    """The decision about one disk."""
 
     name: str
     how: How
     mark: bool = False
-    """Its next snapshot may be an incremental one."""
+    """A new bitmap is started, so that the next snapshot can be incremental."""
     code: str = "disk-read"
     reason: str
     expected: bool = True
-    """False: the operator should hear of it."""
+    """False: report it to the operator as a warning."""
     hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskPlan:
-    """All disks of a guest."""
+    """The decisions about all disks of a guest."""
 
     since: str | None
-    """The checkpoint that incremental ones begin with."""
+    """The checkpoint from which disks are read incrementally."""
     choices: tuple[Choice, ...]
     redefine: tuple[Checkpoint, ...] = ()
-    """What libvirt must be told of first: the bitmaps are there, its notes are not."""
+    """Checkpoints to define in libvirt first: their bitmaps exist, but libvirt has lost them."""
 
     def findings(self, guest: str) -> tuple[Finding, ...]:
-        """What to tell, one line for each disk."""
+        """Return a finding for each disk."""
         return tuple(
             Finding(
                 code=choice.code,
@@ -76,11 +76,11 @@ class DiskPlan:
 
     @property
     def captured(self) -> bool:
-        """Whether any disk is."""
+        """Whether any disk is captured."""
         return any(choice.how is not How.LEFT_OUT for choice in self.choices)
 
     def order(self, snapshot: str, folder: str) -> BackupOrder:
-        """The backup that carries it out; `folder` is on the guest's host."""
+        """Return the backup to request from libvirt. `folder`: on the guest's host, for files."""
         return BackupOrder(
             id=snapshot,
             folder=folder,
@@ -97,7 +97,7 @@ class DiskPlan:
         )
 
     def whole(self, disk: str | None, reason: str) -> "DiskPlan":
-        """The same with a disk read whole after all; None: every one of them."""
+        """Return the plan with a disk read fully after all; None: with all disks read fully."""
         return replace(
             self,
             choices=tuple(
@@ -112,8 +112,8 @@ class DiskPlan:
 
 
 _WORDS = {
-    How.FULL: "read whole",
-    How.INCREMENTAL: "only what changed is read",
+    How.FULL: "full read",
+    How.INCREMENTAL: "incremental read",
     How.LEFT_OUT: "not captured",
 }
 
@@ -121,7 +121,7 @@ _WORDS = {
 def plan(
     disks: Sequence[DiskFacts], parent: Parent | None, known: Sequence[Checkpoint]
 ) -> DiskPlan:
-    """Decide for each disk. `known` are libvirt's checkpoints of this guest."""
+    """Decide for each disk. `known`: libvirt's checkpoints of the guest."""
     choices = tuple(_choose(disk, parent) for disk in disks)
     return DiskPlan(
         since=parent.checkpoint if parent is not None else None,
@@ -133,7 +133,7 @@ def plan(
 def _unknown(
     choices: Sequence[Choice], parent: Parent | None, known: Sequence[Checkpoint]
 ) -> tuple[Checkpoint, ...]:
-    """The parent's checkpoint if libvirt has lost its notes of it, as after a migration."""
+    """Return the parent's checkpoint if libvirt lost its metadata, as after a migration."""
     followed = [choice.name for choice in choices if choice.how is How.INCREMENTAL]
     if parent is None or not followed or any(one.name == parent.checkpoint for one in known):
         return ()
@@ -152,19 +152,19 @@ def _choose(disk: DiskFacts, parent: Parent | None) -> Choice:
     choice = _out(disk) or _without_bitmaps(disk) or _followed(disk, parent)
     if choice.how is How.LEFT_OUT or (disk.kind == "file" and disk.format != "luks"):
         return choice
-    # It can be looked into, and that is worth having; but nobody should count on more.
+    # A snapshot of such a disk can be browsed, but not restored, and the operator must know that.
     what = "an encrypted" if disk.kind == "file" else f"a {disk.kind}"
     return replace(
         choice,
         code="disk-not-restorable",
-        reason=f"{choice.reason}; {what} disk cannot be restored by this vmckpt, only looked into",
+        reason=f"{choice.reason}; {what} disk cannot be restored, only browsed",
         expected=False,
-        hint="keep it in a qcow2 or raw file to have it restored",
+        hint="use a qcow2 or raw file to make the disk restorable",
     )
 
 
 def _out(disk: DiskFacts) -> Choice | None:
-    """A disk that is no part of the guest's own state, or cannot be read."""
+    """Leave out a disk that is not part of the guest's own state, or cannot be read."""
 
     def out(reason: str, *, expected: bool, hint: str | None = None) -> Choice:
         return Choice(
@@ -181,14 +181,14 @@ def _out(disk: DiskFacts) -> Choice | None:
     if disk.shareable:
         return out("other guests may write to it at the same time", expected=False)
     if disk.device == "lun":
-        return out("its SCSI commands go past QEMU", expected=False)
+        return out("its SCSI commands bypass QEMU", expected=False)
     if disk.kind not in _READABLE:
-        return out(f"QEMU does not read it itself ({disk.kind})", expected=False)
+        return out(f"QEMU does not access it itself ({disk.kind})", expected=False)
     return None
 
 
 def _without_bitmaps(disk: DiskFacts) -> Choice | None:
-    """A disk of which nobody can note what is written."""
+    """Read a disk fully if its image cannot have bitmaps."""
     if disk.format != "qcow2":
         return Choice(
             name=disk.name, how=How.FULL, reason=f"{disk.format} images cannot hold a bitmap"
@@ -196,14 +196,14 @@ def _without_bitmaps(disk: DiskFacts) -> Choice | None:
     if disk.version == 2:
         return Choice(
             name=disk.name, how=How.FULL, code="disk-old-qcow2", expected=False,
-            reason="its qcow2 image is of version 2, which cannot hold a bitmap",
+            reason="its qcow2 image has version 2, which cannot hold a bitmap",
             hint=f"with the guest off, run qemu-img amend -f qcow2 -o compat=1.1 {disk.source}",
         )  # fmt: skip
     return None
 
 
 def _followed(disk: DiskFacts, parent: Parent | None) -> Choice:
-    """A disk with bitmaps: is the parent's still good?"""
+    """Read a disk with bitmaps incrementally if the parent's bitmap is valid."""
 
     def full(reason: str, *, expected: bool, code: str = "disk-read") -> Choice:
         return Choice(
@@ -211,27 +211,27 @@ def _followed(disk: DiskFacts, parent: Parent | None) -> Choice:
         )
 
     if parent is None:
-        return full("no snapshot before it that could be continued", expected=True)
+        return full("no earlier snapshot to continue from", expected=True)
     before = parent.sizes.get(disk.name)
     bitmap = disk.bitmap(parent.checkpoint)
     if before is None:
         return full(f"it was not in snapshot {parent.id}", expected=True)
     if disk.size is not None and disk.size != before:
         return full(
-            f"it had {before} bytes in snapshot {parent.id} and has {disk.size} now",
+            f"its size was {before} bytes in snapshot {parent.id} and is {disk.size} now",
             expected=False, code="disk-resized",
         )  # fmt: skip
     was = next((name for name, one in parent.sources.items() if one == disk.source), disk.name)
     if was != disk.name:
         return full(
-            f"its image was that of {was} in snapshot {parent.id}", expected=False,
+            f"its image was disk {was} in snapshot {parent.id}", expected=False,
             code="disk-swapped",
         )  # fmt: skip
     if bitmap is None:
         why = f"its bitmap of snapshot {parent.id} is lost"
         return full(why, expected=False, code="disk-bitmap-lost")
     if bitmap.inconsistent:
-        why = f"QEMU ended without writing out its bitmap of snapshot {parent.id}"
+        why = f"QEMU ended without saving its bitmap of snapshot {parent.id}"
         return full(why, expected=False, code="disk-bitmap-lost")
     if not bitmap.whole:
         why = f"its bitmap of snapshot {parent.id} is in use or was switched off"

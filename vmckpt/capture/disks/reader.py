@@ -1,4 +1,4 @@
-"""One disk of an open backup: what is known of its units before they are read, and their bytes."""
+"""Read one disk of a running backup: the state of its units, and their bytes."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -18,9 +18,9 @@ from vmckpt.units import Bytes
 
 UNIT = 65536
 _GROUP = 16
-"""Units of the grid's chunks: no read of ours crosses its lines."""
+"""Units per chunk of the grid; no read crosses a boundary of the grid."""
 _LONG = 16
-"""Changed units in a row for which it pays to ask whether they are zeros."""
+"""Minimum run of changed units for which a query for zeros pays."""
 
 
 class State(IntEnum):
@@ -29,12 +29,12 @@ class State(IntEnum):
     ZEROS = 0
     DATA = 1
     SAME = 2
-    """As at the checkpoint."""
+    """Unchanged since the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Some units in a row."""
+    """Consecutive units of one state."""
 
     start: int
     count: int
@@ -42,7 +42,7 @@ class Run:
 
 
 class Source(Protocol):
-    """What is used of `capture.nbd.client.Client`."""
+    """The part of `capture.nbd.client.Client` that is used here."""
 
     @property
     def size(self) -> int: ...
@@ -54,13 +54,16 @@ class Source(Protocol):
 
 
 class DiskReader:
-    """One disk of an open backup, in units of 64 KiB; the last one is filled up with zeros.
+    """One disk of a running backup, in units of 64 KiB; the last unit is padded with zeros.
 
     Use as `with opened(...) as disk`.
     """
 
     def __init__(self, name: str, ahead: Source, aside: Source, *, changed: str | None) -> None:
-        """`ahead` and `aside` are two connections to it; `changed` is the context to go by."""
+        """`ahead`, `aside`: connections to the disk, for reading ahead and for other reads.
+
+        `changed`: the NBD metadata context of changed blocks; None: read all data.
+        """
         self._connections = (ahead, aside)
         self.name = name
         self.size = Bytes(ahead.size)
@@ -79,13 +82,13 @@ class DiskReader:
             connection.close()
 
     def runs(self) -> Iterator[Run]:
-        """All of its units, in order."""
+        """Yield runs of all units, in order."""
         yield from _runs(self._states)
 
     def read(self, start: int, count: int) -> memoryview:
-        """The bytes of some units, whatever was said of them; good until the next call.
+        """Return the bytes of units of any state; valid until the next call.
 
-        Data that is read in order is under way before it is asked for.
+        Units with data are prefetched, if they are read in order. Raises HypervisorError.
         """
         if len(self._buffer) < count * UNIT:
             self._buffer = bytearray(count * UNIT)
@@ -97,7 +100,7 @@ class DiskReader:
         return room
 
     def _put(self, room: memoryview, origin: int, at: int, end: int) -> int:
-        """Read something of what is wanted at `at`; where it ends."""
+        """Read some bytes at `at`, at most up to `end`. Returns where they end."""
         if self._states[at // UNIT] == State.DATA:
             while self._next is not None and self._next.offset < at:
                 self._next = next(self._coming, None)
@@ -106,7 +109,7 @@ class DiskReader:
             self._next = next(self._coming, None)
             _copy(piece, room, origin)
             return at + piece.length
-        # What was passed over, or only a part of what is coming.
+        # The range was not prefetched, or is only a part of the next prefetched piece.
         stop = min(end, (at // UNIT + 1) * UNIT)
         if piece is None or piece.offset > at:
             stop = end if piece is None else min(end, piece.offset)
@@ -115,7 +118,7 @@ class DiskReader:
         return stop
 
     def _wanted(self) -> Iterator[tuple[int, int]]:
-        """All data, in pieces that lie between two lines of the grid."""
+        """Yield offset and length of all data, in pieces that cross no boundary of the grid."""
         for run in _runs(self._states):
             if run.state is State.DATA:
                 at, end = run.start * UNIT, min((run.start + run.count) * UNIT, self.size)
@@ -148,12 +151,12 @@ def _states(disk: Source, changed: str | None) -> NDArray[np.uint8]:
 
 
 def _set(states: NDArray[np.uint8], extent: Extent, state: State) -> None:
-    """Every unit that an extent touches."""
+    """Set the state of every unit that an extent touches."""
     states[extent.offset // UNIT : -(-extent.end // UNIT)] = state
 
 
 def _set_zeros(states: NDArray[np.uint8], disk: Source, run: Run) -> None:
-    """Changed units that are nothing but zeros now."""
+    """Set the state of the changed units in a run that are now completely zero."""
     begin, end = run.start * UNIT, min((run.start + run.count) * UNIT, disk.size)
     for extent in disk.extents(wire.ALLOCATION, begin, end - begin):
         if extent.flags & wire.ZERO:
@@ -170,7 +173,7 @@ def _runs(states: NDArray[np.uint8]) -> Iterator[Run]:
 
 
 def opened(backup: OpenBackup, disk: OpenDisk, host: str) -> DiskReader:
-    """One of its disks. Raises HypervisorError."""
+    """Open a disk of a running backup for reading. Raises HypervisorError."""
     contexts = [wire.ALLOCATION] + ([disk.changed] if disk.changed is not None else [])
     place = wire.Unix(backup.socket)
     with ExitStack() as stack:
@@ -180,7 +183,7 @@ def opened(backup: OpenBackup, disk: OpenDisk, host: str) -> DiskReader:
         )
         for context in contexts:
             if context not in ahead.contexts:
-                text = f"{host}: disk {disk.name}: QEMU serves it without {context}"
+                text = f"{host}: disk {disk.name}: QEMU exports it without {context}"
                 raise HypervisorError(text, host=host)
         reader = DiskReader(disk.name, ahead, aside, changed=disk.changed)
         stack.pop_all()

@@ -1,1 +1,1 @@
-"""Memory of a running guest at one point in time."""
+"""Capture the memory of a running guest as of one instant."""

@@ -1,8 +1,8 @@
-"""The background snapshot: QEMU saves each page before the guest changes it, and the guest runs on.
+"""The background snapshot: QEMU saves each page before the running guest changes it.
 
-Before QEMU 9.0 a guest that stood still goes on by itself once its state is taken. One that shall
-not is stopped again at once; an ordinary migration to us would keep it still, but after that QEMU
-lets nobody save or migrate it until it has run again.
+Before QEMU 9.0, a paused guest resumes by itself once its state is taken. If it is not to run, it
+is immediately paused again. An ordinary migration would keep the guest paused, but QEMU would then
+refuse to save or migrate it until it has run again.
 """
 
 import threading
@@ -24,10 +24,10 @@ from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 Progress = Callable[[int, int], None]
-"""(bytes of memory done, bytes in all)."""
+"""Called with the bytes of memory done, and the total."""
 
 _TURN = 0.02
-# How often QEMU is asked whether all is well.
+# Number of turns between two queries of QEMU's migration status.
 _TURNS_PER_LOOK = 10
 
 
@@ -37,28 +37,30 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """A capture that ended well."""
+    """A successful capture."""
 
     image: FrozenImage
     pause: Seconds
-    """How long the guest stood still for it; 0 if it did not run."""
+    """How long the guest was paused for it; 0 if it did not run."""
     took: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What is called in the course of a capture."""
+    """Functions that a capture calls as it proceeds."""
 
     note: Note
     barrier: Callable[[], None] | None = None
-    """With the guest stopped, right before its state is taken: for disks of the same instant."""
+    """Called with the guest paused, right before its state is taken, to capture its disks."""
     captured: Callable[[], None] = _nothing
-    """The instant is taken and the guest goes on; its memory is still on the way."""
+    """Called once the state is taken and the guest runs again; memory is still being written."""
     progress: Progress = _nothing
     given_up: Callable[[], None] = _nothing
-    """It failed; what QEMU still sends is taken first, which may last. Raises nothing."""
+    """Called when the capture has failed, before the rest of QEMU's stream is read, which may last.
+    Must not raise."""
     held: tuple[int, ...] = ()
-    """Files that stay open until everything is put back, whoever does it: the snapshot's lock."""
+    """Files that stay open until everything is undone, also in the undo process: the snapshot's
+    lock."""
 
 
 def capture(
@@ -71,9 +73,9 @@ def capture(
 ) -> Captured:
     """Capture a guest's memory and device state into a new folder.
 
-    `goes_on`: whether it shall run afterwards; None: if it runs now. Raises CannotCapture,
-    CaptureFailed, HypervisorError or Cancelled; the guest is then as it was, and the folder gone.
-    Before QEMU 9.0 a guest that is kept still runs for a millisecond or so.
+    `goes_on`: whether the guest is to run afterwards; None: if it runs now. Before QEMU 9.0, a
+    guest that is to stay paused runs for about a millisecond. Raises CannotCapture, CaptureFailed,
+    HypervisorError or Cancelled; the guest is then in its previous state, and the folder is gone.
     """
     began = time.monotonic()
     running = monitor.run_state() == "running"
@@ -110,7 +112,7 @@ def capture(
 
 
 class _Nowhere:
-    """Takes a stream that nobody wants."""
+    """Discards a stream."""
 
     flowing = False
 
@@ -119,10 +121,11 @@ class _Nowhere:
 
 
 def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> None:
-    """After a capture that was broken off, by whoever finds it: the guest is as before it.
+    """Undo an interrupted capture, from any process.
 
-    A whole background snapshot into nothing takes QEMU's marks off the guest's memory (see
-    migration_settings.give_up). `held`: see Hooks. Raises HypervisorError, CaptureFailed.
+    After a background snapshot that failed, another complete one is taken and discarded: it removes
+    the write protection from the guest's memory (see migration_settings.give_up). `held`: see
+    Hooks. Raises HypervisorError, CaptureFailed.
     """
     migration_settings.break_off(monitor, undo)
     broken = monitor.ask("query-migrate").get("status") in ("failed", "cancelled")
@@ -145,14 +148,14 @@ def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> Non
 def undo_process_for(
     monitor: Commands, undo: Undo, stream: int | None, held: Sequence[int] = ()
 ) -> UndoProcess:
-    """The process that undoes a capture if we are killed, or cannot. `held`: see Hooks."""
+    """Start the process that undoes a capture if this process does not. `held`: see Hooks."""
     return UndoProcess(
         uri=monitor.uri, host=monitor.host, undo=undo.to_json(), stream=stream, held=held
     )
 
 
 class _Run:
-    """One capture, once the facts are noted."""
+    """One capture, after its undo record was stored."""
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ class _Run:
         self._stop = stop
 
     def all(self, *, running: bool) -> Seconds:
-        """From the first switch to the last byte; how long the guest stood still."""
+        """Capture the guest. Returns how long it was paused."""
         monitor, drain = self._monitor, self._drain
         try:
             migration_settings.apply(monitor, self._undo)
@@ -199,23 +202,23 @@ class _Run:
         return Seconds(status.get("downtime", 0) / 1000 if running else 0.0)
 
     def _keep_still(self, _limit: float) -> bool:
-        """Stop the guest once more; whether it cannot go on by itself any more."""
+        """Pause the guest again. Returns whether it can no longer resume by itself."""
         flowing = self._drain.flowing.is_set()
         self._monitor.tell("stop", {})
         return flowing
 
     def _go_on(self, *, stands: bool) -> float:
-        """Let a stopped guest run, unless QEMU 7.2 did so by itself; when that was."""
+        """Resume a paused guest, unless QEMU 7.2 has done so by itself. Returns the time."""
         if stands and self._undo.runs and self._monitor.run_state() in STOPPED:
             self._monitor.tell("cont", {})
         return time.monotonic()
 
     def _wait(self, done: Callable[[float], bool]) -> None:
-        """Wait for something in the stream, while QEMU is well and nobody wants to stop."""
+        """Wait until `done` returns True. Raises Cancelled on a stop, and CaptureFailed."""
         turn = 0
         while not done(_TURN):
             if self._stop.is_set():
-                raise Cancelled(f"capture of {self._monitor.name} stopped")
+                raise Cancelled(f"the capture of {self._monitor.name} was cancelled")
             self._hooks.progress(self._writer.done, self._writer.total)
             turn += 1
             if turn % _TURNS_PER_LOOK == 0 or self._drain.ended(0):
@@ -225,7 +228,7 @@ class _Run:
         self._hooks.progress(self._writer.done, self._writer.total)
 
     def _status(self, *, settled: bool) -> dict[str, Any]:
-        """QEMU's word on the migration; `settled`: once it says that it has ended."""
+        """Query the migration's status. `settled`: wait up to 10 s for its end."""
         give_up = time.monotonic() + 10.0
         while True:
             status: dict[str, Any] = self._monitor.ask("query-migrate")
@@ -235,11 +238,11 @@ class _Run:
             time.sleep(0.002)
 
     def _refused(self, exc: HypervisorError) -> Exception:
-        """Why QEMU cannot do this to this guest, if it says so."""
+        """Return CannotCapture if QEMU refused because it never can; otherwise `exc`."""
         words = exc.message.lower()
         reasons = {
-            "not supported by host kernel": "its kernel gives QEMU no userfaultfd",
-            "not compatible with guest memory": "QEMU cannot watch writes to such memory",
+            "not supported by host kernel": "the host's kernel gives QEMU no userfaultfd",
+            "not compatible with guest memory": "QEMU cannot track writes to this kind of memory",
             "blocked": None,
             "not migratable": None,
             "non-migratable": None,
@@ -249,7 +252,7 @@ class _Run:
                 return CannotCapture(
                     f"{self._monitor.name} on {self._monitor.host}: no background snapshot: "
                     f"{reason or exc.message}",
-                    hint="use another way of capture",
+                    hint="use another capture method",
                 )
         return exc
 

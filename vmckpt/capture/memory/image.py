@@ -1,7 +1,7 @@
 """The frozen image: a guest's memory and device state of one instant, as files on its host.
 
-A folder with one sparse file for each block of memory (a hole is zeros), the stream's head and its
-tail. It is complete once `image.json` is there, and is removed whole.
+It is a folder with a sparse file for each block of memory (holes are zeros), and the head and tail
+of QEMU's stream. It is complete once `image.json` exists.
 """
 
 import json
@@ -26,15 +26,15 @@ INDEX, HEAD, TAIL = "image.json", "head", "tail"
 
 
 class ImageWriter:
-    """Takes a stream's parts (`stream.Sink`) and lays them down in a folder."""
+    """A `stream.Sink` that writes the parts of a stream to a folder."""
 
     def __init__(self, folder: Path, *, made: bool = False) -> None:
-        """`folder` is made, if it is not; it is an error then if it is there."""
+        """`made`: the folder exists; else it is created, and must not exist yet. Raises OSError."""
         if not made:
             folder.mkdir(mode=0o700)
         self.folder = folder
         self.done = 0
-        """Bytes of memory seen, zeros among them."""
+        """Bytes of memory received, including zeros."""
         self.total = 0
         self._head: Head | None = None
         self._files: list[int] = []
@@ -52,7 +52,7 @@ class ImageWriter:
         self.total = sum(block.size for block in head.blocks)
 
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
-        """Write each run of neighbours with one call."""
+        """Write pages with data. Each run of adjacent pages takes one call."""
         whole = np.ascontiguousarray(data).reshape(-1).data
         breaks = np.flatnonzero(np.diff(addresses) != PAGE) + 1
         edges = [0, *breaks.tolist(), len(addresses)]
@@ -63,7 +63,7 @@ class ImageWriter:
         self.done += len(addresses) * PAGE
 
     def zeros(self, block: int, addresses: Addresses) -> None:
-        """Most are holes already; a page that was sent before with data becomes zeros."""
+        """Note zero pages. Most are holes already; pages with earlier data are overwritten."""
         numbers = addresses // PAGE
         for number in numbers[self._present[block][numbers]].tolist():
             write_all(self._files[block], memoryview(bytes(PAGE)), number * PAGE)
@@ -74,15 +74,18 @@ class ImageWriter:
         write_all(self._tail, data, None)
 
     def finish(self) -> "FrozenImage":
-        """Close the files and return the image. The stream must have ended well."""
+        """Close the files and return the image, after a complete stream.
+
+        Raises CaptureFailed if the stream had no memory, and StreamDamaged if its tail is damaged.
+        """
         if self._head is None:
-            raise CaptureFailed("an image without memory", hint="capture the guest again")
+            raise CaptureFailed("QEMU's stream has no memory", hint="capture the guest again")
         self.close()
         files = [_file(index) for index in range(len(self._present))]
         return complete(self.folder, self._head, files, self._present)
 
     def close(self) -> None:
-        """Close what is open; fine if it is closed."""
+        """Close the files; may be repeated."""
         files, self._files = [*self._files, self._tail], []
         self._tail = -1
         for file in files:
@@ -101,9 +104,10 @@ def _file(block: int) -> str:
 def complete(
     folder: Path, head: Head, files: Sequence[str], present: Sequence[NDArray[np.bool_]]
 ) -> "FrozenImage":
-    """Make an image of a folder that has the head, the tail and a file for each block.
+    """Complete an image whose folder has the head, the tail and a file for each block.
 
-    Raises StreamDamaged if the tail is not whole.
+    `present`: for each block, the pages that have data. Raises StreamDamaged if the tail is
+    damaged.
     """
     devices.check_tail((folder / TAIL).read_bytes(), described=head.footers)
     for name, flags in zip(files, present, strict=True):
@@ -119,7 +123,7 @@ def complete(
 
 
 def write_all(file: int, data: memoryview, offset: int | None) -> None:
-    """Write all of it, at an offset or at the end. A full disk is an OSError."""
+    """Write all data, at an offset or at the current position. Raises OSError."""
     while len(data):
         done = os.write(file, data) if offset is None else os.pwrite(file, data, offset)
         data = data[done:]
@@ -127,8 +131,8 @@ def write_all(file: int, data: memoryview, offset: int | None) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove an image, whole or not; fine if it is not there."""
-    # Without its index it is no image any more, whenever we die.
+    """Remove an image, complete or not, if it exists."""
+    # The index goes first, so that an interrupted removal leaves no valid image.
     with suppress(FileNotFoundError):
         (folder / INDEX).unlink()
     shutil.rmtree(folder, ignore_errors=True)
@@ -136,7 +140,7 @@ def remove(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FrozenImage:
-    """A complete image, to be read."""
+    """A complete image, for reading."""
 
     folder: Path
     head: Head
@@ -144,7 +148,7 @@ class FrozenImage:
 
     @classmethod
     def open(cls, folder: Path) -> "FrozenImage":
-        """Raises CaptureFailed if it is not complete."""
+        """Open the image in a folder. Raises CaptureFailed if it is incomplete or inconsistent."""
         try:
             index = json.loads((folder / INDEX).read_text())
             head, _ = parse_head((folder / HEAD).read_bytes() + b"\0")
@@ -153,12 +157,12 @@ class FrozenImage:
             sizes = [(folder / name).stat().st_size for name in files]
         except (OSError, ValueError, TypeError, LookupError) as exc:
             raise CaptureFailed(
-                f"{folder} is no complete image: {exc}", hint="capture the guest again"
+                f"{folder} is not a complete image: {exc}", hint="capture the guest again"
             ) from exc
         known = [(block.name, block.size) for block in head.blocks]
         if told != known or sizes != [size for _, size in known]:
             raise CaptureFailed(
-                f"{folder}: its memory is not as its head says", hint="capture the guest again"
+                f"{folder}: its memory files do not match its head", hint="capture the guest again"
             )
         return cls(folder, head, files)
 
@@ -177,11 +181,14 @@ class FrozenImage:
         return self.folder / self.files[block]
 
     def present(self, block: int) -> NDArray[np.bool_]:
-        """For each page whether it has data; the others are zeros."""
+        """Return for each page of a block whether it has data; the others are zeros.
+
+        Raises CaptureFailed if the image is damaged.
+        """
         count = self.blocks[block].size // PAGE
         bits = np.fromfile(self.folder / f"{self.files[block]}.present", dtype=np.uint8)
         if len(bits) != (count + 7) // 8:
-            raise CaptureFailed(f"{self.folder}: {len(bits)} bytes tell of {count} pages")
+            raise CaptureFailed(f"{self.folder}: a page map of {len(bits)} bytes for {count} pages")
         return np.unpackbits(bits, count=count).view(np.bool_)
 
     def remove(self) -> None:

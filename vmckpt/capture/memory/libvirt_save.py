@@ -1,7 +1,7 @@
-"""libvirt's own memory snapshot, for a guest that no other way captures.
+"""libvirt's own memory snapshot, for a guest that no other method can capture.
 
-libvirt migrates the guest's memory into a file while it runs, and stops it for the last pass. The
-file is taken apart into a frozen image and removed: for a moment there is room needed for both.
+libvirt migrates the memory of the running guest to a file, and pauses the guest for the last pass.
+The file is converted to a frozen image and removed; for a moment both take up space.
 """
 
 import threading
@@ -28,7 +28,7 @@ _TURN = 0.05
 
 
 class Saver(Commands, Protocol):
-    """What more is used of `hypervisor.qmp.QmpMonitor`."""
+    """The part of `hypervisor.qmp.QmpMonitor` that is used here."""
 
     def xml(self) -> str: ...
     def save_memory_live(self, xml: str) -> None: ...
@@ -44,14 +44,14 @@ def capture(
 ) -> Captured:
     """Capture a running guest's memory and device state into a new folder.
 
-    With a barrier the guest stands still all the time. Raises CannotCapture, CaptureFailed,
-    HypervisorError or Cancelled; the guest is then as it was, and the folder gone.
+    With a barrier, the guest is paused all the time. Raises CannotCapture, CaptureFailed,
+    HypervisorError or Cancelled; the guest is then in its previous state, and the folder is gone.
     """
     began = time.monotonic()
     if monitor.run_state() != "running":
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} stands still, and after libvirt's snapshot QEMU"
-            " would let nobody save or migrate it",
+            f"{monitor.name} on {monitor.host} is paused, and after libvirt's snapshot QEMU would"
+            " refuse to save or migrate it",
             hint="use the background snapshot",
         )
     undo = migration_settings.settings_facts(monitor, want=None, runs=True, folder=folder)
@@ -80,28 +80,31 @@ def capture(
 
 
 def _save(monitor: Saver, path: Path, hooks: Hooks, stop: threading.Event) -> Seconds:
-    """Let libvirt write its file; how long it held the guest still for that."""
+    """Have libvirt write its file. Returns how long libvirt paused the guest."""
     activation = Activation.of(monitor)
     if hooks.barrier is not None:
         monitor.tell("stop", {})
     _call(monitor, path, hooks, stop)
     status = monitor.ask("query-migrate")
     if hooks.barrier is not None:
-        # Not before: with an open backup libvirt has no memory snapshot.
+        # libvirt refuses a memory snapshot during a backup, so the barrier comes last.
         activation.carry_out(monitor)
         hooks.barrier()
     return Seconds(float(status.get("downtime", 0)) / 1000)
 
 
 def _call(monitor: Saver, path: Path, hooks: Hooks, stop: threading.Event) -> None:
-    """The call lasts as long as the snapshot, so it has a thread."""
+    """Call libvirt in a thread, since the call lasts as long as the snapshot.
+
+    Raises HypervisorError, and Cancelled on a stop.
+    """
     wanted = request(path, disks(monitor.xml()))
     errors: list[Exception] = []
 
     def run() -> None:
         try:
             monitor.save_memory_live(wanted)
-        except Exception as exc:  # noqa: BLE001 - handed to whoever waits
+        except Exception as exc:  # noqa: BLE001 - raised in the waiting thread
             errors.append(exc)
 
     thread = threading.Thread(target=run, name="libvirt's snapshot", daemon=True)
@@ -116,13 +119,13 @@ def _call(monitor: Saver, path: Path, hooks: Hooks, stop: threading.Event) -> No
         total = int(ram.get("total", 0))
         hooks.progress(total - int(ram.get("remaining", 0)), total)
     if stop.is_set() and errors:
-        raise Cancelled(f"capture of {monitor.name} stopped") from errors[0]
+        raise Cancelled(f"the capture of {monitor.name} was cancelled") from errors[0]
     if errors:
         raise errors[0]
 
 
 def request(path: Path, targets: list[str]) -> str:
-    """The snapshot as libvirt wants it described: memory to a file, no disk."""
+    """Return libvirt's XML for a snapshot of memory to a file, without disks."""
     kept = "".join(f"<disk name={quoteattr(name)} snapshot='no'/>" for name in targets)
     return (
         f"<domainsnapshot><memory snapshot='external' file={quoteattr(str(path))}/>"
@@ -131,13 +134,13 @@ def request(path: Path, targets: list[str]) -> str:
 
 
 def disks(xml: str) -> list[str]:
-    """The target names of a guest's disks."""
+    """Return the target names of a guest's disks."""
     targets = ElementTree.fromstring(xml).findall("./devices/disk/target")
     return [target.get("dev", "") for target in targets]
 
 
 def take_apart(saved: Path, folder: Path, hooks: Hooks) -> FrozenImage:
-    """Make a frozen image of a libvirt save image, which is removed. Raises StreamDamaged."""
+    """Convert a libvirt save image to a frozen image, and remove it. Raises StreamDamaged."""
     writer = ImageWriter(folder, made=True)
     try:
         parser = StreamParser(writer)

@@ -1,10 +1,10 @@
-"""The files of a guest's shared memory, and of the last copies of it.
+"""The files of a guest's shared memory, and the folders of last copies of it.
 
-Memory files are named by QEMU, found in its process, and checked: only files on tmpfs are taken.
-Where memory is anything else, the refusal says what and why.
+QEMU names its memory files, which are then found in its process and checked: only files on tmpfs
+can be used. For other kinds of memory, the error says what they are.
 
-Last copies lie in one directory for each QEMU process, on tmpfs and for root alone. It is removed
-when QEMU ends: a shell waits for the process. The next capture removes what a killed shell left.
+Last copies are in a folder for each QEMU process, on tmpfs and only readable by root. A shell waits
+for the end of QEMU and removes the folder; if the shell is killed, the next capture removes it.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.units import Bytes
 from vmckpt.util import host_directories
 
-_PREPARE = "run vmckpt prepare, or use another way of capture"
+_PREPARE = "run vmckpt prepare, or use another capture method"
 _REASONS = {
     "memory-backend-ram": "is private to QEMU",
     "memory-backend-memfd": "is a memfd, which QEMU versions treat differently in a capture",
@@ -37,16 +37,18 @@ class MemoryFile:
     """One file with memory of the guest."""
 
     names: tuple[str, ...]
-    """What QEMU may call the block."""
+    """Names that QEMU may use for the block."""
     size: int
     path: Path
-    """Under which it can be opened from outside QEMU's mount namespace."""
+    """Path that is valid outside QEMU's mount namespace."""
     qemu: HeldProcess | None = None
-    """Through which that path leads; None: the file is our own."""
+    """The process to which the path refers; None: the file is our own."""
 
     def open(self, flags: int) -> int:
-        """Open it as `os.open` does. Raises OSError, also if QEMU has ended: its ID may be another
-        process's by now."""
+        """Open the file as `os.open` does.
+
+        Raises OSError, also if QEMU has ended, since another process may have its ID by then.
+        """
         opened = os.open(self.path, flags | os.O_CLOEXEC)
         if self.qemu is not None and not self.qemu.lives():
             os.close(opened)
@@ -55,9 +57,9 @@ class MemoryFile:
 
 
 def files(monitor: Commands, process: HeldProcess) -> tuple[MemoryFile, ...]:
-    """All of a guest's memory as files, to be opened while `process` is held.
+    """Return the files of a guest's memory, to be opened while `process` is held.
 
-    Raises CannotCapture with the reason, HypervisorError.
+    Raises CannotCapture if some memory is not in a usable file, HypervisorError.
     """
     backends: list[dict[str, Any]] = monitor.ask("query-memdev")
     if not backends:
@@ -87,7 +89,7 @@ def _file(monitor: Commands, process: HeldProcess, backend: dict[str, Any]) -> M
     kind = file_system(Path(f"/proc/{process.pid}/mountinfo").read_text(), opened.stat().st_dev)
     if kind != "tmpfs":
         raise _cannot(
-            monitor, f"its memory {name!r}", f"is a file on {kind}, and must be on tmpfs",
+            monitor, f"its memory {name!r}", f"is a file on {kind}, but must be on tmpfs",
             hint="set memory_backing_dir in qemu.conf to a folder on tmpfs and restart the guest",
         )  # fmt: skip
     return MemoryFile((name, f"/objects/{name}"), size, opened, process)
@@ -98,11 +100,14 @@ def _cannot(monitor: Commands, what: str, why: str, *, hint: str = _PREPARE) -> 
 
 
 def _mapped(process: int, size: int, path: str) -> Path | None:
-    """The mapping of that size whose file is or was at, or in, that path; as a file to open."""
+    """Find the process's mapping of that size whose file is, or was, at or below `path`.
+
+    Returns its path in /proc; None if there is no such mapping.
+    """
     best = None
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
-        # QEMU can write to what it maps as writable, so our writing there gives it nothing new.
+        # Only mappings that QEMU can write to: our writes there give QEMU no new access.
         if len(words) < 6 or not words[1].startswith("rw") or "s" not in words[1]:
             continue
         start, end = (int(word, 16) for word in words[0].split("-"))
@@ -112,7 +117,7 @@ def _mapped(process: int, size: int, path: str) -> Path | None:
 
 
 def file_system(mountinfo: str, device: int) -> str:
-    """The kind of the file system with that device number, from /proc/PID/mountinfo."""
+    """Return the type of the file system with a device number, from /proc/PID/mountinfo."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in mountinfo.splitlines():
         words = line.split()
@@ -122,30 +127,30 @@ def file_system(mountinfo: str, device: int) -> str:
 
 
 def start_time(process: int) -> str:
-    """When a process began, in the kernel's own count: tells it from a later one of that number."""
+    """Return a process's start time in clock ticks, which tells it from a later one with its ID."""
     text = Path(f"/proc/{process}/stat").read_text()
     return text.rpartition(")")[2].split()[19]
 
 
 _NAME = re.compile(r"[0-9a-f-]{36}-(\d+)-(\d+)")
 _LOCK, _MARK = ".lock", ".watched"
-# tail looks once a second whether the process is there; what still stores the copy has the lock.
+# tail checks every second that the process exists; an agent that stores the copy holds the lock.
 _WAIT = 'tail --pid="$0" -f /dev/null; exec flock "$1.lock" rm -rf "$1" "$1.watched" "$1.lock"'
 _MEMORY = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 
 def root() -> Path:
-    """The folder of all copies. Raises RemoteError if others can have written there."""
+    """Return the folder of all copies. Raises RemoteError if other users could write there."""
     return host_directories.memory_dir("snapshots")
 
 
 def place(guest: str, process: int) -> Path:
-    """The folder for a guest (a UUID) that is that process; `.lock` beside it is its lock."""
+    """Return the folder of a guest's last copy, for its QEMU process; its lock ends in `.lock`."""
     return root() / f"{guest}-{process}-{start_time(process)}"
 
 
 def room() -> Bytes:
-    """How much a copy may take: of the tmpfs, and of memory that is free or easily freed."""
+    """Return the space for a new copy: free space of the tmpfs, at most the available memory."""
     stat = os.statvfs(host_directories.SHM)
     found = _MEMORY.search(Path("/proc/meminfo").read_text())
     free = int(found[1]) << 10 if found else 0
@@ -153,12 +158,12 @@ def room() -> Bytes:
 
 
 def watch(folder: Path, process: int) -> None:
-    """See that a folder goes when a process has ended, also long after us. Raises OSError."""
+    """Start a process that removes a folder once a QEMU process has ended. Raises OSError."""
     mark = folder.with_suffix(_MARK)
     with suppress(OSError, ValueError):
         if b"--pid=" in Path(f"/proc/{int(mark.read_text())}/cmdline").read_bytes():
             return
-    # It outlives us: the shell that starts it is the one we wait for.
+    # It outlives this process, which only waits for the shell that starts it.
     waiting = ["setsid", "sh", "-c", _WAIT, str(process), str(folder)]
     script = '"$0" "$@" </dev/null >/dev/null 2>&1 & echo $!'
     told = subprocess.run(["sh", "-c", script, *waiting], cwd="/", capture_output=True, check=False)
@@ -166,14 +171,14 @@ def watch(folder: Path, process: int) -> None:
 
 
 def drop(guest: str) -> None:
-    """Remove every copy of a guest."""
+    """Remove all copies of a guest's memory."""
     for folder in root().glob(f"{guest}-*-*"):
         if folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep() -> None:
-    """Remove the copies whose QEMU has ended, but for one that somebody still stores."""
+    """Remove the copies whose QEMU has ended, except one that an agent is still storing."""
     with suppress(OSError):
         for folder in root().iterdir():
             found = _NAME.fullmatch(folder.name)

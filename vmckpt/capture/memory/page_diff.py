@@ -1,7 +1,7 @@
-"""Which pages of a guest's shared memory differ from the last copy; found at memory's own speed.
+"""Find the pages of a guest's shared memory that differ from the last copy, at memory speed.
 
-A stretch is first compared as a whole by the C library, which is as fast as memory; only one that
-differs is looked at page by page. A hole in a file is never read, for that would fill it.
+A stretch of pages is first compared by the C library, which is as fast as memory. Only a stretch
+that differs is compared page by page. Holes in a file are never read, since that would fill them.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 Numbers = NDArray[np.intp]
 
 _WORDS = PAGE // 8
-# Pages compared with one call: 256 KiB.
+# Pages compared by one call: 256 KiB.
 _STRETCH = 64
 # Pages that a thread takes at a time: 8 MiB.
 _TASK = 2048
@@ -32,7 +32,7 @@ _memcmp.restype = ctypes.c_int
 
 
 class Mapping:
-    """A file of memory, mapped. Use as `with Mapping(file, size)`; the file may be closed."""
+    """A mapped memory file. Use as `with Mapping(file, size)`; `file` may be closed afterwards."""
 
     def __init__(self, file: int, size: int, *, write: bool = False) -> None:
         self.size = size
@@ -43,22 +43,22 @@ class Mapping:
         self.address = int(words.ctypes.data)
         self.pages: NDArray[np.uint64] = words.reshape(-1, _WORDS)
         self.written = self.held() if write else np.zeros(0, dtype=np.bool_)
-        """Of a file that only we write: the pages that may be no holes."""
+        """If `write`, the pages that may not be holes; only this process writes such a file."""
 
     def populate(self, held: Flags) -> None:
-        """Map the pages that are there, so that a comparison meets no page fault."""
+        """Map the pages in `held`, so that a comparison causes no page faults."""
         for first, last in runs(held):
             with suppress(OSError):  # kernels before 5.14
                 self._map.madvise(_MADV_POPULATE_READ, first * PAGE, (last - first) * PAGE)
 
     def held(self) -> Flags:
-        """For each page whether the file has it; the others are holes, which are zeros."""
+        """Return for each page whether the file has it; the others are holes, that is zeros."""
         flags = np.zeros(self.size // PAGE, dtype=np.bool_)
         at = 0
         while at < self.size:
             try:
                 first = os.lseek(self.file, at, os.SEEK_DATA)
-            except OSError:  # nothing but a hole up to the end
+            except OSError:  # the rest of the file is a hole
                 break
             at = os.lseek(self.file, first, os.SEEK_HOLE)
             flags[first // PAGE : -(-at // PAGE)] = True
@@ -72,13 +72,13 @@ class Mapping:
 
     def close(self) -> None:
         del self.pages
-        with suppress(BufferError):  # somebody still has an array of it
+        with suppress(BufferError):  # an array of its pages is still in use
             self._map.close()
         os.close(self.file)
 
 
 def runs(flags: Flags) -> list[tuple[int, int]]:
-    """First and past-last number of each run of True."""
+    """Return start and end (exclusive) of each run of True."""
     edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -86,10 +86,11 @@ def runs(flags: Flags) -> list[tuple[int, int]]:
 def bring_up(
     live: Mapping, last: Mapping, pool: ThreadPoolExecutor, *, expected: Flags | None = None
 ) -> Flags:
-    """Make `last` equal to `live`; for each page whether it had changed.
+    """Make `last` equal to `live`. Returns for each page whether it had changed.
 
-    Exact for pages that nobody writes meanwhile. What became a hole becomes zeros. `expected`: the
-    pages that were there a moment ago, so that nobody waits until that is found out again.
+    The result is exact for pages that are not written meanwhile. New holes become zeros.
+    `expected`: the pages that `live` held a moment ago, so that their comparison starts at once.
+    Raises ValueError if the sizes differ.
     """
     if live.size != last.size:
         raise ValueError(f"{live.size} bytes cannot be compared with {last.size}")
@@ -116,14 +117,14 @@ def _submit(
 
 
 def tasks(pages: Flags) -> Iterator[tuple[int, int]]:
-    """The pages that are there as pieces, each the work of one thread: first and past-last."""
+    """Split the pages that are True into tasks for threads. Yields start and end (exclusive)."""
     for first, last in runs(pages):
         for start in range(first, last, _TASK):
             yield start, min(start + _TASK, last)
 
 
 def _bring_up(live: Mapping, last: Mapping, first: int, end: int) -> Numbers:
-    """The same for pages that are all there; their numbers."""
+    """Like `bring_up`, for a range of pages without holes. Returns the numbers of changed pages."""
     found = []
     for numbers in differing(live, last, first, end):
         last.pages[numbers] = live.pages[numbers]
@@ -132,7 +133,7 @@ def _bring_up(live: Mapping, last: Mapping, first: int, end: int) -> Numbers:
 
 
 def differing(live: Mapping, last: Mapping, first: int, end: int) -> Iterator[Numbers]:
-    """Numbers of the pages that differ, a stretch at a time; all of them must be there."""
+    """Yield the numbers of differing pages, stretch by stretch, in a range without holes."""
     for start in range(first, end, _STRETCH):
         stop = min(start + _STRETCH, end)
         offset, length = start * PAGE, (stop - start) * PAGE

@@ -1,4 +1,4 @@
-"""Takes a stream from QEMU through a pipe, as fast as it comes, in a thread of its own."""
+"""Read a stream from QEMU through a pipe, as fast as it comes, in a separate thread."""
 
 import fcntl
 import os
@@ -9,13 +9,13 @@ from typing import Protocol
 
 from vmckpt.capture.migration_settings import PIPE, Commands
 
-# The most that anybody may ask for; QEMU's writes wait less often with a long pipe.
+# The largest size allowed without privileges; with a large pipe, QEMU's writes wait less often.
 _PIPE_SIZE = 1 << 20
 _LOOK_UP_MS = 100
 
 
 class Taker(Protocol):
-    """Takes the stream as it comes: `StreamParser`, or a `Tape`."""
+    """Takes the stream as it arrives: a `StreamParser` or a `Tape`."""
 
     @property
     def flowing(self) -> bool: ...
@@ -23,7 +23,7 @@ class Taker(Protocol):
 
 
 class Tape:
-    """Keeps a short stream, to be parsed when there is time."""
+    """Keeps a short stream in memory, to be parsed later."""
 
     flowing = False
 
@@ -35,24 +35,24 @@ class Tape:
 
 
 class Drain:
-    """The reading end. Use as `with Drain(taker) as drain`; leave it when QEMU is through with it.
+    """The reading end of the pipe. Use as `with Drain(taker) as drain`; leave it after the stream.
 
-    A pipe is bound to no path: nothing is left of it however we end, and QEMU needs no leave to
-    open anything.
+    A pipe has no path, so nothing remains of it if this process dies, and QEMU needs no permission
+    to open a file.
     """
 
     def __init__(self, taker: Taker) -> None:
         self._taker = taker
         self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
         self.reading, self._writing = os.pipe2(os.O_CLOEXEC)
-        with suppress(OSError):  # somebody has many pipes; a short one will do
+        with suppress(OSError):  # the user's limit for pipes is reached; a small pipe works, too
             fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         self.error: Exception | None = None
-        """What went wrong with what came; the rest is taken and forgotten."""
+        """The error of the taker; the rest of the stream is discarded."""
         self._discarding = False
         self._left = threading.Event()
         self.flowing = threading.Event()
-        """Set once the first page has come: QEMU has the device state by then."""
+        """Set once the first page has arrived; QEMU has saved the device state by then."""
 
     def __enter__(self) -> "Drain":
         return self
@@ -66,7 +66,7 @@ class Drain:
             self._thread.join()
 
     def hand_over(self, monitor: Commands) -> None:
-        """Give the writing end to QEMU and begin to read. Raises HypervisorError."""
+        """Pass the writing end to QEMU and start reading. Raises HypervisorError."""
         monitor.tell("getfd", {"fdname": PIPE}, files=(self._writing,))
         self._close_writing()
         self._thread.start()
@@ -77,14 +77,17 @@ class Drain:
             self._writing = -1
 
     def ended(self, limit: float) -> bool:
-        """Wait for QEMU to close its end, at most so long. Raises `error`."""
+        """Wait at most `limit` seconds for the end of the stream. Returns whether it has ended.
+
+        Raises `error`.
+        """
         self._thread.join(limit)
         if self.error is not None:
             raise self.error
         return not self._thread.is_alive()
 
     def discard(self) -> None:
-        """Take what still comes, and forget it."""
+        """Read the rest of the stream, and discard it."""
         self._discarding = True
 
     def _run(self) -> None:
@@ -108,10 +111,10 @@ class Drain:
                 self._take(view[:length])
 
     def _take(self, data: memoryview) -> None:
-        """Whatever goes wrong here, QEMU must get rid of its stream."""
+        """Pass data to the taker. After an error the rest is discarded, so that QEMU can finish."""
         try:
             self._taker.feed(data)
-        except Exception as exc:  # noqa: BLE001 - handed to whoever waits
+        except Exception as exc:  # noqa: BLE001 - raised in the waiting thread
             self.error = exc
             self._discarding = True
         if self._taker.flowing and not self.flowing.is_set():

@@ -1,12 +1,12 @@
-"""Capture a guest whose memory is in files: stop, device state, changed pages, resume.
+"""Capture a guest whose memory is in files: pause, save device state, find changed pages, resume.
 
-QEMU leaves shared memory out of its stream; meanwhile the changed pages are found by comparing with
-the last copy. The capability for that is on only while the guest is paused: left on, it would make
-the next `virsh save` lose the memory.
+QEMU leaves shared memory out of its stream. Meanwhile, changed pages are found by comparison with
+the last copy. The capability for that is on only while the guest is paused; if it stayed on, the
+next `virsh save` would lose the memory.
 
-The last copy consists of files beside the guest's memory. It is also the frozen image of one epoch;
-while it is being updated it holds none. What finds it so can still use it, but cannot tell what has
-changed since.
+The last copy consists of files on tmpfs. It is also the frozen image of one epoch, except while it
+is being updated. A copy whose update was interrupted can still be used, but it is unknown which
+pages have changed since the last complete epoch.
 """
 
 import json
@@ -40,20 +40,20 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
 _STATE = "last.json"
-# A guest's memory apart from that of its files: firmware, graphics cards.
+# Maximum size of a guest's memory that is not in files: firmware, graphics cards.
 _MOST_PRIVATE = 256 << 20
 
 
 class MemoryReplica:
-    """Open it with `with MemoryReplica(...)`; one process at a time."""
+    """The last copy of a guest's memory. Use as `with MemoryReplica(...)`, in one process only."""
 
     def __init__(self, folder: Path, files: Sequence[MemoryFile], identity: str) -> None:
-        """`identity` is that of the QEMU process; the copy of another one is removed."""
+        """`identity`: identifies the QEMU process; a copy of another process is removed."""
         self.folder = folder
         self._identity = identity
         self._files = files
         self.epoch = self._epoch()
-        """That it holds; None: none, or a part of one."""
+        """The epoch that the copy holds; None: it holds none, or is incomplete."""
         if self.epoch is None and not self._ours():
             image.remove(folder)
             folder.mkdir(mode=0o700, parents=True)
@@ -84,14 +84,17 @@ class MemoryReplica:
         self.mappings = []
 
     def tear(self) -> None:
-        """It is about to change: from now on it holds no epoch."""
+        """Mark the copy as incomplete, before it is changed."""
         self.epoch = None
         self._write(None)
 
     def complete(
         self, epoch: int, stream: "DeviceStateSink"
     ) -> tuple[FrozenImage, dict[str, Flags]]:
-        """It holds this epoch now; the image, and what changed in memory that is in no file."""
+        """Mark the copy as complete with `epoch`.
+
+        Returns its image, and for each block that is not in a file the pages that changed.
+        """
         head = stream.taken()
         (self.folder / image.HEAD).write_bytes(head.written(without_shared=head.without_shared))
         (self.folder / image.TAIL).write_bytes(stream.tail_bytes)
@@ -144,7 +147,7 @@ def _name(index: int) -> str:
 
 
 def _replace(path: Path, data: Pages) -> Flags:
-    """Write a block as a file; which of its pages differ from those that were there."""
+    """Write a block to a file. Returns for each page whether it differs from the old file."""
     flat = data.reshape(-1)
     try:
         old = np.fromfile(path, dtype=np.uint8)
@@ -160,18 +163,18 @@ def _replace(path: Path, data: Pages) -> Flags:
 
 
 class DeviceStateSink:
-    """A sink (`stream.Sink`) for a stream without shared memory: the little that is left."""
+    """A `stream.Sink` for a stream without shared memory: device state and private memory."""
 
     def __init__(self, files: Sequence[MemoryFile]) -> None:
         self._files = files
         self._head: Head | None = None
         self.shared: dict[int, int] = {}
-        """The number of the file for each block that is one."""
+        """Number of the memory file, by number of the block."""
         self.private: dict[int, Pages] = {}
         self.tail_bytes = bytearray()
 
     def begin(self, head: Head) -> None:
-        """Raises CaptureFailed if the blocks are not those of the files."""
+        """Match the stream's blocks with the memory files. Raises CaptureFailed on a mismatch."""
         self._head = head
         by_name: Table[str, int] = {
             name: index for index, file in enumerate(self._files) for name in file.names
@@ -184,14 +187,16 @@ class DeviceStateSink:
                 self.shared[index] = number
         if len(self.shared) != len(self._files) or not head.without_shared:
             raise CaptureFailed(
-                "the stream's list of memory is not that of the guest's files",
-                hint="use another way of capture",
+                "the memory blocks of QEMU's stream do not match the guest's memory files",
+                hint="use another capture method",
             )
         if sum(len(data) for data in self.private.values()) * PAGE > _MOST_PRIVATE:
-            raise CaptureFailed("too much of its memory is in no file", hint="use another way")
+            raise CaptureFailed(
+                "too much of the guest's memory is not in files", hint="use another capture method"
+            )
 
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
-        """Raises CaptureFailed if QEMU sends what it should have left out."""
+        """Take pages of private memory. Raises CaptureFailed if QEMU sends shared memory."""
         self._private(block)[addresses // PAGE] = data
 
     def zeros(self, block: int, addresses: Addresses) -> None:
@@ -202,48 +207,51 @@ class DeviceStateSink:
 
     def taken(self) -> Head:
         if self._head is None:
-            raise CaptureFailed("a stream without a head", hint="capture the guest again")
+            raise CaptureFailed("QEMU's stream has no head", hint="capture the guest again")
         return self._head
 
     def _private(self, block: int) -> Pages:
         if block not in self.private:
             raise CaptureFailed(
-                "QEMU sent memory that it shares with us", hint="use another way of capture"
+                "QEMU sent shared memory, which its stream should not have",
+                hint="use another capture method",
             )
         return self.private[block]
 
 
-# For device state: milliseconds, unless the host hardly runs.
+# For device state, which takes milliseconds unless the host is overloaded.
 _PATIENCE = Seconds(10.0)
 _LOOK = Seconds(0.02)
-"""So often a stream that has ended is asked whether it has failed."""
+"""Interval of queries whether the migration of a stream that has ended failed."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Marks = list[tuple[str, float]]
-"""Names of steps and when each had ended."""
+"""Names of steps, with the time at which each ended."""
 Mark = Callable[[str], None]
 
 
 class Comparison(Protocol[T_co]):
-    """What finds the changed pages, under way."""
+    """A running search for changed pages."""
 
     def result(self) -> T_co:
-        """Wait for it."""
+        """Wait for the result."""
 
 
 class Resumed(CaptureFailed):
-    """Another program let the guest run in the middle of the pause: what was captured is not of one
-    moment. It can be taken again."""
+    """Another program resumed the guest during the pause, so the capture is inconsistent.
+
+    The capture can be repeated.
+    """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, hint="do not resume it meanwhile: virsh resume lets it run")
+        super().__init__(message, hint="do not run virsh resume while it is being captured")
         self.found: object = None
-        """What the comparison found, which holds these for changes that it has seen."""
+        """Result of the comparison, which counts these changes as seen."""
 
 
 class PausedCapture:
-    """One epoch's pause. The pipe must have been handed over, and the facts noted."""
+    """The pause of one epoch. QEMU must have the pipe, and the undo record must be stored."""
 
     def __init__(self, monitor: Commands, undo: Undo, drain: Drain) -> None:
         self._monitor = monitor
@@ -258,15 +266,17 @@ class PausedCapture:
         *,
         goes_on: bool = True,
     ) -> T:
-        """From stop to cont. `compare` begins to look for changes once nobody writes memory any
-        more; `barrier` is called once the device state is out. Unless `goes_on` it stands still
-        after it. Raises HypervisorError, CaptureFailed: then it may stand still, too; and Resumed.
+        """Pause the guest, capture it, and resume it unless `goes_on` is False.
+
+        `compare` starts the search for changed pages once memory is no longer written; `barrier` is
+        called once the device state is saved. Returns the result of the search. Raises Resumed,
+        HypervisorError or CaptureFailed; the guest may still be paused after the latter two.
         """
         monitor = self._monitor
         self.mark("begin")
         monitor.tell("stop", {})
         self.mark("stop")
-        # QEMU writes no memory any more: the devices were drained, and their state is only read.
+        # QEMU no longer writes memory: its devices are drained, and their state is only read.
         comparing = compare()
         try:
             off = {name: not on for name, on in self._undo.capabilities.items()}
@@ -288,11 +298,14 @@ class PausedCapture:
         return found
 
     def mark(self, step: str) -> None:
-        """Note that a step has ended."""
+        """Record the end of a step."""
         self.marks.append((step, time.monotonic()))
 
     def _wait(self) -> None:
-        """Until QEMU has wholly ended its migration: a `cont` before that may crash it."""
+        """Wait until QEMU has completely ended its migration; an earlier `cont` may crash it.
+
+        Raises CaptureFailed, Resumed.
+        """
         if not self._drain.ended(_PATIENCE):
             raise self._failed("the stream does not end")
         began = looked = time.monotonic()
@@ -303,16 +316,16 @@ class PausedCapture:
             if state not in ("paused", "finish-migrate") or now - began > _PATIENCE:
                 raise self._failed(f"it is {state}")
             if now - looked < _LOOK:
-                continue  # each question takes a tenth of the time that is left
+                continue  # each query would prolong the pause
             looked = now
             self._migration_status()
-        # A migration of a guest that stood still ends in that run state even if it failed: what
-        # came then is a part of the device state, from which no standby could go on.
+        # The migration of a paused guest ends in that run state even if it failed. The device state
+        # is then incomplete, and no standby could continue from it.
         if self._migration_status() != "completed":
-            raise self._failed("QEMU does not say that its device state is complete")
+            raise self._failed("QEMU does not report that its device state is complete")
 
     def _migration_status(self) -> str:
-        """The status by `query-migrate`. Raises CaptureFailed if the migration has failed."""
+        """Query the migration's status. Raises CaptureFailed if the migration has failed."""
         told = self._monitor.ask("query-migrate")
         status = str(told.get("status"))
         if status in ("failed", "cancelled"):
@@ -320,26 +333,28 @@ class PausedCapture:
         return status
 
     def _must_stand(self) -> None:
-        """It has stood still all the time: any other run state than that of a migration that has
-        ended says that somebody let it run. Raises Resumed."""
+        """Check that the guest was paused all the time. Raises Resumed.
+
+        A guest that was resumed has another run state than that of an ended migration.
+        """
         if self._monitor.run_state() != "postmigrate":
             raise self._resumed()
 
     def _resumed(self) -> Resumed:
         return Resumed(
-            f"{self._monitor.name} on {self._monitor.host} was resumed while it was captured"
+            f"{self._monitor.name} on {self._monitor.host} was resumed during its capture"
         )
 
     def _failed(self, why: str) -> CaptureFailed:
         return migration_settings.capture_failed(self._monitor, why)
 
 
-# One processor is for QEMU and libvirt, which are at work on the same pause.
+# One processor is left for QEMU and libvirt, which work during the same pause.
 _THREADS = max(1, min(4, (os.cpu_count() or 1) - 1))
 
 
 def _barrier(monitor: Commands, hooks: Hooks) -> Callable[[Mark], None]:
-    """What is done for disks while the guest stands still."""
+    """Return the function that captures disks while the guest is paused."""
     activation = Activation.of(monitor)
 
     def at_barrier(mark: Mark) -> None:
@@ -354,26 +369,29 @@ def _barrier(monitor: Commands, hooks: Hooks) -> Callable[[Mark], None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCaptured:
-    """One epoch. The image is good until the next capture."""
+    """A captured epoch, whose image is valid until the next capture."""
 
     image: FrozenImage
     epoch: int
     changed: dict[str, Flags] | None
-    """For each block, which pages changed since the last epoch; None: all of them may have."""
+    """For each block, the pages that changed since the last epoch; None: any page may have."""
     pause: Seconds
     phases: dict[str, Seconds]
-    """What the pause was made of, one step after the other."""
+    """Duration of each step of the pause, in order."""
 
 
 class SharedMemory:
-    """A guest's memory and its last copy, ready for one capture after the other.
+    """A guest's memory and its last copy, for repeated captures.
 
-    Use as `with SharedMemory(monitor, folder) as memory`. `folder` keeps the last copy, also from
-    one run to the next, and should be on tmpfs.
+    Use as `with SharedMemory(monitor, folder) as memory`. `folder` keeps the last copy, also
+    between processes, and should be on tmpfs.
     """
 
     def __init__(self, monitor: Commands, folder: Path) -> None:
-        """Raises CannotCapture if the guest's memory cannot be shared with us."""
+        """Map the guest's memory, and open or create its last copy.
+
+        Raises CannotCapture if the memory cannot be mapped, HypervisorError, OSError.
+        """
         self._monitor = monitor
         self._live: list[Mapping] = []
         self._held: list[Flags] = []
@@ -410,7 +428,7 @@ class SharedMemory:
         self.close()
 
     def close(self) -> None:
-        """Let the files go; the last copy stays."""
+        """Close the files; the last copy stays."""
         self._pool.shutdown()
         for mapping in self._live:
             mapping.close()
@@ -418,21 +436,22 @@ class SharedMemory:
 
     @property
     def epoch(self) -> int | None:
-        """Which epoch the last copy holds."""
+        """The epoch that the last copy holds; None: none."""
         return self._last.epoch
 
     def capture(
         self, epoch: int, hooks: Hooks, *, stop: threading.Event | None = None
     ) -> SharedCaptured:
-        """Capture a running guest, which runs on afterwards.
+        """Capture a running guest, which keeps running afterwards, as `epoch`.
 
-        Raises CannotCapture, CaptureFailed, HypervisorError or Cancelled; it runs on then, too.
+        Raises CannotCapture, CaptureFailed, HypervisorError or Cancelled; the guest keeps running
+        then, too.
         """
         monitor = self._monitor
         if monitor.run_state() != "running":
             raise CannotCapture(
-                f"{monitor.name} on {monitor.host} stands still, and after such a capture QEMU"
-                " would let nobody save or migrate it",
+                f"{monitor.name} on {monitor.host} is paused, and after such a capture QEMU would"
+                " refuse to save or migrate it",
                 hint="use the background snapshot",
             )
         undo = migration_settings.settings_facts(
@@ -446,7 +465,7 @@ class SharedMemory:
             try:
                 changed = self._warm()
                 if stop is not None and stop.is_set():
-                    raise Cancelled(f"capture of {monitor.name} stopped")
+                    raise Cancelled(f"the capture of {monitor.name} was cancelled")
                 migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
                 drain.hand_over(monitor)
                 standstill = PausedCapture(monitor, undo, drain)
@@ -475,7 +494,7 @@ class SharedMemory:
         )  # fmt: skip
 
     def _warm(self) -> list[Flags]:
-        """Bring the last copy up while the guest still runs, so that little is left to copy."""
+        """Update the last copy while the guest still runs, so that the pause is short."""
         self._held = [live.held() for live in self._live]
         for live, last, held in zip(self._live, self._last.mappings, self._held, strict=True):
             live.populate(held)
@@ -492,7 +511,7 @@ class SharedMemory:
         def run() -> None:
             try:
                 future.set_result(self._compare())
-            except Exception as exc:  # noqa: BLE001 - handed to whoever waits
+            except Exception as exc:  # noqa: BLE001 - raised in the waiting thread
                 future.set_exception(exc)
 
         threading.Thread(target=run, name="comparing", daemon=True).start()

@@ -1,8 +1,8 @@
-"""A process beside each capture, in a session of its own: if the capture is killed, it undoes it.
+"""The undo process of a capture: sleeps in its own session, and undoes the capture if it is killed.
 
-Until then it sleeps. It holds the stream's reading end too, so that QEMU's pipe does not break: a
-background snapshot that breaks off leaves the guest hanging until it is freed (see `userfaultfd`).
-And it holds the snapshot's lock, so that nobody else puts the same guest back meanwhile.
+It also keeps the reading end of QEMU's stream open: a background snapshot whose pipe breaks leaves
+the guest hanging until its memory is unprotected (see `userfaultfd`). It keeps the snapshot's lock,
+so that no other process undoes the capture at the same time.
 """
 
 import json
@@ -23,15 +23,15 @@ from vmckpt.units import Seconds
 ALL_WELL = b"."
 _MODULE = "vmckpt.capture.memory.undo_process"
 LASTS = Seconds(60.0)
-"""How long it tries: a libvirtd that is restarted is back by then."""
+"""How long it retries: longer than a restart of libvirtd takes."""
 _TURN = Seconds(1.0)
 
 
 def left_behind(error: BaseException | None) -> CaptureFailed:
-    """What is raised where not all could be put back; `error`: what went wrong before."""
+    """Return the error for a capture that could not be undone. `error`: the original failure."""
     why = error.message if isinstance(error, VmckptError) else str(error or "the capture ended")
     told = CaptureFailed(
-        f"{why}; and what was set for the capture could not all be put back",
+        f"{why}; some settings that the capture changed could not be restored",
         hint="run vmckpt recover",
     )
     told.undone = False
@@ -39,15 +39,18 @@ def left_behind(error: BaseException | None) -> CaptureFailed:
 
 
 class UndoProcess:
-    """The sleeping process. Use as `with UndoProcess(...) as keeper`, and tell it when all is well;
-    leaving the block without that has it undo everything, over a connection of its own."""
+    """The undo process, as seen from the capture. Use as `with UndoProcess(...) as keeper`.
+
+    Leaving the block has the process undo everything, over its own libvirt connection, unless
+    `all_well` was called.
+    """
 
     def __init__(
         self, *, uri: str, host: str, undo: str, stream: int | None, held: Sequence[int] = (),
         module: str = _MODULE,
     ) -> None:  # fmt: skip
-        """`undo`: the facts as JSON; `stream`: the pipe's reading end; `held`: files that it keeps
-        open, as locks are. Raises OSError."""
+        """`undo`: the undo record, as JSON; `stream`: the reading end of QEMU's pipe; `held`: files
+        that the process keeps open, such as locks. Raises OSError."""
         self._well = False
         facts = json.dumps({"uri": uri, "host": host, "undo": undo, "stream": stream})
         ours, self._line = os.pipe2(os.O_CLOEXEC)
@@ -65,7 +68,7 @@ class UndoProcess:
         return self._process.pid
 
     def tell(self, word: bytes) -> None:
-        """Say one byte to it; fine if somebody killed it."""
+        """Send one byte to the process. Does nothing if it was killed."""
         with suppress(OSError):
             os.write(self._line, word)
 
@@ -73,14 +76,14 @@ class UndoProcess:
         return self
 
     def all_well(self) -> None:
-        """Everything is put back, so it has nothing to do."""
+        """Report that everything is restored, so that the process exits."""
         self._well = True
         self.tell(ALL_WELL)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Let it do its work, if it has not been told that all is well; that may last.
+        """Wait for the process, which undoes everything unless `all_well` was called.
 
-        Raises CaptureFailed if it could not.
+        Raises CaptureFailed if it could not undo everything.
         """
         os.close(self._line)
         if self._process.wait() != 0 and not self._well:
@@ -88,15 +91,15 @@ class UndoProcess:
 
 
 def _drain(stream: int) -> None:
-    """Take what still comes, to the end."""
+    """Read and discard the rest of QEMU's stream."""
     with suppress(OSError):
         while os.read(stream, 1 << 20):
             pass
 
 
 def _undo(uri: str, host: str, undo: str) -> bool:
-    """Whether all is put back."""
-    # Only now: a keeper that is not needed costs little.
+    """Undo the capture. Returns success."""
+    # Imported only now, since the process rarely has work.
     from vmckpt.capture import migration_settings  # noqa: PLC0415
     from vmckpt.capture.memory import image  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
@@ -110,7 +113,7 @@ def _undo(uri: str, host: str, undo: str) -> bool:
                 migration_settings.give_up(monitor, facts, at_once=True)
             break
         except (HypervisorError, CaptureFailed):
-            # A QEMU that has ended took all of it along.
+            # If QEMU has ended, there is nothing left to undo.
             with suppress(HypervisorError):
                 if not identity.runs(facts.guest):
                     break
@@ -118,12 +121,15 @@ def _undo(uri: str, host: str, undo: str) -> bool:
             return False
         time.sleep(_TURN)
     if facts.folder:
-        image.remove(Path(facts.folder))  # what a capture that died had written so far
+        image.remove(Path(facts.folder))  # the incomplete image of the dead capture
     return True
 
 
 def main() -> None:
-    """Sleep until the capture has ended or is gone. Exit status 1: it was not put back."""
+    """Sleep until the capture has ended or was killed.
+
+    Exits with status 1 if the capture could not be undone.
+    """
     facts = json.loads(sys.argv[1])
     select.select([0], [], [])
     if os.read(0, 1) == ALL_WELL:

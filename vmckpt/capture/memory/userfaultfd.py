@@ -1,8 +1,8 @@
-"""Frees a guest whose writes wait for a background snapshot that broke off.
+"""Unblock a guest whose writes wait for a background snapshot that has failed.
 
-QEMU 7.2 keeps the guest's memory write-protected when such a snapshot fails or is cancelled: the
-guest hangs at its next write, for ever. The protection hangs on a file of QEMU's that a privileged
-process on its host may use, too.
+When such a snapshot fails or is cancelled, QEMU 7.2 keeps the guest's memory write-protected, and
+the guest hangs forever at its next write. The protection belongs to a file descriptor of QEMU that
+a privileged process on the host can use as well.
 """
 
 import ctypes
@@ -20,13 +20,13 @@ _PIDFD_GETFD = 438
 _UNREGISTER = 0x8010AA01
 _WRITEPROTECT = 0xC018AA06
 _KIND = "anon_inode:[userfaultfd]"
-# What the kernel calls memory whose writes are watched.
+# The kernel's flag of write-protected memory (userfaultfd).
 _WATCHED = "uw"
 _RANGE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 
 
 def watched(smaps: str) -> list[tuple[int, int]]:
-    """Start and length of each range of memory whose writes are watched, from /proc/PID/smaps."""
+    """Return start and length of each write-protected range of memory, from /proc/PID/smaps."""
     found, current = [], None
     for line in smaps.splitlines():
         if (match := _RANGE.match(line)) is not None:
@@ -37,23 +37,23 @@ def watched(smaps: str) -> list[tuple[int, int]]:
 
 
 def free(process: HeldProcess) -> int:
-    """Stop watching all of a process's memory; how many ranges were watched.
+    """Remove the write protection of a process's memory. Returns the number of protected ranges.
 
-    No snapshot may be under way. Raises OSError, also if we may not do that.
+    No snapshot may be running. Raises OSError, also without permission.
     """
     ranges = watched(Path(f"/proc/{process.pid}/smaps").read_text())
     if not ranges:
         return 0
     files = list(_files(process))
     if not files:
-        raise OSError(f"process {process.pid} has no userfaultfd any more")
+        raise OSError(f"process {process.pid} no longer has a userfaultfd")
     left = set(ranges)
     try:
         for file in files:
             for start, length in ranges:
                 with suppress(OSError):
                     fcntl.ioctl(file, _WRITEPROTECT, struct.pack("=QQQ", start, length, 0))
-                with suppress(OSError):  # another file's
+                with suppress(OSError):  # the range belongs to another file
                     fcntl.ioctl(file, _UNREGISTER, struct.pack("=QQ", start, length))
                     left.discard((start, length))
     finally:
@@ -65,14 +65,14 @@ def free(process: HeldProcess) -> int:
 
 
 def _files(process: HeldProcess) -> Iterator[int]:
-    """Copies of a process's userfaultfds; to be closed."""
+    """Yield copies of a process's userfaultfds, to be closed by the caller. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     for link in Path(f"/proc/{process.pid}/fd").iterdir():
         if not _is_userfaultfd(link):
             continue
         copy = library.syscall(_PIDFD_GETFD, process.pidfd, int(link.name), 0)
         if copy < 0:
-            raise OSError(ctypes.get_errno(), "its userfaultfd cannot be had")
+            raise OSError(ctypes.get_errno(), "cannot duplicate its userfaultfd")
         yield copy
 
 

@@ -1,1 +1,1 @@
-"""The NBD protocol: client, server, and what both have in common."""
+"""The NBD protocol: a client, a read-only server, and their common parts."""

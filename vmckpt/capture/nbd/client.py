@@ -1,7 +1,7 @@
-"""An NBD client: what a disk holds, which part of it has changed, and many reads under way at once.
+"""An NBD client: reads a disk with many concurrent requests, and queries which parts have changed.
 
-What the server says is believed in nothing: sizes and counts are held against what was asked for.
-One thread at a time may use a client.
+The server is not trusted: sizes and counts in its replies are checked against the requests. Only
+one thread at a time may use a client.
 """
 
 import os
@@ -26,21 +26,21 @@ _MOST_ERROR = 4096 + 6 + 8
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one read brought."""
+    """The result of one read."""
 
     offset: int
     length: int
     data: memoryview | None
-    """None: all zeros, and the server said so."""
+    """None: the server reported only zeros."""
 
     def content(self) -> memoryview:
-        """The bytes, also where they are all zeros."""
+        """Return the bytes, also if they are all zeros."""
         return memoryview(bytes(self.length)) if self.data is None else self.data
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes in a row of which a context says the same."""
+    """Consecutive bytes with the same flags in a metadata context."""
 
     offset: int
     length: int
@@ -53,14 +53,14 @@ class Extent:
 
 @dataclass(slots=True)
 class _Request:
-    """One request under way."""
+    """A request that is not finished yet."""
 
     offset: int
     length: int
     status: bool
-    """It asks for block status, not for data."""
+    """The request is for block status, not for data."""
     left: int = 0
-    """Bytes that no answer has covered yet."""
+    """Bytes that no reply has covered yet."""
     buffer: bytearray | None = None
     extents: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     error: str | None = None
@@ -68,9 +68,9 @@ class _Request:
 
 
 class Client:
-    """One connection to one export. Use as `with Client(...) as client`.
+    """A connection to one export. Use as `with Client(...) as client`.
 
-    Every error is a HypervisorError with the host's name, and ends the connection.
+    Its methods raise HypervisorError with the host's name; any error ends the connection.
     """
 
     def __init__(
@@ -82,7 +82,11 @@ class Client:
         contexts: Sequence[str] = (),
         limit: Seconds = Seconds(60.0),
     ) -> None:
-        """`limit`: how long the server may say nothing. Contexts it lacks are left out."""
+        """Connect, and select an export.
+
+        `contexts`: metadata contexts to request; those that the server lacks are left out. `limit`:
+        maximum time to wait for any data of the server.
+        """
         self.export = export
         self._said = _Said(f"{host}: disk {export} over NBD ({place})", host, limit)
         self._pending: dict[int, _Request] = {}
@@ -102,22 +106,22 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Say goodbye; fine if the connection is gone."""
+        """Disconnect; does nothing if the connection is already closed."""
         with suppress(OSError):
             self._line.send(wire.REQUEST.pack(wire.REQUEST_MAGIC, 0, wire.CMD_DISC, 0, 0, 0))
         self._line.socket.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """The bytes there."""
+        """Read bytes at an offset. Raises ValueError if they are beyond the export's end."""
         return b"".join(piece.content() for piece in self.read_many([(offset, length)]))
 
     def read_many(
         self, pieces: Iterable[tuple[int, int]], *, window: int = 4 * MIB
     ) -> Iterator[Piece]:
-        """Read these (offset, length) and give them in that order.
+        """Read pieces, given as (offset, length), and yield them in that order.
 
-        Up to `window` bytes are under way at once; what is longer than the server likes comes in
-        several pieces.
+        At most `window` bytes are requested at once. A piece that is longer than the server's limit
+        is yielded in several pieces. Raises ValueError for bytes beyond the export's end.
         """
         waiting: deque[_Request] = deque()
         under_way = 0
@@ -131,9 +135,10 @@ class Client:
             yield self._finished(waiting.popleft())
 
     def extents(self, context: str, offset: int = 0, length: int | None = None) -> Iterator[Extent]:
-        """What a context says of this part of the disk, without gaps and in order.
+        """Yield the extents of a part of the disk in a metadata context, in order and without gaps.
 
-        Raises KeyError for a context that was not agreed on.
+        `length`: None: up to the end of the disk. Raises KeyError for a context that was not
+        granted.
         """
         number = self.contexts[context]
         end = self._checked(offset, self.size - offset if length is None else length)
@@ -144,7 +149,7 @@ class Client:
             said = request.extents.get(number)
             if said is None:
                 with self._safely():
-                    raise Nonsense(f"no word on {context}")
+                    raise Nonsense(f"no block status for {context}")
             for count, flags in said:
                 here = Extent(offset, min(count, end - offset), flags)
                 offset = here.end
@@ -165,7 +170,7 @@ class Client:
 
     def _checked(self, offset: int, length: int) -> int:
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise ValueError(f"{self.export}: bytes {offset}+{length} of {self.size}")
+            raise ValueError(f"{self.export}: {length} bytes at {offset} of {self.size}")
         return offset + length
 
     def _finished(self, request: _Request) -> Piece:
@@ -188,7 +193,7 @@ class Client:
             while not request.done:
                 self._take_answer()
             if request.error is not None:
-                what = "asking what is in" if request.status else "reading"
+                what = "querying" if request.status else "reading"
                 end = request.offset + request.length
                 raise self._said.error(f"{what} bytes {request.offset} to {end}: {request.error}")
 
@@ -200,11 +205,11 @@ class Client:
         elif magic == wire.SIMPLE_MAGIC:
             self._take_simple(head)
         else:
-            raise Nonsense("an answer that begins like none")
+            raise Nonsense("reply with an invalid magic number")
 
     def _asked(self, handle: int) -> _Request:
         if handle not in self._pending:
-            raise Nonsense("an answer to what was not asked")
+            raise Nonsense("reply without a request")
         return self._pending[handle]
 
     def _end(self, handle: int, error: str | None = None) -> None:
@@ -217,7 +222,7 @@ class Client:
         request = self._asked(handle)
         if not error:
             if request.status or self._structured:
-                raise Nonsense("an answer without what was asked for")
+                raise Nonsense("simple reply to a request that needs a structured one")
             request.buffer = bytearray(request.length)
             self._line.fill(memoryview(request.buffer))
         self._end(handle, _words(error) if error else None)
@@ -234,15 +239,15 @@ class Client:
         elif kind == wire.CHUNK_STATUS and request.status:
             self._take_status(request, length)
         elif kind != wire.CHUNK_NONE or length or not flags & wire.CHUNK_DONE:
-            raise Nonsense(f"a part of kind {kind} and {length} bytes")
+            raise Nonsense(f"chunk of type {kind} and {length} bytes")
         if flags & wire.CHUNK_DONE:
             if request.left and not request.status and request.error is None:
-                raise Nonsense(f"{request.left} bytes less than were asked for")
+                raise Nonsense(f"{request.left} bytes less than requested")
             self._end(handle)
 
     def _take_error(self, request: _Request, kind: int, length: int) -> None:
         if not 6 <= length <= _MOST_ERROR:
-            raise Nonsense(f"an error of {length} bytes")
+            raise Nonsense(f"error of {length} bytes")
         body = self._line.take(length)
         number, count = struct.unpack_from(">IH", body)
         said = body[6 : 6 + min(count, 200)].decode(errors="replace")
@@ -251,16 +256,16 @@ class Client:
         request.error = said or _words(number if kind in known else 0)
 
     def _place_for(self, request: _Request, offset: int, length: int) -> int:
-        """Where in the request's buffer a part goes."""
+        """Return where in the request's buffer a chunk belongs."""
         begin = offset - request.offset
         if begin < 0 or begin + length > request.length or not 0 < length <= request.left:
-            raise Nonsense("a part that was not asked for")
+            raise Nonsense("data that was not requested")
         request.left -= length
         return begin
 
     def _take_data(self, request: _Request, length: int) -> None:
         if length <= 8:
-            raise Nonsense("a part without content")
+            raise Nonsense("chunk without data")
         (offset,) = struct.unpack(">Q", self._line.take(8))
         begin = self._place_for(request, offset, length - 8)
         if request.buffer is None:
@@ -269,7 +274,7 @@ class Client:
 
     def _take_hole(self, request: _Request, length: int) -> None:
         if length != 12:
-            raise Nonsense("a hole of a wrong form")
+            raise Nonsense("malformed hole")
         offset, count = struct.unpack(">QI", self._line.take(12))
         self._place_for(request, offset, count)
 
@@ -279,15 +284,15 @@ class Client:
         body = self._line.take(length)
         (number,) = struct.unpack_from(">I", body)
         if number not in self.contexts.values() or number in request.extents:
-            raise Nonsense("block status that was not asked for")
+            raise Nonsense("block status that was not requested")
         found = list(wire.EXTENT.iter_unpack(body[4:]))
         if any(not count for count, _ in found):
-            raise Nonsense("block status without a length")
+            raise Nonsense("block status with a length of 0")
         request.extents[number] = found
 
     @contextmanager
     def _safely(self) -> Iterator[None]:
-        """Whatever goes wrong here ends the connection."""
+        """Convert errors to HypervisorError, and close the connection after any error."""
         try:
             with self._said.safely():
                 yield
@@ -298,7 +303,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """Our error for what went wrong on a connection."""
+    """Converts errors of a connection to HypervisorError."""
 
     where: str
     host: str
@@ -312,9 +317,9 @@ class _Said:
         try:
             yield
         except wire.NbdRefused as exc:
-            raise self.error(f"the server says no: {exc}") from exc
+            raise self.error(f"refused by the server: {exc}") from exc
         except Nonsense as exc:
-            raise self.error(f"the server speaks no sense: {exc}") from exc
+            raise self.error(f"invalid reply of the server: {exc}") from exc
         except wire.Gone as exc:
             raise self.error("the server closed the connection") from exc
         except TimeoutError as exc:
@@ -324,7 +329,7 @@ class _Said:
 
 
 def _words(number: int) -> str:
-    return os.strerror(number) if 0 < number < 200 else "an error without a number"
+    return os.strerror(number) if 0 < number < 200 else "unknown error"
 
 
 def _connect(place: Place, limit: Seconds) -> socket.socket:

@@ -1,6 +1,7 @@
-"""The NBD protocol: its numbers, one end of a connection, and the client's half of the handshake.
+"""The NBD protocol: constants, one end of a connection, and the client's half of the handshake.
 
-Fixed newstyle negotiation, structured replies and block status; 64-bit headers are not used.
+It uses fixed newstyle negotiation, structured replies and block status, but no 64-bit headers. The
+constants are those of the NBD project's doc/proto.md.
 """
 
 import socket
@@ -19,7 +20,7 @@ REQUEST_MAGIC = 0x25609513
 SIMPLE_MAGIC = 0x67446698
 STRUCTURED_MAGIC = 0x668E33EF
 
-# Handshake, from both sides.
+# Handshake flags of both sides.
 FIXED_NEWSTYLE, NO_ZEROES = 1, 2
 
 OPT_EXPORT_NAME, OPT_ABORT, OPT_LIST = 1, 2, 3
@@ -31,9 +32,9 @@ REP_ERROR = 1 << 31
 REP_ERR_UNSUP, REP_ERR_INVALID = REP_ERROR | 1, REP_ERROR | 3
 REP_ERR_UNKNOWN, REP_ERR_TOO_BIG = REP_ERROR | 6, REP_ERROR | 9
 REFUSALS = {
-    1: "it does not know how", 2: "its rules forbid it", 3: "it takes the request for a wrong one",
-    4: "it cannot do that here", 5: "it wants TLS first", 6: "it has no such export",
-    7: "it is about to end", 8: "it wants block sizes to be asked for", 9: "it is too much",
+    1: "option not supported", 2: "forbidden by its policy", 3: "invalid request",
+    4: "not supported on its platform", 5: "TLS required", 6: "no such export",
+    7: "it is shutting down", 8: "block size must be requested", 9: "request too large",
 }  # fmt: skip
 
 INFO_EXPORT, INFO_BLOCK_SIZE = 0, 3
@@ -65,12 +66,12 @@ BLOCK_INFO = struct.Struct(">HIII")
 EXTENT = struct.Struct(">II")
 
 MOST_READ = 32 << 20
-"""What the protocol lets a client ask for at once."""
+"""Maximum length of one read that the protocol allows by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unix:
-    """A server on a socket of this machine."""
+    """The address of a server on a unix socket."""
 
     path: str
 
@@ -80,7 +81,7 @@ class Unix:
 
 @dataclass(frozen=True, slots=True)
 class Tcp:
-    """A server on a port."""
+    """The address of a server on a TCP port."""
 
     host: str
     port: int
@@ -93,25 +94,25 @@ Place: TypeAlias = Unix | Tcp
 
 
 class Gone(Exception):
-    """The other end has closed the connection."""
+    """The other end closed the connection."""
 
 
 class Nonsense(Exception):
-    """The other end said what the protocol does not allow."""
+    """The other end violated the protocol."""
 
 
 class NbdRefused(Exception):
-    """The other end said no."""
+    """The other end refused a request."""
 
 
 class NbdSocket:
-    """Whole messages over a socket. Raises OSError and Gone."""
+    """Sends and receives complete messages over a socket. Its methods raise OSError and Gone."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
-        """Send all of it; a great part goes without being copied together with the small ones."""
+        """Send all parts. Small parts are joined; large ones are sent without a copy."""
         small = b""
         for part in parts:
             if len(part) > 65536:
@@ -124,7 +125,7 @@ class NbdSocket:
             self.socket.sendall(small)
 
     def take(self, length: int) -> bytes:
-        """So many bytes."""
+        """Receive exactly `length` bytes."""
         if not length:
             return b""
         first = self.socket.recv(length)
@@ -136,7 +137,7 @@ class NbdSocket:
         return bytes(whole)
 
     def fill(self, room: memoryview, *, begun: bool = True) -> None:
-        """Fill a buffer with what comes."""
+        """Receive bytes until a buffer is full. `begun`: bytes of the message were received."""
         if not begun:
             raise Gone
         filled = 0
@@ -147,33 +148,36 @@ class NbdSocket:
             filled += count
 
     def pass_over(self, length: int) -> None:
-        """Read bytes that nobody wants, few at a time."""
+        """Receive and discard bytes, in small pieces."""
         while length:
             length -= len(self.take(min(length, 65536)))
 
 
 _LARGEST = (1 << 63) - 1
 _MOST_REPLY = 65536
-"""Of one answer; a name has at most 4096 bytes."""
+"""Maximum length of one reply; a name has at most 4096 bytes."""
 _MOST_REPLIES = 256
 _LONGEST_NAME = 4096
 
 
 @dataclass(slots=True)
 class Agreed:
-    """What a server says of an export."""
+    """The properties of an export, as negotiated with the server."""
 
     size: int = -1
     read_only: bool = False
     structured: bool = False
     contexts: dict[str, int] = field(default_factory=dict)
-    """Those that it has of the wanted ones, and their numbers on this connection."""
+    """IDs of the granted metadata contexts on this connection, by name."""
     most: int = MIB
-    """To be read at once."""
+    """Maximum length of one read."""
 
 
 def agree(line: NbdSocket, export: str, contexts: Sequence[str]) -> Agreed:
-    """Choose an export. Raises OSError, Gone, Nonsense and NbdRefused."""
+    """Select an export, with the `contexts` that the server supports of those given.
+
+    Raises BadInput for a name that is too long, OSError, Gone, Nonsense and NbdRefused.
+    """
     found = Agreed()
     _greet(line)
     found.structured = _option(line, OPT_STRUCTURED_REPLY, b"", _nothing) is None
@@ -183,7 +187,7 @@ def agree(line: NbdSocket, export: str, contexts: Sequence[str]) -> Agreed:
         def take_context(kind: int, body: bytes) -> None:
             name, number = _context(kind, body)
             if name not in contexts or name in found.contexts or number in found.contexts.values():
-                raise Nonsense("a context that was not asked for")
+                raise Nonsense("context that was not requested")
             found.contexts[name] = number
 
         _option(line, OPT_SET_META_CONTEXT, _text(export) + asked, take_context)
@@ -192,70 +196,70 @@ def agree(line: NbdSocket, export: str, contexts: Sequence[str]) -> Agreed:
     if refused is not None:
         raise NbdRefused(refused)
     if found.size < 0:
-        raise Nonsense("no word on how large it is")
+        raise Nonsense("no size of the export")
     return found
 
 
 def _text(text: str) -> bytes:
     data = text.encode()
     if len(data) > _LONGEST_NAME:
-        raise BadInput(f"{text[:40]!r}… is too long for NBD")
+        raise BadInput(f"{text[:40]!r}… is too long for NBD, which allows {_LONGEST_NAME} bytes")
     return struct.pack(">I", len(data)) + data
 
 
 def _greet(line: NbdSocket) -> None:
     if line.take(len(GREETING)) != GREETING:
-        raise Nonsense("it does not greet as an NBD server does")
+        raise Nonsense("greeting is not that of an NBD server")
     (flags,) = struct.unpack(">H", line.take(2))
     if not flags & FIXED_NEWSTYLE:
-        raise Nonsense("it is an old server, without options")
+        raise Nonsense("old server without options")
     line.send(struct.pack(">I", flags & (FIXED_NEWSTYLE | NO_ZEROES)))
 
 
 def _option(
     line: NbdSocket, option: int, body: bytes, take: Callable[[int, bytes], None]
 ) -> str | None:
-    """Ask for something; None if it was granted, else why not."""
+    """Request an option. Returns None if it was granted, or else why it was refused."""
     line.send(OPTION.pack(OPTION_MAGIC, option, len(body)), body)
     for _ in range(_MOST_REPLIES):
         magic, about, kind, length = OPTION_REPLY.unpack(line.take(OPTION_REPLY.size))
         if magic != OPTION_REPLY_MAGIC or about != option or length > _MOST_REPLY:
-            raise Nonsense("an answer that is none to what was asked")
+            raise Nonsense("reply that does not match the request")
         said = line.take(length)
         if kind == REP_ACK:
             return None
         if kind & REP_ERROR:
-            return REFUSALS.get(kind & ~REP_ERROR, "it refused")
+            return REFUSALS.get(kind & ~REP_ERROR, "no reason given")
         take(kind, said)
-    raise Nonsense("answers without end")
+    raise Nonsense("too many replies")
 
 
 def _nothing(_kind: int, _body: bytes) -> None:
-    raise Nonsense("an answer with more than a yes")
+    raise Nonsense("unexpected data in a reply")
 
 
 def _context(kind: int, body: bytes) -> tuple[str, int]:
     if kind != REP_META_CONTEXT or len(body) < 4:
-        raise Nonsense("a context of a wrong form")
+        raise Nonsense("malformed context")
     return body[4:].decode(errors="replace"), struct.unpack_from(">I", body)[0]
 
 
 def _facts(kind: int, body: bytes, found: Agreed) -> None:
     if kind != REP_INFO or len(body) < 2:
-        raise Nonsense("facts of a wrong form")
+        raise Nonsense("malformed information")
     (about,) = struct.unpack_from(">H", body)
     form = {INFO_EXPORT: EXPORT_INFO, INFO_BLOCK_SIZE: BLOCK_INFO}.get(about)
     if form is None:
-        return  # its name or a description
+        return  # the export's name or description
     if len(body) != form.size:
-        raise Nonsense("facts of a wrong form")
+        raise Nonsense("malformed information")
     if about == INFO_EXPORT:
         _, found.size, flags = form.unpack(body)
         found.read_only = bool(flags & READ_ONLY)
         if found.size > _LARGEST:
-            raise Nonsense(f"a disk of {found.size} bytes")
+            raise Nonsense(f"disk of {found.size} bytes")
     else:
         _, smallest, _, most = form.unpack(body)
         if not 0 < smallest <= 65536 or most < 65536:
-            raise Nonsense(f"blocks of {smallest} to {most} bytes")
+            raise Nonsense(f"block sizes of {smallest} to {most} bytes")
         found.most = min(found.most, most // 65536 * 65536)

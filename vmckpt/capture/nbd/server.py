@@ -1,7 +1,7 @@
-"""A read-only NBD server over anything that can be read at an offset, on a socket of its owner's.
+"""A read-only NBD server for anything readable at an offset, on a socket only its owner can use.
 
-Each client has threads of its own, and is read for a MiB at a time: a slow or silent client keeps
-no other waiting, and the memory stays bounded.
+Each client has its own threads, and data is read one MiB at a time. So a slow or silent client
+delays no other client, and memory stays bounded.
 """
 
 import logging
@@ -27,14 +27,14 @@ MOST_CLIENTS = 16
 class Server:
     """Serves exports by name until it is closed. Use as `with Server(...) as server`.
 
-    The first export also goes by the empty name. What an export's `read` raises as OSError or
-    VmckptError is an input/output error to the client that asked.
+    The first export is also the default one, with an empty name. If an export's `read` raises
+    OSError or VmckptError, the client gets an I/O error.
     """
 
     def __init__(self, exports: Mapping[str, Export], place: Unix) -> None:
-        """Raises BadInput if nothing can listen there."""
+        """Listen, and serve in threads. Raises BadInput if the server cannot listen at `place`."""
         if not exports:
-            raise ValueError("nothing to serve")
+            raise ValueError("no exports to serve")
         self._exports = {"": next(iter(exports.values())), **exports}
         self._socket, self.place = _listen(place), place
         self._sessions: dict[Session, threading.Thread] = {}
@@ -50,18 +50,18 @@ class Server:
         self.close()
 
     def uri(self, export: str = "") -> str:
-        """How other programs name an export."""
+        """Return the NBD URI of an export."""
         name = quote(export, safe="")
         return f"nbd+unix:///{name}?socket={quote(self.place.path)}"
 
     @property
     def clients(self) -> int:
-        """How many there are now."""
+        """Number of connected clients."""
         with self._lock:
             return len(self._sessions)
 
     def close(self) -> None:
-        """End every connection and listen no more."""
+        """Close all connections, and stop listening."""
         with self._lock:
             self._closed = True
             left = list(self._sessions.items())
@@ -81,7 +81,7 @@ class Server:
             except OSError:
                 return
             if self.clients >= MOST_CLIENTS:
-                log.warning("%s: more than %d clients; one is sent away", self.place, MOST_CLIENTS)
+                log.warning("%s: more than %d clients; rejected one", self.place, MOST_CLIENTS)
                 connected.close()
                 continue
             session = Session(NbdSocket(connected), self._exports)
@@ -107,13 +107,13 @@ def _listen(place: Unix) -> socket.socket:
     _clear(place.path)
     made = socket.socket(socket.AF_UNIX)
     try:
-        # The file has this mode from its beginning: only the owner can ever connect.
+        # The mode is set before the socket gets its path, so that only the owner can ever connect.
         os.fchmod(made.fileno(), 0o600)
         made.bind(place.path)
         made.listen(MOST_CLIENTS)
     except OSError as exc:
         made.close()
-        raise BadInput(f"{place}: cannot listen there: {exc.strerror or exc}") from exc
+        raise BadInput(f"cannot listen on {place}: {exc.strerror or exc}") from exc
     except BaseException:
         made.close()
         raise
@@ -121,7 +121,7 @@ def _listen(place: Unix) -> socket.socket:
 
 
 def _clear(path: str) -> None:
-    """Remove a socket that a killed server has left. Raises BadInput if it is anything else."""
+    """Remove a socket left by a killed server. Raises BadInput if the path is anything else."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -129,9 +129,9 @@ def _clear(path: str) -> None:
     except OSError as exc:
         raise BadInput(f"{path}: {exc.strerror}") from exc
     if not stat.S_ISSOCK(found.st_mode):
-        raise BadInput(f"{path}: there is something else already", hint="choose another path")
+        raise BadInput(f"{path} exists and is not a socket", hint="choose another path")
     with socket.socket(socket.AF_UNIX) as trial:
-        trial.setblocking(False)  # one that accepts no connection is another server, too
+        trial.setblocking(False)  # a server that accepts no connections now counts as well
         try:
             trial.connect(path)
         except ConnectionRefusedError:
@@ -145,4 +145,4 @@ def _clear(path: str) -> None:
 
 
 def _taken(path: str) -> BadInput:
-    return BadInput(f"{path}: another server listens there", hint="choose another path")
+    return BadInput(f"another server listens on {path}", hint="choose another path")

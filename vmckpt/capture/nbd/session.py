@@ -1,4 +1,4 @@
-"""One client of the NBD server: what it may choose, and what it gets."""
+"""One client of the NBD server: negotiate an export, and answer its requests."""
 
 import logging
 import socket
@@ -20,33 +20,34 @@ log = logging.getLogger("vmckpt.nbd")
 Data: TypeAlias = bytes | bytearray | memoryview
 
 _AT_ONCE = 4
-"""Reads of one client under way."""
+"""Concurrent reads of one client."""
 _WAITING = 16
 _STEP = MIB
 _MOST_OPTION = 65536
 _MOST_OPTIONS = 1000
 _MOST_EXTENTS = 8192
 _CHOOSING = 30.0
-"""Seconds for a client to say something while it chooses."""
+"""Seconds to wait for data of a client during negotiation."""
 _TAKING = 300.0
-"""Seconds for a client to take what it asked for; one that stands still may have a reason."""
+"""Seconds to wait for a client to receive a reply; it may be paused for good reasons."""
 _CONTEXT_NUMBER = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Something to be read. Both calls come from several threads."""
+    """Readable data. Both functions are called from several threads."""
 
     size: int
     read: Callable[[int, int], Data]
-    """(offset, length) -> so many bytes."""
+    """Returns `length` bytes, given offset and length."""
     extents: Callable[[int, int], Iterable[tuple[int, bool]]] | None = None
-    """(offset, length) -> (length, all zeros?) one after the other; None: all may be data."""
+    """Yields (length, is zero) of consecutive extents, given offset and length; None: all of it may
+    be data."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A request."""
+    """A request of the client."""
 
     flags: int
     handle: int
@@ -55,31 +56,31 @@ class _Order:
 
 
 class Session:
-    """A connected client, served by `run` until it goes or is sent away."""
+    """A connected client, served by `run` until it disconnects or `hang_up` is called."""
 
     def __init__(self, line: NbdSocket, exports: Mapping[str, Export]) -> None:
         self._line = line
         self._exports = exports
         self._structured = False
         self._context_of: str | None = None
-        """The export for which the client wants base:allocation."""
+        """The export for which the client has selected base:allocation."""
         self._zeroes = True
-        """The client wants 124 of them, as an old one does."""
+        """The client is old, and expects 124 zero bytes."""
         self._sending = threading.Lock()
         self._room = threading.Semaphore(_WAITING)
 
     def hang_up(self) -> None:
-        """End the connection; `run` then ends."""
+        """Close the connection, which ends `run`."""
         with suppress(OSError):
             self._line.socket.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> None:
-        """Serve the client. What goes wrong with it is only noted."""
+        """Serve the client. Errors of its connection are only logged."""
         try:
             self._line.socket.settimeout(_CHOOSING)
             export = self._choose()
             if export is not None:
-                # Between requests a client may be silent for as long as it likes.
+                # Between requests, a client may be silent without limit.
                 self._line.socket.settimeout(None)
                 seconds = struct.pack("ll", int(_TAKING), 0)
                 self._line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
@@ -87,27 +88,27 @@ class Session:
                     try:
                         self._serve(export, pool)
                     except BaseException:
-                        self.hang_up()  # frees a reader that waits for the client to take
+                        self.hang_up()  # unblocks a thread that waits to send to the client
                         raise
         except (OSError, Gone, Nonsense, UnicodeDecodeError, struct.error) as exc:
-            log.debug("an NBD client is gone: %s", exc or "it closed the connection")
+            log.debug("NBD client disconnected: %s", exc or "it closed the connection")
         finally:
             self._line.socket.close()
 
-    # --- choosing
+    # --- negotiation
 
     def _choose(self) -> Export | None:
-        """The export that the client wants; None if it goes."""
+        """Negotiate with the client. Returns the export that it selects; None if it aborts."""
         flags = wire.FIXED_NEWSTYLE | wire.NO_ZEROES
         self._line.send(wire.GREETING, struct.pack(">H", flags))
         (agreed,) = struct.unpack(">I", self._line.take(4))
         if agreed & ~flags:
-            raise Nonsense(f"client flags {agreed:#x}")
+            raise Nonsense(f"unknown client flags {agreed:#x}")
         self._zeroes = not agreed & wire.NO_ZEROES
         for _ in range(_MOST_OPTIONS):
             magic, option, length = wire.OPTION.unpack(self._line.take(wire.OPTION.size))
             if magic != wire.OPTION_MAGIC or length > _MOST_OPTION:
-                raise Nonsense("an option of a wrong form")
+                raise Nonsense("malformed option")
             body = self._line.take(length)
             if option == wire.OPT_ABORT:
                 self._reply(option, wire.REP_ACK)
@@ -116,10 +117,10 @@ class Session:
                 return self._old_choice(body)
             if (export := self._option(option, body)) is not None:
                 return export
-        raise Nonsense("options without end")
+        raise Nonsense("too many options")
 
     def _option(self, option: int, body: bytes) -> Export | None:
-        """Answer an option; the export if it chose one."""
+        """Answer an option. Returns the export if the option selected one."""
         match option:
             case wire.OPT_GO | wire.OPT_INFO:
                 return self._go(option, body)
@@ -210,12 +211,12 @@ class Session:
             magic, flags, kind, handle, offset, length = wire.REQUEST.unpack(head)
             order = _Order(flags, handle, offset, length)
             if magic != wire.REQUEST_MAGIC:
-                raise Nonsense("a request that begins like none")
+                raise Nonsense("request with an invalid magic number")
             if kind == wire.CMD_DISC:
                 return
             if kind == wire.CMD_WRITE:
                 if length > wire.MOST_READ:
-                    raise Nonsense(f"a write of {length} bytes")
+                    raise Nonsense(f"write of {length} bytes")
                 self._line.pass_over(length)
             work, refusal = self._work(export, kind, order)
             if work is None:
@@ -227,7 +228,7 @@ class Session:
     def _work(
         self, export: Export, kind: int, order: _Order
     ) -> tuple[Callable[[], None] | None, int]:
-        """What answers a request, or the number with which it is refused."""
+        """Return the function that answers a request, or None and the error number to refuse it."""
         status = kind == wire.CMD_BLOCK_STATUS
         if kind in (wire.CMD_WRITE, wire.CMD_TRIM, wire.CMD_WRITE_ZEROES):
             return None, wire.EPERM
@@ -247,7 +248,7 @@ class Session:
     def _done(self, future: Future[None]) -> None:
         self._room.release()
         if not future.cancelled() and (exc := future.exception()) is not None:
-            if not isinstance(exc, OSError):  # else only the client is gone
+            if not isinstance(exc, OSError):  # an OSError means that the client is gone
                 log.error("NBD: %s: %s", type(exc).__name__, exc)
             self.hang_up()
 
@@ -267,7 +268,7 @@ class Session:
             self._line.send(head, *body)
 
     def _answer(self, order: _Order, send: Callable[[], None]) -> None:
-        """Send a structured answer, which an error may end at any point of it."""
+        """Send a structured reply, which an error can end at any point."""
         try:
             send()
         except (_Failed, VmckptError) as exc:
@@ -286,7 +287,7 @@ class Session:
                 self._chunk(order, wire.CHUNK_DATA, last, struct.pack(">Q", offset), data)
 
     def _plain(self, export: Export, order: _Order) -> None:
-        """A simple answer; an error can only be told before its first byte."""
+        """Send a simple reply, which can only report an error before its first byte."""
         pieces = _pieces(export, order.offset, order.length, whole=False)
         try:
             contents = (
@@ -313,7 +314,7 @@ class Session:
 
 
 class _Failed(Exception):
-    """An export's own call failed."""
+    """A function of an export failed."""
 
 
 def _read(export: Export, offset: int, length: int) -> Data:
@@ -322,12 +323,12 @@ def _read(export: Export, offset: int, length: int) -> Data:
     except OSError as exc:
         raise _Failed(str(exc)) from exc
     if len(data) != length:
-        raise _Failed(f"{len(data)} bytes where {length} should be")
+        raise _Failed(f"the export returned {len(data)} bytes instead of {length}")
     return data
 
 
 def _merged(export: Export, offset: int, length: int) -> Iterator[tuple[int, int, bool]]:
-    """(offset, length, all zeros?) over all of it, in order, neighbours of a kind in one."""
+    """Yield (offset, length, is zero) for a range, in order, with adjacent extents joined."""
     begin, end = offset, offset + length
     kind = False
     try:
@@ -344,14 +345,14 @@ def _merged(export: Export, offset: int, length: int) -> Iterator[tuple[int, int
         raise _Failed(str(exc)) from exc
     if begin < offset:
         yield begin, offset - begin, kind
-    if offset < end:  # of the rest nothing was said
+    if offset < end:  # the export has not described the rest
         yield offset, end - offset, False
 
 
 def _pieces(
     export: Export, offset: int, length: int, *, whole: bool
 ) -> Iterator[tuple[int, int, bool]]:
-    """The same, with data cut into steps; `whole`: in one, whatever it is."""
+    """Like `_merged`, with data cut into steps. `whole`: the range as a single piece of data."""
     if whole:
         yield offset, length, False
         return
@@ -369,5 +370,5 @@ def _counted(text: str) -> bytes:
 def _take_text(body: bytes, at: int) -> tuple[str, int]:
     (length,) = struct.unpack_from(">I", body, at)
     if at + 4 + length > len(body):
-        raise Nonsense("a text longer than its option")
+        raise Nonsense("text is longer than its option")
     return body[at + 4 : at + 4 + length].decode(), at + 4 + length

@@ -1,1 +1,1 @@
-"""Formats that QEMU and libvirt write: migration streams, save images, ELF cores."""
+"""File formats of QEMU and libvirt: migration streams, save images, ELF cores."""

@@ -1,6 +1,6 @@
-"""What is in a stream's tail: the devices' sections, and the processors' registers. Pure.
+"""Read a stream's tail: the devices' sections, and the processors' registers. Pure.
 
-QEMU describes its fields in JSON at the stream's end; old machine types do not.
+QEMU describes the fields in JSON at the end of the stream, except with old machine types.
 """
 
 import json
@@ -27,10 +27,10 @@ class Section:
     instance: int
     fields: Sequence[dict[str, Any]]
     content: bytes
-    """From its first byte up to the end of the tail: where it ends is not told."""
+    """The bytes from the section's start to the end of the tail; the stream has no length."""
 
     def field(self, wanted: str) -> bytes | None:
-        """The bytes of a field of fixed size; None if it has none of that name."""
+        """Return the bytes of a field of fixed size; None if there is no such field."""
         at = 0
         for field in self.fields:
             size = int(field["size"]) * int(field.get("array_len", 1))
@@ -42,7 +42,7 @@ class Section:
 
 
 def description(tail: bytes) -> dict[str, Any] | None:
-    """The JSON at the end of a tail; None if there is none."""
+    """Return the JSON description at the end of a tail; None if there is none."""
     mark = bytes([EOF, DESCRIPTION])
     at = len(tail)
     while (at := tail.rfind(mark, 0, at)) >= 0:
@@ -57,19 +57,19 @@ def description(tail: bytes) -> dict[str, Any] | None:
 
 
 def check_tail(tail: bytes, *, described: bool = True) -> None:
-    """Raises StreamDamaged if a tail is not there up to its end.
+    """Check that a tail is complete. Raises StreamDamaged.
 
-    `described`: it ends with QEMU's description, as with every machine that has footers.
+    `described`: it must end with QEMU's description, as for all machines that have footers.
     """
     if description(tail) is None and (described or tail[-1:] != bytes([EOF])):
         raise StreamDamaged(
-            f"migration stream: its {len(tail)} bytes of device state are not whole",
+            f"migration stream: its {len(tail)} bytes of device state are incomplete",
             hint="capture the guest again",
         )
 
 
 def sections(tail: bytes) -> list[Section]:
-    """The devices in a tail, in order; none if it has no description that makes sense."""
+    """Return the devices in a tail, in order; none without a valid description."""
     told = description(tail)
     found, at = [], 0
     try:
@@ -100,7 +100,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What a debugger wants to know of an x86 processor."""
+    """The registers of an x86 processor that debuggers use."""
 
     registers: dict[str, int]
     """rax to r15, rip, rflags, cr0, cr2, cr3, cr4 and kernel_gs_base."""
@@ -109,7 +109,7 @@ class Processor:
 
 
 def processors(tail: bytes) -> list[Processor]:
-    """The x86 processors in a tail, in order; none if they are not told there."""
+    """Return the x86 processors in a tail, in order; none if it does not describe them."""
     found = []
     for section in sections(tail):
         if section.name == "cpu":

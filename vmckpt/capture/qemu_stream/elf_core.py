@@ -1,7 +1,7 @@
-"""A guest's memory as an ELF core file, as QEMU's dump-guest-memory writes one: for crash and gdb.
+"""Write a guest's memory as an ELF core file, like QEMU's dump-guest-memory, for crash and gdb.
 
-One segment for each stretch of guest-physical memory; the file is sparse, zeros are holes. The
-processors' registers come from the device state.
+The core has a segment for each stretch of guest-physical memory. The file is sparse: zeros are
+holes. The processors' registers come from the device state.
 """
 
 import os
@@ -28,17 +28,17 @@ _QEMU_SEGMENTS = ("cs", "ds", "es", "fs", "gs", "ss", "ldt", "tr", "gdt", "idt")
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of a block, and where the guest sees it."""
+    """A part of a memory block, and its address in the guest."""
 
     block: str
     offset: int
     start: int
-    """Guest-physical."""
+    """Guest-physical address."""
     size: int
 
 
 def _joined(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
-    """Neighbours, in the block and for the guest, made one."""
+    """Join stretches that are adjacent in both block and guest."""
     last: Stretch | None = None
     for one in stretches:
         if last is not None and (one.block, one.offset, one.start) == (
@@ -54,7 +54,7 @@ def _joined(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
 
 
 def usual_layout(blocks: Sequence[RamBlock], machine: str) -> tuple[Stretch, ...]:
-    """Where an ordinary x86 guest sees its memory: below and above the PCI hole."""
+    """Return the memory layout of an ordinary x86 guest: below and above the PCI hole."""
     size = sum(block.size for block in blocks)
     if "q35" in machine:
         low = 0x80000000 if size >= 0xB0000000 else 0xB0000000
@@ -73,7 +73,7 @@ def usual_layout(blocks: Sequence[RamBlock], machine: str) -> tuple[Stretch, ...
 
 
 class CoreWriter:
-    """Writes a core into an open, empty file: `begin`, then memory in any order."""
+    """Writes a core to an open, empty file. Call `begin`, then `memory` in any order."""
 
     def __init__(
         self, file: int, stretches: Sequence[Stretch], processors: Sequence[Processor] = ()
@@ -89,7 +89,7 @@ class CoreWriter:
         self._end = first + sum(sizes)
 
     def begin(self) -> None:
-        """Write all but the memory."""
+        """Write everything but the memory. Raises OSError."""
         ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
         count = len(self._stretches) + 1
         out = [
@@ -105,7 +105,7 @@ class CoreWriter:
         write_all(self._file, memoryview(b"".join([*out, self._notes])), 0)
 
     def memory(self, block: str, offset: int, data: memoryview) -> None:
-        """Some bytes of a block, wherever the guest sees them; what it does not see is dropped."""
+        """Write bytes of a block wherever the guest sees them; others are dropped."""
         for stretch, place in zip(self._stretches, self._places, strict=True):
             first = max(offset, stretch.offset)
             last = min(offset + len(data), stretch.offset + stretch.size)
@@ -115,7 +115,7 @@ class CoreWriter:
 
 
 def notes(number: int, processor: Processor) -> bytes:
-    """A processor's two notes: what every debugger reads, and what crash reads of QEMU's."""
+    """Return a processor's notes: the standard one for debuggers, and QEMU's one for crash."""
     return _note(b"CORE\0", _STATUS, _status(number, processor)) + _note(
         b"QEMU\0", 0, _qemu(processor)
     )
@@ -144,7 +144,7 @@ def _status(number: int, processor: Processor) -> bytes:
 
 
 def _qemu(processor: Processor) -> bytes:
-    """QEMU's own struct, version 1."""
+    """QEMU's QEMUCPUState, version 1."""
     registers = processor.registers
     body = struct.pack("<18Q", *(registers[name] for name in _QEMU_REGISTERS))
     body += b"".join(_segment(processor.segments[name]) for name in _QEMU_SEGMENTS)

@@ -1,8 +1,8 @@
-"""The head of QEMU's migration stream: all that comes before the first page. Pure.
+"""The head of QEMU's migration stream: everything before the first page. Pure.
 
-Magic, version, configuration section with subsections, and the setup of the memory section with
-its list of blocks. Written anew, it loses the mark of a stream without shared memory, and that of
-COLO.
+It has the magic number, version, configuration section with subsections, and the setup of the
+memory section with its list of blocks. When written again, the marks of COLO and, by default, of a
+stream without shared memory are left out.
 """
 
 import struct
@@ -20,32 +20,32 @@ FOOTER = 0x7E
 ZERO, MEM_SIZE, FULL_PAGE, EOS, CONTINUE = 0x02, 0x04, 0x08, 0x10, 0x20
 FLAGS = PAGE - 1
 
-# The one command that may come before memory: it says that COLO is on, and holds nothing.
+# The only command that may precede memory: it enables COLO, and has no data.
 _ENABLE_COLO = struct.pack(">BHH", COMMAND, 8, 0)
-# Machines of QEMU 10 and newer say so when the guest stands still, before the last of its memory;
-# only assigned devices listen to it.
+# Machine types of QEMU 10 and newer send it when the guest is paused, before the last memory. Only
+# assigned devices use it.
 SWITCHOVER_START = struct.pack(">BHH", COMMAND, 11, 0)
 _CAPABILITIES = "configuration/capabilities"
 IGNORE_SHARED = "x-ignore-shared"
-# Longer than any head: hundreds of blocks with names of 255 bytes.
+# Longer than any head, even with hundreds of blocks with names of 255 bytes.
 LONGEST_HEAD = 1 << 20
 _LARGEST_BLOCK = 1 << 52
 
 
 class NeedMore(Exception):
-    """The bytes end too early; not an error as long as more may come."""
+    """More bytes are needed to continue; an error only at the end of the stream."""
 
 
 def damaged(offset: int, found: str) -> StreamDamaged:
-    """The one error for a stream that is not as it should be."""
+    """Return the error for an invalid stream. `found`: what is wrong at that offset."""
     return StreamDamaged(
         f"migration stream, offset {offset}: {found}",
-        hint="capture the guest again; if it fails the same way, use another way of capture",
+        hint="capture the guest again; if it fails the same way, use another capture method",
     )
 
 
 class Reader:
-    """Reads big-endian numbers and names out of bytes, one after the other."""
+    """Reads consecutive big-endian numbers and names. Its methods raise NeedMore at the end."""
 
     def __init__(self, data: bytes, *, base: int = 0) -> None:
         self._data = data
@@ -54,7 +54,7 @@ class Reader:
 
     @property
     def offset(self) -> int:
-        """Where in the whole stream it is."""
+        """The current offset in the whole stream."""
         return self._base + self.at
 
     def raw(self, length: int) -> bytes:
@@ -82,25 +82,25 @@ class Reader:
 
 
 def readable(name: bytes, offset: int) -> str:
-    """A name as text; a name that no QEMU gives is an error."""
+    """Return a name as text. Raises StreamDamaged if it is not printable ASCII."""
     if not name.isascii() or not name.decode("ascii").isprintable():
-        raise damaged(offset, f"a name that is none: {name[:20]!r}")
+        raise damaged(offset, f"invalid name {name[:20]!r}")
     return name.decode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
 class RamBlock:
-    """One piece of the guest's memory, as QEMU calls it."""
+    """A block of the guest's memory, with QEMU's name."""
 
     name: str
     size: int
     address: int | None = None
-    """Guest-physical; told only in a stream without shared memory."""
+    """Guest-physical address; only in a stream without shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subsection:
-    """A part of the configuration section, kept as it came."""
+    """A part of the configuration section, kept unchanged."""
 
     name: str
     version: int
@@ -109,13 +109,13 @@ class Subsection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """All that comes before the first page."""
+    """Everything before the first page."""
 
     machine: str | None
-    """None: a machine so old that its streams have no configuration section."""
+    """None: the machine type is so old that its streams have no configuration section."""
     subsections: tuple[Subsection, ...] = ()
     capabilities: tuple[str, ...] = ()
-    """Of which the stream says that the receiver must have them."""
+    """Capabilities that the stream requires of the receiver."""
     section: int
     instance: int
     version: int
@@ -129,11 +129,15 @@ class Head:
         return IGNORE_SHARED in self.capabilities
 
     def written(self, *, without_shared: bool = False) -> bytes:
-        """The bytes of a head for these blocks; `without_shared` as it was only if it was so."""
+        """Return the bytes of the head.
+
+        `without_shared`: for a stream without shared memory. Raises ValueError if this head is not
+        from such a stream.
+        """
         capabilities = [name for name in self.capabilities if name != IGNORE_SHARED]
         if without_shared:
             if any(block.address is None for block in self.blocks):
-                raise ValueError("the blocks' addresses are not known")
+                raise ValueError("the addresses of the blocks are unknown")
             capabilities.append(IGNORE_SHARED)
         out = [MAGIC, struct.pack(">I", VERSION)]
         if self.machine is not None:
@@ -159,7 +163,7 @@ class Head:
         return b"".join(out)
 
     def section_end(self) -> bytes:
-        """What ends a piece of the memory section."""
+        """Return the bytes that end a part of the memory section."""
         footer = struct.pack(">BI", FOOTER, self.section) if self.footers else b""
         return struct.pack(">Q", EOS) + footer
 
@@ -170,34 +174,34 @@ def _short(name: str) -> bytes:
 
 
 def parse_head(data: bytes) -> tuple[Head, int]:
-    """Read the head at the beginning of `data`; return it with its length.
+    """Parse the head at the beginning of `data`. Returns it with its length.
 
-    Raises NeedMore if it is not all there, StreamDamaged if it is no head.
+    Raises NeedMore if `data` ends before the head does, and StreamDamaged if it is invalid.
     """
     reader = Reader(data)
     if (magic := reader.raw(4)) != MAGIC:
-        raise damaged(0, f"{magic!r} where QEMU's {MAGIC!r} should be")
+        raise damaged(0, f"magic {magic!r} instead of {MAGIC!r}")
     if (version := reader.number(4)) != VERSION:
-        raise damaged(4, f"version {version}, where {VERSION} is known")
+        raise damaged(4, f"version {version} instead of {VERSION}")
     machine, subsections, capabilities = _configuration(reader)
     where = reader.offset
     if reader.peek() == COMMAND and (told := reader.raw(5)) != _ENABLE_COLO:
-        raise damaged(where, f"a command {told[1:].hex()}, which is not known here")
+        raise damaged(where, f"unknown command {told[1:].hex()}")
     where = reader.offset
     kind = reader.number(1)
     if kind != START:
-        raise damaged(where, f"a section of type {kind:#04x}, where the memory's should begin")
+        raise damaged(where, f"section of type {kind:#04x} instead of the start of memory")
     section = reader.number(4)
     if (name := reader.name()) != "ram":
-        raise damaged(where, f"state of {name!r} that comes in pieces, which is not known here")
+        raise damaged(where, f"unsupported state of {name!r} in several parts")
     instance, version = reader.number(4), reader.number(4)
     if version != 4:
-        raise damaged(where, f"memory in version {version}, where 4 is known")
+        raise damaged(where, f"version {version} of memory instead of 4")
     blocks = _blocks(reader, addresses=IGNORE_SHARED in capabilities)
     where = reader.offset
     if (flags := reader.number(8)) != EOS:
-        raise damaged(where, f"{flags:#x} where the list of blocks should end")
-    # Whatever follows a section is not the footer's number, if there is no footer.
+        raise damaged(where, f"{flags:#x} instead of the end of the list of blocks")
+    # Without footers, no section that can follow has the footer's type.
     footers = reader.peek() == FOOTER
     if footers:
         check_footer(reader, section)
@@ -209,11 +213,11 @@ def parse_head(data: bytes) -> tuple[Head, int]:
 
 
 def check_footer(reader: Reader, section: int) -> None:
-    """Read the end of a section."""
+    """Read the footer of a section. Raises StreamDamaged if it is invalid."""
     where = reader.offset
     mark, number = reader.number(1), reader.number(4)
     if (mark, number) != (FOOTER, section):
-        raise damaged(where, f"{mark:#04x} {number} where section {section} should end")
+        raise damaged(where, f"{mark:#04x} {number} instead of the end of section {section}")
 
 
 def _configuration(
@@ -234,20 +238,20 @@ def _configuration(
         elif name == "configuration/target-page-bits":
             kept.append(Subsection(name, version, reader.raw(4)))
             if kept[-1].content != struct.pack(">I", PAGE.bit_length() - 1):
-                raise damaged(where, "a machine whose pages are not of 4096 bytes")
+                raise damaged(where, "the page size of the machine is not 4096 bytes")
         elif name == "configuration/uuid":
             kept.append(Subsection(name, version, reader.raw(16)))
         else:
-            raise damaged(where, f"{name!r}, which is not known here")
+            raise damaged(where, f"unknown subsection {name!r}")
     unknown = [name for name in capabilities if name != IGNORE_SHARED]
     if unknown:
-        raise damaged(reader.offset, f"made with {', '.join(unknown)}, which is not known here")
+        raise damaged(reader.offset, f"unsupported capabilities: {', '.join(unknown)}")
     return machine, tuple(kept), tuple(capabilities)
 
 
 def _at_most(number: int, limit: int, offset: int) -> int:
     if number > limit:
-        raise damaged(offset, f"a list of {number}")
+        raise damaged(offset, f"list of {number} entries; at most {limit} are supported")
     return number
 
 
@@ -255,7 +259,7 @@ def _blocks(reader: Reader, *, addresses: bool) -> tuple[RamBlock, ...]:
     where = reader.offset
     total = reader.number(8)
     if total & FLAGS != MEM_SIZE:
-        raise damaged(where, f"{total:#x} where the size of memory should be")
+        raise damaged(where, f"{total:#x} instead of the size of memory")
     left, blocks, names = total & ~FLAGS, [], set()
     while left:
         where = reader.offset
@@ -264,10 +268,10 @@ def _blocks(reader: Reader, *, addresses: bool) -> tuple[RamBlock, ...]:
         if not 0 < size <= min(left, _LARGEST_BLOCK) or size % PAGE:
             raise damaged(where, f"block {name!r} of {size} bytes, with {left} left")
         if name in names:
-            raise damaged(where, f"block {name!r} for the second time")
+            raise damaged(where, f"block {name!r} occurs twice")
         blocks.append(RamBlock(name, size, address))
         names.add(name)
         left -= size
     if not blocks:
-        raise damaged(where, "memory without any block")
+        raise damaged(where, "memory without blocks")
     return tuple(blocks)

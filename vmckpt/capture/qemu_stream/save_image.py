@@ -1,7 +1,7 @@
 """libvirt's save image: a header, the guest's XML, and QEMU's stream.
 
-`virsh restore` reads it. Written into a FIFO it lets libvirt start a guest from a stream that is
-made while QEMU reads it, so nothing is laid down on a disk.
+`virsh restore` reads such images. Written to a FIFO, an image lets libvirt start a guest from a
+stream that is produced while QEMU reads it, without a file on disk.
 """
 
 import errno
@@ -19,12 +19,12 @@ from typing import BinaryIO
 from vmckpt.errors import StreamDamaged
 
 MAGIC = b"LibvirtQemudSave"
-# libvirt gives a file its name only when it is complete.
+# libvirt writes the final magic only once the file is complete.
 _PARTIAL = b"LibvirtQemudPart"
-# Since libvirt 0.9; newer ones read it and still write it.
+# Used since libvirt 0.9; newer versions still read and write it.
 _VERSION = 2
 _RAW = 0
-# version, length of the texts, was running, compression, offset of the cookie; the rest is free.
+# Version, length of the texts, was running, compression, offset of the cookie; the rest is unused.
 _FIELDS = struct.Struct("=5I56x")
 HEADER = len(MAGIC) + _FIELDS.size
 _LONGEST_TEXT = 16 << 20
@@ -33,9 +33,9 @@ _TURN = 0.005
 
 
 def header(xml: str, *, running: bool, cookie: str = "") -> bytes:
-    """The beginning of a save image; QEMU's stream follows.
+    """Return the beginning of a save image, which QEMU's stream must follow.
 
-    `cookie` is libvirt's own note on the guest, if one was kept.
+    `running`: the guest ran when it was saved; `cookie`: libvirt's own data about it, if any.
     """
     texts = xml.encode() + b"\0"
     offset = len(texts) if cookie else 0
@@ -46,7 +46,7 @@ def header(xml: str, *, running: bool, cookie: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveHeader:
-    """What a save image says before its stream."""
+    """The contents of a save image before its stream."""
 
     xml: str
     cookie: str
@@ -54,19 +54,19 @@ class SaveHeader:
 
 
 def read_header(file: BinaryIO | FileIO) -> SaveHeader:
-    """Read up to where the stream begins. Raises StreamDamaged."""
+    """Read a save image up to the start of the stream. Raises StreamDamaged."""
     raw = _exactly(file, HEADER)
     magic, fields = raw[: len(MAGIC)], raw[len(MAGIC) :]
     if magic == _PARTIAL:
-        raise _wrong("it was never completed")
-    # An image from a machine of the other byte order is not ours to read.
+        raise _wrong("it is incomplete")
+    # Images of machines with another byte order are not supported.
     version, length, running, compression, offset = _FIELDS.unpack(fields)
     if magic != MAGIC or not 1 <= version <= 3:
-        raise _wrong(f"{magic!r}, version {version}: no save image that is known here")
+        raise _wrong(f"unknown format {magic!r}, version {version}")
     if compression != _RAW:
-        raise _wrong(f"compressed by method {compression}, and must be raw")
+        raise _wrong(f"it is compressed by method {compression}, but must be raw")
     if not 0 < length <= _LONGEST_TEXT or offset >= length:
-        raise _wrong(f"{length} bytes of XML")
+        raise _wrong(f"invalid length of its XML: {length} bytes")
     texts = _exactly(file, length)
     xml, cookie = (texts[:offset], texts[offset:]) if offset else (texts, b"")
     try:
@@ -76,13 +76,13 @@ def read_header(file: BinaryIO | FileIO) -> SaveHeader:
             running=bool(running),
         )
     except UnicodeDecodeError:
-        raise _wrong("its XML is no text") from None
+        raise _wrong("its XML is not valid UTF-8") from None
 
 
 def _exactly(file: BinaryIO | FileIO, length: int) -> bytes:
     data = file.read(length)
     if len(data) != length:
-        raise _wrong("it ends too early")
+        raise _wrong("it is truncated")
     return data
 
 
@@ -91,15 +91,16 @@ def _wrong(what: str) -> StreamDamaged:
 
 
 Fill = Callable[[int], None]
-"""Writes all of it into an open file."""
+"""Writes the whole content to an open file."""
 
 
 class Fifo:
-    """A FIFO that is filled while somebody reads it. Use as `with Fifo(folder, fill) as path`.
+    """A FIFO that is filled while it is read. Use as `with Fifo(folder, fill) as path`.
 
-    `fill(file)` writes all of it, in a thread; it is called again from the beginning if the reader
-    only looked at the header and opens it once more, as newer libvirts do. When the block is left
-    the thread has ended, the FIFO is gone, and what `fill` raised is raised, unless the block did.
+    `fill(file)` writes the whole content, in a thread. It is called again from the start if the
+    reader only reads the header and opens the FIFO again, as newer versions of libvirt do. Leaving
+    the block waits for the thread, removes the FIFO, and raises the exception of `fill` unless the
+    block has raised one.
     """
 
     def __init__(self, folder: Path, fill: Fill) -> None:
@@ -109,7 +110,7 @@ class Fifo:
         self._thread = threading.Thread(target=self._run, name="fill", daemon=True)
         self._error: Exception | None = None
         self.filled = False
-        """Whether all of it was taken."""
+        """Whether the whole content was written."""
 
     def __enter__(self) -> Path:
         os.mkfifo(self._path, 0o600)
@@ -134,16 +135,16 @@ class Fifo:
                 return
             except BrokenPipeError:
                 continue
-            except Exception as exc:  # noqa: BLE001 - handed to whoever waits
+            except Exception as exc:  # noqa: BLE001 - raised in the waiting thread
                 self._error = exc
                 return
             finally:
                 os.close(file)
 
     def _opened(self) -> int | None:
-        """The writing end, once somebody reads; None if nobody does yet.
+        """Open the writing end. Returns its descriptor; None if there is no reader yet.
 
-        Whoever opens it the next time gets another FIFO, and not the rest of this one.
+        The path then gets a new FIFO, so that a second reader does not read the rest of this one.
         """
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)

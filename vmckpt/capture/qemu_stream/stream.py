@@ -1,9 +1,9 @@
-"""QEMU's migration stream: read as it comes, and written anew so that QEMU loads it. Pure.
+"""Parse QEMU's migration stream as it arrives, and write one that QEMU can load. Pure.
 
-The layout is in QEMU's docs/devel/migration: sections, each with its number; memory as addresses
-with flags in their low bits, each followed by a page or by the one byte of a zero page. The tail
-(device state and description) is kept as it came. QEMU 7.2 to 10 write the same, but for one
-command of machines of QEMU 10.
+QEMU's docs/devel/migration describes the layout: numbered sections; memory as addresses with flags
+in their low bits, each followed by a page, or by one byte for a zero page. The tail (device state
+and description) is kept unchanged. QEMU 7.2 to 10 write the same format, except for one command
+with machine types of QEMU 10.
 """
 
 import re
@@ -34,43 +34,43 @@ Addresses = NDArray[np.uint64]
 Pages = NDArray[np.uint8]
 
 _PAGE_RECORD, _ZERO_RECORD = 8 + PAGE, 8 + 1
-# The longest thing in the body: a page with its block's name.
+# The longest record: a page with its block's name.
 _LONGEST = 8 + 256 + PAGE
-# The names that QEMU and libvirt give to a guest's main memory.
+# Names of a guest's main memory, as chosen by QEMU and libvirt.
 _MAIN_MEMORY = re.compile(r"pc\.ram|mach-virt\.ram|s390\.ram|ram-node[0-9]+")
-# So many records are looked at first when a run begins, then twice as many, and so on.
+# Number of records that are examined first at the start of a run; it doubles each time.
 _FIRST_LOOK = 32
 _LONGEST_LOOK = 1 << 14
 
 
 class Sink(Protocol):
-    """Takes what is in a stream. Arrays and buffers are valid only during the call."""
+    """Takes the parts of a stream. Arrays and buffers are valid only during the call."""
 
     def begin(self, head: Head) -> None: ...
 
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
-        """Pages of one block: `data` has a row of 4096 bytes for each address."""
+        """Take pages of one block. `data` has a row of 4096 bytes for each address."""
 
     def zeros(self, block: int, addresses: Addresses) -> None: ...
 
     def tail(self, data: memoryview) -> None:
-        """More of the device state."""
+        """Take the next bytes of the device state."""
 
 
 class StreamParser:
-    """Takes a stream in blocks of any size and gives its parts to a sink.
+    """Parses a stream that arrives in buffers of any size, and passes its parts to a sink.
 
-    Feed it a MiB or more at a time: a run of pages is handled as one. Raises StreamDamaged, after
-    which it is of no use any more.
+    Feed it a MiB or more at a time, since runs of pages are handled together. Its methods raise
+    StreamDamaged, after which it cannot be used any more.
     """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._rest = b""
         self._offset = 0
-        """Of what is parsed now, in the whole stream."""
+        """Current offset in the whole stream."""
         self._block = -1
-        """That CONTINUE means; none yet."""
+        """The block to which CONTINUE refers; -1: none yet."""
         self._names: dict[bytes, int] = {}
         self._sizes: list[int] = []
         self._step: Callable[[memoryview], int] = self._head
@@ -78,7 +78,7 @@ class StreamParser:
 
     @property
     def flowing(self) -> bool:
-        """Whether the first page has come."""
+        """Whether the first page has arrived."""
         return self._block >= 0 or self.in_tail
 
     @property
@@ -87,10 +87,10 @@ class StreamParser:
         return self._step == self._tail
 
     def feed(self, data: Buffer) -> None:
-        """Take the next block of the stream."""
+        """Parse the next part of the stream. Raises StreamDamaged."""
         view = memoryview(data).cast("B")
         if self._rest:
-            # Only as much as completes what was cut in two; the rest is parsed where it is.
+            # Copy only what completes the record that was cut; the rest is parsed in place.
             cut = len(view) if self.head is None else min(len(view), _LONGEST)
             joined = self._rest + view[:cut]
             used = self._consume(memoryview(joined))
@@ -102,14 +102,14 @@ class StreamParser:
         self._rest = bytes(view[used:])
 
     def finish(self) -> Head:
-        """The stream has ended. Raises StreamDamaged if it is not whole."""
+        """End the stream, and return its head. Raises StreamDamaged if the stream is incomplete."""
         if self.head is None or not self.in_tail or self._rest:
             what = "head" if self.head is None else "memory"
-            raise damaged(self._offset + len(self._rest), f"the end, in the middle of its {what}")
+            raise damaged(self._offset + len(self._rest), f"the stream ends within its {what}")
         return self.head
 
     def _consume(self, view: memoryview) -> int:
-        """Parse what can be parsed; return how much that was."""
+        """Parse as much as possible. Returns the number of bytes parsed."""
         at = 0
         while at < len(view):
             step = self._step
@@ -129,7 +129,7 @@ class StreamParser:
         except NeedMore:
             if len(view) < headers.LONGEST_HEAD:
                 raise
-            raise damaged(0, f"no memory within {headers.LONGEST_HEAD} bytes") from None
+            raise damaged(0, f"the head is longer than {headers.LONGEST_HEAD} bytes") from None
         self.head = head
         self._names = {block.name.encode("ascii"): i for i, block in enumerate(head.blocks)}
         self._sizes = [block.size for block in head.blocks]
@@ -138,7 +138,7 @@ class StreamParser:
         return used
 
     def _section(self, view: memoryview) -> int:
-        """The first byte of a section, and the number of one that goes on."""
+        """Parse the type of a section, and its number if it continues an earlier one."""
         assert self.head is not None
         kind = view[0]
         if kind in (headers.FULL, headers.EOF):
@@ -147,27 +147,29 @@ class StreamParser:
         if kind == headers.COMMAND:
             return self._command(view)
         if kind not in (PART, headers.END):
-            raise damaged(self._offset, f"a section of type {kind:#04x} between memory and devices")
+            raise damaged(self._offset, f"section of type {kind:#04x} between memory and devices")
         if len(view) < 5:
             raise NeedMore
         number = int.from_bytes(view[1:5], "big")
         if number != self.head.section:
-            raise damaged(self._offset, f"more of section {number}, which never began")
+            raise damaged(self._offset, f"part of section {number}, which has not started")
         self._step = self._memory
         return 5
 
     def _command(self, view: memoryview) -> int:
-        """The one that may come in the middle of memory. Written anew, the stream is without it."""
+        """Skip the only command that may occur within memory; it is not written again."""
         told = bytes(view[: len(headers.SWITCHOVER_START)])
         if not headers.SWITCHOVER_START.startswith(told):
-            raise damaged(self._offset, f"a command {told[1:].hex()}, which is not known here")
+            raise damaged(self._offset, f"unknown command {told[1:].hex()}")
         if told != headers.SWITCHOVER_START:
             raise NeedMore
         return len(told)
 
     def _after_memory(self, kind: int) -> Callable[[memoryview], int]:
-        """What takes the rest, which begins with a section of this kind. For other streams that
-        hold memory sections: a subclass may go on with something else."""
+        """Return the function that parses the rest, which begins with a section of this type.
+
+        Subclasses for other streams with memory sections may return another function.
+        """
         assert kind in (headers.FULL, headers.EOF)
         return self._tail
 
@@ -183,7 +185,7 @@ class StreamParser:
         return len(view)
 
     def _memory(self, view: memoryview) -> int:
-        """One record, or the run of records like it that begins here."""
+        """Parse a record, or a run of records of the same kind."""
         if len(view) < 8:
             raise NeedMore
         flags = view[7] | (view[6] & 0x0F) << 8
@@ -197,17 +199,17 @@ class StreamParser:
             return 8
         if flags in (FULL_PAGE, ZERO):
             return self._named(view, flags)
-        raise damaged(self._offset, f"a page with flags {flags:#x}, which is not known here")
+        raise damaged(self._offset, f"page with unknown flags {flags:#x}")
 
     def _named(self, view: memoryview, flags: int) -> int:
-        """A record that says of which block it is."""
+        """Parse a record that names its block."""
         if len(view) < 9 or len(view) < 9 + view[8]:
             raise NeedMore
         body = 9 + view[8]
         name = bytes(view[9:body])
         if name not in self._names:
             shown = readable(name, self._offset)
-            raise damaged(self._offset, f"a page of block {shown!r}, which is not in the list")
+            raise damaged(self._offset, f"page of block {shown!r}, which is not in the list")
         end = body + (PAGE if flags == FULL_PAGE else 1)
         if len(view) < end:
             raise NeedMore
@@ -223,12 +225,12 @@ class StreamParser:
         return end
 
     def _run(self, view: memoryview, record: int, flags: int) -> int:
-        """All records of one kind that follow each other in the same block."""
+        """Parse consecutive records of one kind in the same block."""
         available = len(view) // record
         if not available:
             raise NeedMore
         if self._block < 0:
-            raise damaged(self._offset, "a page that goes on with a block, and none has begun")
+            raise damaged(self._offset, "page that continues a block before any block has started")
         look, found = _FIRST_LOOK, 0
         words = np.ndarray((available,), ">u8", view, 0, (record,))
         while found < min(available, _LONGEST_LOOK):
@@ -250,20 +252,20 @@ class StreamParser:
 
     def _zeros(self, addresses: Addresses, filling: NDArray[np.uint8]) -> None:
         if filling.any():
-            raise damaged(self._offset, f"a zero page filled with {int(filling.max()):#04x}")
+            raise damaged(self._offset, f"zero page filled with {int(filling.max()):#04x}")
         self._sink.zeros(self._block, addresses)
 
     def _within(self, addresses: Addresses) -> None:
         highest, size = int(addresses.max()), self._sizes[self._block]
         if highest >= size:
-            raise damaged(self._offset, f"a page at {highest:#x} of a block of {size:#x} bytes")
+            raise damaged(self._offset, f"page at {highest:#x} in a block of {size:#x} bytes")
 
 
 class StreamWriter:
-    """Writes a stream that QEMU loads: `opening`, then pages in any order, then `closing`.
+    """Writes a stream that QEMU can load. Call `opening`, write pages in any order, call `closing`.
 
-    Pages that are never written are zero in a QEMU that was just started, but not where firmware
-    was loaded: give the zeros of every block but the guest's main memory.
+    In a QEMU that was just started, pages that are not written are zero, except where firmware was
+    loaded. So write the zeros of every block but the guest's main memory.
     """
 
     def __init__(self, head: Head, write: Callable[[Buffer], object]) -> None:
@@ -275,7 +277,7 @@ class StreamWriter:
         self._write(self._head.written(without_shared=without_shared))
 
     def pages(self, block: str, addresses: Addresses, data: Pages) -> None:
-        """Pages of a block; `data` has a row for each address."""
+        """Write pages of a block; `data` has a row for each address."""
         records = np.empty((len(addresses), _PAGE_RECORD), dtype=np.uint8)
         records[:, 8:] = data
         self._section(block, addresses, records, FULL_PAGE)
@@ -296,7 +298,7 @@ class StreamWriter:
             return
         words = addresses.astype(np.uint64) | np.uint64(flags | CONTINUE)
         records[:, :8] = words.astype(">u8").view(np.uint8).reshape(-1, 8)
-        # The first one names the block; those after it go on with it.
+        # The first record names the block, and the others continue it.
         name = block.encode("ascii")
         first = struct.pack(">QB", int(addresses[0]) | flags, len(name)) + name
         self._write(struct.pack(">BI", PART, self._head.section) + first)
@@ -305,5 +307,5 @@ class StreamWriter:
 
 
 def starts_as_zeros(block: str) -> bool:
-    """Whether a block is all zeros in a QEMU that waits for a stream; others may hold firmware."""
+    """Return whether a block is zero in a QEMU that waits for a stream; others have firmware."""
     return _MAIN_MEMORY.fullmatch(block) is not None

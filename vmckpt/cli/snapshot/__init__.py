@@ -1,1 +1,1 @@
-"""vmckpt snapshot."""
+"""The commands of vmckpt snapshot."""

@@ -1,4 +1,4 @@
-"""vmckpt snapshot: make a store, list what it has; the other commands stand beside."""
+"""vmckpt snapshot: the group of its commands, with init and list."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -20,13 +20,17 @@ app = typer.Typer(name="snapshot", invoke_without_command=True, rich_markup_mode
 
 @app.callback()
 def snapshot_options(context: typer.Context) -> None:
-    """Snapshots of memory and disks, in a store that can be proved."""
+    """Take, verify, restore and manage snapshots.
+
+    A snapshot holds a guest's memory, devices and disks. It is kept in a store of the inventory,
+    deduplicated and, once you have added a key, encrypted.
+    """
     help_alone(context)
 
 
 @app.command()
 def init(store: STORE = None, inventory: INVENTORY = None) -> None:
-    """Make a store for snapshots, where the inventory says.
+    """Create a snapshot store at its place in the inventory.
 
     Examples:
 
@@ -37,12 +41,12 @@ def init(store: STORE = None, inventory: INVENTORY = None) -> None:
     from vmckpt.app import controller, snapshots
 
     where = snapshots.init(controller.load_inventory(inventory), store)
-    output.say(f"{where} is a store now")
+    output.say(f"created store {where}")
 
 
 @app.command("list")
 def list_(
-    guest: Annotated[str | None, typer.Argument(help="Only of this one.")] = None,
+    guest: Annotated[str | None, typer.Argument(help="Only snapshots of this guest.")] = None,
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -76,7 +80,7 @@ _NAMES = (
     "memory_bytes", "disks_bytes", "new_bytes", "encrypted", "pinned", "trusted", "tags",
     "verified", "group", "wrong",
 )  # fmt: skip
-"""What --json tells of a snapshot."""
+"""The keys of a snapshot in --json output."""
 
 
 def _row(one: "SnapshotRow") -> tuple[str, ...]:
@@ -101,7 +105,7 @@ def _row(one: "SnapshotRow") -> tuple[str, ...]:
 
 def _as_json(one: "SnapshotRow") -> dict[str, Any]:
     told = one.public
-    if told is None:  # the same names, so that what reads them needs no second form
+    if told is None:  # the same keys, so that readers need no second format
         return dict.fromkeys(_NAMES) | {"id": one.id, "wrong": one.wrong}
     return {
         "id": one.id,

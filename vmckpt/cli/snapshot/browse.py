@@ -31,7 +31,7 @@ _LOOK = 1.0
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
+    """Add the command to `app`."""
     app.command("open")(open_)
 
 
@@ -39,37 +39,44 @@ def open_(
     snapshot: SNAPSHOT,
     disk: Annotated[
         str | None,
-        typer.Option(metavar="DISK[:PARTITION]", help="Which one, like vda:1; else all, or one."),
+        typer.Option(
+            metavar="DISK[:PARTITION]",
+            help="Disk or partition, like vda:1. Default: all disks; for files, the only one.",
+        ),
     ] = None,
     nbd: Annotated[
         Path | None,
-        typer.Option(metavar="SOCKET", help="Serve disks at this socket, of mode 0600."),
+        typer.Option(metavar="SOCKET", help="Serve disks on this socket, with mode 0600."),
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="[ADDRESS:]PORT", help="Serve on a loopback port, with a key."),
+        typer.Option(metavar="[ADDRESS:]PORT", help="Serve disks on a loopback port, with a key."),
     ] = None,
     files: Annotated[str | None, typer.Option(metavar="PATH", help="List a folder.")] = None,
     get: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Copy a file, or a folder, out of it.")
+        str | None, typer.Option(metavar="PATH", help="Copy a file or a folder out of a disk.")
     ] = None,
-    to: Annotated[Path, typer.Option(metavar="PLACE", help="Where to; '-' is stdout.")] = Path(),
+    to: Annotated[
+        Path, typer.Option(metavar="PLACE", help="Target of --get; '-' is stdout.")
+    ] = Path(),
     core: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the memory as a core.")
+        Path | None, typer.Option(metavar="FILE", help="Write the memory as an ELF core.")
     ] = None,
     identity: IDENTITY = None,
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Look into a snapshot: nothing is restored, and nothing can be written.
+    """Read disks, files or memory of a snapshot without restoring it.
 
-    Its disks are served over NBD until Ctrl-C: what is read is fetched from the store. Unless --nbd
-    or --listen says otherwise that is on a socket in a new directory of your own. No other user of
-    this machine can read them: --listen wants a key, which it leaves in such a directory. --files
-    and --get read single files of ext2, ext3 and ext4, on a disk or in a partition, without
-    mounting it; what was only in its journal is not seen, owners and links are not kept. --core
-    writes an ELF core for gdb and crash, sparse.
+    By default it serves the disks read-only over NBD until Ctrl-C, and fetches from the store only
+    what is read. The socket is in a new private directory; use --nbd for another path, or --listen
+    for a loopback port. Other users of this machine cannot read the disks: clients of the port need
+    a key, which is written to such a private directory.
+
+    --files and --get read files from ext2, ext3 and ext4, on a disk or in a partition, without
+    mounting it. They ignore data that is only in the file system's journal, and do not keep owners
+    and links. --core writes a sparse ELF core for gdb and crash.
 
     Examples:
 
@@ -102,7 +109,7 @@ def open_(
 def _at_most_one(*asked: object) -> None:
     if sum(one is not None for one in asked) > 1:
         raise BadInput(
-            "say one of --nbd, --listen, --files, --get and --core: what is wanted of it",
+            "--nbd, --listen, --files, --get and --core are mutually exclusive",
             hint="see vmckpt snapshot open --help",
         )
 
@@ -112,12 +119,12 @@ def _port(text: str) -> "Tcp":
 
     match = _PORT.fullmatch(text)
     if match is None or int(match[2]) > 65535:
-        raise BadInput(f"{text!r} is no port", hint="write it like 10809 or 127.0.0.1:10809")
+        raise BadInput(f"{text!r} is not a port", hint="write it like 10809 or 127.0.0.1:10809")
     return Tcp((match[1] or "127.0.0.1").strip("[]"), int(match[2]))
 
 
 def _named(disk: str | None, browse: "Browse") -> tuple[str, int | None]:
-    """A disk and one of its partitions, as somebody wrote them. Raises BadInput."""
+    """Parse DISK[:PARTITION]; without it, take the snapshot's only disk. Raises BadInput."""
     if disk is None:
         if len(browse.disks()) != 1:
             raise BadInput(
@@ -127,7 +134,7 @@ def _named(disk: str | None, browse: "Browse") -> tuple[str, int | None]:
         return browse.disks()[0], None
     match = _DISK.fullmatch(disk)
     if match is None:
-        raise BadInput(f"{disk!r} names no disk", hint="write it like vda or vda:1")
+        raise BadInput(f"{disk!r} is not a disk", hint="write it like vda or vda:1")
     return match[1], None if match[2] is None else int(match[2])
 
 
@@ -136,7 +143,9 @@ def _exports(browse: "Browse", disk: str | None) -> "Mapping[str, Export]":
     if disk is not None:
         name, number = _named(disk, browse)
         if number is not None:
-            raise BadInput(f"{disk}: a disk is served whole", hint=f"say --disk {name}")
+            raise BadInput(
+                f"{disk}: a partition cannot be served, only the disk", hint=f"use --disk {name}"
+            )
     return browse.exports(name)
 
 
@@ -160,7 +169,7 @@ def _serve(browse: "Browse", disk: str | None, path: Path | None, *, json: bool)
         _say_served()
         while not ended.wait(_LOOK):
             pass
-    output.say("served no more")
+    output.say("stopped serving")
 
 
 def _serve_with_key(browse: "Browse", disk: str | None, place: "Tcp", *, json: bool) -> None:
@@ -177,21 +186,21 @@ def _serve_with_key(browse: "Browse", disk: str | None, place: "Tcp", *, json: b
             for one, uri in uris.items():
                 output.out.print(f"{one}: {uri}", soft_wrap=True)
                 output.out.print(f"  qemu-img convert {port.qemu_options(one)} ...", soft_wrap=True)
-        output.say(f"{place.host}:{port.place.port} wants the key in {directory}, which is yours")
+        output.say(f"{place.host}:{port.place.port} requires the key in {directory}")
         _say_served()
         while not ended.wait(_LOOK):
             port.must_live()
-    output.say("served no more")
+    output.say("stopped serving")
 
 
 def _say_served() -> None:
     sys.stdout.flush()
-    output.say("served read-only until Ctrl-C")
+    output.say("serving read-only; press Ctrl-C to stop")
 
 
 @contextmanager
 def _until_stopped() -> Iterator[threading.Event]:
-    """Set by Ctrl-C, SIGTERM and a terminal that is closed; afterwards these are as before."""
+    """Yield an event that SIGINT, SIGTERM and SIGHUP set; restore their handlers afterwards."""
     ended = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
@@ -224,7 +233,7 @@ def _files(
             if json:
                 output.print_json({"path": str(place), "left_out": left_out})
             else:
-                rest = f"; {left_out} things that are no files were left out" if left_out else ""
+                rest = f"; skipped {left_out} entries that are not files" if left_out else ""
                 output.say(f"{place}{rest}")
 
 

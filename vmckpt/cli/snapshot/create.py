@@ -20,21 +20,24 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
+    """Add the command to `app`."""
     app.command()(create)
 
 
 def create(
     guest: Annotated[
-        str | None, typer.Argument(help="Its name or UUID.", autocompletion=arguments.guests)
+        str | None,
+        typer.Argument(help="Name or UUID of the guest.", autocompletion=arguments.guests),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What it is called; else the time.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the snapshot. Default: the time.")
+    ] = None,
     memory: Annotated[
-        bool, typer.Option("--memory/--no-memory", help="Its memory, too, or its disks only.")
+        bool, typer.Option("--memory/--no-memory", help="Include the memory, or only the disks.")
     ] = True,
     way: Annotated[MemoryMethod, typer.Option(help="How memory is captured.")] = MemoryMethod.AUTO,
     group: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Several guests, as one consistent cut.")
+        str | None, typer.Option(metavar="A,B,C", help="Several guests at one consistent moment.")
     ] = None,
     store: STORE = None,
     inventory: INVENTORY = None,
@@ -42,18 +45,18 @@ def create(
 ) -> None:
     """Take a snapshot of a guest.
 
-    The guest stands still for some milliseconds only; its memory is read while it runs on. Ctrl-C
-    gives it up: the guest is as it was, and nothing is in the store.
+    The guest is paused for only a few milliseconds; its memory is read while it runs. Ctrl-C
+    abandons the snapshot: the guest is unchanged, and nothing is added to the store.
 
-    With --no-memory its disks only, also of a guest that is off, which cannot be started meanwhile.
-    A guest agent holds file systems still for the instant; without one they are as after a power
-    cut.
+    --no-memory captures only the disks. This works also for a guest that is off; such a guest
+    cannot be started until the snapshot is complete. A guest agent freezes the file systems for the
+    moment of the snapshot; without one they are as after a power failure.
 
-    --way background is QEMU's background snapshot. --way shared is for memory that vmckpt prepare
-    made a file: its host keeps a copy, as large as the memory, until the guest ends or --way
-    background is said, and each snapshot reads only what has changed. auto goes on in that way
-    where a copy is there, takes the background otherwise, and libvirt's own memory snapshot, for
-    which the guest stands still, where that does not work.
+    --way background uses QEMU's background snapshot. --way shared is for guests whose memory is a
+    file on the host; use vmckpt prepare for that. The host keeps a copy as large as the memory,
+    until the guest ends or you use --way background, and each snapshot reads only changed memory.
+    --way auto uses shared if such a copy exists, else background. If that does not work, it uses
+    libvirt's memory snapshot, during which the guest is paused.
 
     Examples:
 
@@ -71,11 +74,8 @@ def create(
     from vmckpt.snapshot.request import TakeRequest
 
     if (guest is None) == (group is None):
-        told = "neither a guest" if guest is None else "both a guest"
-        also = "nor" if guest is None else "and"
-        raise BadInput(
-            f"{told} {also} a group is named", hint="name a guest, or several with --group web1,db1"
-        )
+        told = "neither a guest nor a group is" if guest is None else "both a guest and a group are"
+        raise BadInput(f"{told} named", hint="name one guest, or several with --group web1,db1")
     known = controller.load_inventory(inventory)
     request = TakeRequest(guest=guest or "", name=name, memory=memory, way=way)
     if group is not None:
@@ -104,7 +104,7 @@ async def _create(
 ) -> "Taken":
     from vmckpt.app import snapshots
 
-    acting = _controller(inventory, "stopping: the guest will be as it was")
+    acting = _controller(inventory, "stopping: abandoning the snapshot")
     return await snapshots.take(acting, store, request)
 
 
@@ -113,7 +113,7 @@ async def _create_group(
 ) -> "GroupTaken":
     from vmckpt.app import snapshots
 
-    acting = _controller(inventory, "stopping: the guests will be as they were")
+    acting = _controller(inventory, "stopping: abandoning the snapshots")
     return await snapshots.take_group(acting, store, group.split(","), request)
 
 
@@ -122,8 +122,8 @@ def _show_group(cut: "GroupTaken") -> None:
         _show_taken(one)
     held = max(one.held or 0.0 for one in cut.members)
     output.out.print(
-        f"{cut.id}: {len(cut.members)} guests as one cut; what they sent was held for"
-        f" {show_seconds(Seconds(held))} at the most"
+        f"{cut.id}: {len(cut.members)} guests at one consistent moment; their output was buffered"
+        f" for at most {show_seconds(Seconds(held))}"
     )
 
 
@@ -132,11 +132,11 @@ def _show_taken(taken: "Taken") -> None:
         output.say(f"warning: {warning}")
     output.out.print(
         f"{taken.id} {taken.name}: {taken.guest} on {taken.host}, into {taken.store};"
-        f" stood still for {show_seconds(taken.pause)}, done in {show_seconds(taken.took)}"
+        f" paused for {show_seconds(taken.pause)}, done in {show_seconds(taken.took)}"
     )
-    output.out.print(f"way: {taken.way} ({taken.why})")
-    lock = "encrypted" if taken.encrypted else "not encrypted: no administrator's key is known"
+    output.out.print(f"method: {taken.way} ({taken.why})")
+    lock = "encrypted" if taken.encrypted else "not encrypted: no administrator's key was added"
     output.out.print(
-        f"{show_bytes(taken.read)} read, {show_bytes(taken.same)} as before,"
+        f"{show_bytes(taken.read)} read, {show_bytes(taken.same)} unchanged,"
         f" {show_bytes(taken.written)} written, {lock}"
     )

@@ -1,4 +1,4 @@
-"""vmckpt snapshot show, diff and verify, also by booting."""
+"""vmckpt snapshot show, diff and verify; and boot tests."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,16 +28,28 @@ if TYPE_CHECKING:
 
 BOOT = Annotated[
     bool,
-    typer.Option("--boot", help="Restore them beside the original, and see whether they live."),
+    typer.Option("--boot", help="Also restore each snapshot as a test guest that must run."),
 ]
-ON = Annotated[str | None, typer.Option(metavar="HOST", help="Where; else where they were taken.")]
+ON = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST", help="Host for test guests. Default: the host where each was taken."
+    ),
+]
 SCRATCH = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="For their disks, there; else beside the guest's."),
+    typer.Option(
+        metavar="DIR", help="Folder there for the test guests' disks. Default: beside the guest's."
+    ),
 ]
 FOR = Annotated[
     Seconds | None,
-    typer.Option("--for", parser=seconds, metavar="TIME", help="How long each is watched; 10s."),
+    typer.Option(
+        "--for",
+        parser=seconds,
+        metavar="TIME",
+        help="How long to watch each test guest. Default: 10s.",
+    ),
 ]
 
 
@@ -45,15 +57,21 @@ def boot_all(
     inventory: "controller.Inventory", store: str | None, words: Sequence[str],
     key: "Identity | None", *, on: str | None, scratch: Path | None, watch: Seconds | None,
 ) -> "tuple[Booted, ...]":  # fmt: skip
-    """Bring them to life, one after the other; without words the newest of every guest."""
+    """Boot snapshots one after the other, as test guests.
+
+    `words`: IDs or names; empty: the newest snapshot of each guest. `scratch`: an absolute path on
+    the host. `watch`: time for each, in seconds. Raises BadInput, and what `boot_test.boot` raises.
+    """
     from vmckpt.app import boot_test, controller
     from vmckpt.snapshot.verify.boot_test import WATCH
 
     if scratch is not None and not scratch.is_absolute():
-        raise BadInput(f"--scratch {scratch}: say the whole path, as that host sees it")
+        raise BadInput(
+            f"--scratch {scratch}: not an absolute path", hint="write an absolute path on the host"
+        )
 
     async def run() -> "tuple[Booted, ...]":
-        stop = stop_on_signals("stopping: the restored guest will be taken away")
+        stop = stop_on_signals("stopping: removing the test guest")
         caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
         acting = controller.Controller(inventory=inventory, caller=caller)
         return await boot_test.boot(
@@ -65,30 +83,32 @@ def boot_all(
 
 
 def _say(one: "Booted") -> None:
-    word = "lives" if one.lives else "does not live"
+    word = "runs" if one.lives else "does not run"
     output.say(f"{one.snapshot} {one.name}: {word} on {one.host}: {one.why}")
 
 
 def check_booted(booted: "Sequence[Booted]") -> None:
-    """Raises StoreDamaged if one of them did not come to life."""
+    """Raise StoreDamaged if a test guest did not run."""
     dead = [one for one in booted if not one.lives]
     if dead:
-        more = f", and so are {len(dead) - 1} more" if len(dead) > 1 else ""
+        more = f"; {len(dead) - 1} more failed as well" if len(dead) > 1 else ""
         raise StoreDamaged(
-            f"{dead[0].snapshot} was restored on {dead[0].host}, and is dead: {dead[0].why}{more}",
-            hint="look at an older snapshot, or at this one with --as and a console",
+            f"{dead[0].snapshot} does not run when restored on {dead[0].host}: {dead[0].why}{more}",
+            hint="try an older snapshot, or restore this one with --as and look at its console",
         )
 
 
 def show_booted(booted: "Sequence[Booted]") -> None:
-    """What came of them, in a line."""
+    """Print how many test guests ran."""
     alive = sum(one.lives for one in booted)
     took = show_seconds(Seconds(sum(one.took for one in booted)))
-    output.out.print(f"{alive} of {len(booted)} came to life, in {took}; nothing of it is left")
+    output.out.print(
+        f"{alive} of {len(booted)} test guests ran, in {took}; all of them were removed"
+    )
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make these commands of `app`."""
+    """Add these commands to `app`."""
     for command in (show, diff, verify):
         app.command()(command)
 
@@ -96,12 +116,14 @@ def add_to(app: typer.Typer) -> None:
 def show(
     snapshot: SNAPSHOT,
     identity: IDENTITY = None,
-    xml: Annotated[bool, typer.Option("--xml", help="Print the guest's XML and no more.")] = False,
+    xml: Annotated[bool, typer.Option("--xml", help="Print only the guest's XML.")] = False,
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Show what is known of a snapshot: without a key the public part, with one all of it.
+    """Show the metadata of a snapshot.
+
+    Without a key it shows the public part; with --identity also the encrypted part.
 
     Examples:
 
@@ -131,22 +153,23 @@ def show(
         _print_rows(_public_rows(found))
         if private is not None:
             _print_private(private)
-    # What can be seen was shown: for whom it is is what one wants to know then.
+    # The public part was printed first, as it says which keys open the snapshot.
     if refused is not None:
         raise refused
 
 
 def diff(
-    before: Annotated[str, typer.Argument(metavar="A", help="The older one.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="The newer one.")],
+    before: Annotated[str, typer.Argument(metavar="A", help="The older snapshot.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The newer snapshot.")],
     identity: IDENTITY = None,
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Show how much of each region and disk differs between two snapshots.
+    """Show how much each memory region and disk changed.
 
-    The figures are upper bounds: what was stored twice, as by a full snapshot, counts as changed.
+    The figures are upper bounds: data that was stored twice, as by a full snapshot, counts as
+    changed.
 
     Examples:
 
@@ -169,21 +192,23 @@ def diff(
 def verify(
     snapshots: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SNAPSHOT...]", help="Ids or names; else all of the store."),
+        typer.Argument(metavar="[SNAPSHOT...]", help="IDs or names. Default: the whole store."),
     ] = None,
     sealed: Annotated[
-        bool, typer.Option("--sealed", help="Use no private key, even if one is named.")
+        bool, typer.Option("--sealed", help="Use no private key, even if --identity is given.")
     ] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every chunk, and see whether it fits its place.")
+        bool, typer.Option("--deep", help="Read every chunk and check that it fits its place.")
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Take away what is damaged first, and save the rest of it."),
+        typer.Option("--repair", help="First remove damaged objects, and save their good chunks."),
     ] = False,
     from_: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="STORE", help="Bring back from there what is lost."),
+        typer.Option(
+            "--from", metavar="STORE", help="With --repair: fetch missing data from this store."
+        ),
     ] = None,
     boot: BOOT = False,
     on: ON = None,
@@ -194,12 +219,13 @@ def verify(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Prove that snapshots are whole; say all that is not, and end with exit code 41 then.
+    """Verify that snapshots are complete and intact.
 
-    Without a key: every bit of every object, signatures, and that nothing is missing. With one:
-    also that snapshots open and name these chunks. --deep reads all of them, too. --boot restores
-    each (without names the newest of every guest) as a guest of its own without network, watches
-    whether it lives, and takes it away.
+    It prints all damage, and ends with exit code 41 if there is any. Without a key it verifies
+    every bit of every object, the signatures, and that nothing is missing. With a key it also
+    verifies that the snapshots can be opened and list these chunks. --deep also reads all chunks.
+    --boot restores each snapshot (without names, the newest of each guest) as a test guest without
+    network, watches whether it runs, and removes it.
 
     Examples:
 
@@ -217,15 +243,15 @@ def verify(
     from vmckpt.snapshot.verify.verify import Depth
 
     if sealed and deep:
-        raise BadInput("--deep reads what --sealed leaves closed", hint="say one of them")
+        raise BadInput("--deep and --sealed are mutually exclusive", hint="use one of them")
     if boot and sealed:
-        raise BadInput("--boot opens what --sealed leaves closed", hint="say one of them")
+        raise BadInput("--boot and --sealed are mutually exclusive", hint="use one of them")
     if not boot and (on or scratch or watch):
-        raise BadInput("--on, --scratch and --for are for --boot", hint="say --boot, too")
+        raise BadInput("--on, --scratch and --for require --boot", hint="add --boot")
     if from_ and not repair:
-        raise BadInput("--from is for mending", hint="say --repair, too")
+        raise BadInput("--from requires --repair", hint="add --repair")
     if repair and snapshots:
-        raise BadInput("--repair mends all of a store", hint="name no snapshots with it")
+        raise BadInput("--repair applies to all of a store", hint="name no snapshots")
     depth = Depth.SEALED if sealed else Depth.DEEP if deep else Depth.OPENED
     known = controller.load_inventory(inventory)
     key = None if sealed else identity_of(identity)
@@ -253,14 +279,15 @@ def verify(
 def _print_repaired(mended: "Repaired") -> None:
     output.out.print(
         f"repaired: {len(mended.removed)} damaged objects removed, {mended.saved} chunks saved from"
-        f" them, {mended.brought} brought back ({show_bytes(mended.brought_bytes)})",
+        f" them, {mended.brought} fetched from other stores ({show_bytes(mended.brought_bytes)})",
         soft_wrap=True,
     )
     for id_ in mended.snapshots:
-        output.out.print(f"{id_}: brought back", soft_wrap=True)
+        output.out.print(f"{id_}: restored to the store", soft_wrap=True)
     for id_, count in mended.lost.items():
         output.out.print(
-            f"{id_}: {count} chunks are lost here; --from a store that has them", soft_wrap=True
+            f"{id_}: {count} chunks are missing; use --from with a store that has them",
+            soft_wrap=True,
         )
 
 
@@ -271,14 +298,14 @@ def _print_proof(found: "Proved") -> None:
         output.out.print(str(flaw), soft_wrap=True)
     opened = f", {found.opened} of them opened" if found.depth is not Depth.SEALED else ""
     read = f", {found.chunks} chunks read" if found.depth is Depth.DEEP else ""
-    state = f"{len(found.flaws)} wrong" if found.flaws else "all whole"
+    state = f"{len(found.flaws)} damaged" if found.flaws else "all intact"
     output.out.print(
         f"{found.where}: {found.snapshots} snapshots{opened}, {found.objects} objects,"
         f" {show_bytes(found.bytes)}{read}: {state}",
         soft_wrap=True,
     )
     if found.closed and found.depth is Depth.OPENED:
-        output.say(f"not opened: {len(found.closed)}, for want of the right key")
+        output.say(f"not opened: {len(found.closed)} snapshots, no matching key")
 
 
 def _print_rows(rows: list[tuple[str, str]]) -> None:
@@ -296,14 +323,14 @@ def _public_rows(found: "Shown") -> list[tuple[str, str]]:
     told = found.looked.public
     names = {one.fingerprint: one.name for one in found.admins}
     if found.looked.wrong is not None:
-        keys = f"cannot be told: {found.looked.wrong}"
+        keys = f"unknown: {found.looked.wrong}"
     else:
         keys = ", ".join(
             f"{names[one]} ({one})" if one in names else one for one in found.looked.keys
         )
     notes = [
         "pinned" if found.looked.pinned else "",
-        "" if found.looked.trusted else "its writer is not trusted here",
+        "" if found.looked.trusted else "writer not trusted",
     ]
     rows = [
         ("id", told.id),
@@ -315,10 +342,10 @@ def _public_rows(found: "Shown") -> list[tuple[str, str]]:
         ("group", told.group or ""),
         ("memory", show_bytes(told.memory)),
         ("disks", show_bytes(told.disks)),
-        ("new", f"{show_bytes(told.new)} in {len(found.looked.found.names)} chunks at most"),
+        ("new", f"at most {show_bytes(told.new)} in {len(found.looked.found.names)} chunks"),
         ("runs on", f"QEMU {told.qemu}, {told.machine}, {told.accelerator}, {told.arch}"),
         ("tags", ", ".join(f"{name}={value}" for name, value in told.tags.items())),
-        ("opened by", keys if told.data_key_id else "everybody: it is not encrypted"),
+        ("opened by", keys if told.data_key_id else "no key needed: not encrypted"),
         ("writer", fingerprint(bytes.fromhex(told.signer))),
         ("stores", ", ".join(found.stores)),
         ("verified", _verified(found)),
@@ -397,7 +424,7 @@ def _print_private(private: "Private") -> None:
         output.out.print()
         output.out.print(disks)
     rows = [("boots from", path) for path in facts.boot_files]
-    rows += [("keeps", f"{name}, {len(file)} bytes") for name, file in private.files.items()]
+    rows += [("contains", f"{name}, {len(file)} bytes") for name, file in private.files.items()]
     rows += [("agent", f"{name}: {value}") for name, value in facts.agent.items()]
     rows += [("warning", text) for text in facts.warnings]
     if rows:
@@ -419,7 +446,7 @@ def _print_diff(found: "Compared") -> None:
             show_bytes(one.filled * unit),
         )
     output.out.print(table)
-    beside = "" if found.follows else "; the second was not made from the first"
+    beside = "" if found.follows else "; the second snapshot is not based on the first"
     output.out.print(f"at most {show_bytes(found.changed)} changed{beside}")
 
 

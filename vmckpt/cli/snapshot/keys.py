@@ -1,4 +1,4 @@
-"""vmckpt snapshot keys: who can read snapshots, whose signatures count, and the domain's salt."""
+"""vmckpt snapshot keys: keys that open snapshots, trusted writers, and the domain's salt."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from vmckpt.snapshot.rekey import Rotated
     from vmckpt.store.keys.keyring import Named
 
-FILE = Annotated[Path, typer.Argument(help="The file that carries it.")]
+FILE = Annotated[Path, typer.Argument(help="File that holds the salt.")]
 
 
 def add_salt_to(keys: typer.Typer) -> None:
-    """Make these commands of `keys`."""
+    """Add the commands for the salt to `keys`."""
     keys.command()(export_salt)
     keys.command()(import_salt)
 
@@ -36,14 +36,15 @@ def add_salt_to(keys: typer.Typer) -> None:
 def export_salt(
     file: FILE,
     no_passphrase: Annotated[
-        bool, typer.Option("--no-passphrase", help="Who has the file has the salt.")
+        bool, typer.Option("--no-passphrase", help="Do not protect the file with a passphrase.")
     ] = False,
     json: JSON = False,
 ) -> None:
-    """Put the domain's salt into a new file, for another controller that shares these stores.
+    """Write the domain's salt to a new file, for another controller.
 
-    With the same salt, what both write is stored once. It opens no snapshot; but who has it, and
-    may read a store, can find out whether that has a content which he can guess.
+    Controllers with the same salt store data that both write only once. The salt opens no snapshot.
+    But with the salt and read access to a store, an attacker can check whether the store contains a
+    guessed content.
 
     Example:
 
@@ -58,14 +59,15 @@ def export_salt(
             {"file": str(file), "domain": domain, "passphrase": passphrase is not None}
         )
         return
-    output.out.print(f"the salt of domain {domain} is in {file}", soft_wrap=True)
-    output.say(f"on the other controller: vmckpt snapshot keys import-salt {file}")
+    output.out.print(f"wrote the salt of domain {domain} to {file}", soft_wrap=True)
+    output.say(f"on the other controller, run vmckpt snapshot keys import-salt {file}")
 
 
 def import_salt(file: FILE, json: JSON = False) -> None:
-    """Join another controller's domain: what both write is stored once.
+    """Join another controller's domain, to share its chunks.
 
-    A controller has one domain. What it signed before stays as it is.
+    Data that both controllers write is then stored once. A controller has one domain. Snapshots
+    that it signed before do not change.
 
     Example:
 
@@ -80,29 +82,32 @@ def import_salt(file: FILE, json: JSON = False) -> None:
         return
     output.out.print(f"new snapshots are in domain {domain}")
     if not encrypts:
-        output.say("say for whom they are to be: vmckpt snapshot keys add NAME KEY")
-    output.say("to believe each other: vmckpt snapshot keys trust NAME KEY, on both")
+        output.say("to encrypt snapshots, run vmckpt snapshot keys add NAME KEY")
+    output.say("to trust each other, run vmckpt snapshot keys trust NAME KEY on both controllers")
 
 
 keys = typer.Typer(name="keys", invoke_without_command=True, rich_markup_mode=None)
-NAME = Annotated[str, typer.Argument(help="What you call it.")]
+NAME = Annotated[str, typer.Argument(help="Name of the key, of your choice.")]
 
 
 @keys.callback()
 def keys_options(context: typer.Context) -> None:
-    """Who can read snapshots, and whose snapshots are believed."""
+    """Manage the keys that open snapshots, and trusted writers."""
     help_alone(context)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make these commands of `app`."""
+    """Add the group `keys` to `app`."""
     add_salt_to(keys)
     app.add_typer(keys, name="keys")
 
 
 @keys.command("list")
 def list_(json: JSON = False) -> None:
-    """List the keys of this controller: whom it encrypts for, and whom it believes.
+    """List the administrators' keys and the trusted writers.
+
+    New snapshots are encrypted for the administrators' keys. Only snapshots that a trusted writer
+    has signed are opened and restored.
 
     Example:
 
@@ -132,29 +137,30 @@ def _json(one: "Named") -> dict[str, Any]:
 def _print_keys(found: "Keys") -> None:
     lines = [(one, one.name, "reads new snapshots") for one in found.admins]
     if found.writer is not None:
-        lines.append((found.writer, "this controller", "signs what it makes, and is believed"))
-    lines += [(one, one.name, "is believed") for one in found.writers]
+        lines.append((found.writer, "this controller", "signs its snapshots, and is trusted"))
+    lines += [(one, one.name, "is trusted") for one in found.writers]
     for one, name, what in lines:
-        # A key on a line of its own can be copied whatever the terminal's width.
+        # A key on its own line can be copied at any width of the terminal.
         output.out.print(f"{name} {what} ({one.fingerprint}):", soft_wrap=True)
         output.out.print(f"    {one.text}", soft_wrap=True)
     if found.admins:
         output.out.print(f"new snapshots are encrypted, in domain {found.domain}")
     else:
-        output.out.print("new snapshots are not encrypted: vmckpt snapshot keys add NAME KEY")
+        output.out.print("new snapshots are not encrypted; run vmckpt snapshot keys add NAME KEY")
 
 
 @keys.command()
 def new(
-    file: Annotated[Path, typer.Argument(help="A new file, best not on a host.")],
+    file: Annotated[Path, typer.Argument(help="New file, preferably not on a host.")],
     no_passphrase: Annotated[
-        bool, typer.Option("--no-passphrase", help="Who has the file can read snapshots.")
+        bool, typer.Option("--no-passphrase", help="Do not protect the file with a passphrase.")
     ] = False,
     json: JSON = False,
 ) -> None:
-    """Make an identity: a file that opens the snapshots that are made for its public key.
+    """Create an identity: a private key that opens snapshots.
 
-    Without the file, and its passphrase, nobody reads them: keep a copy in another place.
+    It opens snapshots that are encrypted for its public key, which this command prints. Without the
+    file and its passphrase these snapshots cannot be read, so keep a copy in another place.
 
     Examples:
 
@@ -171,18 +177,19 @@ def new(
         output.print_json({"file": str(file), "key": text, "passphrase": passphrase is not None})
         return
     output.out.print(text, soft_wrap=True)
-    output.say(f"to encrypt for it: vmckpt snapshot keys add NAME {text}")
+    output.say(f"to encrypt snapshots for it, run vmckpt snapshot keys add NAME {text}")
 
 
 @keys.command()
 def add(
     name: NAME,
-    key: Annotated[str, typer.Argument(help="An administrator's public key.")],
+    key: Annotated[str, typer.Argument(help="Public key of an administrator.")],
     json: JSON = False,
 ) -> None:
-    """Encrypt new snapshots for one more. From the first key on, all new ones are encrypted.
+    """Add a key that new snapshots are encrypted for.
 
-    Those there are stay as they are; `rotate` makes them open for it, too.
+    With the first key, encryption of new snapshots is turned on. Existing snapshots do not change;
+    run `rotate` to let the new key open them.
 
     Example:
 
@@ -197,16 +204,16 @@ def add(
         return
     output.out.print(f"new snapshots are encrypted for {added.name} ({added.fingerprint})")
     if first:
-        output.say("encryption is on; snapshots made before are open as they were")
+        output.say("encryption is on; existing snapshots stay unencrypted")
     else:
-        output.say("for those there are: vmckpt snapshot keys rotate --identity FILE")
+        output.say("for existing snapshots, run vmckpt snapshot keys rotate --identity FILE")
 
 
 @keys.command()
 def remove(name: NAME, json: JSON = False) -> None:
-    """Encrypt new snapshots no more for somebody. The last key cannot be removed.
+    """Stop encrypting new snapshots for a key.
 
-    What was made for the key stays open for it until `rotate`.
+    The last key cannot be removed. The key still opens existing snapshots until you run `rotate`.
 
     Example:
 
@@ -215,17 +222,19 @@ def remove(name: NAME, json: JSON = False) -> None:
     from vmckpt.app import snapshot_store
 
     snapshot_store.remove_key(name)
-    _told(name, f"new snapshots are not for {name}", json=json)
-    output.say("for those there are: vmckpt snapshot keys rotate --identity FILE")
+    _told(name, f"new snapshots are not encrypted for {name}", json=json)
+    output.say("for existing snapshots, run vmckpt snapshot keys rotate --identity FILE")
 
 
 @keys.command()
 def trust(
     name: NAME,
-    key: Annotated[str, typer.Argument(help="A writer's public key, as its `keys list` says.")],
+    key: Annotated[
+        str, typer.Argument(help="Public key of the writer, from `keys list` on its controller.")
+    ],
     json: JSON = False,
 ) -> None:
-    """Believe the snapshots that one more writer has signed.
+    """Trust the snapshots that another writer has signed.
 
     Example:
 
@@ -237,12 +246,14 @@ def trust(
     if json:
         output.print_json(_json(added))
     else:
-        output.out.print(f"what {added.name} ({added.fingerprint}) has signed is believed")
+        output.out.print(f"snapshots signed by {added.name} ({added.fingerprint}) are trusted")
 
 
 @keys.command()
 def distrust(name: NAME, json: JSON = False) -> None:
-    """Believe a writer no more: its snapshots are neither opened nor restored nor pruned.
+    """Stop trusting a writer.
+
+    Its snapshots are not opened, restored or pruned.
 
     Example:
 
@@ -251,7 +262,7 @@ def distrust(name: NAME, json: JSON = False) -> None:
     from vmckpt.app import snapshot_store
 
     snapshot_store.distrust(name)
-    _told(name, f"what {name} has signed is not believed", json=json)
+    _told(name, f"snapshots signed by {name} are not trusted", json=json)
 
 
 def _told(name: str, line: str, *, json: bool) -> None:
@@ -265,20 +276,21 @@ def _told(name: str, line: str, *, json: bool) -> None:
 def rotate(
     identity: IDENTITY = None,
     drop: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Remove this key first, as `remove` does.")
+        str | None, typer.Option(metavar="NAME", help="First remove this key, as `remove` does.")
     ] = None,
     store: Annotated[
-        list[str] | None, typer.Option(help="Only in these stores; else in all.")
+        list[str] | None, typer.Option(help="Only these stores. Default: all.")
     ] = None,
     dry_run: DRY_RUN = False,
     yes: YES = False,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Make all snapshots open for the keys there are now, and for no others.
+    """Re-encrypt snapshots' keys for the current administrators.
 
-    Only the wrapped keys are written anew, no data. Who has opened a snapshot before may have kept
-    its key: this is for a key that is lost, not for one that somebody has copied.
+    Afterwards the administrators' keys open all snapshots, and no other key does. Only the wrapped
+    keys are rewritten, not the data. A reader that opened a snapshot before may have kept its data
+    key. Use this for a key that was lost, not for a key that was stolen.
 
     Examples:
 
@@ -290,13 +302,13 @@ def rotate(
 
     key = identity_of(identity)
     if key is None:
-        raise KeyRefused("an identity must open the snapshots first", hint="name it: --identity")
+        raise KeyRefused("rotate requires an identity", hint="add --identity FILE")
     known = controller.load_inventory(inventory)
     left = snapshot_store.heirs(drop)
     names = ", ".join(one.name for one in left)
     if not dry_run:
         known.may_act()
-        sure(f"make all snapshots open for {names} alone?", yes=yes)
+        sure(f"let only {names} open all snapshots?", yes=yes)
     done = []
     for one in snapshot_store.rotate(
         known, store or (), key, drop, dry_run=dry_run, progress=Ticker().count
@@ -319,24 +331,25 @@ def _print_rotated(one: "Rotated", names: str, *, dry_run: bool) -> None:
     would = "would be" if dry_run else "are"
     beside = f"; {len(one.open)} are not encrypted" if one.open else ""
     output.out.print(
-        f"{one.store}: {len(one.rewrapped)} snapshots {would} for {names}{beside}", soft_wrap=True
+        f"{one.store}: {len(one.rewrapped)} snapshots {would} encrypted for {names}{beside}",
+        soft_wrap=True,
     )
     for id_, why in {**one.refused, **one.damaged}.items():
-        output.out.print(f"left as it is: {id_}: {why}", soft_wrap=True)
+        output.out.print(f"unchanged: {id_}: {why}", soft_wrap=True)
 
 
 def _check(done: "list[Rotated]") -> None:
-    """Raises StoreDamaged or KeyRefused if not all snapshots could be made open."""
+    """Raise StoreDamaged or KeyRefused if snapshots were left unchanged."""
     damaged = sum(len(one.damaged) for one in done)
     refused = sum(len(one.refused) for one in done)
     if damaged:
         raise StoreDamaged(
-            f"{damaged} snapshots were left as they are, for they are damaged",
-            hint="vmckpt snapshot verify tells more",
+            f"{damaged} damaged snapshots were not changed",
+            hint="run vmckpt snapshot verify for details",
         )
     if refused:
         raise KeyRefused(
-            f"{refused} snapshots were left as they are: not for this identity, or not signed by a"
-            " trusted writer",
-            hint="rotate again with an identity that opens them",
+            f"{refused} snapshots were not changed: this identity does not open them, or their"
+            " writer is not trusted",
+            hint="run rotate again with an identity that opens them",
         )

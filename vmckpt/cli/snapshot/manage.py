@@ -23,7 +23,7 @@ _MOST = 100_000
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make these, and those that look, commands of `app`."""
+    """Add these commands, and those of `inspect`, to `app`."""
     inspect.add_to(app)
     for command in (pin, unpin, delete, prune, gc, copy, export):
         app.command()(command)
@@ -32,12 +32,12 @@ def add_to(app: typer.Typer) -> None:
 
 def pin(
     snapshot: SNAPSHOT,
-    why: Annotated[str, typer.Option(help="For whoever wonders.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, for other users.")] = "",
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Keep a snapshot: neither delete nor prune touches it until it is unpinned.
+    """Protect a snapshot from delete and prune until it is unpinned.
 
     Example:
 
@@ -52,7 +52,7 @@ def pin(
 def unpin(
     snapshot: SNAPSHOT, store: STORE = None, inventory: INVENTORY = None, json: JSON = False
 ) -> None:
-    """Let a snapshot be deleted again.
+    """Allow a pinned snapshot to be deleted again.
 
     Example:
 
@@ -71,7 +71,9 @@ def delete(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Delete snapshots. No other one needs them; their room comes free with vmckpt snapshot gc.
+    """Delete snapshots.
+
+    Other snapshots do not depend on them. vmckpt snapshot gc frees their space.
 
     Examples:
 
@@ -99,21 +101,24 @@ def delete(
 
 
 def prune(
-    keep_last: Annotated[int, typer.Option(min=0, max=_MOST, help="The newest so many.")] = 0,
+    keep_last: Annotated[
+        int, typer.Option(min=0, max=_MOST, help="Number of newest snapshots to keep.")
+    ] = 0,
     keep_hourly: Annotated[
-        int, typer.Option(min=0, max=_MOST, help="The newest of so many hours.")
+        int, typer.Option(min=0, max=_MOST, help="Number of hours to keep a snapshot of.")
     ] = 0,
     keep_daily: Annotated[
-        int, typer.Option(min=0, max=_MOST, help="The newest of so many days.")
+        int, typer.Option(min=0, max=_MOST, help="Number of days to keep a snapshot of.")
     ] = 0,
     keep_weekly: Annotated[
-        int, typer.Option(min=0, max=_MOST, help="The newest of so many weeks.")
+        int, typer.Option(min=0, max=_MOST, help="Number of weeks to keep a snapshot of.")
     ] = 0,
     keep_monthly: Annotated[
-        int, typer.Option(min=0, max=_MOST, help="The newest of so many months.")
+        int, typer.Option(min=0, max=_MOST, help="Number of months to keep a snapshot of.")
     ] = 0,
     schedule: Annotated[
-        str | None, typer.Option(help="Whose snapshots; needed if the store has several's.")
+        str | None,
+        typer.Option(help="Schedule to prune; required if the store has snapshots of several."),
     ] = None,
     dry_run: DRY_RUN = False,
     yes: YES = False,
@@ -121,10 +126,11 @@ def prune(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Delete what a schedule made and no rule keeps; say of each why it stays or goes.
+    """Delete a schedule's snapshots that no rule keeps.
 
-    A rule keeps the newest of each of the last so many hours, days, … that have one. The newest of
-    a guest, pinned ones, and what people or other schedules made always stay.
+    Each rule keeps the newest snapshot of each of the last N hours, days, … that have one. Always
+    kept are the newest snapshot of each guest, pinned snapshots, and snapshots made by hand or by
+    other schedules. For each snapshot the command shows why it stays or goes.
 
     Examples:
 
@@ -197,7 +203,7 @@ def gc(
     grace: Annotated[
         Seconds | None,
         typer.Option(
-            parser=_grace, metavar="TIME", help="How old what goes is at least; else 24h."
+            parser=_grace, metavar="TIME", help="Minimum age of removed objects. Default: 24h."
         ),
     ] = None,
     dry_run: DRY_RUN = False,
@@ -205,10 +211,11 @@ def gc(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Remove from a store what no snapshot needs. Others may be at work in it meanwhile.
+    """Remove objects that no snapshot needs from a store.
 
-    It goes in two steps, each after the grace time: what nobody needs is condemned, and removed by
-    a later run. A restore may take no longer than both together, or should be pinned.
+    It is safe while other commands use the store. Objects are removed in two steps, each after the
+    grace time: a first run marks an unneeded object for deletion, a later run removes it. If a
+    restore may take longer than both steps together, pin its snapshot.
 
     Examples:
 
@@ -230,7 +237,7 @@ def gc(
         raise StoreDamaged(
             f"{where}: {done.missing} chunks that snapshots need are missing, and"
             f" {len(done.unreadable)} packs cannot be read",
-            hint="vmckpt snapshot verify tells more",
+            hint="run vmckpt snapshot verify for details",
         )
 
 
@@ -255,28 +262,29 @@ def _print_collected(where: str, done: "Collected", *, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     output.out.print(
         f"{where}: {done.removed} objects {would}removed ({show_bytes(done.removed_bytes)}),"
-        f" {done.condemned} {would}condemned ({show_bytes(done.condemned_bytes)}),"
+        f" {done.condemned} {would}marked for deletion ({show_bytes(done.condemned_bytes)}),"
         f" {done.rewritten} packs {would}rewritten",
         soft_wrap=True,
     )
     if done.dead_locks or done.leftovers:
         output.out.print(
-            f"left by those that were killed: {done.dead_locks} locks, {done.leftovers} files"
+            f"left by killed commands: {done.dead_locks} locks, {done.leftovers} files"
         )
     for why in done.waiting:
-        output.out.print(f"for later: {why}", soft_wrap=True)
+        output.out.print(f"postponed: {why}", soft_wrap=True)
 
 
 def copy(
     snapshots: SNAPSHOTS,
-    to: Annotated[str, typer.Option(metavar="STORE", help="Where to: a store of the inventory.")],
+    to: Annotated[str, typer.Option(metavar="STORE", help="Target store, from the inventory.")],
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Copy snapshots into another store. No key is needed; what is there is not written again.
+    """Copy snapshots to another store.
 
-    If it is broken off, the same command goes on.
+    No key is needed. Chunks that the target store already has are not written again. If the command
+    was interrupted, run it again to continue.
 
     Examples:
 
@@ -298,14 +306,15 @@ def copy(
 
 def export(
     snapshot: SNAPSHOT,
-    file: Annotated[Path, typer.Argument(help="A new file.")],
+    file: Annotated[Path, typer.Argument(help="New file to write.")],
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Write a snapshot into one file, as encrypted as it is in the store.
+    """Export a snapshot to a file.
 
-    It is a tar archive; unpacked, it is a store of its own (docs/formats.md).
+    An encrypted snapshot stays encrypted. The file is a tar archive; unpacked, it is a store of its
+    own (docs/formats.md).
 
     Example:
 
@@ -330,12 +339,14 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="What export has written.")],
+    file: Annotated[Path, typer.Argument(help="File written by vmckpt snapshot export.")],
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Put an exported snapshot into a store, if its writer is trusted here. No key is needed.
+    """Import an exported snapshot into a store.
+
+    The snapshot's writer must be trusted. No key is needed.
 
     Example:
 
@@ -354,11 +365,11 @@ def import_(
 
 def _print_moved(moved: "Moved", place: str) -> None:
     if moved.already:
-        back = f"; {moved.chunks_new} boxes were brought back" if moved.chunks_new else ""
-        output.out.print(f"{moved.id} {moved.name}: is in {place} already{back}")
+        back = f"; {moved.chunks_new} missing chunks were restored" if moved.chunks_new else ""
+        output.out.print(f"{moved.id} {moved.name}: already in {place}{back}")
         return
     output.out.print(
-        f"{moved.id} {moved.name}: in {place} now; {moved.chunks_new} of {moved.chunks} chunks"
+        f"{moved.id} {moved.name}: stored in {place}; {moved.chunks_new} of {moved.chunks} chunks"
         f" were new, {show_bytes(moved.bytes_new)}"
     )
 

@@ -1,4 +1,4 @@
-"""What several of the snapshot commands share: options, questions, progress."""
+"""Options, questions and progress that several snapshot commands share."""
 
 import getpass
 import os
@@ -20,36 +20,39 @@ if TYPE_CHECKING:
 PASSPHRASE = "VMCKPT_PASSPHRASE_FILE"
 _EVERY = Seconds(1.0)
 _TELLING = Seconds(0.5)
-"""A rate over less time is a guess."""
+"""Minimum time over which a rate is computed; shorter measurements are unreliable."""
 
 STORE = Annotated[
-    str | None, typer.Option(help="A store of the inventory, by name; else its first one.")
+    str | None, typer.Option(help="Name of a store in the inventory. Default: the first one.")
 ]
 SNAPSHOT = Annotated[
-    str, typer.Argument(metavar="SNAPSHOT", help="Its id, the beginning of it, or its name.")
+    str, typer.Argument(metavar="SNAPSHOT", help="ID, beginning of an ID, or name of a snapshot.")
 ]
 SNAPSHOTS = Annotated[
-    list[str], typer.Argument(metavar="SNAPSHOT...", help="Ids, beginnings of them, or names.")
+    list[str],
+    typer.Argument(metavar="SNAPSHOT...", help="IDs, beginnings of IDs, or names of snapshots."),
 ]
 IDENTITY = Annotated[
     Path | None,
     typer.Option(
-        envvar="VMCKPT_IDENTITY", metavar="FILE", help="The key that opens encrypted snapshots."
+        envvar="VMCKPT_IDENTITY", metavar="FILE", help="Private key that opens encrypted snapshots."
     ),
 ]
-YES = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DRY_RUN = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+YES = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DRY_RUN = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")
+]
 
 
 class Ticker:
-    """How far long work is, a line a second on stderr, with its rate."""
+    """The progress of long work: at most one line per second on stderr, with the rate."""
 
     def __init__(self) -> None:
         self._began = self._told = time.monotonic()
         self._phase, self._from, self._since = "", 0, self._began
 
     def take(self, event: Event) -> None:
-        """See snapshot.catalog.Progress, and Caller.emit."""
+        """Print progress in bytes. It serves as snapshot.catalog.Progress and Caller.emit."""
         if not isinstance(event, Copied):
             return
         now = time.monotonic()
@@ -67,7 +70,7 @@ class Ticker:
         output.say(f"{now - self._began:7.1f}s {done}{rate}")
 
     def count(self, done: int, total: int) -> None:
-        """The same, of things."""
+        """Print progress as a number of objects."""
         now = time.monotonic()
         if now - self._told >= _EVERY:
             self._told = now
@@ -75,20 +78,24 @@ class Ticker:
 
 
 def sure(question: str, *, yes: bool) -> None:
-    """Ask, unless that was said already. Raises Cancelled, and BadInput if nobody can be asked."""
+    """Ask for confirmation, unless `yes`.
+
+    Raises Cancelled if it is refused, BadInput if stdin is not a terminal.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
         raise BadInput(
-            f"{question.rstrip('?')}: nobody can be asked here; nothing was changed",
-            hint="say --yes if it is meant",
+            f"{question.rstrip('?')}: stdin is not a terminal, so no confirmation is possible;"
+            " nothing was changed",
+            hint="add --yes to confirm",
         )
     if not typer.confirm(output.in_one_line(question), err=True):
         raise Cancelled("nothing was changed")
 
 
 def identity_of(path: Path | None) -> "Identity | None":
-    """What loads the identity that was named, if one was."""
+    """Return a function that loads the identity, or None if no file is named."""
     from vmckpt.app import snapshot_store
 
     if path is None:
@@ -97,20 +104,26 @@ def identity_of(path: Path | None) -> "Identity | None":
 
 
 def asked_passphrase(path: Path) -> str:
-    """The passphrase of a file. Raises KeyRefused if nobody can be asked."""
+    """Return the passphrase of a file, from VMCKPT_PASSPHRASE_FILE or by asking for it.
+
+    Raises KeyRefused if stdin is not a terminal, and as `given_passphrase` does.
+    """
     given = given_passphrase()
     if given is not None:
         return given
     if not sys.stdin.isatty():
         raise KeyRefused(
-            f"{path}: it has a passphrase, and nobody can be asked here",
-            hint=f"name a file that has it with {PASSPHRASE}",
+            f"{path} is protected by a passphrase, and stdin is not a terminal",
+            hint=f"set {PASSPHRASE} to a file with the passphrase",
         )
     return getpass.getpass(f"passphrase of {output.in_one_line(str(path))}: ")
 
 
 def given_passphrase() -> str | None:
-    """The first line of the file that VMCKPT_PASSPHRASE_FILE names. Raises KeyRefused."""
+    """Return the first line of the file that VMCKPT_PASSPHRASE_FILE names; None if it is unset.
+
+    Raises KeyRefused if the file is missing, or other users may read it.
+    """
     from vmckpt.store.keys import key_files
 
     named = os.environ.get(PASSPHRASE)
@@ -118,21 +131,24 @@ def given_passphrase() -> str | None:
         return None
     told = key_files.read(Path(named), secret=True)
     if told is None:
-        raise KeyRefused(f"{named}: no such file", hint=f"see {PASSPHRASE}")
+        raise KeyRefused(f"{named}: no such file", hint=f"correct {PASSPHRASE}")
     return told.partition("\n")[0].rstrip("\r")
 
 
 def chosen_passphrase() -> str:
-    """A new passphrase. Raises KeyRefused."""
+    """Return a new passphrase, from VMCKPT_PASSPHRASE_FILE or by asking for it twice.
+
+    Raises KeyRefused if the two differ, stdin is not a terminal, and as `given_passphrase` does.
+    """
     given = given_passphrase()
     if given is not None:
         return given
     if not sys.stdin.isatty():
         raise KeyRefused(
-            "nobody can be asked for a passphrase here",
-            hint=f"name a file that has it with {PASSPHRASE}, or say --no-passphrase",
+            "stdin is not a terminal, so no passphrase can be entered",
+            hint=f"set {PASSPHRASE} to a file with the passphrase, or add --no-passphrase",
         )
     chosen = getpass.getpass("new passphrase: ")
     if getpass.getpass("again: ") != chosen:
-        raise KeyRefused("the two are not the same; nothing was made", hint="try again")
+        raise KeyRefused("the two passphrases differ; nothing was written", hint="try again")
     return chosen

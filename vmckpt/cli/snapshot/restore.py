@@ -20,75 +20,80 @@ if TYPE_CHECKING:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make it a command of `app`."""
+    """Add the command to `app`."""
     app.command()(restore)
 
 
 def restore(
-    snapshot: Annotated[str, typer.Argument(help="Its id, or its name; or the id of a rules.")],
+    snapshot: Annotated[str, typer.Argument(help="ID or name of a snapshot, or ID of a group.")],
     on: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST", help="Else where it was taken.", autocompletion=arguments.hosts
+            metavar="HOST",
+            help="Target host. Default: the host where it was taken.",
+            autocompletion=arguments.hosts,
         ),
     ] = None,
     as_: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="As another guest: a fork.")
+        str | None,
+        typer.Option("--as", metavar="NAME", help="Restore as a new guest of this name, a fork."),
     ] = None,
     folder: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Where a fork's disks go, on that host.")
+        str | None, typer.Option(metavar="DIR", help="Folder for a fork's disks on the host.")
     ] = None,
-    link: Annotated[bool, typer.Option("--link", help="A fork's network is on.")] = False,
+    link: Annotated[bool, typer.Option("--link", help="Set a fork's network links up.")] = False,
     replace: Annotated[
         bool,
         typer.Option(
             "--replace",
-            help="End the guest if it runs, write over its disks: what it did since is lost.",
+            help="End the running guest and overwrite its disks; changes since then are lost.",
         ),
     ] = False,
-    paused: Annotated[bool, typer.Option("--paused", help="It does not run yet.")] = False,
+    paused: Annotated[bool, typer.Option("--paused", help="Leave the guest paused.")] = False,
     lazy: Annotated[
-        bool, typer.Option("--lazy", help="It runs at once, and its disks come in behind it.")
+        bool, typer.Option("--lazy", help="Start the guest first, then copy its disks.")
     ] = False,
     trust_definition: Annotated[
         bool,
         typer.Option(
             "--trust-definition",
-            help="Start it whatever of the host its definition uses: files, devices, programs.",
+            help="Accept all host files, devices and programs that the definition uses.",
         ),
     ] = False,
     on_restore: Annotated[
         str | None,
-        typer.Option(metavar="CMD", help="Run here by a shell, once the guest is back."),
+        typer.Option(metavar="CMD", help="Shell command to run here once the guest is restored."),
     ] = None,
     identity: IDENTITY = None,
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Bring a guest back as it was: its disks and its memory.
+    """Restore a guest's disks and memory from a snapshot.
 
-    In its old place the guest must not run and its disks must not be there, or --replace is said.
-    If it fails after the guest was ended, its disks are as before, and it is off: it says so.
+    To restore a guest in place, the guest must not run and its disks must not exist, unless
+    --replace is given. If the restore fails after the guest was ended, its previous disks are put
+    back and the guest is off; the error says so.
 
-    As a fork it is another guest, with a name, UUID and MACs of its own, and its network off unless
-    --link is said.
+    With --as the snapshot becomes a fork: a new guest with its own name, UUID and MAC addresses.
+    Its network links are down unless --link is given.
 
-    --lazy is for large qcow2 disks: the guest runs as soon as its memory is there, and waits for
-    what it reads. A keeper on its host goes on if this command, or the host's agent, ends; if the
-    keeper does, the guest stands still until vmckpt recover, and nothing is lost.
+    --lazy is for large qcow2 disks: the guest runs as soon as its memory is loaded, and waits for
+    disk data that it reads. A keeper process on its host continues if this command or the host's
+    agent ends. If the keeper ends, the guest is paused until vmckpt recover; nothing is lost.
 
-    --on-restore is for what time going back does to others: a queue, a lock, a cluster's view. It
-    is run as soon as the guest is back, and before a fork's network is on; it finds VMCKPT_GUEST,
-    _UUID, _HOST, _ORIGIN, _SNAPSHOT, _NAME, _STORE, _MADE_AT and _FORK in its environment. If it
-    fails, the guest stays, a fork's network stays off, and the command ends with 24.
+    --on-restore compensates for the effects on other systems when a guest goes back in time: a
+    queue, a lock, a cluster. The command runs as soon as the guest is restored, and before a fork's
+    links are up. Its environment has VMCKPT_GUEST, _UUID, _HOST, _ORIGIN, _SNAPSHOT, _NAME, _STORE,
+    _MADE_AT and _FORK. If it fails, the guest stays, a fork's links stay down, and the exit code is
+    24.
 
-    A definition that uses more of the host than a guest ordinarily does is refused, each element by
-    name: the host that took the snapshot wrote it. What the guest on that host has already may
-    stay; --trust-definition lets all of it pass.
+    The host that took a snapshot wrote its definition. A definition that uses more of the host than
+    an ordinary guest does is therefore refused, and the error names each such element. Elements
+    that the guest on the target host already has are accepted; --trust-definition accepts all.
 
-    A group comes back as the one cut that it is: none of its guests is ended before all can be, and
-    none runs before all are back.
+    A group is restored as one consistent moment: no guest is ended before all can be restored, and
+    none runs before all are restored.
 
     Examples:
 
@@ -119,7 +124,7 @@ def restore(
             _show(one, paused=paused)
     if isinstance(done, Restored) and done.hook and on_restore is not None:
         text = hook.hook_complaint(on_restore, done.hook, links_down=link and as_ is not None)
-        raise HookFailed(text, hint="see to it by hand")
+        raise HookFailed(text, hint="run the command by hand")
 
 
 def _show(done: "Restored", *, paused: bool) -> None:
@@ -127,17 +132,17 @@ def _show(done: "Restored", *, paused: bool) -> None:
         output.say(f"warning: {warning}")
     if not done.runs:
         output.out.print(
-            f"{done.guest} is defined on {done.host} and off, for the snapshot has no memory:"
+            f"{done.guest} is defined on {done.host} and is off, as the snapshot has no memory:"
             f" disks written in {show_seconds(done.disks)}"
         )
         return
-    how = "is back, paused," if paused else "runs"
+    how = "is restored and paused" if paused else "runs"
     output.out.print(
         f"{done.guest} {how} on {done.host}: disks written in {show_seconds(done.disks)},"
         f" memory loaded in {show_seconds(done.memory)}"
     )
     if not done.whole:
-        output.say("its disks still come in, also without us; vmckpt recover watches that")
+        output.say("its disks are being copied in the background; to watch, run vmckpt recover")
 
 
 async def _restore(
@@ -151,7 +156,7 @@ async def _restore(
     from vmckpt.snapshot.group import rules
 
     whole = rules.is_id(request.snapshot)
-    becomes = "it is told how each guest stands" if whole else "disks will be as before"
+    becomes = "the state of each guest will be shown" if whole else "putting back the disks"
     stop = stop_on_signals(f"stopping: {becomes}")
     caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=inventory, caller=caller)

@@ -1,1 +1,1 @@
-"""Where each guest goes, and what the run will be like."""
+"""Plan an evacuation: the target of each guest, and a forecast of the run."""

@@ -1,9 +1,9 @@
-"""Moves that make hosts' loads more equal and pay for themselves. Pure.
+"""Propose moves that balance the hosts' loads and are worth their cost. Pure.
 
-Load is the share of a host's memory that is promised to guests. What unequal loads cost is counted
-as the sum of their squares, as `CapacityModel.costs` does: it is least where all are equal. A move
-is proposed only if it reduces that sum enough (so that no guest is moved to and fro for nothing)
-and if it saves more over the next hour than it costs while it lasts.
+The load of a host is the share of its memory that is promised to guests. The cost of unequal loads
+is the sum of their squares, as in `CapacityModel.costs`: it is lowest when all loads are equal. A
+move is proposed only if it reduces that sum enough (so that guests do not move back and forth) and
+if it saves more over the next hour than it costs while it runs.
 """
 
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.units import Seconds
 
 LEAST = 0.002
-"""Of the sum of squares, that a move must take away: two hosts of one size that are 58 % and 50 %
-full, and a guest of 3 % between them."""
+"""Minimum reduction of the sum of squares by a move: for example two hosts of one size that are 58
+% and 50 % full, and a guest of 3 % between them."""
 _HOUR = Seconds(3600.0)
 _COST = 0.1
-"""While a guest moves, both of its hosts and their links are worse off by so much."""
+"""Load that a move adds to both of its hosts and their links while it runs."""
 _MOST = 1000
 _FULLEST = 10
-"""Hosts that somebody may leave at a time: a guest of an emptier one has nothing to gain."""
+"""Number of hosts whose guests are considered: leaving an emptier host gains nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """One move."""
+    """A proposed move."""
 
     tenant: Tenant
     target: str
     gain: float
-    """Of the sum of squared loads."""
+    """Reduction of the sum of squared loads."""
 
 
 def propose(fleet: Fleet, rules: Rules) -> list[Proposed]:
-    """Best first; none if nothing is worth it. Nobody is moved twice."""
+    """Return the proposed moves, the best first, at most one for each guest."""
     capacity = CapacityModel(fleet.places, fleet.tenants, rules)
     links = {one.name: float(one.link) for one in fleet.places}
     able = [one for one in fleet.tenants if one.stays is None and one.host in capacity.index]
@@ -58,7 +58,7 @@ def propose(fleet: Fleet, rules: Rules) -> list[Proposed]:
 
 
 def _best(capacity: CapacityModel, tenant: Tenant, links: dict[str, float]) -> Proposed | None:
-    """The host that it gains most on; None: it is not worth it anywhere."""
+    """Return the move with the largest gain; None if no move of the guest is worth its cost."""
     gains = np.where(capacity.allowed_hosts(tenant), capacity.gains(tenant), -np.inf)
     at = int(gains.argmax())
     gain, place = float(gains[at]), capacity.places[at]

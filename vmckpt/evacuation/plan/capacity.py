@@ -1,6 +1,8 @@
-"""Room on hosts while a plan is made: what is taken, who may go where, at what price. Pure.
+"""Memory and CPUs of hosts while a plan is made: what is used, which guests fit, at what cost.
+Pure.
 
-Kept as arrays over all hosts, so that one guest is held against a thousand hosts in microseconds.
+The data are arrays over all hosts, so that a guest is compared with a thousand hosts in
+microseconds.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -15,11 +17,12 @@ Flags = NDArray[np.bool_]
 Numbers = NDArray[np.float64]
 _EPS = 1e-9
 NO_STORAGE = "no storage"
-"""How the reason begins of a host that does not see a disk."""
+"""Prefix of the reason against a host that does not see a disk."""
 
 
 class CapacityModel:
-    """Changed by `place` and `remove`; a plan works on a copy of its own."""
+    """Used and free capacity of all hosts. `place` and `remove` change it, so each plan has a copy
+    of its own."""
 
     def __init__(self, places: Sequence[Place], tenants: Iterable[Tenant], rules: Rules) -> None:
         self.places, self._rules = tuple(places), rules
@@ -46,11 +49,11 @@ class CapacityModel:
                 self.place(tenant, self.index[tenant.host])
 
     def place(self, tenant: Tenant, at: int) -> None:
-        """It takes room there."""
+        """Count the guest's memory and CPUs on a host."""
         self._add(tenant, at, 1)
 
     def remove(self, tenant: Tenant, at: int) -> None:
-        """It does no longer."""
+        """Stop counting the guest's memory and CPUs on a host."""
         self._add(tenant, at, -1)
 
     def _add(self, tenant: Tenant, at: int, sign: int) -> None:
@@ -61,7 +64,7 @@ class CapacityModel:
             seats[at] = seats.get(at, 0) + sign
 
     def capable_hosts(self, needs: Needs) -> Flags:
-        """Which hosts have what is needed, however full they are."""
+        """Return which hosts have what is needed, regardless of their load."""
         found = self._fits.get(needs)
         if found is None:
             found = np.fromiter(
@@ -72,7 +75,7 @@ class CapacityModel:
         return found
 
     def allowed_hosts(self, tenant: Tenant) -> Flags:
-        """Where it may go now, all hard rules kept."""
+        """Return which hosts the guest may move to now by all hard rules."""
         found = self._open & self.capable_hosts(tenant.needs)
         found &= self.used + tenant.memory <= self._room + _EPS
         found &= self.cpus_used + tenant.cpus <= self._cpus + _EPS
@@ -85,11 +88,11 @@ class CapacityModel:
         return found
 
     def costs(self, tenant: Tenant) -> Numbers:
-        """What it costs to put it on each host; less is better."""
+        """Return the cost of placing the guest on each host; lower is better."""
         weights = self._rules.weights
         load = self.used / self._size
         more = tenant.memory / self._size
-        # The sum of squared loads is least where loads are equal.
+        # The sum of squared loads is lowest when all loads are equal.
         found = weights.spread * ((load + more) ** 2 - load**2)
         if tenant.prefers:
             liked = np.fromiter(
@@ -101,11 +104,11 @@ class CapacityModel:
 
     @property
     def load(self) -> Numbers:
-        """Share of each host's memory that is taken."""
+        """Used share of each host's memory."""
         return np.asarray(self.used / self._size, dtype=np.float64)
 
     def gains(self, tenant: Tenant) -> Numbers:
-        """By how much the sum of all squared loads becomes less if it goes from its host there."""
+        """Return how much the sum of squared loads falls if the guest moves to each host."""
         load = self.load
         share = tenant.memory / self._size
         at = self.index[tenant.host]
@@ -113,7 +116,8 @@ class CapacityModel:
         return np.asarray(leaves - ((load + share) ** 2 - load**2), dtype=np.float64)
 
     def least(self, tenant: Tenant) -> float:
-        """What it will cost at the least, whoever sits down before it; inf: it fits nowhere."""
+        """Return a lower bound of the guest's cost, whichever guests are placed before it; inf if
+        it fits on no host."""
         may = self._open & self.capable_hosts(tenant.needs)
         if tenant.host in self.index:
             may[self.index[tenant.host]] = False
@@ -138,21 +142,21 @@ class CapacityModel:
         return found
 
     def shortage(self, tenant: Tenant, at: int) -> float:
-        """Bytes that are missing for it there; 0 or less: it would have room."""
+        """Return how many bytes of memory the guest lacks on a host; 0 or less if it has room."""
         return float(self.used[at] + tenant.memory - self._room[at])
 
     def reasons_against(self, tenant: Tenant, at: int) -> str | None:
-        """Why it may not go there now, in words; None: it may."""
+        """Return the first reason why the guest may not move to a host now; None if it may."""
         place = self.places[at]
         if place.name == tenant.host:
-            return "it is there"
+            return "it is already there"
         if place.closed is not None:
             return place.closed
         if (why := lacks(tenant.needs, place)) is not None:
             return why
         for group in sorted(tenant.apart):
             if self._apart.get(group, {}).get(at, 0) > 0:
-                return f"another of {group} is there"
+                return f"another guest of group {group} is there"
         if (short := self.shortage(tenant, at)) > _EPS:
             return f"{show_bytes(round(short))} of memory short"
         if self.cpus_used[at] + tenant.cpus > self._cpus[at] + _EPS:
@@ -160,20 +164,20 @@ class CapacityModel:
         return None
 
     def alike(self, at: int) -> Hashable:
-        """Equal for hosts between which it makes no difference who sits down next."""
+        """Return a key that is equal for hosts that are interchangeable for the next guest."""
         apart = tuple(sorted(group for group, on in self._apart.items() if on.get(at, 0) > 0))
         full = (float(self.used[at]), float(self.cpus_used[at]), apart)
         return (self._kinds[at], full)
 
 
 def lacks(needs: Needs, place: Place) -> str | None:
-    """What a host lacks for a guest, however empty it is; None: nothing."""
+    """Return what a host lacks for a guest, regardless of its load; None if it lacks nothing."""
     if needs.only is not None and not needs.only:
-        return "the only host that it may go to is none that it is to go to"
+        return "the only host that it can move to is not a requested target"
     if needs.only is not None and place.name not in needs.only:
         return f"it is pinned to {', '.join(sorted(needs.only))}"
     if against := [why for at, why in needs.never if at == place.name]:
-        return min(against)  # the same one in every run
+        return min(against)  # deterministic
     if needs.cpu is not None and needs.cpu not in place.offers:
         return f"no CPU {needs.cpu}"
     if needs.machine is not None and needs.machine not in place.machines:
@@ -191,6 +195,6 @@ def lacks(needs: Needs, place: Place) -> str | None:
 
 
 def _likes(tenant: Tenant, place: Place) -> float:
-    """Share of its wishes that the host fulfils."""
+    """Return the share of the guest's preferred labels that the host has."""
     met = sum(place.labels.get(key) == value for key, value in tenant.prefers)
     return met / len(tenant.prefers)

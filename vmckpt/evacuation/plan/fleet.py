@@ -1,4 +1,4 @@
-"""Hosts and who lives on them, as far as it matters for where a guest may go. Pure data."""
+"""Hosts and their guests, with the properties that decide where a guest may move. Pure data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,92 +11,92 @@ GBIT = 125_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a host must have for a guest. Guests with equal needs are looked at together."""
+    """What a host must have for a guest. Guests with equal needs are examined together."""
 
     cpu: str | None = None
-    """A CPU that the host must be able to offer; None: any host's."""
+    """A CPU that the host must offer; None: any CPU."""
     machine: str | None = None
     networks: frozenset[str] = frozenset()
     storage: frozenset[str] = frozenset()
-    """Shared storage that its disks are on."""
+    """Shared storage that holds its disks."""
     labels: frozenset[tuple[str, str]] = frozenset()
-    """That the host must carry."""
+    """Labels that the host must have."""
     only: frozenset[str] | None = None
-    """Hosts it is pinned to; None: all."""
+    """Hosts that it is pinned to; None: all hosts."""
     never: frozenset[tuple[str, str]] = frozenset()
-    """Hosts it must not be on, and why: its own standby is there, say."""
+    """Hosts that it must not run on, with the reason: for example, its own standby is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Who takes room on a host: a guest, or the standby of one that runs elsewhere."""
+    """A user of a host's memory: a guest, or the standby of a guest that runs elsewhere."""
 
     name: str
     host: str
     memory: Bytes
-    """Its own and its QEMU's."""
+    """The memory of the guest and its QEMU process."""
     cpus: float = 0.0
-    """Cores that it is counted with."""
+    """Number of cores that it counts for."""
     needs: Needs = field(default_factory=Needs)
     apart: frozenset[str] = frozenset()
-    """Groups of which no two may be on one host."""
+    """Groups; two guests of the same group may not share a host."""
     priority: int = 0
-    """Higher ones go first."""
+    """Higher priorities move first."""
     stays: str | None = None
-    """Why it cannot be moved; None: it can."""
+    """Why it cannot be moved; None if it can."""
     prefers: frozenset[tuple[str, str]] = frozenset()
-    """Labels of hosts where it would rather be."""
+    """Labels of hosts that it prefers."""
     size: Bytes = Bytes(0)
-    """What has to travel; 0: as much as its memory."""
+    """Bytes to be sent; 0: as much as its memory."""
     dirty: BytesPerSecond = BytesPerSecond(0)
     most: BytesPerSecond | None = None
-    """Its stream carries no more, however wide the network is; None: not known."""
+    """Maximum bandwidth of its stream, whatever the network carries; None if unknown."""
 
     @property
     def travels(self) -> Bytes:
-        """Bytes that one pass over it sends."""
+        """Bytes that one pass over the guest sends."""
         return self.size or self.memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One host."""
+    """A host."""
 
     name: str
     memory: Bytes
-    """For guests, standbys and what is on its way there."""
+    """Memory for guests, standbys and incoming migrations."""
     cpus: float
-    """Cores that guests may be counted with in all."""
+    """Total number of cores that its guests may count for."""
     offers: frozenset[str] = frozenset()
-    """CPUs."""
+    """CPUs that the host can offer."""
     machines: frozenset[str] = frozenset()
     networks: frozenset[str] = frozenset()
     storage: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     closed: str | None = None
-    """Why nothing is placed there; None: it may be."""
+    """Why no guest is placed there; None if guests may be."""
     link: BytesPerSecond = BytesPerSecond(10 * GBIT)
-    """What its network carries of migrations, each way."""
+    """Bandwidth of its network for migrations, in each direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What makes one host better than another, all hard rules kept."""
+    """The weights of what makes one allowed host better than another."""
 
     spread: float = 1.0
-    """Equal loads everywhere; negative: few hosts, well filled."""
+    """Weight of equal loads; negative: few hosts, well filled."""
     prefer: float = 1.0
-    """Labels that a guest prefers."""
+    """Weight of the labels that a guest prefers."""
     stay_near: float = 0.2
-    """Hosts that share more of the storage that the guest's present host has."""
+    """Weight of hosts that share storage with the guest's present host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a plan keeps to."""
+    """The rules of a plan."""
 
     keep_free: float = 0.1
-    """Of each host's memory, also while guests are on their way."""
+    """Share of each host's memory that stays free, also while guests are moving."""
     weights: Weights = field(default_factory=Weights)
     may_displace: bool = True
     """Guests of other hosts may be moved to make room."""
@@ -104,11 +104,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All of it at one moment."""
+    """All hosts and guests at one moment."""
 
     places: tuple[Place, ...]
     tenants: tuple[Tenant, ...]
 
     def place(self, name: str) -> Place:
-        """By name. Raises KeyError."""
+        """Return a host by name. Raises KeyError."""
         return next(one for one in self.places if one.name == name)

@@ -1,4 +1,4 @@
-"""A plan played through before anybody moves: how long it takes, how full hosts become. Pure."""
+"""Simulate a plan before any guest moves: how long it takes, and how full hosts become. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,24 +13,24 @@ from vmckpt.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastMove:
-    """One move in the course of a plan."""
+    """A move in the simulated run."""
 
     move: Move
     begins: Seconds
     ends: Seconds
     detour: bool = False
-    """It goes there for a while only."""
+    """The target is only temporary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A host's memory that guests hold, and cores."""
+    """A host's memory and cores that guests use."""
 
     host: str
     memory: Bytes
     before: Bytes
     most: Bytes
-    """With those on their way."""
+    """The maximum, with incoming migrations."""
     after: Bytes
     cpus_before: float
     cpus_after: float
@@ -38,18 +38,18 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanForecast:
-    """What is to be expected of a plan."""
+    """The expected course of a plan."""
 
     steps: tuple[ForecastMove, ...]
     total: Seconds
     loads: tuple[Load, ...]
-    """Of hosts that anything changes for."""
+    """The loads of hosts that change."""
     stuck: tuple[Move, ...]
-    """They can never begin."""
+    """Moves that can never begin."""
 
 
 def play(fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) -> PlanForecast:
-    """As it will go if everything goes as expected."""
+    """Simulate the moves of a plan, each as long as expected."""
     return _Play(fleet, moves, rules, windows).through()
 
 
@@ -93,7 +93,8 @@ class _Play:
         self._most = self._most.clip(min=self._capacity.used)
 
     def _step_aside(self) -> list[Move]:
-        """Each goes aside once at the most: else two could make way for each other for ever."""
+        """Move a guest to a temporary host, each at most once: otherwise two guests could make way
+        for each other forever."""
         able = [one for one in self._waiting if one.name not in self._aside]
         found = schedule.detour(self._capacity, able)
         if found is None:

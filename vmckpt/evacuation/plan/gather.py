@@ -1,4 +1,4 @@
-"""Ask all hosts at once what a plan needs to know."""
+"""Query all hosts concurrently for what a plan needs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _AT_ONCE = 8
 
 
 class Hosts:
-    """Connections to some hosts, kept for as long as it is entered."""
+    """Connections to hosts, which are open while it is entered."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._hosts = tuple(hosts)
@@ -48,8 +48,10 @@ class Hosts:
 
     @asynccontextmanager
     async def logins(self, source: str, target: str) -> AsyncIterator[Remotes | None]:
-        """Logins at two hosts that nobody else uses meanwhile; None if one of them takes none. To
-        log in costs more than all that preflight asks."""
+        """Return logins at both hosts for exclusive use; None if one of them has no ssh login.
+
+        Logins are kept for reuse, since a login costs more than all queries of preflight.
+        """
         if not {source, target} <= set(self._ssh):
             yield None
             return
@@ -68,9 +70,10 @@ class Hosts:
     async def look(
         self, sources: Sequence[str], closed: Mapping[str, str], protected: Mapping[str, Protected]
     ) -> Answers:
-        """Everything that could be found out; what could not is in the answers, never raised.
+        """Return everything that could be found out; failures are part of the answers and never
+        raised.
 
-        `sources`: whose guests may leave; disks and CPUs of others are not asked for.
+        `sources`: hosts whose guests may leave. Files of other hosts' guests are not compared.
         """
         looks = tuple(await asyncio.gather(*(self._look(one) for one in self._hosts)))
         leaving = {one.host.name: one.guests for one in looks if one.host.name in sources}
@@ -99,7 +102,7 @@ class Hosts:
             return None
 
     async def _fits(self, looks: Sequence[Look]) -> Mapping[str, frozenset[str]]:
-        """Each kind of CPU is asked for once at each host."""
+        """Ask each host once for each kind of CPU."""
         kinds: dict[str, Guest] = {}
         for look in looks:
             for guest in look.guests:
@@ -126,7 +129,7 @@ class Hosts:
     async def _same(
         self, leaving: Mapping[str, Sequence[Guest]], looks: Sequence[Look]
     ) -> Mapping[tuple[str, str], Mapping[str, bool]]:
-        """Nobody can see whether two hosts without ssh share a file."""
+        """Compare files between hosts; without ssh on both, that is impossible."""
         pairs = [
             (source, look.host.name) for source in leaving for look in looks
             if source in self._ssh and look.host.name in self._ssh and look.error is None
@@ -142,11 +145,11 @@ class Hosts:
             except RemoteError:
                 return {}
 
-        # One after the other for each source: they would look for each other's files.
+        # One pair at a time: concurrent probes would find each other's files.
         found: dict[tuple[str, str], Mapping[str, bool]] = {}
         for pair in pairs:
             found[pair] = await one(*pair)
-        # Where nobody could look, libvirt decides.
+        # For pairs that could not be compared, libvirt decides.
         for source in leaving:
             for look in looks:
                 found.setdefault((source, look.host.name), {})

@@ -1,8 +1,8 @@
-"""What hosts say about themselves and their guests, made into a fleet. Pure.
+"""Build the fleet of a plan from what the hosts report about themselves and their guests. Pure.
 
-Which files two hosts share and which CPU a host can give is asked of the hosts themselves; here the
-answers become what a place offers and a guest needs, by names that say what they mean. What in a
-guest itself keeps it where it is, whatever policies and other hosts say, is found here, too.
+The hosts themselves report which files two hosts share and which CPUs a host can offer. Here these
+answers become what a place offers and what a guest needs, as names. This module also finds what in
+a guest itself keeps it on its host, whatever policies and other hosts permit.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from vmckpt.units import MIB, Bytes, BytesPerSecond
 
 
 def fixed(guest: Guest) -> str | None:
-    """Why a guest that runs cannot move; preflight would say so of any target. None: it can."""
+    """Return why a running guest cannot move to any host, as preflight would; None if it can."""
     if (why := tied(guest)) is not None:
         return why
     if guest.snapshots:
@@ -31,80 +31,83 @@ def fixed(guest: Guest) -> str | None:
 
 
 def immovable(guest: Guest) -> str | None:
-    """Why a guest that is off is not defined elsewhere: nobody tries there before it is started,
-    and libvirt moves its definition without what belongs to it."""
+    """Return why a guest that is off cannot be defined on another host; None if it can.
+
+    The move does not try to start it there, and libvirt moves the definition without the data that
+    belong to it.
+    """
     if guest.snapshots:
         return _snapshots(guest)
     if (why := tied(guest)) is not None:
         return why
     if guest.saved:
-        return "its memory is saved on its host (managed save): elsewhere it would begin anew"
+        return "its memory is saved on its host (managed save); on another host it would boot"
     if guest.tpm:
-        return "its TPM's state is its host's, and moves only while it runs"
+        return "its TPM state is on its host and moves only while the guest runs"
     for disk in guest.disks:
         if disk.kind not in ("file", "network") and not disk.read_only:
-            return f"nobody can see whether another host has its disk {disk.target} ({disk.kind})"
+            return f"its disk {disk.target} ({disk.kind}) cannot be compared between hosts"
     return None
 
 
 def tied(guest: Guest) -> str | None:
-    """What of a guest neither moves nor can be saved."""
+    """Return why a guest can neither move nor be saved; None if nothing ties it to its host."""
     if guest.host_devices:
-        return f"it holds a device of its host: {guest.host_devices[0]}"
+        return f"it uses a host device: {guest.host_devices[0]}"
     return None
 
 
 def _snapshots(guest: Guest) -> str:
-    return f"libvirt moves no guest with snapshots; it has {guest.snapshots}"
+    return f"libvirt cannot move a guest with snapshots; it has {guest.snapshots}"
 
 
 OVERHEAD = 128 * MIB
-"""QEMU's own memory beside the guest's, as preflight counts it."""
+"""Memory of the QEMU process beside the guest's, as in preflight."""
 _STAND = {
     GuestState.STANDBY: "it is the standby of a guest that is protected elsewhere",
     GuestState.TEST: "it is a copy for a failover test",
-    GuestState.CRASHED: "it has crashed, and its host keeps what is left of it",
-    GuestState.UNKNOWN: "what it does is not known",
+    GuestState.CRASHED: "it has crashed, and what is left of it is on its host",
+    GuestState.UNKNOWN: "its state is unknown",
 }
-"""Who takes room, and is nobody to be moved."""
+"""Guests that use memory and are not moved, with the reason."""
 _BROKEN = (GuestState.CRASHED, GuestState.UNKNOWN)
-_LEFT_OFF = "it is off, and its policy leaves it"
+_LEFT_OFF = "it is off, and its policy has move_shut_off: false"
 
 
 class TravelMethod(StrEnum):
-    """How a guest gets to another host."""
+    """How a guest moves to another host."""
 
     LIVE = "live"
     OFFLINE = "offline"
-    """It is off: its definition moves."""
+    """The guest is off: its definition moves."""
     SWITCH = "switch"
-    """It is protected: its standby takes over, by plan."""
+    """The guest is protected: its standby takes over in a planned switchover."""
     ANEW = "protect anew"
-    """It is a standby: its guest, which runs elsewhere, gets another one."""
+    """It is a standby: its guest, which runs elsewhere, gets another standby."""
 
 
-ON_ITS_WAY = "it is on its way already"
+ON_ITS_WAY = "it is already being moved"
 _LAST = -1_000_000
-"""The priority of standbys: nobody who runs waits for one."""
-# Without names: what many guests need alike is looked for once.
-_ITSELF, _NAMESAKE = "the guest or its standby is there", "another guest of that name is there"
+"""The priority of standbys: no running guest waits for one."""
+# No names in these texts: equal needs of many guests are examined once.
+_ITSELF, _NAMESAKE = "the guest or its standby is there", "a guest of the same name is there"
 _SMALL = Bytes(1 * MIB)
-"""What travels where no memory does."""
+"""Bytes to be sent for a guest whose memory is not sent."""
 UNKNOWN_LINK = BytesPerSecond(125_000_000)
-"""Until a plan has forecasts: 1 Gbit/s."""
+"""Assumed bandwidth of a link until a plan has forecasts: 1 Gbit/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """One host."""
+    """What one host reports."""
 
     host: Host
     facts: HostFacts | None = None
     guests: tuple[Guest, ...] = ()
     links: frozenset[str] | None = None
-    """Bridges and interfaces; None: could not be asked."""
+    """Bridges and interfaces; None if they could not be queried."""
     error: str | None = None
-    """Why it says nothing."""
+    """Why the host does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,31 +121,31 @@ class Protected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """All that was found out."""
+    """The answers of all hosts."""
 
     looks: tuple[Look, ...]
     same: Mapping[tuple[str, str], Mapping[str, bool]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """For a source and a target, which files of the source's guests both see."""
+    """For a source and a target, whether the target sees each file of the source's guests."""
     fits: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
-    """For each host, the CPUs that it can give; see `cpu`."""
+    """For each host, the CPUs that it can offer, as names that `cpu` returns."""
     closed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Hosts that nothing may be placed on, and why."""
+    """Hosts on which no guest may be placed, with the reason."""
     protected: Mapping[str, Protected] = field(default_factory=lambda: MappingProxyType({}))
-    """Guests that agents have in their hands, by UUID."""
+    """Guests with an active protection, by UUID."""
 
     def look(self, host: str) -> Look:
-        """Raises KeyError."""
+        """Return the answer of a host. Raises KeyError."""
         return next(one for one in self.looks if one.host.name == host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """One guest."""
+    """A guest, with its host, its policy and how it moves."""
 
     name: str
-    """In a plan."""
+    """Its name in the plan."""
     guest: Guest
     host: str
     policy: Policy
@@ -150,24 +153,25 @@ class Known:
 
     @property
     def suspends(self) -> bool:
-        """Whether it is saved where it is, if it stops."""
+        """Whether its policy saves its memory on its host instead of moving it."""
         return self.policy.evacuation.strategy is Strategy.SUSPEND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """A fleet, and who is behind its names."""
+    """A fleet, and the guests behind its names."""
 
     fleet: Fleet
     known: Mapping[str, Known]
     silent: Mapping[str, str]
-    """Hosts that do not answer, and why."""
+    """Hosts that do not answer, with the reason."""
     stuck: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Guests that cannot be moved as they are, by UUID: their names in the fleet, one a host."""
+    """Guests that cannot be moved as they are: their names in the fleet, by UUID."""
 
 
 def cpu(guest: Guest) -> str:
-    """A name for the CPU that a guest needs, with what runs it: "kvm", "kvm host-model 3fa2"."""
+    """Return a name for the CPU and accelerator that a guest needs: "kvm", "kvm host-model
+    3fa2"."""
     if guest.cpu_xml is None:
         return guest.accelerator
     mark = hashlib.blake2s(guest.cpu_xml.encode(), digest_size=2).hexdigest()
@@ -175,7 +179,7 @@ def cpu(guest: Guest) -> str:
 
 
 def files(guest: Guest) -> list[str]:
-    """Files of its disks that are written to, and must be the same on both hosts."""
+    """Return the writable files of its disks, which must be the same on both hosts."""
     return [
         disk.source for disk in guest.disks
         if disk.kind == "file" and disk.source is not None and not disk.read_only
@@ -183,18 +187,21 @@ def files(guest: Guest) -> list[str]:
 
 
 def all_files(guest: Guest) -> list[str]:
-    """With those that they lie on, and its NVRAM. Of a guest that runs preflight looks at these."""
+    """Return its writable files with their backing files, and its NVRAM.
+
+    For a running guest, preflight checks backing files and NVRAM.
+    """
     nvram = [guest.nvram] if guest.nvram is not None else []
     return files(guest) + [file for disk in guest.disks for file in disk.below] + nvram
 
 
 def networks(guest: Guest) -> frozenset[str]:
-    """Bridges and networks that it is plugged into."""
+    """Return the bridges and networks that it is connected to."""
     return frozenset(nic.source for nic in guest.nics if nic.source is not None)
 
 
 def names(looks: Sequence[Look]) -> dict[tuple[str, str], str]:
-    """What each guest is called in a plan, by host and UUID: its name, if no other has it."""
+    """Return each guest's name in a plan, by host and UUID: its own if unique, else its UUID."""
     uuids: dict[str, set[str]] = {}
     for look in looks:
         for guest in look.guests:
@@ -209,10 +216,10 @@ def fleet_view(
     answers: Answers, policies: Mapping[tuple[str, str], Policy], run: Evacuation,
     emptied: str | None = None,
 ) -> FleetView:  # fmt: skip
-    """The fleet. `policies`: of each guest by its host and UUID; `run`: the terms of emptying;
-    `emptied`: the host whose standbys are to wait elsewhere, too.
+    """Return the fleet. `policies`: by host and UUID of each guest; `run`: the policy's evacuation
+    settings; `emptied`: the host whose standbys are to move, too.
 
-    A guest that two hosts have running is taken from neither: it is on its way.
+    A guest that runs on two hosts is already being moved, and is moved from neither.
     """
     called = names(answers.looks)
     running, off = _count(answers, active=True), _count(answers, active=False)
@@ -223,7 +230,7 @@ def fleet_view(
             standing = guest.state in _STAND
             is_off = guest.state is GuestState.SHUT_OFF
             if is_off and running[guest.uuid]:
-                continue  # what is left of it where it was
+                continue  # its old definition on a former host
             name = called[look.host.name, guest.uuid]
             arriving = running[guest.uuid] > 1 and not guest.leaves
             twice = is_off and off[guest.uuid] > 1
@@ -236,7 +243,7 @@ def fleet_view(
             if running[guest.uuid] > 1:
                 stays = ON_ITS_WAY
             elif twice:
-                stays = "it is off, and defined on another host, too"
+                stays = "it is off, and also defined on another host"
             one = Known(name=name, guest=guest, host=look.host.name, policy=policy, way=way)
             tenants.append(_tenant(one, answers, stays))
             if goes or not (standing or arriving or twice):
@@ -254,7 +261,7 @@ def fleet_view(
 
 
 def _count(answers: Answers, *, active: bool) -> Counter[str]:
-    """On how many hosts each guest runs, or is off."""
+    """Return on how many hosts each guest runs, or is off."""
     return Counter(
         guest.uuid for look in answers.looks for guest in look.guests
         if (guest.state.is_active if active else guest.state is GuestState.SHUT_OFF)
@@ -262,7 +269,7 @@ def _count(answers: Answers, *, active: bool) -> Counter[str]:
 
 
 def moved(seen: FleetView, name: str, target: str) -> FleetView:
-    """A guest has gone there. What it shares with other hosts from there is not known yet."""
+    """Return the view after a move. What the new host shares with others is not known yet."""
     tenants = tuple(
         replace(one, host=target) if one.name == name else one for one in seen.fleet.tenants
     )
@@ -279,7 +286,7 @@ def _way(guest: Guest, answers: Answers, *, off: bool) -> TravelMethod:
 
 
 def _is_standby(guest: Guest, look: Look, answers: Answers, policy: Policy) -> bool:
-    """Whether it waits there for a guest that may have another standby instead."""
+    """Return whether it is a standby whose guest may get another standby instead."""
     protected = answers.protected.get(guest.uuid)
     return (
         guest.state is GuestState.STANDBY
@@ -292,11 +299,11 @@ def _is_standby(guest: Guest, look: Look, answers: Answers, policy: Policy) -> b
 def _stays(
     guest: Guest, look: Look, answers: Answers, policy: Policy, way: TravelMethod
 ) -> str | None:
-    """Why a guest is not moved; None: it may be."""
+    """Return why a guest is not moved; None if it may be."""
     if (why := _STAND.get(guest.state)) is not None:
         return why
     if policy.evacuation.strategy is Strategy.LEAVE:
-        return f"its policy {policy.name} leaves it where it is"
+        return f"its policy {policy.name} has strategy: leave"
     if way is TravelMethod.OFFLINE:
         return immovable(guest) if policy.evacuation.move_shut_off else _LEFT_OFF
     if way is TravelMethod.SWITCH:
@@ -304,21 +311,21 @@ def _stays(
     if guest.leaves:
         return ON_ITS_WAY
     if guest.job is not None:
-        return f"a job holds it: {guest.job}"
+        return f"it has a job in progress: {guest.job}"
     if policy.evacuation.strategy.stops:
         return _unstoppable(guest, policy.evacuation.strategy)
     return fixed(guest)
 
 
 def _unstoppable(guest: Guest, strategy: Strategy) -> str | None:
-    """Why a guest cannot be stopped for a while; None: it can."""
+    """Return why a guest cannot be stopped and started again; None if it can."""
     if not guest.persistent:
-        return "it is not defined on its host: once stopped it would be gone"
+        return "it is transient: stopping would delete it"
     return tied(guest) if strategy is Strategy.SUSPEND else None
 
 
 def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:
-    """Why a protected guest cannot be switched to its standby; None: it can."""
+    """Return why a protected guest cannot switch to its standby; None if it can."""
     protected = answers.protected[guest.uuid]
     ready = any(
         one.uuid == guest.uuid and one.state is GuestState.STANDBY
@@ -326,10 +333,7 @@ def _unswitchable(guest: Guest, look: Look, answers: Answers) -> str | None:
     )  # fmt: skip
     if look.host.name == protected.primary and ready:
         return None
-    return (
-        f"it is protected ({protected.job}), and {protected.backup} has no standby of it that is"
-        " ready"
-    )
+    return f"it is protected ({protected.job}), and its standby on {protected.backup} is not ready"
 
 
 def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
@@ -347,7 +351,7 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
         case TravelMethod.SWITCH if stays is None:
             backup = answers.protected[guest.uuid].backup
             return replace(made, needs=Needs(only=frozenset({backup})), size=_SMALL)
-        case TravelMethod.ANEW:  # it gets images of its own, after all that runs has left
+        case TravelMethod.ANEW:  # the new standby gets new images, after all guests have left
             needs = replace(made.needs, storage=frozenset())
             return replace(made, needs=needs, priority=_LAST)
         case _:
@@ -355,7 +359,7 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
 
 
 def started(tenant: Tenant, guest: Guest) -> Tenant:
-    """One that is off, as it is once it runs."""
+    """Return a guest that is off with the memory and CPUs that it uses once it runs."""
     return replace(tenant, memory=Bytes(guest.memory + OVERHEAD), cpus=float(guest.vcpus))
 
 
@@ -379,30 +383,33 @@ def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
 
 
 def _seen_there(host: str, file: str) -> str:
-    """A file of that host that is surely the same elsewhere. Where a guest is started it is found
-    out at once; one that is off would be missing its disk months later."""
+    """Return the name of a file that another host must be known to share.
+
+    A running guest's start shows at once whether the target has the file; a guest that is off would
+    miss its disk months later.
+    """
     return f"{host}:{file} (must be seen)"
 
 
 def _place(look: Look, answers: Answers, run: Evacuation) -> Place:
     name, facts = look.host.name, look.facts
     if facts is None:
-        return Place(name=name, memory=Bytes(0), cpus=0.0, closed=look.error or "it says nothing")
+        return Place(name=name, memory=Bytes(0), cpus=0.0, closed=look.error or "does not answer")
     held = sum(
         one.memory + OVERHEAD for one in look.guests
         if one.state.is_active or one.state in _STAND
     )  # fmt: skip
     has = facts.networks | (look.links or frozenset())
-    if look.links is None:  # libvirt decides, and preflight warns
+    if look.links is None:  # unknown: libvirt decides, and preflight warns
         has |= frozenset(name for one in answers.looks for g in one.guests for name in networks(g))
     storage = {f"{name}:{file}" for guest in look.guests for file in all_files(guest)}
     for (source, target), found in answers.same.items():
-        if target == name:  # of what is not known libvirt decides, and preflight warns
+        if target == name:  # where it is unknown, libvirt decides, and preflight warns
             theirs = {file for guest in answers.look(source).guests for file in all_files(guest)}
             storage |= {f"{source}:{file}" for file in theirs if found.get(file, True)}
             storage |= {_seen_there(source, file) for file in theirs if found.get(file)}
     return Place(
-        # What guests were promised may not all be taken yet: no more than there is.
+        # Guests may not use all their memory yet, so the sum is limited to the host's memory.
         name=name, memory=Bytes(min(facts.memory, held + facts.memory_free)),
         cpus=facts.cpus * run.cpu_overcommit, offers=answers.fits.get(name, frozenset()),
         machines=facts.machines, networks=has, storage=frozenset(storage),

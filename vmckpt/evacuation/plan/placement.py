@@ -1,9 +1,10 @@
-"""Which guest goes to which host. Pure.
+"""Choose a target host for each guest. Pure.
 
-The hardest to place go first: those with the fewest hosts, then the largest. Each takes the host
-where it costs least; costs add up to a function of the end alone, so a small plan is searched to
-its best by branch and bound. A guest without room is helped by one more move: of another that
-leaves, or, if the rules allow it, of a guest that would otherwise have stayed.
+The guests that are hardest to place go first: those with the fewest possible hosts, then the
+largest. Each goes to the host with the lowest cost. The sum of the costs depends only on the final
+placement, so branch and bound finds the optimum of a small plan. If a guest has no room, one other
+move may make room for it: of another guest that leaves or, if the rules allow it, of a guest that
+would have stayed.
 """
 
 from collections import Counter
@@ -17,14 +18,14 @@ from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.units import Bytes, show_bytes
 
 _MOST = 20_000
-"""Nodes that are looked at; with more a plan is no longer small."""
+"""Maximum number of nodes of the search."""
 
 
 def best(capacity: CapacityModel, order: Sequence[Tenant]) -> list[int] | None:
-    """The host of each, all of them placed, in the order given: at the least cost in a small plan,
-    else at the least that was found in so many steps.
+    """Return the host of each guest in `order`; None if no placement of all of them was found.
 
-    None: not all can be placed, or that was not found out. `capacity` is as before.
+    The placement has the lowest cost if the search visits at most _MOST nodes, otherwise the lowest
+    cost that it found. `capacity` is unchanged afterwards.
     """
     search = _Search(capacity, order)
     search.go(0, 0.0)
@@ -34,7 +35,7 @@ def best(capacity: CapacityModel, order: Sequence[Tenant]) -> list[int] | None:
 class _Search:
     def __init__(self, capacity: CapacityModel, order: Sequence[Tenant]) -> None:
         self._capacity, self._order = capacity, order
-        # A host that somebody comes from, or names, is like no other.
+        # A host that a guest leaves or names is not interchangeable with others.
         named = {one.host for one in order}
         for one in order:
             named |= {at for at, _ in one.needs.never} | (one.needs.only or frozenset())
@@ -66,30 +67,30 @@ class _Search:
             capacity.remove(tenant, at)
 
     def _rest(self, depth: int) -> float:
-        """No more than what the others will cost at the least."""
+        """Return a lower bound of the cost of the remaining guests."""
         return float(sum(self._capacity.least(one) for one in self._order[depth:]))
 
 
 SMALL = 10
-"""Guests that are placed by search at the most."""
+"""Maximum number of guests that are placed by search."""
 _NAMED = 6
-"""Hosts that are named one by one where nobody would take a guest."""
+"""Maximum number of hosts whose reasons against a guest are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One guest's new host."""
+    """The new host of a guest."""
 
     tenant: Tenant
     target: str
     why: str
     displaced: bool = False
-    """It makes room for another."""
+    """It moves to make room for another guest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplaced:
-    """A guest that finds no host."""
+    """A guest without a host to move to."""
 
     tenant: Tenant
     why: str
@@ -98,16 +99,16 @@ class Unplaced:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a plan makes of a fleet."""
+    """The assignments of a plan."""
 
     going: tuple[Assignment, ...]
     left: tuple[Unplaced, ...]
 
 
 def place(fleet: Fleet, leaving: Iterable[Tenant], rules: Rules) -> Placement:
-    """Find a host for each of `leaving`, who are on hosts of the fleet.
+    """Find a host for each guest of `leaving`, which run on hosts of the fleet.
 
-    Their room there counts as taken until they are gone, and is not used by others.
+    Their memory on their present hosts counts as used until they have left.
     """
     planning = _Planning(fleet, tuple(leaving), rules)
     planning.place_all()
@@ -116,7 +117,7 @@ def place(fleet: Fleet, leaving: Iterable[Tenant], rules: Rules) -> Placement:
 
 
 class _Planning:
-    """One plan in the making."""
+    """A plan that is being made."""
 
     def __init__(self, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules) -> None:
         self._rules = rules
@@ -160,14 +161,15 @@ class _Planning:
         self._capacity.place(tenant, at)
 
     def repair(self) -> None:
-        """Make room for those that found none, one other move for each."""
+        """Make room for guests without a host by one other move for each."""
         waiting, self._unplaced = self._unplaced, []
         for tenant in waiting:
             if not self._make_room(tenant):
                 self._unplaced.append(tenant)
 
     def _make_room(self, tenant: Tenant) -> bool:
-        """Whether a single move of another lets it in; the smallest such move is made."""
+        """Make room by the smallest sufficient move of another guest. Returns whether there is
+        one."""
         capacity = self._capacity
         offers = []
         for at in np.flatnonzero(capacity.capable_hosts(tenant.needs)).tolist():
@@ -180,7 +182,7 @@ class _Planning:
         return any(self._exchange(tenant, other, at) for _, _, at, other in offers)
 
     def _movable(self, at: int) -> list[Tenant]:
-        """Who is to be there and could be somewhere else."""
+        """Return guests that will be on the host and could be placed elsewhere."""
         found = [one for one in self._leaving if self._target.get(one.name) == at]
         if self._rules.may_displace:
             found += [one for one in self._others.get(at, ()) if one.name not in self._displaced]
@@ -210,7 +212,7 @@ class _Planning:
         going += [self._going(one, displaced=True) for one in self._displaced.values()]
         left = [self._left(one) for one in self._unplaced]
         left += [
-            Unplaced(tenant=one, why=str(one.stays), hint="see what its host says of it")
+            Unplaced(tenant=one, why=str(one.stays), hint=f"check it on {one.host}")
             for one in self._stuck
         ]
         return Placement(tuple(going), tuple(left))
@@ -221,11 +223,11 @@ class _Planning:
         place = capacity.places[at]
         free = Bytes(max(0, round(place.memory - capacity.used[at])))
         choices = int(capacity.capable_hosts(tenant.needs).sum()) - (place.name != tenant.host)
-        why = f"{show_bytes(free)} free there in the end"
+        why = f"{show_bytes(free)} free afterwards"
         if displaced:
             why = f"makes room; {why}"
         elif choices <= 1:
-            why = f"no other host would do; {why}"
+            why = f"the only possible host; {why}"
         return Assignment(tenant=tenant, target=place.name, why=why, displaced=displaced)
 
     def _left(self, tenant: Tenant) -> Unplaced:
@@ -233,7 +235,7 @@ class _Planning:
 
 
 def cheapest(capacity: CapacityModel, tenant: Tenant, *, never: int | None = None) -> int | None:
-    """The host that it costs least on; None: no host may take it."""
+    """Return the host with the lowest cost for the guest; None if it may move to none."""
     may = capacity.allowed_hosts(tenant)
     if never is not None:
         may[never] = False
@@ -244,9 +246,9 @@ def cheapest(capacity: CapacityModel, tenant: Tenant, *, never: int | None = Non
 
 
 def explain(capacity: CapacityModel, tenant: Tenant) -> Unplaced:
-    """Why no host takes it, and what would change that."""
+    """Return why no host can take the guest, with a hint on what would help."""
     reasons = {
-        place.name: capacity.reasons_against(tenant, at) or "it may" for at, place in
+        place.name: capacity.reasons_against(tenant, at) or "possible" for at, place in
         enumerate(capacity.places) if place.name != tenant.host
     }  # fmt: skip
     if not reasons:
@@ -262,7 +264,7 @@ def explain(capacity: CapacityModel, tenant: Tenant) -> Unplaced:
 
 
 def _kind(reason: str) -> str:
-    """Without numbers that differ from host to host."""
+    """Return the reason without numbers, which differ from host to host."""
     for kind in ("of memory short", "cores short"):
         if reason.endswith(kind):
             return f"too little {'memory' if 'memory' in kind else 'CPU'}"
@@ -282,9 +284,7 @@ def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
         return f"free {short} on {capacity.places[at].name}, or lower keep_free"
     if able:
         name = capacity.places[able[0]].name
-        return (
-            f"on {name}: {capacity.reasons_against(tenant, able[0])}; move that away, or allow it"
-        )
+        return f"on {name}: {capacity.reasons_against(tenant, able[0])}; resolve that, or allow it"
     closed = [place.name for place in capacity.places if place.closed is not None]
     lacking = Counter(
         why for place in capacity.places
@@ -294,6 +294,6 @@ def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
     if lacking:
         needed = lacking.most_common(1)[0][0]
         if needed.startswith(NO_STORAGE):
-            needed += ", or let its policy copy it (storage: {copy: thin})"
-        return f"give a host what it needs: {needed}"
-    return f"open {closed[0]} again" if closed else "add a host to the inventory"
+            needed += ", or let its policy copy the disks (storage: {copy: thin})"
+        return f"fix this on a host: {needed}"
+    return f"make {closed[0]} available again" if closed else "add a host to the inventory"

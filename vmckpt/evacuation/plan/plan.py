@@ -1,4 +1,4 @@
-"""A plan before anybody moves: for people to say yes to. Pure."""
+"""The plan of an evacuation, which is shown for confirmation before any guest moves. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,54 +22,54 @@ from vmckpt.units import Bytes, BytesPerSecond, show_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What preflight and the forecast say of one guest and one target."""
+    """The results of preflight and forecast for one guest and one target."""
 
     policy: str
     mode: str
     blockers: tuple[Finding, ...] = ()
     warnings: tuple[Finding, ...] = ()
     total: Range | None = None
-    """Seconds; None: not known."""
+    """Seconds; None if unknown."""
     downtime: Range | None = None
     sent: Range | None = None
     """Bytes."""
     bandwidth: Range | None = None
-    """Bytes per second that its stream is expected to carry."""
+    """Expected bandwidth of its stream, in bytes per second."""
     link: BytesPerSecond | None = None
-    """What the network between them was seen to carry."""
+    """Measured bandwidth of the network between the hosts."""
     rooms: tuple[Room, ...] = ()
-    """What its images take there."""
+    """Space that its images need on the target."""
 
 
 Checks = Mapping[tuple[str, str], Checked]
-"""By guest and target."""
+"""Results by guest and target."""
 NO_CHECKS: Checks = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Who goes where, in which order, and what becomes of the hosts."""
+    """The moves with their order, and the resulting load of the hosts."""
 
     task: Task
     going: tuple[Assignment, ...]
     left: tuple[Unplaced, ...]
     shut_down: tuple[Tenant, ...]
     suspended: tuple[Tenant, ...]
-    """Their memory is saved on the host."""
+    """Guests whose memory is saved on the host."""
     checks: Checks
     course: PlanForecast
-    """As it goes in the middle of what is expected."""
+    """The simulated run, with every duration in the middle of its range."""
     total: Range
-    """Seconds."""
+    """Duration of the run, in seconds."""
     silent: Mapping[str, str]
-    """Hosts that do not answer."""
+    """Hosts that do not answer, with the reason."""
     starts: tuple[Tenant, ...] = ()
-    """Guests that were stopped before, and run again in the end."""
+    """Guests that were stopped by an evacuation and will be started again."""
     not_started: tuple[Unplaced, ...] = ()
-    """Those who are not, as it looks now."""
+    """Guests that were stopped and, by the present state, cannot be started again."""
 
     def check(self, going: Assignment) -> Checked | None:
-        """What was found out about a move."""
+        """Return the results for a move; None if it was not checked."""
         return self.checks.get((going.tenant.name, going.target))
 
     def as_json(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _load(one: Load) -> dict[str, Any]:
 
 
 def without(fleet: Fleet, checks: Checks) -> Fleet:
-    """Nobody is placed where preflight forbids it."""
+    """Return the fleet without the targets that preflight forbids."""
     never: dict[str, set[tuple[str, str]]] = {}
     for (guest, target), found in checks.items():
         if found.blockers:
@@ -139,8 +139,8 @@ def without(fleet: Fleet, checks: Checks) -> Fleet:
 
 
 def crowded(going: Sequence[Assignment], checks: Checks) -> Checks:
-    """Moves whose images have room on the target alone, and none beside those of the moves before
-    them, with that against them."""
+    """Return the moves whose images fit on the target alone but not beside those of the moves
+    before them, each with a blocker."""
     taken: dict[tuple[str, str], int] = {}
     found = {}
     for one in going:
@@ -164,19 +164,19 @@ def crowded(going: Sequence[Assignment], checks: Checks) -> Checks:
 def _no_room(target: str, room: Room) -> Finding:
     return Finding(
         code="disk-room", severity=Severity.BLOCKER, where=target,
-        text=f"{show_bytes(room.needed)} needed in {room.folder}, {show_bytes(room.free)} free,"
-        " which the images of other guests take that go there",
-        hint="free room there, or choose another folder",
+        text=f"{show_bytes(room.needed)} needed in {room.folder}; {show_bytes(room.free)} free,"
+        " which images of other guests moving there need",
+        hint="free space there, or choose another folder",
     )  # fmt: skip
 
 
 def expected(
     fleet: Fleet, going: Sequence[Assignment], checks: Checks, share: float | None
 ) -> Fleet:
-    """With what each move is forecast to send, and what links and streams carry.
+    """Return the fleet with the forecast bytes of each move and the bandwidth of links and streams.
 
-    `share`: 0: as quick as it may be, 1: as slow; None: in the middle. Pages that are sent again
-    are in the forecast already.
+    `share`: 0 for the fastest case, 1 for the slowest; None for the middle. The bytes include pages
+    that are sent again.
     """
     at = 0.5 if share is None else share
     sizes: dict[str, Bytes] = {}
@@ -209,7 +209,7 @@ def expected(
 
 
 def placed(fleet: Fleet, asked: frozenset[str], terms: EvacuationTerms) -> placement.Placement:
-    """Who of those goes where."""
+    """Return the placement of the guests named in `asked`."""
     leaving = [one for one in fleet.tenants if one.name in asked]
     return placement.place(fleet, leaving, terms.rules)
 
@@ -217,7 +217,7 @@ def placed(fleet: Fleet, asked: frozenset[str], terms: EvacuationTerms) -> place
 def made(
     task: Task, seen: FleetView, found: placement.Placement, checks: Checks, terms: EvacuationTerms
 ) -> Plan:
-    """The plan of a placement whose moves were all looked at."""
+    """Return the plan of a placement whose moves are all checked."""
     fleet = task.fleet(seen)
     plays = [
         forecast.play(world, _moves(world, found.going), terms.rules, terms.windows)
@@ -240,8 +240,8 @@ def made(
 
 def _never(going: Assignment) -> Unplaced:
     return Unplaced(
-        tenant=going.tenant, why=f"{going.target} never has room for it while others are there",
-        hint="free memory on any host, so that somebody can step aside",
+        tenant=going.tenant, why=f"{going.target} has no room for it in any order of the moves",
+        hint="free memory on any host, so that a guest can move there temporarily",
     )  # fmt: skip
 
 
@@ -256,17 +256,17 @@ def _moves(fleet: Fleet, going: Sequence[Assignment]) -> list[Move]:
 def worded(
     left: Iterable[Unplaced], seen: FleetView, checks: Checks = NO_CHECKS
 ) -> tuple[Unplaced, ...]:
-    """Of standbys it is said whose they are, and what gives them up; of who is kept by what
-    preflight says, what mends that."""
+    """Return `left` with better reasons and hints: of a standby, its guest and how to remove it; of
+    a guest that a blocker keeps, the blocker's hint."""
 
     def one(found: Unplaced) -> Unplaced:
         known = seen.known.get(found.tenant.name)
         if known is None or known.way is not TravelMethod.ANEW:
             return _mended(found, checks)
         guest = known.guest.name
-        why = f"the standby of {guest}, which runs elsewhere; no other host can have it"
+        why = f"the standby of {guest}, which runs elsewhere; no other host can take it"
         return replace(
-            found, why=f"{why}: {found.why}", hint=f"vmckpt unprotect {guest} gives it up"
+            found, why=f"{why}: {found.why}", hint=f"remove it with vmckpt unprotect {guest}"
         )
 
     return tuple(one(found) for found in left)

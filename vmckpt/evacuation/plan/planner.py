@@ -1,4 +1,4 @@
-"""Make a plan: look at all hosts, place, and let preflight look at each move."""
+"""Make a plan: query all hosts, place the guests, and run preflight on each move."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -36,16 +36,16 @@ from vmckpt.protection.relocate_standby import Relocation
 from vmckpt.units import Seconds
 
 DEFAULT = "maintenance"
-"""What hosts are emptied by, and how guests move that no policy is for."""
+"""The policy for evacuating hosts, which also applies to guests that no policy selects."""
 _ROUNDS = 4
 _AT_ONCE = 4
 _TELL = Seconds(5.0)
-"""How often it is said how far it is."""
+"""Interval between progress reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """The hosts and the policies that there are."""
+    """The hosts and policies that a plan uses."""
 
     inventory: Inventory
     policies: tuple[Policy, ...]
@@ -55,23 +55,23 @@ class Scope:
         return tuple(self.inventory.hosts.values())
 
     def run(self, task: Task) -> Policy:
-        """What it is done by. Raises PolicyError."""
+        """Return the policy of the run. Raises PolicyError."""
         return select.by_name(self.policies, task.policy or DEFAULT)
 
     def terms(self, task: Task) -> EvacuationTerms:
-        """Raises PolicyError."""
+        """Return the terms of the run. Raises PolicyError."""
         return terms(self.run(task).evacuation, task.kind)
 
     def once(self) -> tuple[Policy, ...]:
-        """Policies by which a guest is tried once: who empties a host tries again elsewhere."""
+        """Return the policies with a single attempt, since the evacuation itself tries again."""
         return tuple(replace(one, on_failure=OnFailure.STOP) for one in self.policies)
 
 
 def policy_of(scope: Scope, task: Task, host: Host, guest: Guest) -> Policy:
-    """What a guest moves by: the one that is asked for; its own; and instead of the usual
-    one the one for emptying hosts.
+    """Return the policy by which a guest moves.
 
-    Raises PolicyError.
+    That is the requested policy, else the guest's own. If only the default policy applies to the
+    guest, the run's policy replaces it. Raises PolicyError.
     """
     subject = Subject(
         guest=guest.name, guest_labels=guest.labels, host_labels=host.labels, memory=guest.memory
@@ -82,7 +82,7 @@ def policy_of(scope: Scope, task: Task, host: Host, guest: Guest) -> Policy:
 
 
 async def gather_fleet(hosts: Hosts, scope: Scope, task: Task) -> FleetView:
-    """What is true now. Raises PolicyError, JournalError."""
+    """Return the present state of all hosts. Raises PolicyError, JournalError."""
     run = scope.run(task).evacuation
     closed = await asyncio.to_thread(maintenance.held)
     protected = await asyncio.to_thread(_protected)
@@ -104,7 +104,8 @@ async def gather_fleet(hosts: Hosts, scope: Scope, task: Task) -> FleetView:
 
 
 def _policy(scope: Scope, task: Task, host: Host, guest: Guest, *, strict: bool) -> Policy:
-    """What is wrong with the policies of a guest that does not move keeps nobody."""
+    """Return the policy of a guest; unless `strict`, an error in it is ignored, since the guest
+    does not move."""
     try:
         return policy_of(scope, task, host, guest)
     except PolicyError:
@@ -114,7 +115,7 @@ def _policy(scope: Scope, task: Task, host: Host, guest: Guest, *, strict: bool)
 
 
 def _protected() -> Mapping[str, Protected]:
-    """Guests that agents have in their hands."""
+    """Return the guests with an active protection, by UUID."""
     return {
         one.guest_uuid: Protected(primary=one.source, backup=one.target, job=one.id)
         for one in active.active() if one.guest_uuid and one.source and one.target
@@ -122,7 +123,7 @@ def _protected() -> Mapping[str, Protected]:
 
 
 async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
-    """Each move of it has been looked at as `vmckpt migrate` would, and forecast.
+    """Return a plan whose moves are checked as by `vmckpt migrate`, and forecast.
 
     Raises HypervisorError if the host itself does not answer, PolicyError, JournalError.
     """
@@ -151,7 +152,7 @@ async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
 
 
 async def balanced(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
-    """Moves that pay for themselves, each looked at; see `plan`."""
+    """Return a plan of moves that balance the hosts' loads and are worth their cost; see `plan`."""
     limits, checks = scope.terms(task), plans.NO_CHECKS
     for number in range(_ROUNDS):
         seen = await gather_fleet(hosts, scope, task)
@@ -160,19 +161,19 @@ async def balanced(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Pl
         made = await plan(hosts, scope, replace(task, goes=goes), caller)
         if not made.left or number == _ROUNDS - 1:
             return made
-        checks = {**checks, **made.checks}  # somebody may go elsewhere, or another one instead
+        checks = {**checks, **made.checks}  # other targets or other guests may do
     raise AssertionError("the last round returns")
 
 
 def _looked_at(found: Placement, checks: Checks) -> Placement:
-    """Who is placed where preflight says no, or never looked, is left."""
+    """Return the placement without moves that preflight forbids or has not checked."""
     going, left = [], list(found.left)
     for one in found.going:
         check = checks.get((one.tenant.name, one.target))
         if check is not None and not check.blockers:
             going.append(one)
             continue
-        why = "preflight has not looked at it" if check is None else check.blockers[0].text
+        why = "preflight has not checked it" if check is None else check.blockers[0].text
         hint = None if check is None else check.blockers[0].hint
         left.append(
             Unplaced(tenant=one.tenant, why=f"{one.target}: {why}", hint=hint or "see vmckpt plan")
@@ -181,7 +182,7 @@ def _looked_at(found: Placement, checks: Checks) -> Placement:
 
 
 class _Looking:
-    """What preflight and the forecasts have said so far."""
+    """The results of preflight and forecasts so far."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.found: dict[tuple[str, str], Checked] = {}
@@ -191,7 +192,7 @@ class _Looking:
     async def look(
         self, scope: Scope, seen: FleetView, going: Sequence[Assignment], caller: Caller
     ) -> None:
-        """Look at moves, some at a time."""
+        """Check moves, several at a time."""
 
         done, told = 0, asyncio.get_running_loop().time()
 
@@ -212,8 +213,7 @@ class _Looking:
     async def _checked(
         self, scope: Scope, known: sights.Known, target: str, caller: Caller
     ) -> Checked:
-        """One move, looked at as `vmckpt plan` does; where no memory travels there is no
-        forecast."""
+        """Check one move as `vmckpt plan` does; without a forecast if no memory is sent."""
         hosts = scope.inventory
         if known.way is TravelMethod.ANEW:
             return await _standing(scope, known, target, caller)
@@ -229,7 +229,7 @@ class _Looking:
             source=hosts.host(known.host), target=hosts.host(target), policies=scope.once(),
             outside=None,
         )  # fmt: skip
-        # A host that is filled again is taken out of maintenance before the first move.
+        # Repopulate ends the host's maintenance before the first move.
         request = MigrateRequest(
             guest=known.guest.uuid, to=target, policy=known.policy.name, closed_too=True
         )
@@ -243,7 +243,7 @@ class _Looking:
 
 
 def another(scope: Scope, known: sights.Known, target: str) -> Relocation:
-    """What gives the guest of a standby another one. Raises BadInput: it is not protected."""
+    """Return the relocation of a standby. Raises BadInput if its guest is not protected."""
     hosts = scope.inventory
     return Relocation(
         known=active.of(hosts, known.guest.uuid), backup=hosts.host(target),
@@ -252,7 +252,7 @@ def another(scope: Scope, known: sights.Known, target: str) -> Relocation:
 
 
 async def _standing(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
-    """Whether the guest of a standby may have another one there."""
+    """Check whether the guest of a standby may have its standby on `target`."""
     try:
         found = await relocate_standby.require_relocatable(
             await asyncio.to_thread(another, scope, known, target), caller
@@ -275,7 +275,7 @@ def _refused(known: sights.Known, target: str, error: VmckptError) -> Checked:
 
 
 def _looked(text: str, now: float) -> Decided:
-    return Decided(decision=Decision(at=Seconds(now), action="looked at", reason=text))
+    return Decided(decision=Decision(at=Seconds(now), action="checked", reason=text))
 
 
 def _checked(made: MovePlan, policy: str) -> Checked:

@@ -1,9 +1,9 @@
 """Identify the QEMU process of a guest on this host.
 
 Any local user can start a process with any command line, so a command line proves nothing. The
-process ID comes from the files that libvirt keeps about running guests, which only root can write.
-That process is taken for the guest's QEMU if its user, executable, command line and the monitor
-socket that it holds open are the ones that libvirt recorded.
+process ID comes from libvirt's status files of running guests, which only root can write. The
+process is accepted as the guest's QEMU if its user, executable, command line and open monitor
+socket are those that libvirt recorded.
 """
 
 import errno
@@ -20,55 +20,52 @@ from vmckpt.errors import CannotCapture, QemuUnclear
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 STATUS_FILES = Path("/run/libvirt/qemu")
-"""libvirt's stateDir: NAME.xml and NAME.pid for each running guest."""
+"""libvirt's stateDir, with NAME.xml and NAME.pid of each running guest."""
 _LIBRARY = Path("/var/lib/libvirt/qemu")
-"""libvirt gives this folder to the user as whom it runs QEMU."""
+"""A folder that libvirt gives to QEMU's user."""
 _DELETED = " (deleted)"
 _LAST_PID = 1 << 22
 """Linux's PID_MAX_LIMIT."""
 _ENDED = (errno.ENOENT, errno.ESRCH)
-"""What files of a process that has ended answer; any other error tells nothing about it."""
+"""Errors from the /proc files of a process that has ended; others do not mean that it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What libvirt's status file says about one running guest."""
+    """A running guest according to libvirt's status file."""
 
     pid: int
     guest: str
-    """Its UUID."""
+    """The guest's UUID."""
     emulator: str
     user: int | None
-    """As whom QEMU runs; None: libvirt does not label processes."""
+    """ID of QEMU's user; None: libvirt does not label processes."""
     monitor: str
     """Path of the monitor's socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """What the kernel says about one process."""
+    """A process according to the kernel."""
 
     users: frozenset[int]
-    """Its real, effective, saved and file system user."""
+    """Its real, effective, saved and file system user ID."""
     executable: str
     command: tuple[str, ...]
     sockets: frozenset[str]
-    """Paths of the Unix sockets that it holds open."""
+    """Paths of the Unix sockets that it has open."""
 
 
 def recorded(text: str) -> Recorded:
-    """Read libvirt's status file (a `domstatus` element).
-
-    Raises ValueError if that is not one.
-    """
+    """Parse libvirt's status file (a `domstatus` element). Raises ValueError."""
     try:
         root = ET.fromstring(text)
     except ET.ParseError as exc:
-        raise ValueError(f"no status of a guest: {exc}") from exc
+        raise ValueError(f"not a status file of libvirt: {exc}") from exc
     monitor = root.find("monitor")
     guest = root.findtext("domain/uuid")
     if root.tag != "domstatus" or monitor is None or guest is None:
-        raise ValueError("no status of a guest")
+        raise ValueError("not a status file of libvirt")
     user = None
     for label in root.findall("domain/seclabel"):
         if label.get("model") == "dac" and (named := label.findtext("label")):
@@ -80,25 +77,25 @@ def recorded(text: str) -> Recorded:
 
 
 def mismatch(known: Recorded, seen: ProcessFacts) -> str | None:
-    """Why a process is not the recorded QEMU; None if it is. Pure."""
+    """Return why a process is not the recorded QEMU; None if it is. Pure."""
     if known.user is not None and seen.users != {known.user}:
-        return f"it runs as user {_listed(seen.users)}, and QEMU runs as {known.user}"
+        return f"it runs as user {_listed(seen.users)}, not as QEMU's user {known.user}"
     executable = seen.executable.removesuffix(_DELETED)
-    # The emulator may be a script that starts another program, as Debian's /usr/bin/kvm.
+    # The emulator may be a script that starts another program, like Debian's /usr/bin/kvm.
     if executable != known.emulator and not Path(executable).name.startswith("qemu"):
-        return f"it runs {executable}, and not {known.emulator}"
+        return f"it runs {executable}, not {known.emulator}"
     if not _names(seen.command, known.guest):
         return "its command line does not name the guest"
     if known.monitor not in seen.sockets:
-        return f"it does not hold {known.monitor}, libvirt's connection to QEMU"
+        return f"it does not have the monitor socket {known.monitor} open"
     return None
 
 
 def is_stray(seen: ProcessFacts, guest: str, trusted: frozenset[int]) -> bool:
-    """Whether a process that libvirt did not record may run the guest all the same. Pure.
+    """Return whether a process that libvirt did not record may run the guest. Pure.
 
-    `trusted`: users as whom QEMU may run here. Processes of other users are imitations, and a
-    program that changes its user still has its caller's as the real one.
+    `trusted`: IDs of the users that QEMU may run as. Processes of other users are imitations; a
+    setuid program still has its caller as the real user.
     """
     return (
         seen.users <= trusted
@@ -116,7 +113,7 @@ def _listed(users: frozenset[int]) -> str:
 
 
 def runs(guest: str) -> bool:
-    """Whether a guest (a UUID) has a QEMU process on this host. Raises QemuUnclear."""
+    """Return whether a guest (a UUID) has a QEMU process on this host. Raises QemuUnclear."""
     process = hold(guest)
     if process is None:
         return False
@@ -125,12 +122,12 @@ def runs(guest: str) -> bool:
 
 
 def hold(guest: str) -> HeldProcess | None:
-    """The QEMU process of a guest (a UUID) on this host, to be closed; None: it has none.
+    """Return the QEMU process of a guest (a UUID) on this host; None if it has none.
 
-    A process that libvirt does not know may run the guest as well, as after libvirt lost its files:
-    each call looks for one among all processes. That takes 20 µs a process, and each action asks
-    once: no pause of a guest and no renewal of a lease contains it. Raises QemuUnclear if more than
-    one process can be it, or one that libvirt does not know.
+    The caller must close it. A process unknown to libvirt may run the guest too, for example after
+    libvirt lost its files, so each call searches all processes. That takes 20 µs per process; it is
+    done once per action, and never while a guest is paused or a lease is renewed. Raises
+    QemuUnclear if several processes can be the guest's QEMU, or one that libvirt does not know.
     """
     found = [one for known in _recorded(guest) if (one := _verified(known)) is not None]
     try:
@@ -146,17 +143,21 @@ def hold(guest: str) -> HeldProcess | None:
     ids = ", ".join(str(one) for one in sorted([*strays, *(one.pid for one in found)]))
     if found:
         raise _unclear(
-            f"more than one process can be QEMU of guest {guest}: {ids}",
-            hint="end the one that is not in virsh list, then try again",
+            f"more than one process may be the QEMU of guest {guest}: {ids}",
+            hint=f"end the process that is not in {STATUS_FILES}/*.pid, then try again",
         )
     raise _unclear(
-        f"libvirt does not know process {ids}, which runs guest {guest}",
+        f"guest {guest} runs in process {ids}, which libvirt does not know",
         hint="end that process if it is not needed, then try again",
     )
 
 
 def require(guest: str, name: str, host: str) -> HeldProcess:
-    """The same, where the guest must run. Raises CannotCapture as well."""
+    """Return the QEMU process of a guest (a UUID) that must run on this host.
+
+    `name` and `host` are for messages. Raises CannotCapture if the guest has no QEMU process here,
+    QemuUnclear as `hold` does.
+    """
     process = hold(guest)
     if process is None:
         raise CannotCapture(
@@ -175,7 +176,7 @@ def _close(processes: list[HeldProcess]) -> None:
 
 
 def _recorded(guest: str) -> Iterator[Recorded]:
-    """What libvirt says about guests of that UUID. Raises QemuUnclear."""
+    """Read libvirt's status files of guests with this UUID. Raises QemuUnclear."""
     try:
         files = sorted(STATUS_FILES.glob("*.xml"))
         if files:
@@ -187,12 +188,12 @@ def _recorded(guest: str) -> Iterator[Recorded]:
                     yield known
     except PermissionError as exc:
         raise _unclear(
-            f"only root can tell which process is QEMU: {exc}", hint="log in as root there"
+            f"only root can identify the QEMU process: {exc}", hint="log in to that host as root"
         ) from exc
     except (OSError, ValueError) as exc:
         raise _unclear(
-            f"{STATUS_FILES} does not tell which process is QEMU: {exc}",
-            hint=f"see what is there: ls -l {STATUS_FILES}",
+            f"cannot identify the QEMU process from {STATUS_FILES}: {exc}",
+            hint=f"run ls -l {STATUS_FILES} on that host",
         ) from exc
 
 
@@ -204,13 +205,13 @@ def _read(file: Path) -> str:
 
 
 def _must_be_roots(path: Path, seen: os.stat_result) -> None:
-    """Raises ValueError if others than root may have written there."""
+    """Raise ValueError unless only root can write to the file or folder."""
     if seen.st_uid != 0 or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ValueError(f"others than root may write to {path}")
+        raise ValueError(f"users other than root can write to {path}")
 
 
 def _verified(known: Recorded) -> HeldProcess | None:
-    """The recorded process; None if it has ended. Raises QemuUnclear."""
+    """Return the recorded process; None if it has ended or is another one. Raises QemuUnclear."""
     if not 0 < known.pid <= _LAST_PID:
         return None
     try:
@@ -221,7 +222,7 @@ def _verified(known: Recorded) -> HeldProcess | None:
         raise _hidden(known.pid, exc) from exc
     try:
         seen = _seen(known.pid, {known.monitor})
-        # Where libvirt records no user, it must be one as whom QEMU may run at all.
+        # If libvirt records no user, the process must run as a user that QEMU may run as.
         trusted = known.user is not None or seen.users <= _trusted()
         if trusted and mismatch(known, seen) is None and process.lives():
             return process
@@ -238,13 +239,13 @@ def _verified(known: Recorded) -> HeldProcess | None:
 
 def _hidden(pid: int, error: OSError) -> QemuUnclear:
     return _unclear(
-        f"whether process {pid} is QEMU of the guest cannot be seen: {error}",
-        hint=f"see what keeps root from it: ls -l /proc/{pid}/exe",
+        f"cannot determine whether process {pid} is the guest's QEMU: {error}",
+        hint=f"run ls -l /proc/{pid}/exe as root on that host to see what prevents access",
     )
 
 
 def _strays(guest: str, but: set[int]) -> list[int]:
-    """Raises QemuUnclear."""
+    """Return the IDs of processes other than `but` that may run the guest. Raises QemuUnclear."""
     mark, trusted = b"\0-uuid\0" + guest.encode() + b"\0", _trusted()
     found = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
@@ -252,7 +253,7 @@ def _strays(guest: str, but: set[int]) -> list[int]:
         try:
             if pid in but or mark not in command.read_bytes():
                 continue
-            # An imitation's other files may be hidden, and tell nothing of interest.
+            # The user is checked first: the other files of an imitation may be unreadable.
             if _users(pid) <= trusted and is_stray(_seen(pid, set()), guest, trusted):
                 found.append(pid)
         except OSError as exc:
@@ -262,7 +263,7 @@ def _strays(guest: str, but: set[int]) -> list[int]:
 
 
 def _trusted() -> frozenset[int]:
-    """Users as whom QEMU may run: root, and libvirt's user for it."""
+    """Return the IDs of the users that QEMU may run as: root and libvirt's QEMU user."""
     try:
         return frozenset({0, _LIBRARY.stat().st_uid})
     except OSError:
@@ -270,7 +271,7 @@ def _trusted() -> frozenset[int]:
 
 
 def _seen(pid: int, sockets: set[str]) -> ProcessFacts:
-    """Look at a process; of its sockets those at the given paths. Raises OSError."""
+    """Read facts about a process. `sockets`: the paths to look for. Raises OSError."""
     where = Path(f"/proc/{pid}")
     users = _users(pid)
     command = (where / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
@@ -282,14 +283,14 @@ def _seen(pid: int, sockets: set[str]) -> ProcessFacts:
 
 
 def _users(pid: int) -> frozenset[int]:
-    """The real, effective, saved and file system's user of a process. Raises OSError."""
+    """Return a process's real, effective, saved and file system user ID. Raises OSError."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("Uid:"))
     return frozenset(map(int, line.split()[1:]))
 
 
 def _held(process: Path, wanted: set[str]) -> Iterator[str]:
-    """Those of the paths at which a socket lies that the process has open."""
+    """Yield those of the paths whose socket the process has open."""
     own = set()
     for file in (process / "fd").iterdir():
         with suppress(FileNotFoundError):

@@ -1,11 +1,11 @@
-"""One system call in the context of another process's main thread, by ptrace(2).
+"""Make system calls in the context of another process's main thread, by ptrace(2).
 
-QEMU goes on whatever happens to us meanwhile. Its registers are only ever set to a detour that
-leads back by itself: the system call, then rt_sigreturn(2) with a frame of the registers as they
-were. So a tracer that is killed at any moment leaves a process that runs on, as after a signal.
+QEMU keeps running even if the tracer dies. Its registers are only ever set to a detour that returns
+by itself: the system call, then rt_sigreturn(2) with a frame of the original registers. So a tracer
+that is killed at any moment leaves a process that continues as after a signal.
 
-The thread must wait in a system call, as QEMU's main thread nearly always does: it is interrupted
-there, and the kernel begins that call again afterwards. x86-64 only.
+The thread must be waiting in a system call, as QEMU's main thread nearly always is. That call is
+interrupted, and the kernel restarts it afterwards. x86-64 only.
 """
 
 import ctypes
@@ -30,9 +30,9 @@ from vmckpt.units import Seconds
 T = TypeVar("T")
 
 LIMIT = Seconds(1.0)
-"""So long a thread may take to stop; one that waits in poll(2) takes less than a millisecond."""
+"""Time in which a thread must stop; a thread that waits in poll(2) takes less than 1 ms."""
 SCRATCH = 2048
-"""Bytes that a call's arguments may take."""
+"""Bytes of memory for the arguments of a call."""
 _SEIZE, _INTERRUPT, _DETACH, _CONT, _SYSCALL = 0x4206, 0x4207, 17, 7, 24
 _GETREGS, _SETREGS = 12, 13
 _MARK_SYSCALLS = 1  # PTRACE_O_TRACESYSGOOD
@@ -41,7 +41,7 @@ _EVENT_STOP = 128
 _AT_SYSCALL, _EINTR = 5 | 0x80, 4
 _NO_CALL = (1 << 64) - 1
 _CALL, _CALL_RET = b"\x0f\x05", b"\x0f\x05\xc3"
-# mov $15, %rax; syscall: glibc's and musl's return from a signal handler.
+# mov $15, %rax; syscall: the return from a signal handler in glibc and musl.
 _SIGRETURN = re.compile(rb"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05|\xb8\x0f\x00\x00\x00\x0f\x05")
 _RED_ZONE = 128
 _NAMES = (
@@ -62,14 +62,14 @@ class Why(Enum):
     """Why a call could not be made."""
 
     UNSUPPORTED = "this processor or this program is not supported"
-    REFUSED = "the kernel does not permit to trace it"
-    BUSY = "its main thread does not wait in a system call"
-    HANGS = "its main thread does not stop: it waits for storage, perhaps"
+    REFUSED = "the kernel does not permit tracing it"
+    BUSY = "its main thread is not waiting in a system call"
+    HANGS = "its main thread does not stop; it may be waiting for storage"
     ENDED = "it has ended"
 
 
 class CannotInject(VmckptError):
-    """No call was made, and the process runs as before."""
+    """No call was made; the process runs as before."""
 
     exit_code = 10
 
@@ -86,19 +86,19 @@ class Registers(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Gadgets:
-    """Addresses of instructions in the process that the detour is made of."""
+    """Addresses of the instructions in the process that form the detour."""
 
     call: int
-    """A system call, and a return."""
+    """A `syscall` and a `ret` instruction."""
     back: int
-    """rt_sigreturn(2)."""
+    """The instructions that call rt_sigreturn(2)."""
 
 
 def frame(registers: Registers, blocked: int) -> bytes:
-    """What rt_sigreturn(2) takes (`struct rt_sigframe` without the address that it begins with).
+    """Return the frame for rt_sigreturn(2): `struct rt_sigframe` without its return address.
 
-    `blocked`: the mask of blocked signals. A wait that was interrupted says EINTR. Floating point
-    registers are not in it: in a system call nobody needs them.
+    `blocked`: the mask of blocked signals. The interrupted call returns EINTR. The frame has no
+    floating point registers: a thread in a system call does not need them.
     """
     values = {name: getattr(registers, name) for name in _IN_FRAME}
     values["rax"] = -_EINTR & _NO_CALL
@@ -114,26 +114,26 @@ def frame(registers: Registers, blocked: int) -> bytes:
 
 
 class Stopped:
-    """A thread that is stopped in a system call, to be used inside `run`."""
+    """A thread stopped in a system call. Valid only inside `run`."""
 
     def __init__(self, tracer: "_Tracer", registers: Registers) -> None:
         self._tracer = tracer
         self._registers = registers
         self.scratch = _scratch(tracer.pid, registers.rsp)
-        """Address of SCRATCH bytes that nobody uses until it runs again."""
+        """Address of SCRATCH bytes that are unused until the thread runs again."""
 
     def write(self, content: bytes) -> None:
-        """Put a call's arguments into the scratch bytes."""
+        """Write a call's arguments to the scratch bytes. Raises ValueError if they do not fit."""
         if len(content) > SCRATCH:
-            raise ValueError("too much for the scratch bytes")
+            raise ValueError("too large for the scratch bytes")
         self._tracer.write(self.scratch, content)
 
     def read(self, length: int, at: int = 0) -> bytes:
-        """What a call has left there."""
+        """Read a call's output from the scratch bytes, at offset `at`."""
         return self._tracer.read(self.scratch + at, length)
 
     def call(self, number: int, *arguments: int) -> int:
-        """What the system call returned. Raises OSError if that was an error."""
+        """Make a system call and return its result. Raises OSError if it failed."""
         result = self._tracer.step(self._registers, self.scratch, number, arguments)
         if -4096 < result < 0:
             raise OSError(-result, os.strerror(-result))
@@ -141,13 +141,14 @@ class Stopped:
 
 
 def run(process: HeldProcess, work: Callable[[Stopped], T], limit: Seconds = LIMIT) -> T:
-    """Stop the process's main thread, do that, and let it go on; what `work` returns.
+    """Stop the process's main thread, run `work`, and let the thread continue.
 
-    `work` may make several calls. Raises CannotInject, and what `work` raises.
+    `work` may make several calls. Returns its result. `limit`: seconds in which the thread must
+    stop, and for its calls. Raises CannotInject, and what `work` raises.
     """
     if platform.machine() != "x86_64":
         raise CannotInject(process.pid, Why.UNSUPPORTED, platform.machine())
-    # The kernel lets go of what a thread has traced when that thread ends, whatever it waits for.
+    # The kernel detaches from a traced process when the tracing thread ends.
     done: list[T] = []
     failed: list[BaseException] = []
 
@@ -166,16 +167,16 @@ def run(process: HeldProcess, work: Callable[[Stopped], T], limit: Seconds = LIM
 
 
 class _Tracer:
-    """One thread's hold on another process; it lets go when it ends."""
+    """Traces a process from the current thread. The kernel detaches it when the thread ends."""
 
     def __init__(self, process: HeldProcess, limit: Seconds) -> None:
         self.pid = process.pid
         self._process = process
         self._until = time.monotonic() + limit
         self._signals: list[int] = []
-        """That came while it was stopped, and are for it to see."""
+        """Signals that arrived while the process was stopped, to be delivered to it later."""
         self._stopped = False
-        """It has been."""
+        """Whether the process has stopped at least once."""
 
     def run(self, work: Callable[[Stopped], T]) -> T:
         while True:
@@ -190,8 +191,8 @@ class _Tracer:
             stopped = Stopped(self, registers)
             return work(stopped)
         finally:
-            with suppress(OSError):  # it hangs in the call, or has ended: it takes the detour alone
-                # The kernel begins again what the thread waited for.
+            with suppress(OSError):  # still in the call, where the detour leads back, or ended
+                # With its old registers the kernel restarts the interrupted call.
                 _ptrace(_SETREGS, self.pid, ctypes.addressof(registers))
                 self._let_go()
 
@@ -210,7 +211,7 @@ class _Tracer:
             except ProcessLookupError as exc:
                 raise CannotInject(self.pid, Why.ENDED) from exc
             except PermissionError as exc:
-                # Another of our own processes may be at it, for a moment.
+                # Another vmckpt process may be tracing it for a moment.
                 if time.monotonic() > self._until:
                     raise CannotInject(self.pid, Why.REFUSED, str(exc.strerror)) from exc
             else:
@@ -218,7 +219,7 @@ class _Tracer:
             time.sleep(0.001)
 
     def _wait(self) -> int:
-        """Wait until it stops, for what; a signal that it was to get is kept for it."""
+        """Wait until the process stops and return the reason. Keeps signals that arrive for it."""
         while True:
             found, status = os.waitpid(self.pid, os.WNOHANG | _WALL)
             if found:
@@ -248,7 +249,7 @@ class _Tracer:
         )
 
     def step(self, before: Registers, scratch: int, number: int, arguments: tuple[int, ...]) -> int:
-        """Make the detour as far as the end of its call; what that returned."""
+        """Run the detour up to the end of its system call, and return the call's result."""
         gadgets = _gadgets(self.pid, _identity(self.pid))
         at = scratch - 1024 & ~15
         self.write(at, struct.pack("<Q", gadgets.back) + frame(before, _blocked(self.pid)))
@@ -257,11 +258,11 @@ class _Tracer:
         for name, value in zip(_ARGUMENTS, arguments, strict=False):
             setattr(call, name, value)
         _ptrace(_SETREGS, self.pid, ctypes.addressof(call))
-        # Not by single steps: a tracer that dies then leaves the trap flag set, which kills it.
+        # Single steps would not do: if the tracer died, the trap flag would kill the process.
         self._go_on(_SYSCALL, _AT_SYSCALL)
         self._go_on(_SYSCALL, _AT_SYSCALL)
         result = ctypes.c_longlong(self._registers().rax).value
-        # Out of the call, to where it was stopped before.
+        # Leave the call and stop where the thread was stopped before.
         _ptrace(_INTERRUPT, self.pid, 0)
         self._go_on(_CONT, _EVENT_STOP)
         return result
@@ -305,13 +306,16 @@ def _library() -> ctypes.CDLL:
 
 
 def _identity(pid: int) -> str:
-    """Tells it from a later process of that ID."""
+    """Return the process's start time, which tells it from a later process with the same ID."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 @lru_cache(maxsize=64)
 def _gadgets(pid: int, started: str) -> Gadgets:
-    """Find them in what the process has mapped to run. Raises CannotInject."""
+    """Find the instructions in the process's C library. Raises CannotInject.
+
+    `started` keeps a cached result from being used for a later process with the same ID.
+    """
     del started
     call = back = 0
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
@@ -324,11 +328,11 @@ def _gadgets(pid: int, started: str) -> Gadgets:
                 back = start + match.start()
             if call and back:
                 return Gadgets(call=call, back=back)
-    raise CannotInject(pid, Why.UNSUPPORTED, "its C library is not known")
+    raise CannotInject(pid, Why.UNSUPPORTED, "unknown C library")
 
 
 def _executable(pid: int) -> list[tuple[int, int]]:
-    """Mappings of the C library."""
+    """Return the executable mappings of the C library, as start and end address."""
     found = []
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
@@ -344,11 +348,11 @@ def _blocked(pid: int) -> int:
 
 
 def _scratch(pid: int, stack: int) -> int:
-    """Below the stack and its red zone, where the stack has been already. Raises CannotInject."""
+    """Return an address below the red zone, within the stack's mapping. Raises CannotInject."""
     address = stack - _RED_ZONE - SCRATCH & ~15
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
         start, end = (int(one, 16) for one in words[0].split("-"))
         if start <= address - 2048 and address + SCRATCH <= end and words[1].startswith("rw"):
             return address
-    raise CannotInject(pid, Why.UNSUPPORTED, "its stack is not where it should be")
+    raise CannotInject(pid, Why.UNSUPPORTED, "no writable memory below its stack pointer")

@@ -1,8 +1,8 @@
-"""A lease that the kernel enforces: a timer inside QEMU that kills it unless it is set again.
+"""A lease enforced by the kernel: a timer inside QEMU that kills it unless it is renewed.
 
-The timer is QEMU's own (timer_create(2) with SIGKILL), so it needs none of our processes to be
-alive or to be scheduled. It goes by CLOCK_BOOTTIME, as leases do, and ends at an absolute time: a
-renewal that is late gives nothing away. /proc/PID/timers shows it, so nothing need be remembered.
+The timer belongs to QEMU (timer_create(2) with SIGKILL), so it works without any process of vmckpt
+that is alive and scheduled. It uses CLOCK_BOOTTIME, as leases do, and expires at an absolute time,
+so a late call does not extend the lease. /proc/PID/timers shows it, so no state has to be stored.
 """
 
 import re
@@ -24,7 +24,7 @@ _TIMER = re.compile(
 
 
 class LeaseTimer:
-    """The timer of one process; see the functions of these names."""
+    """The lease timer of one process. See `arm` and `disarm`."""
 
     def __init__(self, process: HeldProcess) -> None:
         self._process = process
@@ -37,13 +37,13 @@ class LeaseTimer:
 
 
 def arm(process: HeldProcess, ends: float) -> None:
-    """The kernel kills the process at that time of CLOCK_BOOTTIME, unless it is armed again.
+    """Let the kernel kill the process at a time of CLOCK_BOOTTIME, unless it is armed again.
 
-    A time that has passed kills it at once. Raises CannotInject: what was armed stays as it was,
-    and ValueError.
+    `ends`: seconds; a time in the past kills the process immediately. Raises CannotInject, and an
+    armed timer stays as it was; ValueError if `ends` is out of range.
     """
     if not 0 < ends < 1 << 40:
-        raise ValueError(f"{ends} is no time of the clock")
+        raise ValueError(f"{ends} is not a valid time")
 
     def work(stopped: Stopped) -> None:
         found = armed(process)
@@ -58,7 +58,7 @@ def arm(process: HeldProcess, ends: float) -> None:
 
 
 def disarm(process: HeldProcess) -> None:
-    """Remove the timer; fine if there is none. Raises CannotInject."""
+    """Remove the timer, if there is one. Raises CannotInject."""
     if armed(process) is None:
         return
 
@@ -71,15 +71,15 @@ def disarm(process: HeldProcess) -> None:
 
 
 def armed(process: HeldProcess) -> int | None:
-    """The ID of the process's lease timer; None if it has none. Raises OSError."""
+    """Return the ID of the process's lease timer; None if it has none. Raises OSError."""
     match = _TIMER.search(Path(f"/proc/{process.pid}/timers").read_text())
     return None if match is None else int(match[1])
 
 
 def why_not(process: HeldProcess) -> str | None:
-    """Why the kernel cannot enforce a lease of that process; None if it can.
+    """Return why the kernel cannot enforce a lease of the process; None if it can.
 
-    Tried by a call that changes nothing.
+    Tests it with a system call that changes nothing.
     """
     try:
         injection.run(process, lambda stopped: stopped.call(_GETPID))

@@ -1,4 +1,4 @@
-"""A process held by a pidfd, so that a later process with the same ID is never meant."""
+"""Refer to a process by a pidfd, so that a later process with the same ID is never affected."""
 
 import os
 import select
@@ -8,10 +8,10 @@ from typing import Self
 
 
 class HeldProcess:
-    """Use as `with HeldProcess(pid) as process`, or close it."""
+    """A process held by its pidfd. Use as `with HeldProcess(pid) as process`, or close it."""
 
     def __init__(self, pid: int) -> None:
-        """Raises ProcessLookupError."""
+        """Open a pidfd. Raises ProcessLookupError if there is no such process."""
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
 
@@ -22,25 +22,28 @@ class HeldProcess:
         self.close()
 
     def close(self) -> None:
-        """May be repeated; nothing else works afterwards."""
+        """Close the pidfd. May be called again; all other methods fail afterwards."""
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
     def lives(self) -> bool:
-        """Whether it has not ended. If so, all that was read from /proc/PID before is its own."""
+        """Return whether the process has not ended.
+
+        If so, everything read from /proc/PID before was about this process.
+        """
         return not self.ended(0.0)
 
     def ended(self, within: float) -> bool:
-        """Wait up to `within` seconds for its end; whether it has ended."""
+        """Wait up to `within` seconds for the process's end. Returns whether it has ended."""
         return bool(select.select([self.pidfd], [], [], within)[0])
 
     def end(self, within: float) -> bool:
-        """Send SIGKILL and wait up to `within` seconds for its end; whether it has ended."""
+        """Send SIGKILL and wait up to `within` seconds. Returns whether the process has ended."""
         self.kill()
         return self.ended(within)
 
     def kill(self) -> None:
-        """Send SIGKILL; fine if it has ended."""
+        """Send SIGKILL. Does nothing if the process has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)

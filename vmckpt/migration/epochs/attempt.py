@@ -1,5 +1,7 @@
-"""One attempt to move a guest by epochs: agents on both hosts copy it until the last epoch is small
-enough, then it goes over with that one. When, is decided here; how, is a protection's matter.
+"""One attempt to migrate a guest in mode checkpoint.
+
+Agents on both hosts copy the guest until the last epoch is small enough; that epoch completes the
+move. This module decides when to switch; `protection` carries it out.
 """
 
 import asyncio
@@ -40,13 +42,13 @@ from vmckpt.protection.start import Beginning
 from vmckpt.units import Bytes, Seconds
 
 _TURN = 0.5
-"""Each look starts a program on the source."""
+"""Seconds between two looks at the source's agent; each starts a program there."""
 _SILENT = Seconds(30.0)
-"""So long the source's agent may be asked in vain, as while its guard starts another."""
+"""How long the source's agent may not answer, for example while the watchdog starts another."""
 
 
 class _Stopped(Exception):
-    """It is given up; the guest is to run on where it is."""
+    """The migration was given up; the guest is to keep running on the source."""
 
     def __init__(self, outcome: Outcome, why: str) -> None:
         super().__init__(why)
@@ -54,11 +56,14 @@ class _Stopped(Exception):
 
 
 async def run(plan: Plan, context: MigrationContext) -> MigrationReport:
-    """See attempt.run."""
+    """Carry out a plan, as `migration.attempt.run` does.
+
+    Raises BadInput if decisions are only to be observed or traced, which this mode cannot do.
+    """
     if context.observe or context.tracer is not None:
         raise BadInput(
-            "--observe and --trace are for QEMU's own migrations, and mode checkpoint is none",
-            hint="leave them out",
+            "--observe and --trace are not supported in mode checkpoint",
+            hint="leave them out, or choose another --mode",
         )
     return await _Attempt(plan, context).run()
 
@@ -73,7 +78,7 @@ class _Attempt:
         self._terms = migration_request.terms(plan.policy, plan.mode, self._guest, plan.copies.size)
         self._limit = plan.policy.limits.max_downtime
         self._asked = False
-        """The source was told to switch."""
+        """Whether the source was asked to switch."""
         self._share = 0.0
         self._heard = self._began = _now()
         self._sampler = Sampler(Bytes(self._guest.memory + plan.copies.size))
@@ -103,7 +108,7 @@ class _Attempt:
             await beginning.start()
             given = await self._follow(pair)
         except LeaseLost:
-            raise  # whoever has it now puts it in order
+            raise  # the controller that has the lease now recovers the migration
         except (VmckptError, _Stopped) as exc:
             return await self._called_off(pair, exc)
         except BaseException:
@@ -113,12 +118,14 @@ class _Attempt:
         return await self._given(pair, given)
 
     async def _follow(self, pair: Pair) -> Mapping[str, Any]:
-        """Until the source has given the guest away; what it noted of that. Raises _Stopped,
-        VmckptError."""
+        """Wait until the source has handed the guest over. Returns what its agent noted of that.
+
+        Raises _Stopped, VmckptError.
+        """
         while True:
             await self._hear()
             if self._context.stop.is_set():
-                raise _Stopped(Outcome.CANCELLED, "the operator does not want it any more")
+                raise _Stopped(Outcome.CANCELLED, "the operator stopped it")
             ours = await agent_client.status(pair.source, pair.uuid)
             if finish.is_given(ours):
                 return dict(ours.told["given"])
@@ -135,10 +142,10 @@ class _Attempt:
             await asyncio.sleep(_TURN)
 
     def _must_go_on(self, pair: Pair, ours: ProtectionStatus) -> None:
-        """Raises VmckptError if the source's side has ended, or cannot be asked for too long."""
+        """Raise VmckptError if the source's agent has ended, or has not answered for too long."""
         if ours.agent:
             self._heard = _now()
-        why = ours.why or ours.says or ours.error or "without a word"
+        why = ours.why or ours.says or ours.error or "no reason known"
         ended = ours.outcome is not None or ours.knows_nothing
         if ended or _now() - self._heard > _SILENT:
             raise VmckptError(f"the guest's agent on {pair.source.name} has ended: {why}")
@@ -162,7 +169,7 @@ class _Attempt:
         self._tell.emit(Sampled(sample=sample, estimate=guess, done=self._share))
 
     async def _switch(self, pair: Pair, verdict: SwitchoverDecision) -> None:
-        """Ask for the last epoch; asked again if that comes to nothing. Raises LeaseLost."""
+        """Ask the source for the last epoch. It is asked again if that fails. Raises LeaseLost."""
         if not self._asked:
             self._tell.decide("switch", verdict.why, "caught up")
         self._asked = True
@@ -194,25 +201,27 @@ class _Attempt:
             case str():
                 step_log.answer(request, ok=False, text=wanted)
             case _:
-                step_log.answer(request, ok=False, text="mode checkpoint has nothing of the kind")
+                step_log.answer(request, ok=False, text="mode checkpoint does not support this")
 
     async def _given(self, pair: Pair, noted: Mapping[str, Any]) -> MigrationReport:
-        """The source has given it away: see it running on the target."""
+        """Confirm that the guest runs on the target, after the source has handed it over."""
         self._tell.enter(JobPhase.CLEANUP)
         try:
             told = await finish.finish(pair, self._tell.warn)
         except VmckptError as exc:
             return await self._unknown(exc)
         if told is None:
-            return await self._ended(Outcome.FAILED, f"{pair.target.name} could not take it")
+            return await self._ended(
+                Outcome.FAILED, f"{pair.target.name} could not take over the guest"
+            )
         stood, took = noted.get("stood_s"), told.told.get("took_s")
         downtime = None if stood is None or took is None else Seconds(float(stood) + float(took))
         if self._context.stop.is_set():
-            self._tell.warn("it was complete before it could be stopped")
+            self._tell.warn("the migration completed before it could be stopped")
         return await self._ended(Outcome.COMPLETED, None, downtime)
 
     async def _called_off(self, pair: Pair, why: Exception) -> MigrationReport:
-        """It came to nothing: the guest goes on where it is, unless it was given away already."""
+        """Call the migration off: the guest stays, unless it was handed over already."""
         self._tell.enter(JobPhase.CANCELLING)
         outcome = why.outcome if isinstance(why, _Stopped) else Outcome.FAILED
         try:
@@ -226,7 +235,7 @@ class _Attempt:
         except VmckptError as exc:
             return await self._unknown(exc, why)
         if arrived is not None:
-            self._tell.warn(f"it was complete before it could be given up: {why}")
+            self._tell.warn(f"the migration completed before it could be given up: {why}")
             return await self._ended(Outcome.COMPLETED, None)
         seen = await domains.presence(self._context.here, self._guest.uuid)
         if seen.reachable and not (seen.state is not None and seen.state.is_active):
@@ -234,7 +243,7 @@ class _Attempt:
         return await self._ended(outcome, str(why))
 
     async def _unknown(self, trouble: VmckptError, why: Exception | None = None) -> MigrationReport:
-        """Recovery finds out."""
+        """Report that the outcome is unknown; recovery determines it."""
         for one in (why, trouble):
             if one is not None:
                 self._tell.warn(str(one))

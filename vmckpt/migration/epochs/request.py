@@ -1,4 +1,4 @@
-"""What is asked of agents to move a guest by epochs, and what is against that."""
+"""The agents' orders and the preflight findings of a migration in mode checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,14 +16,14 @@ from vmckpt.protection.request import Move, ProtectRequest, Setting
 from vmckpt.units import Seconds
 
 _NOT_OURS = ("tcg-lost-writes", "client-driven")
-"""Findings about QEMU's own stream."""
+"""Codes of findings that concern only QEMU's own migration stream."""
 _INTERVAL = Seconds(0.2)
-"""Between two epochs, if the policy does not want shorter ones: what the last one holds is no
-older."""
+"""Longest time between two epochs, which bounds what the last one holds. A policy may set a
+shorter interval."""
 
 
 def request(policy: Policy, guest: Guest, target: str, copies: CopyPlan) -> ProtectRequest:
-    """What is asked of both agents."""
+    """Return the request to both agents."""
     usual = policy.protection
     terms = Protection(
         interval=min(usual.interval or _INTERVAL, _INTERVAL), failover=Failover.MANUAL,
@@ -44,7 +44,11 @@ async def findings(
     copies: CopyPlan,
     hosts: tuple[Hypervisor, Hypervisor],
 ) -> tuple[Finding, ...]:
-    """`others`, as far as they are about this mode, and what guest and hosts lack for it."""
+    """Return the preflight findings of mode checkpoint.
+
+    Of `others`, findings that concern only QEMU's own stream are left out. If nothing blocks the
+    migration, what guest and hosts lack for this mode is added.
+    """
     kept = tuple(_stricter(one) for one in others if one.code not in _NOT_OURS)
     guest = facts.guest
     if guest is None or any(one.severity is Severity.BLOCKER for one in kept):
@@ -64,15 +68,18 @@ async def findings(
 
 
 def _stricter(one: Finding) -> Finding:
-    """libvirt is not asked: a standby opens whatever has the disk's name there."""
+    """Turn a warning about unproven storage into a blocker.
+
+    libvirt does not check storage in this mode: a standby opens any file with the disk's name.
+    """
     if one.code != "storage-unproven":
         return one
-    text = one.text.replace("; libvirt decides", "; by epochs it would not be noticed")
+    text = one.text.replace("; libvirt decides", "; mode checkpoint would not notice")
     return replace(one, severity=Severity.BLOCKER, text=text)
 
 
 def _blocker(where: str, text: str, hint: str) -> Finding:
     return Finding(
         code="no-checkpoints", severity=Severity.BLOCKER, where=where, hint=hint,
-        text=f"cannot be moved by epochs: {text}",
+        text=f"cannot be migrated in mode checkpoint: {text}",
     )  # fmt: skip

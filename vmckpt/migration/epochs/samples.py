@@ -1,4 +1,4 @@
-"""What a source's agent says of a guest that moves by epochs, as samples of a migration. Pure."""
+"""Turn the status of a source's agent into samples of a migration. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,23 +9,26 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 _PAGE = 4096
 _PHASES = {"copying": JobPhase.PRE_COPY, "protecting": JobPhase.PRE_COPY}
 FIRST_COPY, EPOCHS = 1, 2
-"""The two passes that there are."""
+"""The two passes in this mode: the first copy, and all epochs after it."""
 
 
 class Sampler:
-    """Takes one status after the other. `total`: memory and disks that are copied."""
+    """Turns one status after the other into samples. `total`: memory and disks that are copied."""
 
     def __init__(self, total: Bytes) -> None:
         self._total = total
         self.samples: list[JobSample] = []
         self.epochs = 0
-        """Committed so far."""
+        """Epochs that were committed so far."""
         self.sent = Bytes(0)
 
     def take(
         self, now: Seconds, told: Mapping[str, Any], downtime: Seconds | None
     ) -> JobSample | None:
-        """`downtime`: what a switch now would cost. None: it does not copy yet."""
+        """Add the agent's status `told` as a sample. Returns None if the agent does not copy yet.
+
+        `downtime`: what a switch now would cost.
+        """
         phase = _PHASES.get(str(told.get("phase")))
         if phase is None:
             return None
@@ -51,7 +54,7 @@ class Sampler:
         return sample
 
     def setup(self, began: Seconds) -> Seconds | None:
-        """From the beginning until it copied; None: it never did."""
+        """Return the time from `began` to the first sample; None if there is none."""
         return Seconds(self.samples[0].at - began) if self.samples else None
 
     def _left(self, told: Mapping[str, Any]) -> Bytes:
@@ -63,7 +66,8 @@ class Sampler:
 
 
 def _dirty_rate(told: Mapping[str, Any]) -> BytesPerSecond | None:
-    """Pages that were changed in an epoch; each counts once, however often it was written."""
+    """Return the rate of pages changed in an epoch; a page counts once however often it was
+    written."""
     last, interval = told.get("last"), told.get("interval_s")
     if not last or not interval:
         return None

@@ -1,1 +1,1 @@
-"""How long a migration will take, and which mode suits it."""
+"""Forecast how long a migration takes, and choose its mode."""

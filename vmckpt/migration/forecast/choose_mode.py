@@ -1,4 +1,4 @@
-"""Which mode a policy's `auto` comes to, and how good a forecast was in the end. Pure."""
+"""Choose the mode for a policy's `auto`, and score forecasts against measurements. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from vmckpt.model.migration import Mode
 from vmckpt.policy.model import Policy, StartPostcopy
 from vmckpt.units import Bytes, Seconds, show_seconds
 
-# QEMU holds the sending of memory to the limit. What the guest writes meanwhile comes on top, and
-# sockets and handshakes: measured 30 to 120 ms.
+# QEMU keeps the sending of memory within the limit. What the guest writes meanwhile, sockets and
+# handshakes come on top: measured 30 to 120 ms.
 _WRITES, _CONTROL = 1.2, Seconds(0.15)
-# Of modes that take about as long, the gentler one: the guest is slowed less, or risked less.
+# Among modes that take about as long, the gentler one wins: it slows or risks the guest less.
 _ALIKE = 1.1
 _GENTLE = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
 
@@ -21,13 +21,12 @@ _GENTLE = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
 def choose(
     forecasts: Sequence[Forecast], policy: Policy, *, post_copy_possible: bool
 ) -> tuple[Mode, str]:
-    """The mode for `auto`, with the reason in words.
+    """Return the mode for `auto`, with the reason in words.
 
-    Among the modes that surely complete, with a downtime about within the limit, the one that takes
-    the least time; post-copy only where the policy has a rule that starts it. Its waits for pages
-    are not held against the limit then: whoever wrote the rule wanted them rather than a longer
-    way. Hybrid rather than pre-copy where the policy would switch and both fit: it keeps the way
-    out.
+    The fastest mode wins among those that certainly complete with about the allowed downtime.
+    Post-copy is considered only if the policy has a rule that starts it. Its waits for pages then
+    do not count against the limit: the rule's author preferred them to a longer migration. Hybrid
+    wins over pre-copy if the policy would switch and both fit: it keeps post-copy as a fallback.
     """
     switches = post_copy_possible and any(isinstance(r.do, StartPostcopy) for r in policy.rules)
     usable = [one for one in forecasts if switches or not one.mode.may_switch_early]
@@ -40,11 +39,11 @@ def choose(
     best = min(alike, key=lambda one: _GENTLE.index(one.mode))
     modes = {one.mode for one in fitting}
     if best.mode is Mode.PRECOPY and switches and Mode.HYBRID in modes:
-        return Mode.HYBRID, "pre-copy ends within the limits, and post-copy stays as the way out"
+        return Mode.HYBRID, "pre-copy ends within the limits; post-copy remains as a fallback"
     why = f"{best.mode} takes {best.total.show(show_seconds)}" if best.total else str(best.mode)
     if len(fitting) == 1:
-        return best.mode, f"{why}; no other mode surely ends within the limits"
-    return best.mode, f"{why}, no mode within the limits takes less than a tenth less"
+        return best.mode, f"{why}; no other mode is certain to end within the limits"
+    return best.mode, f"{why}; no mode within the limits is more than a tenth faster"
 
 
 def _longest(one: Forecast) -> float:
@@ -52,14 +51,14 @@ def _longest(one: Forecast) -> float:
 
 
 def _fits(one: Forecast, limit: Seconds) -> bool:
-    """Whether it surely completes, with a downtime about within the limit."""
+    """Return whether it certainly completes, with about the allowed downtime."""
     if one.converges is not True or one.total is None or one.downtime is None:
         return False
     return one.mode.may_switch_early or one.downtime.high <= _WRITES * limit + _CONTROL
 
 
 def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> tuple[Mode, str]:
-    """Where nothing fits: what the policy's rules will make of it."""
+    """Return the mode if none fits, with the reason; the policy's rules decide from there."""
     mode = Mode.HYBRID if switches else Mode.PRECOPY
     words = []
     for one in usable:
@@ -71,13 +70,13 @@ def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> t
             span = one.downtime.show(show_seconds)
             words.append(f"{one.mode} has a downtime of {span}")
     why = ", ".join(words) or "nothing is known"
-    tail = "; post-copy is the way out" if switches else ""
-    return mode, f"nothing surely ends with {show_seconds(limit)} of downtime: {why}{tail}"
+    tail = "; post-copy is the fallback" if switches else ""
+    return mode, f"no mode is certain to end with {show_seconds(limit)} of downtime: {why}{tail}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """How a migration went. None: not known."""
+    """What was measured of a migration. None: not known."""
 
     completed: bool
     total: Seconds | None
@@ -87,13 +86,13 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One expected range beside what was measured."""
+    """An expected range beside the measured value."""
 
     expected: Range
     measured: float
     covered: bool
     width: float
-    """Half of the range, as a share of its middle."""
+    """Half the width of the range, as a share of its middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +103,7 @@ class Score:
     downtime: Mark | None
     sent: Mark | None
     converged: bool | None
-    """Whether it was right about completing; None: it had said that it cannot tell."""
+    """Whether it predicted completion correctly; None if it made no prediction."""
 
     def as_json(self) -> dict[str, Any]:
         marks: Mapping[str, Mark | None] = {
@@ -128,15 +127,14 @@ def _mark(one: Mark) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON knows no infinity: None."""
+    """Return `value`, or None if it is infinite, which JSON cannot express."""
     return value if math.isfinite(value) else None
 
 
 def score(forecast: Forecast, measured: Measured) -> Score:
-    """Hold a forecast against what was measured.
+    """Score a forecast against what was measured.
 
-    Of a migration that was not expected to complete the downtime is not held against anything; nor
-    is the downtime of one that did not.
+    The downtime is compared only if the migration was expected to have one, and completed.
     """
     return Score(
         total=_against(forecast.total, measured.total),

@@ -1,9 +1,9 @@
-"""How much memory a guest dirties in a time, and what pre-copy makes of it. Pure.
+"""How much memory a guest dirties over time, and how pre-copy proceeds from that. Pure.
 
 The curve U(t) is the number of *different* bytes a guest writes within t seconds. It is concave: a
-page that was written counts once, so a guest that rewrites one region for ever levels off at that
-region's size, its writable working set (Clark et al., Live Migration of Virtual Machines, NSDI
-2005, section 2.2). A rate alone would promise such a guest an end that never comes, or deny one
+page that was written counts once, so the curve of a guest that keeps rewriting one region levels
+off at that region's size, its writable working set (Clark et al., Live Migration of Virtual
+Machines, NSDI 2005, section 2.2). A rate alone would predict an end that never comes, or miss one
 that does.
 """
 
@@ -13,11 +13,11 @@ from itertools import pairwise
 
 from vmckpt.units import BytesPerSecond, Seconds
 
-# A guest of which one point is known: how much steeper than a straight line its curve may begin.
-# Rates measured while a guest migrates were two to three times those measured before (KubeVirt's
-# enhancement 246 names that figure).
+# If only one point is known: how much steeper than a straight line the curve may begin. Rates
+# measured during migrations were two to three times those measured before (KubeVirt's enhancement
+# 246 gives that figure).
 _STEEPER = 3.0
-# Passes that do not shrink the work by this much lead nowhere.
+# Pre-copy does not converge if a pass is larger than this share of the pass before.
 _SHRINKS = 0.98
 _MOST_PASSES = 60
 
@@ -28,17 +28,18 @@ class DirtyCurve:
 
     points: tuple[tuple[float, float], ...] = ()
     memory: float = field(default=float("inf"))
-    """The guest's memory: it cannot dirty more."""
+    """The guest's memory, in bytes: it cannot dirty more."""
 
     def with_point(self, time: float, dirtied: float) -> "DirtyCurve":
-        """The curve with one more measurement; it replaces older ones of about that time."""
+        """Return the curve with one more measurement, which replaces older ones of about that
+        time."""
         if time <= 0:
             return self
         kept = [(t, u) for t, u in self.points if not 0.8 < t / time < 1.25]
         return DirtyCurve((*kept, (time, dirtied)), self.memory)
 
     def within(self, time: float) -> float:
-        """U(time), bytes; between the points by straight lines, beyond the last one carefully."""
+        """Return U(time) in bytes: linear between the points, extrapolated beyond the last one."""
         known = self._hull()
         if not known or time <= 0:
             return 0.0
@@ -55,7 +56,7 @@ class DirtyCurve:
         raise AssertionError("the last point is not before the time")
 
     def _hull(self) -> list[tuple[float, float]]:
-        """The points in order, one for each time; noise may not make a set smaller."""
+        """Return the points in order, one for each time; noise cannot make the set smaller."""
         known: dict[float, float] = {}
         most = 0.0
         for time, dirtied in sorted(self.points):
@@ -65,24 +66,24 @@ class DirtyCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCourse:
-    """How pre-copy would go on from the beginning of a pass."""
+    """How pre-copy would continue from the beginning of a pass."""
 
     converges: bool
     passes: int
-    """From the pass at hand to the last one before the switchover."""
+    """From the current pass to the last one before the switchover."""
     resent: float
-    """Bytes sent after the pass at hand, the switchover's included."""
+    """Bytes sent after the current pass, including the switchover."""
     last: float
-    """Bytes sent while the guest stands still."""
+    """Bytes sent while the guest is paused."""
     lasts: Seconds
 
 
 def course(
     curve: DirtyCurve, size: float, bandwidth: BytesPerSecond | float, max_downtime: Seconds
 ) -> PassCourse:
-    """What follows a pass of `size` bytes, if the link carries `bandwidth` bytes per second.
+    """Return what follows a pass of `size` bytes at `bandwidth` bytes per second.
 
-    Passes go on until what is left can be sent within `max_downtime`, as QEMU decides it.
+    As in QEMU, passes are repeated until the rest can be sent within `max_downtime`.
     """
     if bandwidth <= 0:
         return PassCourse(
@@ -111,7 +112,8 @@ def course(
 
 
 def saturates(points: Sequence[tuple[float, float]]) -> bool:
-    """Whether the measured curve has levelled off: its end rises by a fifth of its mean slope."""
+    """Return whether the measured curve has levelled off: its end rises by a fifth of the mean
+    slope."""
     if len(points) < 2:
         return False
     (t0, u0), (t1, u1) = sorted(points)[-2:]

@@ -1,8 +1,8 @@
-"""What a migration will take, before it begins: ranges, and what they rest on. Pure.
+"""Forecast a migration as ranges, and record what they are based on. Pure.
 
-Every fact is a range. The migration is played through (`simulator`) at the corners of all ranges,
-in which everything is as good or as bad as it may be, and once in the middle; a forecast is the
-hull of what comes out. Ranges are meant to hold nine times out of ten.
+Every fact is a range. The migration is simulated (`simulator`) at the corners of all ranges, where
+everything is as good or as bad as it may be, and once in the middle. The forecast is the hull of
+the results. Ranges are meant to hold nine times out of ten.
 """
 
 import math
@@ -26,27 +26,27 @@ from vmckpt.model.migration import DirtyPoint, LinkSeen, Mode
 from vmckpt.policy.model import Policy
 from vmckpt.units import MIB, Bytes, show_bytes, show_rate, show_seconds
 
-# A guest does not write the same from one moment to the next. Measured in the lab: what long passes
-# of steady writers found dirty was 0.97 to 1.03 of the probe's curve.
+# A guest's writes vary from moment to moment. Measured in the lab: long passes of steady writers
+# found 0.97 to 1.03 of the probe's curve dirty.
 DIRTY_MODEL = 0.04
-# Beyond the last measurement a guest may write on as before, or be through with its working set.
+# After the last measurement a guest may keep writing as before, or be done with its working set.
 _FAR = 20.0
 # Linux lets a socket grow to 4 MiB (tcp_wmem), of which about half is payload. Measured: 2 MiB.
 BACKLOG = (1.0 * MIB, 3.0 * MIB)
-# Pages of zeros are looked at, at memory's speed.
+# Zero pages are scanned at the speed of memory.
 _ZERO_SCAN = (8 << 30, 2 << 30)
-# In post-copy pages come a little slower than in one go (measured: 1.02 to 1.12), and a guest waits
-# for so many of them, one after the other, before it answers (measured: 10 to 20).
+# Post-copy sends pages a little slower than a single stream (measured: factor 1.02 to 1.12), and a
+# guest waits for this many pages, one after the other, before it answers (measured: 10 to 20).
 _FAULTS, _WAITS = (1.0, 1.15), (6.0, 24.0)
-# A sample late, a job that ends, both hosts asked where the guest is. Measured: 0.3 s.
+# Seconds for a late sample, the end of the job and a query of both hosts. Measured: 0.3 s.
 _STOPPING = (0.0, 1.0)
-# What xbzrle leaves of a page written again depends on what is written: next to nothing, or all.
+# How much XBZRLE leaves of a rewritten page depends on its data: next to nothing, or all.
 _DIFFERENCES = (0.2, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From the least to the most that is expected."""
+    """A range from the lowest to the highest expected value."""
 
     low: float
     high: float
@@ -57,7 +57,7 @@ class Range:
 
     @property
     def width(self) -> float:
-        """Half of it, as a share of its middle: 0.3 is "within 30 %"."""
+        """Half the width, as a share of the middle: 0.3 is "within 30 %"."""
         if math.isinf(self.high):
             return math.inf
         return 0.0 if self.high <= 0 else (self.high - self.low) / (self.high + self.low)
@@ -66,17 +66,17 @@ class Range:
         return self.low <= value <= self.high
 
     def at_most(self, bound: float | None) -> "Range":
-        """With nothing above a bound."""
+        """Return the range cut off at `bound`; None: no bound."""
         if bound is None:
             return self
         return Range(min(self.low, bound), min(self.high, bound))
 
     def at(self, share: float) -> float:
-        """The low end at 0, the high one at 1."""
+        """Return the value at `share`: 0 is the low end, 1 the high end."""
         return self.low + share * (self.high - self.low)
 
     def show(self, shown: Callable[[float], str]) -> str:
-        """For people: "4.1 s to 5.0 s"."""
+        """Return the range as text, such as "4.1 s to 5.0 s"."""
         if math.isinf(self.high):
             return f"{shown(self.low)} or more"
         low, high = shown(self.low), shown(self.high)
@@ -85,37 +85,37 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known before the move."""
+    """What is known before the migration."""
 
     memory: Bytes
-    """The guest's."""
+    """Memory of the guest."""
     in_use: Range
     """Bytes that the first pass sends."""
     dirty: tuple[DirtyPoint, ...]
-    """Measured points of the dirtying curve; none: nothing is known of it."""
+    """Measured points of the dirtying curve; empty if nothing is known of it."""
     bandwidth: Range
-    """Bytes per second that the first pass travels at, without a limit of the policy's."""
+    """Bytes per second in the first pass, without the policy's limit."""
     later: Range
-    """The same for later passes: the target has made room for every page then."""
+    """The same in later passes, when the target has allocated every page."""
     setup: Range
     """Seconds from the order to the first byte."""
     stop: Range
-    """Seconds that a switchover takes beside the sending."""
+    """Seconds that a switchover takes in addition to sending."""
     backlog: Range = Range(*BACKLOG)
     """Bytes that wait in sockets."""
     tail: tuple[tuple[float, float], ...] = ()
     """(bytes from the end of memory, of which in use); empty: not known."""
     link: LinkSeen | None = None
-    """What the probe's own connection carried; None: it was not tried."""
+    """What the probe's own connection carried; None if it was not measured."""
     disks: Bytes = Bytes(0)
-    """What is copied of disks, before memory."""
+    """Bytes of disks that are copied before memory."""
     basis: tuple[str, ...] = ()
-    """Where all this comes from, in words."""
+    """Where these facts come from, in words."""
 
     def curve(self, share: float) -> DirtyCurve:
-        """How it may write: least at 0, most at 1."""
+        """Return how the guest may write: least at 0, most at 1."""
         if not self.dirty:
-            # Unknown: nothing at all, or all memory within a second.
+            # Unknown: between no writes and all memory within a second.
             return DirtyCurve(((1.0, share * self.in_use.high),), float(self.memory))
         sign = 2 * share - 1
         points = [
@@ -124,7 +124,7 @@ class Facts:
         ]
         last, most = points[-1]
         slope = _last_slope(points)
-        # Written pages are in use: there are no more of them than these, but for new ones.
+        # Written pages are in use, so they cannot exceed the memory in use, except for new pages.
         bound = max(most, self.in_use.high + share * (self.memory - self.in_use.high))
         beyond = min(bound, most + share * slope * (_FAR - 1) * last)
         reached = last + (beyond - most) / slope if slope > 0 and beyond > most else last * _FAR
@@ -152,7 +152,7 @@ class Facts:
 
 
 def _last_slope(points: Sequence[tuple[float, float]]) -> float:
-    """How steeply the curve rises at its end; never more than on the whole."""
+    """Return how steeply the curve rises at its end, at most its mean slope."""
     last, most = points[-1]
     mean = most / last
     if len(points) < 2:
@@ -167,18 +167,18 @@ class Forecast:
 
     mode: Mode
     total: Range | None
-    """Seconds; None: it does not end by itself, and nothing ends it."""
+    """Seconds; None if the migration never ends."""
     downtime: Range | None
-    """Seconds; None: the guest is not moved. In post-copy until it answers."""
+    """Seconds; None if the guest is not moved. In post-copy until the guest answers."""
     sent: Range | None
-    """Bytes; None as with `total`."""
+    """Bytes; None if `total` is None."""
     converges: bool | None
-    """Whether it completes within the policy's limits; None: that cannot be told."""
+    """Whether it completes within the policy's limits; None if that is uncertain."""
     switches: bool | None
-    """Whether it ends by post-copy."""
+    """Whether it ends by post-copy; None if that is uncertain."""
     passes: Range
     planned: tuple[Planned, ...]
-    """What the policy's rules would do if everything were as in the middle of its range."""
+    """What the policy's rules would do with every fact in the middle of its range."""
     basis: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Forecast:
 
 
 def planned_json(one: Planned) -> dict[str, Any]:
-    """A planned action as `--json` prints it."""
+    """Return a planned action as `--json` prints it."""
     return {
         "at_ms": round(one.at * 1000, 1),
         "action": one.action,
@@ -214,9 +214,9 @@ def _whole(span: Range) -> list[int | None]:
 
 
 def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
-    """The middle of all ranges first, then their corners.
+    """Return the middle of all ranges first, then their corners.
 
-    Link, guest and first pass vary on their own; the small parts go with the link.
+    Link, guest and first pass vary independently; the minor facts vary with the link.
     """
     limits = policy.limits
     bandwidth = facts.bandwidth.at_most(limits.bandwidth)
@@ -232,7 +232,7 @@ def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
             bandwidth=max(1.0, bandwidth.at(1 - slow)),
             later_bandwidth=max(1.0, later.at(1 - held)),
             postcopy_bandwidth=max(1.0, postcopy.at(1 - slow)),
-            # Disks go first, at what the first pass travels at, while the guest runs.
+            # Disks are copied first, at the bandwidth of the first pass, while the guest runs.
             setup=facts.setup.at(slow) + facts.disks / max(1.0, bandwidth.at(1 - slow)),
             backlog=facts.backlog.at(slow),
             stop=facts.stop.at(slow),
@@ -248,13 +248,13 @@ def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
 
     corners = [(*corner, corner[0]) for corner in product((0.0, 1.0), repeat=3)]
     if later != bandwidth:
-        # The target's kernel holds up the first pass, and not the later ones.
+        # The target's kernel slows the first pass, but not the later ones.
         corners += [(1.0, busy, early, 0.0) for busy, early in product((0.0, 1.0), repeat=2)]
     return (world(0.5, 0.5, 0.5, 0.5), *(world(*corner) for corner in corners))
 
 
 def forecast(facts: Facts, policy: Policy, mode: Mode, guest: Guest) -> Forecast:
-    """What is expected in that mode; never AUTO, which `choose` resolves."""
+    """Forecast a migration in `mode`; not AUTO, which `choose_mode.choose` resolves."""
     held = contract.terms(policy, mode, guest, facts.disks)
     found = [simulate(one, held) for one in worlds(facts, policy)]
     found = [replace(one, sent=one.sent + facts.disks) for one in found]
@@ -282,17 +282,17 @@ def _hull(values: Sequence[float]) -> Range:
 
 
 def _verdict(found: Sequence[Simulated]) -> str:
-    """What the simulations came to, in words."""
+    """Return the simulations' results in words."""
     done = sum(one.completed for one in found)
     if done == len(found):
-        return f"it completes at all {done} corners of what is known"
+        return f"it completes in all {done} simulated cases"
     if done == 0:
-        return "it does not complete at any corner of what is known"
-    return f"it completes at {done} of {len(found)} corners of what is known"
+        return "it completes in no simulated case"
+    return f"it completes in {done} of {len(found)} simulated cases"
 
 
 def in_words(one: Forecast) -> str:
-    """One line for people."""
+    """Return the forecast in one line."""
     if one.total is None:
         return f"{one.mode}: never ends"
     words = [f"{one.mode}: {one.total.show(show_seconds)}"]
@@ -308,7 +308,7 @@ def in_words(one: Forecast) -> str:
 
 
 def curve_in_words(facts: Facts) -> str:
-    """The measured curve for people."""
+    """Return the measured curve in words."""
     if not facts.dirty:
         return "not measured"
     last = max(facts.dirty, key=lambda one: one.time)

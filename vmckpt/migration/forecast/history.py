@@ -1,4 +1,4 @@
-"""What a stream carries and what a move costs beside it: from past moves, else by default. Pure."""
+"""Bandwidth of a stream and overhead of a move, from past moves or by default. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,32 +11,32 @@ from vmckpt.units import MIB, show_rate, show_seconds
 # One stream of QEMU keeps a CPU busy on each side. Measured over an unlimited link, QEMU 7.2 with
 # guests under TCG on two shared cores: 165 to 950 MiB/s.
 STREAM = Range(150.0 * MIB, 1200.0 * MIB)
-# Encrypted in the same thread.
+# TLS runs in the same thread as the stream.
 _TLS = 0.5
-# libvirt's handshake and the target's QEMU. Measured: 0.4 to 0.6 s, up to 1.5 s at the first move
-# to a host or while others are busy there.
+# libvirt's handshake and the start of the target's QEMU. Measured: 0.4 to 0.6 s, up to 1.5 s for
+# the first move to a host or on a busy host.
 SETUP = Range(0.35, 1.5)
 # Device state and libvirt's last handshake. Measured: 10 to 60 ms.
 STOP = Range(0.01, 0.08)
-# QEMU's pages against the probe's zeros over a narrow link, measured: 0.99 to 1.01 of it.
+# QEMU's bandwidth relative to the probe's over a narrow link. Measured: 0.99 to 1.01.
 _NARROW = Range(0.96, 1.015)
 _NO_LINK = Range(10.0 * MIB, 1200.0 * MIB)
 _ENOUGH = 10
 _TELLING = 1.5
-# A stream that carried this much of the link was held up by the link.
+# A stream that used this share of the link was limited by the link.
 _FILLS = 0.7
 
 
 def _completed(past: Sequence[PastMove]) -> list[PastMove]:
-    """The latest moves by QEMU that went to their end, as many as count."""
+    """Return the latest moves by QEMU that completed, at most `_ENOUGH`."""
     ended = [one for one in past if one.outcome == Outcome.COMPLETED]
     return [one for one in ended if one.mode != Mode.CHECKPOINT][:_ENOUGH]
 
 
 def _sending(move: PastMove) -> float | None:
-    """Seconds in which its memory moved; None: too short to tell, or not known.
+    """Return the seconds in which memory moved; None if too short to be reliable, or not known.
 
-    QEMU tells its bandwidth every 100 ms, and not before the first; a few readings mean little.
+    QEMU updates its bandwidth every 100 ms, first after 100 ms; a few readings mean little.
     """
     if not move.transferred or not move.bandwidth:
         return None
@@ -45,7 +45,7 @@ def _sending(move: PastMove) -> float | None:
 
 
 def _unlimited(past: Sequence[PastMove]) -> list[float]:
-    """Bandwidths of moves that had no limit of their own."""
+    """Return the bandwidths of moves that had no limit."""
     return [
         float(one.bandwidth) for one in _completed(past)
         if one.bandwidth and one.limit is None and _sending(one) is not None
@@ -53,10 +53,11 @@ def _unlimited(past: Sequence[PastMove]) -> list[float]:
 
 
 def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tuple[Range, str]:
-    """What QEMU itself manages if the link does not hold it up; and where that comes from."""
+    """Return the bandwidth of QEMU's stream if the link does not limit it, and its source in
+    words."""
     seen = _unlimited(past)
     if seen:
-        # Few moves show less of what there is than many.
+        # Few moves show less of the possible range than many.
         margin = 0.2 + 0.4 / len(seen)
         found = Range(min(seen) * (1 - margin), max(seen) * (1 + margin))
         return found, f"{len(seen)} past moves carried {show_rate(min(seen))} to " + show_rate(
@@ -67,27 +68,27 @@ def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tu
         found = Range(found.low * _TLS, found.high * _TLS)
     if connections > 1:
         found = Range(found.low, found.high * connections)
-    return found, f"QEMU's stream by default: {found.show(show_rate)}"
+    return found, f"default for QEMU's stream: {found.show(show_rate)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """What pages will travel at, bytes per second, and where that comes from."""
+    """The expected bandwidth, in bytes per second, and where it comes from."""
 
     first: Range
     """In the first pass."""
     later: Range
-    """In those after it."""
+    """In later passes."""
     basis: tuple[str, ...]
 
 
 def bandwidth(
     link: LinkSeen | None, past: Sequence[PastMove], *, encrypted: bool, connections: int
 ) -> Carried:
-    """What the pages will travel at.
+    """Return the expected bandwidth.
 
-    In the first pass the target's kernel makes room for each page; later ones go up to four times
-    as fast, if the link lets them. What past moves carried is mostly first passes.
+    In the first pass the target's kernel allocates each page; later passes are up to four times as
+    fast if the link allows it. The bandwidths of past moves are mostly those of first passes.
     """
     ceiling, words = stream(past, encrypted=encrypted, connections=connections)
     fastest = max(ceiling.high, stream((), encrypted=encrypted, connections=connections)[0].high)
@@ -105,7 +106,10 @@ def bandwidth(
 
 
 def setup(past: Sequence[PastMove]) -> tuple[Range, str]:
-    """Seconds from the order to the first byte: what past moves took beside the sending."""
+    """Return the seconds from the order to the first byte, and their source in words.
+
+    They are what past moves took in addition to sending.
+    """
     seen = sorted(
         one.total - lasted
         for one in _completed(past)
@@ -113,11 +117,11 @@ def setup(past: Sequence[PastMove]) -> tuple[Range, str]:
     )
     sane = [max(0.2, one) for one in seen if one < 30]
     if len(sane) < 2:
-        return SETUP, f"setting up by default: {SETUP.show(show_seconds)}"
-    # What the sending took is itself not known well, so the quickest may have been quicker.
-    # The slowest of many may be a rare one; of few it may be the usual.
+        return SETUP, f"default for the setup: {SETUP.show(show_seconds)}"
+    # The time for sending is an estimate, so the fastest setup may have been faster. The slowest of
+    # many may be an outlier; of few it may be typical.
     slow = sane[-1] if len(sane) < 5 else sane[-2]
     found = Range(
         max(0.2, min(0.8 * sane[0], SETUP.low)), min(SETUP.high * 2, max(1.3 * slow, 1.5 * sane[0]))
     )
-    return found, f"setting up as in {len(sane)} past moves: {found.show(show_seconds)}"
+    return found, f"setup as in {len(sane)} past moves: {found.show(show_seconds)}"

@@ -1,7 +1,8 @@
-"""Measure what a forecast needs, from both hosts at once. Nothing that fails here is an error.
+"""Measure what a forecast needs, on both hosts at once. A failed measurement is not an error.
 
-First everything takes about a second. If the guest writes so much that a longer look would tell
-another story, it is looked at once more, no longer than the first pass would last.
+At first everything takes about a second. If the guest writes so much that a longer measurement
+would change the forecast, its writes are measured once more, for at most the length of the first
+pass.
 """
 
 import asyncio
@@ -29,12 +30,12 @@ from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
 T = TypeVar("T")
 
 _FIRST = (0.1, 0.25, 0.5, 1.0)
-# Shares of a longer look at which it is read.
+# Shares of a longer measurement at which it is read.
 _LONGER = (0.12, 0.25, 0.45, 0.7, 1.0)
-# If less than that share of the memory in use can change in the first pass, a second is enough.
+# If less than this share of the memory in use can change in the first pass, a second is enough.
 _MATTERS = 0.15
 _LINK_LIMIT, _MEMORY_LIMIT, _LATE = Seconds(8.0), Seconds(12.0), Seconds(12.0)
-# What libvirt and the kernel count holds pages of zeros, too. Measured: 0.83 to 0.97 is in use.
+# Counts by libvirt and the kernel include zero pages. Measured: 0.83 to 0.97 is in use.
 _RESIDENT = (0.7, 1.0)
 _PROCESS = (0.4, 1.0)
 
@@ -46,12 +47,14 @@ class _Memory:
     dirty: tuple[DirtyPoint, ...]
     basis: tuple[str, ...]
     sampled: bool
-    """Its pages could be looked at, so they can be again."""
+    """Whether its pages could be sampled, and so can be sampled again."""
 
 
 class Links:
-    """What the networks between hosts carry: each pair is measured once, and no host takes part in
-    two measurements at a time, of which each would see half."""
+    """Bandwidths between hosts. Each pair of hosts is measured once.
+
+    No host takes part in two measurements at a time: each would see half of the bandwidth.
+    """
 
     def __init__(self) -> None:
         self._pairs: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -61,11 +64,11 @@ class Links:
     async def between(
         self, source: Host, target: Host, remotes: Remotes | None
     ) -> tuple[LinkSeen | None, str | None]:
-        """What it carries, or why that is not known."""
+        """Return the bandwidth between two hosts, or the reason why it is not known."""
         pair = source.name, target.name
         async with self._pairs[pair], AsyncExitStack() as held:
             if pair not in self._seen:
-                for name in sorted({*pair}):  # in one order: else two could deadlock
+                for name in sorted({*pair}):  # sorted, so that two callers cannot deadlock
                     await held.enter_async_context(self._hosts[name])
                 self._seen[pair] = await _try(_link(remotes, target), _LINK_LIMIT)
         return self._seen[pair]
@@ -82,11 +85,13 @@ async def measure(
     remotes: Remotes | None,
     links: Links | None = None,
 ) -> Facts:
-    """What could be found out; what could not is a wider range, with the reason in `basis`.
+    """Measure the facts of a forecast.
 
-    `probe` is how long the guest's writing may be looked at; 0: not at all. `past` are moves
-    between these hosts, the latest first; `remotes` logins to both, None if there are none;
-    `links` what others have measured meanwhile.
+    A fact that could not be measured is a wider range, with the reason in `basis`.
+
+    `probe` is how long the guest's writes may be measured; 0: not at all. `past` are moves between
+    these hosts, the latest first; `remotes` logins to both, None if there are none; `links` are
+    link measurements that are shared with other calls.
     """
     (link, link_error), memory = await asyncio.gather(
         (links or Links()).between(source.host, target.host, remotes),
@@ -121,10 +126,10 @@ async def measure(
 
 
 def worthwhile_probe(facts: Facts, policy: Policy, probe: Seconds) -> Seconds | None:
-    """How long a second look should take, if it would tell more; None: it would not. Pure.
+    """Return how long a second measurement should take; None if it is not worthwhile. Pure.
 
-    It tells more if the guest may write much that it has not written yet while the first pass
-    lasts, and never takes longer than that.
+    It is worthwhile if the guest may dirty much more memory during the first pass than was
+    measured. It never takes longer than that pass.
     """
     bandwidth = facts.bandwidth.at_most(policy.limits.bandwidth).middle
     first = facts.in_use.middle / bandwidth
@@ -141,12 +146,12 @@ def worthwhile_probe(facts: Facts, policy: Policy, probe: Seconds) -> Seconds | 
 
 
 async def _try(call: Awaitable[T], limit: Seconds) -> tuple[T | None, str | None]:
-    """What came of it, or why nothing did."""
+    """Return the result of a call, or the reason why it failed."""
     try:
         async with asyncio.timeout(limit):
             return await call, None
     except TimeoutError:
-        return None, f"no answer in {show_seconds(limit)}"
+        return None, f"no answer within {show_seconds(limit)}"
     except VmckptError as exc:
         return None, str(exc)
 
@@ -161,7 +166,7 @@ async def _link(remotes: Remotes | None, target: Host) -> LinkSeen | None:
 async def _memory(
     source: Hypervisor, guest: Guest, remotes: Remotes | None, probe: Seconds
 ) -> _Memory:
-    """By looking at its pages; else by what the kernel and libvirt count."""
+    """Measure memory by sampling its pages; if that fails, use counts of the kernel and libvirt."""
     error: str | None = "no ssh to both hosts"
     if remotes is not None:
         times = [one for one in _FIRST if one <= probe]
@@ -179,16 +184,16 @@ async def _memory(
 
 def _sampled(seen: MemorySeen) -> _Memory:
     low = max(0.0, seen.in_use - seen.error)
-    # A page costs eight bytes more than it holds, one of zeros nine (ram.c, save_zero_page).
+    # A page takes eight bytes more than its content, a zero page nine (ram.c, save_zero_page).
     extra = 9 / 4096 * seen.size
-    # Firmware, tables and the devices' state travel, too, and are not among the pages looked at.
+    # Firmware, tables and device state are sent, too, and are not among the sampled pages.
     return _Memory(
         in_use=Range(low + extra, min(float(seen.size), seen.in_use + seen.error) + extra + MIB),
         tail=seen.tail,
         dirty=seen.dirtied,
         basis=(
             f"{show_bytes(seen.in_use)} of {show_bytes(seen.size)} in use,"
-            f" by {seen.samples} of its pages",
+            f" from {seen.samples} sampled pages",
             *_written(seen.dirtied),
         ),
         sampled=True,
@@ -201,40 +206,40 @@ def _written(dirty: Sequence[DirtyPoint]) -> tuple[str, ...]:
     last = max(dirty, key=lambda one: one.time)
     return (
         f"{show_bytes(last.dirtied)} written within {show_seconds(last.time)}"
-        f" ({show_rate(last.dirtied / last.time)}), by sampled pages",
+        f" ({show_rate(last.dirtied / last.time)}), from sampled pages",
     )
 
 
 async def _counted(source: Hypervisor, guest: Guest, remotes: Remotes | None) -> tuple[Range, str]:
-    """Memory in use from coarser counts."""
+    """Return the memory in use from coarser counts, and its source in words."""
     if remotes is not None:
         held, _ = await _try(remote.resident(remotes[0], guest), _MEMORY_LIMIT)
         if held is not None:
             span = Range(_RESIDENT[0] * held, _RESIDENT[1] * held)
-            return span, f"{show_bytes(held)} resident, by the kernel's count"
+            return span, f"{show_bytes(held)} resident, as counted by the kernel"
     process, _ = await _try(dirty_rate.resident(source, guest), _MEMORY_LIMIT)
     if process is not None:
         span = Range(_PROCESS[0] * process, _PROCESS[1] * process)
-        return span, f"QEMU's process holds {show_bytes(process)}, by libvirt"
+        return span, f"QEMU's process holds {show_bytes(process)}, as reported by libvirt"
     return Range(0.05 * guest.memory, float(guest.memory)), "memory in use is not known"
 
 
 async def _rated(
     source: Hypervisor, guest: Guest, probe: Seconds
 ) -> tuple[tuple[DirtyPoint, ...], str]:
-    """The dirtying curve from libvirt: one point, of at least a second."""
+    """Return the dirtying curve from libvirt: one point, measured over one second."""
     if probe < 1.0:
-        return (), "writes are not measured"
+        return (), "writes not measured"
     point, error = await _try(dirty_rate.dirtied(source, guest, 1), Seconds(1.0 + _LATE))
     if point is None:
-        return (), f"writes are not measured: {error}"
-    return (point,), f"{show_rate(point.dirtied / point.time)} written, by libvirt's sampling"
+        return (), f"writes not measured: {error}"
+    return (point,), f"{show_rate(point.dirtied / point.time)} written, as sampled by libvirt"
 
 
 async def _look_longer(
     facts: Facts, source: Hypervisor, guest: Guest, remotes: Remotes | None, longer: Seconds
 ) -> Facts:
-    """The facts with a second look at what the guest writes."""
+    """Return the facts with a second, longer measurement of the guest's writes."""
     found: tuple[DirtyPoint, ...] = ()
     if remotes is not None:
         known = max(one.time for one in facts.dirty)
@@ -250,6 +255,6 @@ async def _look_longer(
     else:
         return facts
     if not found:
-        words = f"no second look at what it writes: {error}"
+        words = f"writes not measured a second time: {error}"
         return replace(facts, basis=(*facts.basis, words))
     return replace(facts, dirty=(*facts.dirty, *found), basis=(*facts.basis, *_written(found)))

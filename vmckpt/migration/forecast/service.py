@@ -1,4 +1,4 @@
-"""Measure and forecast before a move, and hold the forecast against the move afterwards."""
+"""Measure and forecast before a migration, and score the forecast afterwards."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,22 +25,22 @@ _ALL = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestForecast:
-    """What was measured, and what it makes expect in each mode."""
+    """What was measured of a guest, and the forecast for each mode."""
 
     facts: Facts
     forecasts: tuple[Forecast, ...]
 
     @property
     def curve(self) -> DirtyCurve:
-        """How the guest writes, in the middle of what was measured."""
+        """The guest's dirtying curve, in the middle of what was measured."""
         return self.facts.curve(0.5) if self.facts.dirty else UNKNOWN
 
     def of(self, mode: Mode) -> Forecast | None:
-        """What is expected in that mode; None if it was not looked at."""
+        """Return the forecast for `mode`; None if there is none."""
         return next((one for one in self.forecasts if one.mode is mode), None)
 
     def as_json(self, mode: Mode) -> dict[str, Any]:
-        """For the journal and for reports: the forecast for that mode, and what it rests on."""
+        """Return the forecast for `mode` and its facts, for the journal and for reports."""
         one = self.of(mode)
         return {
             "facts": self.facts.as_json(),
@@ -62,9 +62,9 @@ async def forecast_guest(
     links: Links | None = None,
     disks: Bytes = Bytes(0),
 ) -> GuestForecast:
-    """Measure for about `probe`, then forecast: the mode that is set, or all that are possible.
+    """Measure for about `probe`, then forecast the policy's mode, or all modes that are possible.
 
-    `disks`: what is copied of disks before memory.
+    `disks`: bytes of disks that are copied before memory.
     """
     facts = await measure(*hosts, guest, policy, past, probe=probe, remotes=remotes, links=links)
     if disks:
@@ -80,24 +80,24 @@ async def forecast_guest(
 
 
 def mode_of(policy: Policy, outlook: GuestForecast | None, *, post_copy: bool) -> tuple[Mode, str]:
-    """The mode to move in, and why."""
+    """Return the mode of the migration, and the reason in words."""
     if policy.mode is Mode.AUTO and outlook is not None:
         return choose_mode.choose(outlook.forecasts, policy, post_copy_possible=post_copy)
     mode = request.plain_choice(policy, post_copy=post_copy)
     if mode is Mode.CHECKPOINT:
         return mode, (
-            "the policy sets it: a copy while the guest runs, then epochs until the last one is"
-            f" expected to take no more than {show_seconds(policy.limits.max_downtime)}"
+            "set by the policy: a copy while the guest runs, then epochs until the last one is"
+            f" expected to take at most {show_seconds(policy.limits.max_downtime)}"
         )
     if mode is policy.mode:
-        return mode, "the policy sets it"
+        return mode, "set by the policy"
     if policy.mode is Mode.AUTO:
         return mode, "nothing was measured"
     return mode, "post-copy cannot be used here"
 
 
 def score(outlook: GuestForecast, mode: Mode, ending: Ending) -> dict[str, Any] | None:
-    """The forecast beside what was measured; None if there was none for that mode."""
+    """Score the forecast for `mode` against what was measured; None if there was none."""
     expected = outlook.of(mode)
     if expected is None:
         return None

@@ -1,14 +1,14 @@
 """Simulate a migration in advance: QEMU's passes, and what the policy's rules do. Pure.
 
-QEMU 7.2's loop (migration.c, migration_iteration_run; ram.c, ram_save_iterate): pages are sent in
-slices of 50 ms, or of 100 ms under a bandwidth limit. When what is left is less than the bandwidth
-times the downtime limit, the dirty bitmap is read; if it is less even with what the guest dirtied
-since, the guest is stopped and the rest sent, else the next pass begins. So passes never get
-shorter than a slice, and what is left at the switchover is nearly what the limit allows. No
-bandwidth is known in the first 100 ms. Pages of zeros cost next to nothing, but count while they
-are left.
+QEMU 7.2's loop (migration.c, migration_iteration_run; ram.c, ram_save_iterate) sends pages in
+slices of 50 ms, or of 100 ms under a bandwidth limit. When the rest is less than the bandwidth
+times the downtime limit, QEMU reads the dirty bitmap. If the rest is still less, including what the
+guest dirtied since, the guest is stopped and the rest is sent; otherwise the next pass begins. So a
+pass is never shorter than a slice, and the rest at the switchover is close to what the limit
+allows. No bandwidth is known in the first 100 ms. Zero pages cost next to nothing, but count as
+remaining.
 
-The rules are asked by the same `decide` that the engine asks.
+The rules are evaluated by the same `decide` that the engine uses.
 """
 
 import math
@@ -33,53 +33,53 @@ from vmckpt.policy.model import RuleCondition
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 SLICE = Seconds(0.05)
-"""QEMU sends so long before it looks at what is left (ram.c, MAX_WAIT)."""
+"""How long QEMU sends before it checks what is left (ram.c, MAX_WAIT)."""
 LIMITED_SLICE = Seconds(0.1)
 """The same under a bandwidth limit (qemu-file.c, BUFFER_DELAY)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """One guess at everything that a migration depends on."""
+    """One set of assumptions about everything that a migration depends on."""
 
     in_use: float
     """Bytes of pages that are not all zero."""
     memory: float
     curve: DirtyCurve
     bandwidth: float
-    """Bytes per second in the first pass, for which the target must make room page by page."""
+    """Bytes per second in the first pass, in which the target must allocate every page."""
     later_bandwidth: float
-    """In those after it: no less, and more where the link is not what holds it up."""
+    """In later passes: no less, and more where the link is not the limit."""
     postcopy_bandwidth: float
     setup: float
     """Seconds from the order to the first pass."""
     backlog: float
-    """Bytes that wait in sockets: QEMU takes them for sent, the guest stands still for them."""
+    """Bytes that wait in sockets: QEMU counts them as sent, but the paused guest waits for them."""
     stop: float
-    """Seconds of a switchover beside the sending: device state, libvirt's handshake."""
+    """Seconds of a switchover in addition to sending: device state, libvirt's handshake."""
     overshoot: float = 0.5
-    """How far into its last slice a first pass gets before QEMU looks, 0 to 1."""
+    """How far into its last slice a first pass gets before QEMU checks, 0 to 1."""
     tail: tuple[tuple[float, float], ...] = ()
     """(bytes from the end of memory, of which in use), rising; empty: not known."""
     stopping: float = 0.0
-    """Seconds from a time limit to the moment when the guest was seen to have stayed."""
+    """Seconds from a time limit until the guest is confirmed to have stayed."""
     slice_: float = SLICE
     zero_scan: float = 0.0
-    """Seconds for looking at pages of zeros."""
+    """Seconds for scanning zero pages."""
     differences: float = 1.0
-    """What xbzrle leaves of a page that is sent again."""
+    """Share that XBZRLE leaves of a page that is sent again."""
     faults: float = 1.0
-    """How much longer the rest takes in post-copy than in one go."""
+    """Factor by which the rest takes longer in post-copy than in one stream."""
     waits: float = 10.0
-    """Pages that a guest in post-copy must wait for, one after the other, before it answers."""
+    """Pages that a guest in post-copy waits for, one after the other, before it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """Something that the policy would do."""
+    """An action that the policy would take."""
 
     at: Seconds
-    """Since the order."""
+    """Time since the order."""
     action: str
     rule: str
     reason: str
@@ -87,41 +87,41 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """How it would go."""
+    """The result of a simulated migration."""
 
     completed: bool
     total: Seconds
     """From the order to the end; infinite if it never ends."""
     downtime: Seconds | None
-    """None: the guest was not moved. In post-copy until it answers, not until it runs."""
+    """None if the guest was not moved. In post-copy until it answers, not until it runs."""
     sent: float
     """Bytes."""
     passes: int
     switched: bool = False
-    """It ended by post-copy."""
+    """Whether it ended by post-copy."""
     planned: tuple[Planned, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A migration that is under way, to be played on from there."""
+    """A running migration, from which the simulation continues."""
 
     track: PassHistory
     done: AppliedActions
     now: Seconds
-    """The clock of the track."""
+    """The time now, on the track's clock."""
     left: float
-    """Bytes that are left in the pass."""
+    """Bytes that are left in the current pass."""
     sent: float
     verdict: Verdict | None = None
-    """What was decided there and is still to be done."""
+    """A decision that was made and not carried out yet."""
 
 
 _FIRST_WINDOW = Seconds(0.1)
 _MOST_PASSES = 300
-# A pass is looked at in so many steps for rules that go by time, no closer than half a second.
+# For rules that depend on time, a pass is split into this many steps of at least half a second.
 _STEPS, _STEP = 8, 0.5
-# So many passes of one size in a row, and it will go on like that.
+# After this many passes of one size in a row nothing changes any more.
 _STEADY = 4
 
 
@@ -132,7 +132,7 @@ class _Pass:
     began: float
     left: float
     until: float
-    """It is over when so much is left."""
+    """The pass is over when this much is left."""
     extra: float = 0.0
     """Seconds before its first byte."""
 
@@ -146,7 +146,8 @@ class _Throttle:
     high: int = 0
 
     def after_pass(self, dirtied: float, sent: float) -> None:
-        """A pass that leaves more than half of what it sent counts; the second one slows."""
+        """Count a pass that leaves more than half of what it sent; every second one slows the
+        guest."""
         if self.how is None or dirtied <= 0.5 * sent:
             return
         self.high += 1
@@ -189,7 +190,8 @@ class _Run:
             one = self._next(one.number + 1, following)
 
     def _through(self, one: _Pass) -> Simulated | None:
-        """One pass, with the rules asked on the way; how it ended, if it did."""
+        """Run one pass and evaluate the rules meanwhile. Returns the result if the migration
+        ended."""
         steps = _STEPS if self._timed() else 1
         self.now += one.extra
         lasts = max(0.0, one.left - one.until) / self._rate(one.number)
@@ -210,7 +212,7 @@ class _Run:
             self.now += took
 
     def _to_limit(self) -> float:
-        """Seconds until the time limit: no step goes far beyond it."""
+        """Return the seconds until the time limit, which no step exceeds by much."""
         if self.terms.time_limit is None:
             return math.inf
         return max(0.01, self.track.began + self.terms.time_limit - self.now)
@@ -226,20 +228,20 @@ class _Run:
     # --- QEMU --------------------------------------------------------------------------------
 
     def _rate(self, number: int) -> float:
-        """Bytes of pages per second; differences are smaller than pages."""
+        """Return the bytes of pages sent per second; XBZRLE sends less than these."""
         factor = self.world.differences if self.compressed and number > 1 else 1.0
         return self._wire(number) / factor
 
     def _wire(self, number: int) -> float:
-        """Bytes of the stream per second."""
+        """Return the bytes on the wire per second."""
         return self.world.bandwidth if number == 1 else self.world.later_bandwidth
 
     def _at_once(self, number: int) -> float:
-        """What QEMU takes for short enough, by the bandwidth that it sees in that pass."""
+        """Return the bytes that QEMU expects to send within the downtime limit in that pass."""
         return self._wire(number) * self.done.max_downtime
 
     def until(self, size: float) -> float:
-        """What a later pass leaves: it goes on in whole slices until the limit is met."""
+        """Return what a later pass leaves: it sends whole slices until the limit is met."""
         each = self.world.slice_ * self._rate(2)
         slices = max(1, math.ceil((size - self._at_once(2)) / each))
         return max(0.0, size - slices * each)
@@ -251,7 +253,7 @@ class _Run:
         return self.world.curve.within(time * (1 - self.throttle.share))
 
     def _joined(self, left: float, dirtied: float) -> float:
-        """Both, but pages that are among both once: as many as chance among what it writes."""
+        """Return the size of both together; pages that chance puts in both count once."""
         written = max((u for _, u in self.world.curve.points), default=0.0)
         both = max(left, dirtied, written)
         return left + dirtied - (left * dirtied / both if both else 0.0)
@@ -263,7 +265,7 @@ class _Run:
             iteration=one.number,
             remaining=Bytes(round(one.left)),
             total=Bytes(round(self.world.memory)),
-            # One byte at first: a link that has carried nothing yet counts as silent.
+            # One byte at least: a link that has carried nothing yet counts as silent.
             transferred=Bytes(round(self.sent) + 1),
             bandwidth=BytesPerSecond(max(1, round(self._wire(one.number)))),
             dirty_rate=None,
@@ -279,7 +281,7 @@ class _Run:
         return verdict
 
     def act(self, verdict: Verdict, one: _Pass) -> Simulated | None:
-        """Do it; how the migration ended, if that ends it."""
+        """Apply a verdict. Returns the result if it ends the migration."""
         match verdict.action:
             case SetDowntime() | LimitBandwidth():
                 return None
@@ -302,7 +304,7 @@ class _Run:
 
     def _switchover(self, rest: float, passes: int) -> Simulated:
         world = self.world
-        # What is sent then was sent once before, but for what the first pass had left.
+        # These pages were sent before, except those that the first pass had left.
         rate, wire = self._rate(passes), self._wire(passes)
         downtime = rest / rate + world.backlog / wire + world.stop
         self.sent += rest * wire / rate
@@ -310,7 +312,7 @@ class _Run:
         return self._ended(completed=True, downtime=Seconds(downtime), passes=passes)
 
     def standing(self) -> Simulated:
-        """The guest stands still from the first byte on."""
+        """Simulate stop-and-copy: the guest is paused from the first byte on."""
         world = self.world
         downtime = world.zero_scan + world.in_use / world.bandwidth + world.stop
         self.sent += world.in_use
@@ -318,10 +320,10 @@ class _Run:
         return self._ended(completed=True, downtime=Seconds(downtime), passes=1)
 
     def _post_copy(self, one: _Pass) -> Simulated:
-        """The guest goes over with what it holds; the rest follows.
+        """Switch to post-copy: the guest moves with what the target has; the rest follows.
 
-        It runs again soon, but does not answer before it has the pages that it needs for that. Each
-        of them arrives behind what waits in the sockets.
+        The guest runs again soon, but does not answer before it has the pages that it needs for
+        that. Each page arrives behind the data that waits in the sockets.
         """
         world = self.world
         rest = self._joined(one.left, self._dirtied(self.now - one.began))
@@ -335,7 +337,7 @@ class _Run:
         return replace(done, switched=True)
 
     def _for_ever(self, passes: int) -> Simulated:
-        """Nothing changes any more, until the time limit if there is one."""
+        """Continue without a change until the time limit, or for ever if there is none."""
         limit = self.terms.time_limit
         end = math.inf if limit is None else self.track.began + limit
         self.sent += max(0.0, end - self.now) * self._wire(passes)
@@ -354,7 +356,7 @@ class _Run:
 
 
 def _by_time(when: RuleCondition) -> bool:
-    """Whether a rule may begin to hold in the middle of a pass."""
+    """Return whether a rule may begin to hold in the middle of a pass."""
     given = (
         when.stalled_for, when.time_used, when.time_share, when.remaining_above,
         when.remaining_below,
@@ -363,7 +365,7 @@ def _by_time(when: RuleCondition) -> bool:
 
 
 def planned(verdict: Verdict, at: Seconds) -> Planned:
-    """A verdict as a plan shows it."""
+    """Return a verdict as a plan shows it."""
     return Planned(
         at=Seconds(round(at, 3)),
         action=says(verdict.action),
@@ -373,7 +375,7 @@ def planned(verdict: Verdict, at: Seconds) -> Planned:
 
 
 def simulate(world: World, terms: RunTerms, start: Start | None = None) -> Simulated:
-    """Play a migration through, from the order or from where one is."""
+    """Simulate a migration from the order, or from `start`."""
     if start is not None:
         run = _Run(world, terms, start.now, start.track, start.done, start.sent)
         if start.track.passes:
@@ -392,10 +394,10 @@ def simulate(world: World, terms: RunTerms, start: Start | None = None) -> Simul
 
 
 def _first(run: _Run) -> _Pass:
-    """The first pass: all memory in the order of its addresses."""
+    """Return the first pass: all memory in the order of its addresses."""
     world = run.world
     leaves = _first_leaves(world, run.terms)
-    # Sockets swallow their backlog at once; its time is counted at the switchover.
+    # Sockets accept their backlog at once; its time is counted at the switchover.
     swallowed = min(world.backlog, max(0.0, world.in_use - leaves))
     run.sent += swallowed
     left = world.in_use - swallowed
@@ -403,7 +405,7 @@ def _first(run: _Run) -> _Pass:
 
 
 def _first_leaves(world: World, terms: RunTerms) -> float:
-    """Bytes in use that are left when the first pass is over."""
+    """Return the bytes in use that are left at the end of the first pass."""
     at_once = min(world.memory, world.bandwidth * terms.max_downtime)
     end = in_last(world, at_once)
     end = min(end, max(0.0, world.in_use - _FIRST_WINDOW * world.bandwidth))
@@ -411,9 +413,9 @@ def _first_leaves(world: World, terms: RunTerms) -> float:
 
 
 def in_last(world: World, distance: float) -> float:
-    """Bytes in use among the last ones of memory.
+    """Return the bytes in use among the last `distance` bytes of memory.
 
-    Where they lie is often not known; then the overshoot stands for it, too.
+    Where they are is often not known; `overshoot` then represents that, too.
     """
     if not world.tail:
         return min(world.in_use, distance) * (1 - world.overshoot)

@@ -1,1 +1,1 @@
-"""What a migration needs, and every reason against it, before it begins."""
+"""Plan a migration, and find every reason against it before it begins."""

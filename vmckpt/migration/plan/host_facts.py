@@ -1,4 +1,4 @@
-"""Fetch what preflight wants to know, from both hosts at once."""
+"""Fetch the facts that preflight checks, from both hosts at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -34,13 +34,16 @@ class _SshFacts:
 
 
 Remotes = tuple[Remote, Remote]
-"""Source and target over ssh."""
+"""Logins to source and target over ssh."""
 
 
 async def gather(
     source: Hypervisor, target: Hypervisor, name: str, remotes: Remotes | None
 ) -> Facts:
-    """Everything that could be found out; what could not is named in the facts, never raised."""
+    """Return everything that could be found out about guest and hosts.
+
+    Errors of libvirt and ssh become part of the facts, except HostKeyRefused, which is raised.
+    """
     (
         (guest, guest_error),
         (source_facts, source_error),
@@ -89,7 +92,7 @@ async def _or_error(call: Awaitable[T]) -> tuple[T | None, str | None]:
 
 
 async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _SshFacts:
-    """What only a look at the hosts' files and links can tell; hosts without ssh tell nothing."""
+    """Check files and network links of the hosts, for which ssh is needed."""
     if remotes is None:
         return _SshFacts(login_error=_no_host(target))
     here, there = remotes
@@ -97,7 +100,7 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _Ssh
     written = sorted({disk.source or "" for disk in on_file if not disk.read_only})
     below = {path for disk in guest.disks for path in disk.below}
     files = sorted({*guest.boot_files, *(disk.source or "" for disk in on_file), *below})
-    # Not cancelled with us: its probe file must be gone before we log out.
+    # Shielded from cancellation: its probe file must be removed before the logout.
     same = asyncio.create_task(probe.same_files(here, there, sorted({*written, *below})))
     try:
         links, same_file, present, login, (post_copy, folder) = await asyncio.gather(
@@ -125,22 +128,22 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _Ssh
 
 
 async def _peer_login(source: Remote, target: Host) -> str | None:
-    """Why the source's libvirtd cannot log in at the target's; None if it can."""
+    """Return why the source's libvirtd cannot log in to the target's; None if it can."""
     return _no_host(target) or await probe.peer_login(source, target.uri_for_peers)
 
 
 def _no_host(target: Host) -> str | None:
-    """Why nobody else can be sent there by its address; None: it can."""
+    """Return why other hosts cannot use the target's address; None if they can."""
     if urlsplit(target.uri_for_peers).hostname:
         return None
-    return f"{target.uri_for_peers} names no host; set peer_uri of {target.name}"
+    return f"{target.uri_for_peers} has no host name; set peer_uri of {target.name}"
 
 
 @asynccontextmanager
 async def logins(
     source: Hypervisor, target: Hypervisor, given: Remotes | None = None
 ) -> AsyncIterator[Remotes | None]:
-    """ssh to both hosts, opened when first used; None if one of them has no address for it."""
+    """Yield ssh logins to both hosts, opened on first use; None if a host has no ssh address."""
     if given is not None:
         yield given
         return

@@ -1,4 +1,4 @@
-"""Which host is a guest to be moved away from? Pure."""
+"""Find the host from which a guest is to be moved. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from vmckpt.model.guest import GuestState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestAt:
-    """A guest of the wanted name (or UUID) on a host."""
+    """A guest with the wanted name or UUID on one host."""
 
     host: str
     uuid: str
@@ -17,26 +17,26 @@ class GuestAt:
 
 
 def one_guest(name: str, found: Sequence[GuestAt], *, to: str) -> dict[str, GuestState]:
-    """The states of the one guest that is meant, by host.
+    """Return the states of the one guest that `name` refers to, by host.
 
-    Another guest of that name on the target is not meant: preflight will say that it is in the way.
-    Raises BadInput if different guests elsewhere have the name.
+    Another guest of that name on the target is ignored; preflight reports the conflict. Raises
+    BadInput if different guests elsewhere have the name.
     """
     elsewhere = {one.uuid for one in found if one.host != to}
     if len(elsewhere) > 1:
         places = " and ".join(one.host for one in found)
         raise BadInput(
-            f"different guests are called {name}, on {places}", hint="use --from or the UUID"
+            f"different guests are named {name}, on {places}", hint="use --from or the UUID"
         )
     meant = elsewhere or {one.uuid for one in found}
     return {one.host: one.state for one in found if one.uuid in meant}
 
 
 def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | None:
-    """The host that has the guest, from its state on each host that knows it; None if none does.
+    """Return the host that has the guest, from its state on each host; None if no host knows it.
 
-    A paused copy beside a running one is the arriving end of a migration. Two running ones, or
-    several paused ones, are for a person: raises OutcomeUnknown.
+    A paused copy beside a running one is the target's end of a migration. Raises OutcomeUnknown if
+    two copies run or several are paused: the operator must decide.
     """
     running = [host for host, state in states.items() if state.runs]
     active = [host for host, state in states.items() if state.is_active]
@@ -44,7 +44,7 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
         raise OutcomeUnknown(
             f"guest {name} runs on {' and '.join(running)}",
             host=running[0],
-            hint="find out which one is right and end the other with virsh destroy",
+            hint="find out which copy is right, then end the other with virsh destroy",
         )
     if running:
         return running[0]
@@ -54,6 +54,6 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
             host=active[0],
             hint="try again in a few seconds",
         )
-    # Shut off it may be defined on several hosts; the target's copy is not the one to move.
+    # A guest that is off may be defined on several hosts; the target's copy is not to be moved.
     others = [host for host in states if host != to]
     return next(iter(active or others or states), None)

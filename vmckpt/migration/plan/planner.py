@@ -1,4 +1,4 @@
-"""All that is found out and decided before a migration starts, in one frozen plan."""
+"""Make the plan of a migration: all that is found out and decided before it starts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,27 +38,28 @@ NO_COPIES = CopyPlan()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What would be done, and every finding for and against it."""
+    """What a migration would do, and every finding for and against it."""
 
     facts: Facts
     findings: tuple[Finding, ...]
     chosen: Chosen | None = None
-    """None: no host knows the guest, so no policy could be chosen. So with the rest."""
+    """None if no host knows the guest: no policy could be chosen then. The fields below are
+    unset, too."""
     policy: Policy | None = None
-    """The chosen one, bent to the operator's wishes."""
+    """The chosen policy with the operator's overrides applied."""
     mode: Mode = Mode.PRECOPY
     reason: str = ""
-    """Why that mode."""
+    """Why this mode was chosen."""
     post_copy: bool = False
-    """It could be used between these hosts for this guest."""
+    """Whether post-copy could be used between these hosts for this guest."""
     tls_name: str | None = None
     copies: CopyPlan = NO_COPIES
     outlook: GuestForecast | None = None
-    """What was measured and is expected; None: nobody looked."""
+    """Measurements and forecasts; None if nothing was measured."""
 
     @property
     def curve(self) -> DirtyCurve:
-        """How the guest writes, as far as it was measured."""
+        """The guest's dirtying curve, as far as it was measured."""
         return UNKNOWN if self.outlook is None else self.outlook.curve
 
     @property
@@ -72,18 +73,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastOptions:
-    """How to look ahead."""
+    """Options of the forecast."""
 
     past: Callable[[], Awaitable[Sequence[PastMove]]]
-    """Moves between these hosts, from the journal."""
+    """Returns past moves between these hosts, from the journal."""
     probe: Seconds | None = None
-    """How long the guest may be looked at; None: as the policy has it."""
+    """How long the guest's writes may be measured; None: as in the policy."""
     every_mode: bool = False
-    """Also the modes that the policy does not use."""
+    """Forecast also the modes that the policy does not use."""
     closed_too: bool = False
-    """Also to a target that is in maintenance."""
+    """Forecast also if the target is in maintenance."""
     links: Links | None = None
-    """What is known of networks by others' looks; None: nothing."""
+    """Link measurements that are shared with other plans; None: none are."""
 
 
 async def _look_ahead(
@@ -124,11 +125,13 @@ async def make(
     remotes: Remotes | None,
     ahead: ForecastOptions | None,
 ) -> Plan:
-    """Ask both hosts and decide. What could not be asked is a finding.
+    """Query both hosts and make the plan. What could not be queried is a finding.
 
-    `ahead` says how to look ahead; None: without a forecast.
+    `forced`: the policy that was asked for; None: `select` chooses. `ahead`: options of the
+    forecast; None: no forecast.
 
-    Raises PolicyError if no policy can be chosen, BadInput for a storage pool that is none.
+    Raises PolicyError if no policy can be chosen; BadInput if disks are to be copied and the
+    storage pool does not exist, or a host has no ssh login.
     """
     facts, tls_facts = await asyncio.gather(
         gather(source, target, name, remotes), _certificates(remotes)
@@ -154,7 +157,7 @@ async def make(
     )
     outlook = None
     if by_epochs:
-        # Only who moves a guest so pays for what it needs.
+        # Imported here: only this mode needs it.
         from vmckpt.migration.epochs import request as epochs_request  # noqa: PLC0415
 
         findings = await epochs_request.findings(findings, policy, facts, copies, (source, target))
@@ -187,7 +190,7 @@ async def make(
 
 
 def _as_it_travels(policy: Policy, tls: TlsVerdict | None) -> Policy:
-    """The policy with what `preferred` came to: an encrypted stream is a slower one."""
+    """Return the policy with `tls: preferred` resolved: an encrypted stream is slower."""
     encrypted = tls is not None and tls.name is not None
     how = replace(policy.transport, tls=Tls.REQUIRED if encrypted else Tls.OFF)
     return replace(policy, transport=how)
@@ -221,12 +224,12 @@ async def _certificates(remotes: Remotes | None) -> TlsFacts:
 def _tls(
     policy: Policy, source: Hypervisor, target: Hypervisor, facts: TlsFacts
 ) -> TlsVerdict | None:
-    """None: the stream is not to be encrypted."""
+    """Check TLS between the hosts. Returns None if the stream is not to be encrypted."""
     wanted = policy.transport.tls
     if wanted is Tls.OFF:
         return None
     if wanted is Tls.PREFERRED and None in facts:
-        text = "the stream is not encrypted: the hosts' certificates could not be looked at"
+        text = "the stream is not encrypted: the hosts' certificates could not be read"
         return TlsVerdict(name=None, findings=(_plain(target.host.name, text, Severity.WARNING),))
     verdict = tls_checks.tls_findings(
         source=source.host.name,
@@ -238,8 +241,8 @@ def _tls(
     )
     if wanted is Tls.REQUIRED:
         return verdict
-    # Preferred: what speaks against it keeps nobody from moving. That there are no certificates is
-    # how many hosts are; that there are some which do not serve is worth a warning.
+    # With `preferred`, problems do not block the migration. Many hosts have no certificates;
+    # certificates that do not work are worth a warning.
     none = all(one is not None and not one.present for one in facts)
     softer = tuple(
         _plain(one.where, one.text, Severity.INFO if none else Severity.WARNING)
@@ -251,7 +254,7 @@ def _tls(
 
 
 def _plain(where: str, text: str, severity: Severity) -> Finding:
-    hint = "see libvirt's TLS guide (kbase/tlscerts), or --tls off"
+    hint = "see libvirt's TLS guide (kbase/tlscerts), or use --tls off"
     return Finding(code="not-encrypted", severity=severity, where=where, text=text, hint=hint)
 
 
@@ -267,8 +270,8 @@ async def _copies(
         return NO_COPIES
     if remotes is None:
         raise BadInput(
-            f"{guest.name}: disks are copied only between hosts with ssh logins",
-            hint="add ssh: {address: ...} for both to the inventory",
+            f"{guest.name}: disks can only be copied between hosts with ssh logins",
+            hint="add ssh: {address: ...} for both hosts to the inventory",
         )
     try:
         return await storage_copy.plan_copies(
@@ -282,14 +285,14 @@ async def _copies(
             code="disks-not-seen",
             severity=Severity.BLOCKER,
             where=guest.name,
-            text=f"its disks could not be looked at: {exc.message}",
+            text=f"its disks could not be examined: {exc.message}",
             hint="run vmckpt doctor",
         )
         return CopyPlan(findings=(found,), rest_shared=False)
 
 
 def conflicts(policy: Policy, facts: Facts, copies: CopyPlan) -> tuple[Conflict, ...]:
-    """What these hosts cannot do for this guest under this policy."""
+    """Return what these hosts cannot do for this guest under this policy."""
     guest, here, there = facts.guest, facts.source_facts, facts.target_facts
     if guest is None or here is None or there is None:
         return ()
@@ -304,7 +307,7 @@ def conflicts(policy: Policy, facts: Facts, copies: CopyPlan) -> tuple[Conflict,
     )
 
 
-# Optional conflicts that do not take post-copy away, only something beside it.
+# Optional conflicts that do not prevent post-copy, only something in addition to it.
 _STILL_POSSIBLE = (
     "post-copy-with-huge-pages",
     "recovery-needs-newer-libvirt",
@@ -313,7 +316,7 @@ _STILL_POSSIBLE = (
 
 
 def _post_copy(policy: Policy, facts: Facts, found: Sequence[Conflict]) -> bool:
-    """Whether the guest may be switched to post-copy between these hosts."""
+    """Return whether the guest may be switched to post-copy between these hosts."""
     if not policy.may_switch_early or facts.post_copy_error is not None:
         return False
     if not facts.post_copy_asked and policy.mode is not Mode.POSTCOPY:
@@ -325,8 +328,8 @@ def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
     if not policy.may_switch_early:
         return ()
     if not facts.post_copy_asked and facts.target_error is None:
-        text = "could not be asked whether guests can arrive there by post-copy"
-        what = "it is tried all the same" if policy.mode is Mode.POSTCOPY else "it is left out"
+        text = "it is not known whether this host can receive guests in post-copy"
+        what = "it is tried anyway" if policy.mode is Mode.POSTCOPY else "it is not used"
         return (
             Finding(
                 code="post-copy-unproven",
@@ -344,7 +347,7 @@ def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
             code="post-copy-refused",
             severity=Severity.BLOCKER if must else Severity.INFO,
             where=facts.target,
-            text=f"no guest can arrive there by post-copy: {facts.post_copy_error}",
+            text=f"cannot receive guests in post-copy: {facts.post_copy_error}",
             hint="run sysctl -w vm.unprivileged_userfaultfd=1 there",
         ),
     )
@@ -364,7 +367,7 @@ def _as_findings(found: Sequence[Conflict], guest: str) -> tuple[Finding, ...]:
 
 
 async def order(plan: Plan, source: Hypervisor) -> MoveOrder:
-    """The order for a plan that is not blocked."""
+    """Return the order to libvirt for a plan that is not blocked."""
     assert plan.policy is not None
     assert plan.facts.guest is not None
     guest = plan.facts.guest

@@ -1,4 +1,4 @@
-"""May this guest move there? All reasons against it at once, each with what to do. Pure."""
+"""Check whether a guest may move to a host. Each reason against it comes with a hint. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,52 +8,52 @@ from vmckpt.model.guest import Disk, Guest, GuestState
 from vmckpt.model.host import GuestOnHost, HostFacts
 from vmckpt.units import MIB, show_bytes
 
-# QEMU's own memory beside the guest's: video, page tables, device buffers.
+# QEMU's own memory besides the guest's: video, page tables, device buffers.
 _OVERHEAD = 128 * MIB
-# First major version of QEMU in which TCG notes every write during a migration.
+# First major version of QEMU in which TCG tracks every write during a migration.
 _TCG_NOTES_WRITES = 9
 _LEAVING = "outgoing migration"
 IN_MAINTENANCE = "host-in-maintenance"
-"""The code of a target that nothing is to be placed on."""
+"""Code of the finding about a target in maintenance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What preflight was able to find out."""
+    """The facts that preflight checks."""
 
     name: str
-    """The guest, as the operator called it."""
+    """The guest, as the operator named it."""
     source: str
     target: str
     guest: Guest | None = None
-    """None: no host that answered knows it, or its host does not answer."""
+    """None if no host that answered knows it, or its host does not answer."""
     source_facts: HostFacts | None = None
     source_error: str | None = None
     target_facts: HostFacts | None = None
     target_error: str | None = None
     target_links: frozenset[str] | None = None
-    """Bridges and interfaces of the target; None: could not be asked."""
+    """Bridges and interfaces of the target; None if they are not known."""
     same_file: Mapping[str, bool] = field(default_factory=dict)
-    """For each file of a disk, whether both hosts see the same one; absent: not known."""
+    """For each file of a disk, whether both hosts see the same one; absent if that is not known."""
     on_target: Mapping[str, bool] = field(default_factory=dict)
-    """For each file that must exist on the target, whether it does; absent: could not be asked."""
+    """For each file that must exist on the target, whether it does; absent if that is not known."""
     copied: frozenset[str] = frozenset()
-    """Files of disks that are copied: they need not be the same on both hosts."""
+    """Files of disks that are copied, and need not be the same on both hosts."""
     cpu_fits: bool | None = None
     peer_login_error: str | None = None
     post_copy_error: str | None = None
-    """Why the target cannot take a guest in post-copy; None: it can."""
+    """Why the target cannot receive a guest in post-copy; None if it can."""
     post_copy_asked: bool = True
-    """The target could be asked for that."""
+    """Whether the target could be queried for that."""
     memory_folder: str | None = None
-    """File system of the target's folder for memory in files: "tmpfs", …; None: not asked."""
+    """File system of the target's folder for memory in files: "tmpfs", …; None if not known."""
     ssh_errors: tuple[str, ...] = ()
     target_closed: str | None = None
-    """Why nothing is placed on the target; None: it may be."""
+    """Why nothing may be placed on the target; None if guests may."""
 
 
 def check_move(facts: Facts) -> tuple[Finding, ...]:
-    """Every finding, blockers first; of a move that cannot be at all, no doubts beside it."""
+    """Return all findings, blockers first; only the blockers if the move is impossible anyway."""
     found = [*_hosts(facts)]
     if facts.guest is not None:
         found += _guest(facts, facts.guest)
@@ -69,29 +69,32 @@ def check_move(facts: Facts) -> tuple[Finding, ...]:
 
 
 def cannot_be(facts: Facts) -> bool:
-    """Whether it ends nowhere, or a host does not answer: what is not known then says nothing."""
+    """Return whether the move is impossible: it ends on the same host, or the target is silent.
+
+    Other facts are then missing, so other checks mean nothing.
+    """
     return facts.source == facts.target or facts.target_error is not None
 
 
 def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Blockers first."""
+    """Return the findings, blockers first."""
     order = {Severity.BLOCKER: 0, Severity.WARNING: 1, Severity.INFO: 2, Severity.OK: 3}
     return tuple(sorted(found, key=lambda finding: order[finding.severity]))
 
 
 def blockers(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Those that forbid the migration."""
+    """Return the findings that forbid the migration."""
     return tuple(f for f in findings if f.severity is Severity.BLOCKER)
 
 
 _MAY_BE_EMPTY = ("file", "block")
-"""Kinds of drives that have no source if nothing is in them."""
+"""Kinds of drives that have no source while they are empty."""
 _OF_THE_HOST = ("nvme", "vhostuser", "vhostvdpa")
 """Kinds of disks that are devices of the guest's host."""
 
 
 def storage_proven(facts: Facts) -> bool:
-    """Whether every disk that is written to was seen to be the same on both hosts."""
+    """Return whether every writable disk is confirmed to be the same on both hosts."""
     if facts.guest is None:
         return False
     written = [
@@ -107,7 +110,7 @@ def storage_proven(facts: Facts) -> bool:
 
 
 def _same(facts: Facts, disk: Disk) -> bool | None:
-    """Whether both hosts see the same file; None if nothing is known of it."""
+    """Return whether both hosts see the same file; None if that is not known."""
     return facts.same_file.get(disk.source or "") if disk.kind == "file" else None
 
 
@@ -134,7 +137,7 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
     elif facts.target_closed is not None:
         yield _blocker(
             IN_MAINTENANCE, facts.target, facts.target_closed,
-            f"choose another host, or vmckpt maintenance leave {facts.target}",
+            f"choose another host, or run vmckpt maintenance leave {facts.target}",
         )  # fmt: skip
     elif (
         facts.source_facts is not None
@@ -144,20 +147,25 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
         yield _blocker(
             "same-libvirt",
             facts.target,
-            f"{facts.source} and {facts.target} have one libvirt host UUID,"
+            f"{facts.source} and {facts.target} have the same libvirt host UUID,"
             f" {facts.target_facts.uuid}",
             "set host_uuid in /etc/libvirt/libvirtd.conf on one of them and restart libvirtd",
         )
     if facts.guest is None and facts.source_error is None:
         yield _blocker(
-            "guest-unknown", facts.source, f"no guest {facts.name!r} there", "run vmckpt guests"
+            "guest-unknown",
+            facts.source,
+            f"no guest {facts.name!r} on this host",
+            "run vmckpt guests",
         )
     for error in facts.ssh_errors:
-        yield _warning("ssh", facts.name, error, "some checks are left to libvirt")
+        yield _warning(
+            "ssh", facts.name, error, "run vmckpt doctor; some checks are left to libvirt"
+        )
 
 
 def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
-    # What is locked may stand still for its job; to resume it then would be bad advice.
+    # A locked guest may be paused by its job; to resume it then would be bad advice.
     if not guest.state.runs and not guest.locked:
         verb = "resume" if guest.state is GuestState.PAUSED else "start"
         yield _blocker(
@@ -170,35 +178,39 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
         yield _blocker(
             "job-in-progress",
             guest.name,
-            f"a job holds it: {guest.job}",
-            "wait for it; vmckpt recover ends what a lost vmckpt began, and what others did is"
-            f" ended on {facts.source} (virsh domjobabort {guest.name}, or virsh blockjob --abort)",
+            f"has a job in progress: {guest.job}",
+            "wait for it; if its vmckpt is gone, run vmckpt recover; end a job of another tool on"
+            f" {facts.source} with virsh domjobabort {guest.name}, or virsh blockjob --abort",
         )
     if guest.snapshots:
         yield _blocker(
             "has-snapshots",
             guest.name,
-            f"libvirt moves no guest with snapshots; it has {guest.snapshots}",
+            f"libvirt does not migrate guests with snapshots; this one has {guest.snapshots}",
             f"delete them with virsh snapshot-delete {guest.name}",
         )
     for device in guest.host_devices:
         yield _blocker(
             "host-device",
             guest.name,
-            f"holds a device of {facts.source}: {device}",
+            f"uses a device of {facts.source}: {device}",
             f"detach it with virsh detach-device {guest.name}",
         )
     if guest.cpu_mode in ("host-passthrough", "maximum"):
         yield _warning(
             "cpu-passthrough",
             guest.name,
-            f"its CPU is {guest.cpu_mode}: it may crash later if {facts.target} has another CPU",
+            f"its CPU mode is {guest.cpu_mode}: it may crash later if {facts.target} has"
+            " another CPU",
             "use cpu mode host-model, or a named model",
         )
 
 
 def _emulated(facts: Facts, guest: Guest) -> Iterator[Finding]:
-    """QEMU 7.2 under TCG forgets to note writes; see docs/adr/0005-tcg-lost-writes.md."""
+    """Warn of QEMU before 9.0 under TCG, which does not track every write.
+
+    See docs/adr/0005-tcg-lost-writes.md.
+    """
     source = facts.source_facts
     if source is None or guest.accelerator != "qemu" or "pti=on" in guest.kernel_arguments.split():
         return
@@ -206,8 +218,8 @@ def _emulated(facts: Facts, guest: Guest) -> Iterator[Finding]:
         yield _warning(
             "tcg-lost-writes",
             guest.name,
-            f"runs under TCG, and QEMU {source.qemu_version} there loses writes of such guests"
-            " during a long pre-copy: it may crash after the move",
+            f"runs under TCG, and QEMU {source.qemu_version} on its host loses writes of such"
+            " guests during a long pre-copy: it may crash after the move",
             "boot the guest with pti=on, use KVM, or QEMU 9.0 or newer",
         )
 
@@ -218,7 +230,7 @@ def _storage(facts: Facts, guest: Guest) -> Iterator[Finding]:
             yield _blocker(
                 "storage-not-visible", facts.target,
                 f"disk {disk.target} of {guest.name} ({disk.kind}) is a device of {facts.source}",
-                "detach it first, or give it an image that both hosts see",
+                "detach it first, or use an image that both hosts see",
             )  # fmt: skip
         elif disk.source is not None:
             yield from _disk(facts, guest, disk)
@@ -227,7 +239,7 @@ def _storage(facts: Facts, guest: Guest) -> Iterator[Finding]:
             yield _blocker(
                 "file-missing",
                 facts.target,
-                f"{path}, which {guest.name} boots from, is not there",
+                f"{path}, which {guest.name} boots from, is missing",
                 f"copy it from {facts.source}",
             )
 
@@ -238,7 +250,7 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
         yield _blocker(
             "cache-mode",
             guest.name,
-            f"{what} has cache=unsafe: what it wrote may be in {facts.source}'s memory only",
+            f"{what} has cache=unsafe: its writes may be only in {facts.source}'s memory",
             "set cache='none' and restart the guest",
         )
     same = _same(facts, disk)
@@ -249,37 +261,41 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
         yield _blocker(
             "storage-not-visible",
             facts.target,
-            f"{what} is not there",
-            f"share its folder between {facts.source} and {facts.target}, or --copy-storage thin",
+            f"{what} is missing",
+            f"share its folder between {facts.source} and {facts.target},"
+            " or use --copy-storage thin",
         )
     elif same is False and not disk.read_only:
         yield _blocker(
             "storage-not-visible",
             facts.target,
-            f"{what} is not the same file there",
-            f"share its folder between {facts.source} and {facts.target}, or --copy-storage thin",
+            f"{what} is not the same file on both hosts",
+            f"share its folder between {facts.source} and {facts.target},"
+            " or use --copy-storage thin",
         )
     elif same is None and disk.kind != "network" and not disk.read_only:
         yield _warning(
             "storage-unproven",
             guest.name,
-            f"{what} was not seen to be the same on both hosts; libvirt decides",
-            "give ssh logins in the inventory that may write to the folder",
+            f"{what} is not confirmed to be the same on both hosts; libvirt decides",
+            "add ssh logins to the inventory that may write to its folder",
         )
 
 
 def _below(facts: Facts, disk: Disk, what: str) -> Iterator[Finding]:
-    """Images that a disk's own lies on."""
+    """Check the backing images of a disk."""
     for path in disk.below:
         if facts.on_target.get(path) is False:
             yield _blocker(
-                "storage-not-visible", facts.target, f"{path}, which {what} lies on, is not there",
+                "storage-not-visible", facts.target,
+                f"{path}, a backing image of {what}, is missing",
                 f"share its folder between {facts.source} and {facts.target}",
             )  # fmt: skip
         elif facts.same_file.get(path) is False:
             yield _warning(
                 "storage-backing", facts.target,
-                f"{path}, which {what} lies on, is another file there: it must hold the same",
+                f"{path}, a backing image of {what}, is another file there: both must have the same"
+                " data",
                 f"compare both, or share its folder between {facts.source} and {facts.target}",
             )  # fmt: skip
 
@@ -297,20 +313,24 @@ def _networks(facts: Facts, guest: Guest) -> Iterator[Finding]:
         {nic.source or "" for nic in guest.nics if nic.kind in ("bridge", "direct")}
     ):
         if facts.target_links is None:
-            yield _warning("network-unproven", facts.target, f"could not look for {source!r}")
+            yield _warning(
+                "network-unproven",
+                facts.target,
+                f"could not check for bridge or interface {source!r}",
+            )
         elif source not in facts.target_links:
             yield _blocker(
                 "network-missing",
                 facts.target,
                 f"no bridge or interface {source!r}",
-                f"create it there: {guest.name} is plugged into it",
+                f"create it there; {guest.name} is connected to it",
             )
 
 
 def _uuid_taken(facts: Facts, guest: Guest, other: GuestOnHost) -> Finding:
-    hint = f"find out which one is right; then virsh undefine {other.name} there"
+    hint = f"find out which guest is right, then run virsh undefine {other.name} there"
     if other.state is GuestState.PAUSED:  # as libvirt shows a standby
-        hint = f"vmckpt status {guest.name} tells whether that is its standby; if not, {hint}"
+        hint = f"run vmckpt status {guest.name} to see whether this is its standby; if not, {hint}"
     return _blocker(
         "uuid-taken",
         facts.target,
@@ -332,36 +352,36 @@ def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
                 f"an inactive {guest.name} is defined there; its definition will be replaced",
             )
         elif same == (True, True) and guest.job == _LEAVING:
-            continue  # the arriving end of the migration that holds it
+            continue  # the target's end of the guest's own migration
         elif same[1]:
             yield _uuid_taken(facts, guest, other)
         elif same[0]:
             yield _blocker(
                 "name-taken",
                 facts.target,
-                f"another guest {guest.name!r} is there (UUID {other.uuid})",
+                f"another guest is named {guest.name!r} there (UUID {other.uuid})",
                 f"rename it: virsh domrename {guest.name} NEW on {facts.target}",
             )
     if guest.accelerator not in target.accelerators:
         yield _blocker(
             "accelerator",
             facts.target,
-            f"does not offer {guest.accelerator!r}",
+            f"does not support {guest.accelerator!r}",
             f"run vmckpt doctor {facts.target}",
         )
     if guest.machine not in target.machines:
         yield _blocker(
             "machine-type",
             facts.target,
-            f"QEMU {target.qemu_version} there has no machine {guest.machine}",
-            "upgrade QEMU there, or restart the guest with an older machine",
+            f"QEMU {target.qemu_version} there has no machine type {guest.machine}",
+            "upgrade QEMU there, or restart the guest with an older machine type",
         )
     if facts.cpu_fits is False:
         yield _blocker(
             "cpu-model",
             facts.target,
-            f"cannot give {guest.name} its CPU",
-            "choose a CPU model that both hosts have: virsh hypervisor-cpu-baseline",
+            f"does not support the CPU of {guest.name}",
+            "choose a CPU model that both hosts support: virsh hypervisor-cpu-baseline",
         )
     yield from _memory(facts, guest, target)
 
@@ -372,7 +392,7 @@ def _memory(facts: Facts, guest: Guest, target: HostFacts) -> Iterator[Finding]:
         yield _warning(
             "huge-pages",
             facts.target,
-            f"{guest.name} needs {show_bytes(guest.memory)} of huge pages there; not looked for",
+            f"{guest.name} needs {show_bytes(guest.memory)} of huge pages there; not checked",
             f"run virsh freepages --all on {facts.target}",
         )
     elif needed > target.memory_free:
@@ -389,7 +409,7 @@ def _way(facts: Facts) -> Iterator[Finding]:
         yield _warning(
             "client-driven",
             facts.source,
-            f"cannot log in at {facts.target}'s libvirtd ({facts.peer_login_error}): this command"
-            " will drive the migration, and it ends if this command dies",
+            f"cannot log in to {facts.target}'s libvirtd ({facts.peer_login_error}): this command"
+            " will drive the migration, which ends if this command dies",
             f"run vmckpt doctor {facts.source}",
         )

@@ -1,7 +1,7 @@
-"""Once a guest has arrived with copied disks: new images get their room, old ones may go.
+"""Clean up after a guest arrived with copied disks: allocate new images, remove old ones.
 
-Only who saw the whole move removes what it left: from what a controller that died has written down
-nobody can tell whether a guest has gone on from the old image since.
+Only the controller that ran the whole move removes old images: the journal of one that died does
+not show whether the guest has used the old image since.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,35 +22,35 @@ from vmckpt.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tidied:
-    """What was done."""
+    """The result of the cleanup."""
 
     removed: tuple[str, ...] = ()
-    """Images of the source."""
+    """Images that were removed from the source."""
     stays: tuple[str, ...] = ()
-    """Which of them should have gone and did not, with the reason, line by line."""
+    """Images that should have been removed and were not, with the reasons, one per line."""
     troubles: tuple[str, ...] = ()
 
 
 def meant(copies: CopyPlan) -> dict[str, Any]:
-    """What is to be done, for the step that makes the images."""
+    """Return the intent of the cleanup, for the step that makes the images."""
     return {"room": copies.room, "old": list(copies.left_behind) if copies.removes else []}
 
 
 async def after_crash(
     intent: Mapping[str, Any], source: str, remotes: Remotes | None
 ) -> tuple[str, ...]:
-    """What can still be done of what the step meant; what is to be told, line by line."""
+    """Do what can still be done of a step's intent. Returns warnings, one per line."""
     room = dict(intent.get("room", {}))
     if remotes is None:
-        lines = [f"{path} may not have all its room" for path in room]
+        lines = [f"{path} may not be fully allocated" for path in room]
     else:
         lines = [*await give_room(remotes[1], room)]
-    why = "its controller ended before it was removed; remove it once all is well"
+    why = "the controller ended before removing it; remove it when it is not needed any more"
     return (*lines, *(f"{path} may still be on {source}: {why}" for path in intent.get("old", ())))
 
 
 async def give_room(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...]:
-    """Images get their room (see CopyPlan.room). What went wrong, line by line."""
+    """Allocate images (see CopyPlan.room). Returns errors, one per line."""
     troubles = []
     for path, size in room.items():
         try:
@@ -63,17 +63,20 @@ async def give_room(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...
 async def marks(
     remotes: Remotes, copies: CopyPlan, *, runs: bool, nvram: str | None = None
 ) -> dict[str, str]:
-    """Images that are to go, as they are known again; before the move.
+    """Record the images that are to be removed, before the move. Returns their marks by path.
 
-    `nvram`: of a guest that moves while it `runs`, with the contents of it in its memory: each
-    host's file is its own, and that of the source would bar its way back, too.
+    A mark that starts with `images.UNFIT` is the reason why an image cannot be removed.
+
+    `nvram`: file of firmware variables of a guest that moves while it `runs`. The guest takes their
+    contents along in its memory. Where each host has its own file, that of the source would prevent
+    a move back, so it is removed, too.
     """
     if not copies.removes:
         return {}
     try:
         found = await images.marks(remotes[0], copies.left_behind, held=runs)
         if nvram is not None and (await probe.same_files(*remotes, [nvram])).get(nvram) is False:
-            # Firmware in flash memory lets others write: no lock tells that it is held.
+            # Firmware flash does not lock out other writers, so no lock shows that it is in use.
             found |= await images.marks(remotes[0], [nvram])
     except RemoteError as exc:
         return dict.fromkeys(copies.left_behind, f"{images.UNFIT}{exc.message}")
@@ -87,10 +90,11 @@ async def finish(
     remotes: Remotes,
     check: Callable[[], None],
 ) -> Tidied:
-    """Room for the new images, and away with the old ones, which `marks` knew before the move.
+    """Allocate the new images and delete the old ones that `marks` recorded before the move.
 
-    The guest was seen to arrive; `here` is the source. `check` raises if the move is another
-    controller's by now.
+    The guest must be confirmed to run on the target. `old` are the marks, `here` is the source;
+    `check` raises if another controller has taken over. Returns what was removed and what was not;
+    errors are lines in the result.
     """
     troubles = await give_room(remotes[1], copies.room)
     if not old:
@@ -99,7 +103,7 @@ async def finish(
     try:
         kept_paths = [path for path in old if path not in copies.left_behind]
         await images.flush(remotes[1], [*(one.path for one in copies.copies), *kept_paths])
-        # Guests that are off are held by no lock; those that run are not found by theirs alone.
+        # Locks alone do not show all users: a guest that is off holds none.
         all_ = await storage.of_all(here)
         has = [Has(user.guest, path, user.format) for path, user in all_.items()]
         users = await images.image_users(remotes[0], has)
@@ -123,4 +127,4 @@ def _why_it_stays(mark: str, users: Mapping[str, str]) -> str | None:
     if mark.startswith(images.UNFIT):
         return mark.removeprefix(images.UNFIT)
     user = users.get(mark.split(maxsplit=1)[0])
-    return None if user is None else f"guest {user} has it"
+    return None if user is None else f"guest {user} uses it"

@@ -1,11 +1,11 @@
-"""Disks that both hosts do not share: which are copied, to where, and what is against it.
+"""Disks that the hosts do not share: which are copied, to where, and what prevents that.
 
-`wanted` and `plan` decide and are pure; `plan_copies` fetches what they need; the rest does.
+`wanted` and `plan` decide and are pure; `plan_copies` fetches what they need; the rest acts.
 
-libvirt copies into images that are there already, over NBD, before the memory. It makes none itself
-outside of its pools, and would write over whatever has the name. QEMU 7.2 keeps holes as holes: a
-thin image arrives thin without any settings; a qcow2 image made with its room keeps it; a raw one
-does not, so it gets its room after the move.
+libvirt copies over NBD into images that exist already, before memory. Outside its pools it creates
+no images, and it would overwrite any file with that name. QEMU 7.2 preserves holes: a thin image
+arrives thin without further settings. A preallocated qcow2 image stays allocated; a raw image does
+not, so it is allocated after the move.
 """
 
 import asyncio
@@ -36,14 +36,17 @@ from vmckpt.remote.ssh import Remote
 from vmckpt.units import MIB, Bytes, show_bytes
 
 FORMATS = ("raw", "qcow2")
-# A guest goes on writing while a thin image is copied.
+# A guest keeps writing while a thin image is copied.
 _GROWTH = 1.1
 
 
 def wanted(
     drives: Sequence[Drive], same_file: Mapping[str, bool], wish: CopyOptions
 ) -> tuple[Drive, ...]:
-    """The drives to copy: those named, else all that were seen not to be shared."""
+    """Return the drives to copy: those named, else all that are known not to be shared.
+
+    Firmware variables that are not shared are always copied.
+    """
     written = [drive for drive in drives if drive.path is not None and not drive.read_only]
     apart = tuple(drive for drive in written if same_file.get(drive.path or "") is False)
     if not wish.disks:
@@ -53,7 +56,7 @@ def wanted(
 
 
 def path_on_target(drive: Drive, wish: CopyOptions) -> str:
-    """Where a drive's copy is to be; firmware's variables keep their place."""
+    """Return the path of a drive's copy. Firmware variables keep their path."""
     path = PurePosixPath(drive.path or "")
     if wish.folder is None or drive.device == NVRAM:
         return str(path)
@@ -61,7 +64,10 @@ def path_on_target(drive: Drive, wish: CopyOptions) -> str:
 
 
 async def wish_of(overrides: Storage, target: Hypervisor) -> CopyOptions:
-    """What a policy that copies wants. Raises BadInput, HypervisorError: no such pool there."""
+    """Return the copy options of a policy.
+
+    Raises BadInput or HypervisorError if the target has no such pool.
+    """
     return CopyOptions(
         full=overrides.copy is CopyKind.FULL, disks=overrides.disks,
         folder=await storage.folder_of(target, overrides.pool) if overrides.pool else None,
@@ -79,9 +85,10 @@ def plan(
     images: Mapping[str, Image | str],
     places: Mapping[str, Place],
 ) -> CopyPlan:
-    """What is copied, and every finding. Hosts by name.
+    """Return what is copied, with every finding. Hosts are given by name.
 
-    `images` by path on the source (text: why it could not be read), `places` by path on the target.
+    `images`: by path on the source, an image or the reason why it could not be read. `places`: by
+    path on the target.
     """
     chosen = wanted(drives, same_file, wish)
     findings = [*_overrides(source, drives, same_file, wish)]
@@ -108,7 +115,7 @@ def plan(
 
 
 def _shared(drive: Drive, same_file: Mapping[str, bool]) -> bool:
-    """Whether libvirt need not worry about a drive that is not copied."""
+    """Return whether libvirt can use a drive on the target without a copy."""
     empty = drive.path is None and drive.kind in ("file", "block")
     same = drive.path is not None and same_file.get(drive.path) is True
     return drive.read_only or empty or same or drive.kind == "network"
@@ -136,7 +143,8 @@ def _overrides(
         elif drive.path is None or drive.read_only:
             yield _blocker(
                 "disk-not-copied", source,
-                f"disk {name} is {'read-only' if drive.read_only else 'no file'} and is not copied",
+                f"disk {name} is {'read-only' if drive.read_only else 'not a file'}; it is not"
+                " copied",
                 "leave it out",
             )  # fmt: skip
         elif same_file.get(drive.path) is True:
@@ -148,11 +156,11 @@ def _overrides(
 
 
 def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Finding]:
-    """Why a drive cannot be copied."""
+    """Yield the reason why a drive cannot be copied."""
     what = _named(drive)
     if drive.kind != "file":
         yield _blocker(
-            "disk-not-copied", source, f"{what} is of kind {drive.kind}; only files are copied",
+            "disk-not-copied", source, f"{what} has type {drive.kind}; only files are copied",
             "share it between the hosts",
         )  # fmt: skip
     elif drive.shareable:
@@ -162,7 +170,8 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
         )  # fmt: skip
     elif drive.format not in FORMATS:
         yield _blocker(
-            "disk-not-copied", source, f"{what} is {drive.format}; copied are raw and qcow2",
+            "disk-not-copied", source,
+            f"{what} has format {drive.format}; only raw and qcow2 are copied",
             "convert it, or share its folder",
         )  # fmt: skip
     elif drive.encrypted:
@@ -172,18 +181,18 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
         )  # fmt: skip
     elif not isinstance(image, Image):
         yield _blocker(
-            "disk-unread", source, image or f"{what} could not be looked at",
+            "disk-unread", source, image or f"{what} could not be examined",
             f"run vmckpt doctor {source}",
         )  # fmt: skip
     elif image.backing is not None:
         yield _blocker(
-            "disk-backing", source, f"{what} lies on {image.backing}, which is not copied",
+            "disk-backing", source, f"{what} has backing file {image.backing}, which is not copied",
             f"merge them: virsh blockcommit GUEST {drive.name} --active --pivot",
         )  # fmt: skip
     elif image.data_file is not None:
         yield _blocker(
-            "disk-data-file", source, f"{what} keeps its data in {image.data_file}",
-            "convert it to an image of one file",
+            "disk-data-file", source, f"{what} has its data in another file, {image.data_file}",
+            "convert it to an image without a data file",
         )  # fmt: skip
     elif image.damaged:
         yield _blocker(
@@ -193,29 +202,29 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
 
 
 def _image(source: str, drive: Drive, image: Image, wish: CopyOptions) -> Iterator[Finding]:
-    """What to know of a drive that is copied."""
-    after = "goes once the guest has arrived" if wish.remove else "stays and is used by nobody then"
+    """Yield what the operator should know of a drive that is copied."""
+    after = "is removed after the guest has arrived" if wish.remove else "stays unused"
     yield Finding(
         code="disk-copied", severity=Severity.INFO, where=source,
-        text=f"{_named(drive)} is copied; the image there {after}",
-        hint=None if wish.remove else f"remove {drive.path} once all is well",
+        text=f"{_named(drive)} is copied; the source's image {after}",
+        hint=None if wish.remove else f"remove {drive.path} when it is not needed any more",
     )  # fmt: skip
     if image.snapshots and wish.remove:
         yield _blocker(
             "disk-snapshots", source,
-            f"{_named(drive)} keeps {image.snapshots} snapshots inside; they would go with it",
-            "delete them, or do without left_behind: remove",
+            f"{_named(drive)} has {image.snapshots} internal snapshots; they would be removed, too",
+            "delete them, or leave out left_behind: remove",
         )  # fmt: skip
     elif image.snapshots:
         yield Finding(
             code="disk-snapshots", severity=Severity.WARNING, where=source,
-            text=f"{_named(drive)} keeps {image.snapshots} snapshots inside; they are not copied",
+            text=f"{_named(drive)} has {image.snapshots} internal snapshots; they are not copied",
             hint="keep the image on the source",
         )  # fmt: skip
 
 
 def _copy(drive: Drive, image: Image, wish: CopyOptions) -> DiskCopy:
-    # qcow2's own tables: eight bytes a cluster, and about as much again for its counters.
+    # qcow2's metadata: eight bytes per cluster, and about as much again for refcounts.
     tables = image.size // 2048 + MIB if drive.format == "qcow2" else 0
     needed = image.size + tables if wish.full else min(image.size, image.allocated) * _GROWTH
     return DiskCopy(
@@ -237,8 +246,8 @@ def _twins(target: str, copies: Sequence[DiskCopy]) -> Iterator[Finding]:
     for path in sorted({path for path in paths if paths.count(path) > 1}):
         names = " and ".join(copy.name for copy in copies if copy.path == path)
         yield _blocker(
-            "disk-twins", target, f"disks {names} would both become {path}",
-            "leave the folder as it is on the source",
+            "disk-twins", target, f"disks {names} would both be copied to {path}",
+            "keep the folders of the source",
         )  # fmt: skip
 
 
@@ -246,23 +255,23 @@ def _place(target: str, copy: DiskCopy, place: Place | None) -> Iterator[Finding
     folder = str(PurePosixPath(copy.path).parent)
     if place is None:
         yield _blocker(
-            "disk-place-unknown", target, f"could not look at {folder}",
+            "disk-place-unknown", target, f"could not check {folder}",
             f"run vmckpt doctor {target}",
         )  # fmt: skip
     elif place.exists:
         yield _blocker(
-            "disk-in-the-way", target, f"{copy.path} is there already and is not written over",
-            "move it away if nobody needs it, or choose another folder",
+            "disk-in-the-way", target, f"{copy.path} already exists and is not overwritten",
+            "move it away if it is not needed, or choose another folder",
         )  # fmt: skip
     elif not place.writable:
         yield _blocker(
-            "disk-no-folder", target, f"{folder} is not there, or may not be written to",
+            "disk-no-folder", target, f"{folder} does not exist, or is not writable",
             f"run mkdir -p {folder} there",
         )  # fmt: skip
 
 
 def _rooms(copies: Sequence[DiskCopy], places: Mapping[str, Place]) -> Iterator[Room]:
-    """For each file system, all its images together."""
+    """Yield the room that all images on a file system need together."""
     by_device: dict[str, list[DiskCopy]] = {}
     for copy in copies:
         if copy.path in places:
@@ -282,14 +291,14 @@ def _room(target: str, rooms: Sequence[Room]) -> Iterator[Finding]:
             yield _blocker(
                 "disk-room", target,
                 f"{show_bytes(room.needed)} needed in {room.folder}, {show_bytes(room.free)} free",
-                "free room there, or choose another folder",
+                "free some space there, or choose another folder",
             )  # fmt: skip
         elif room.grown > room.free:
             yield Finding(
                 code="disk-overcommitted", severity=Severity.WARNING, where=target,
-                text=f"the copies in {room.folder} can grow to {show_bytes(room.grown)},"
+                text=f"the copies in {room.folder} can grow to {show_bytes(room.grown)}, with"
                 f" {show_bytes(room.free)} free",
-                hint="watch the room there",
+                hint="watch the free space there",
             )  # fmt: skip
 
 
@@ -300,7 +309,7 @@ async def plan_copies(
     same_file: Mapping[str, bool],
     wish: CopyOptions,
 ) -> CopyPlan:
-    """Ask both hosts and plan. Raises RemoteError if one cannot be asked at all."""
+    """Query both hosts and plan the copies. Raises RemoteError if a host cannot be queried."""
     chosen = [drive for drive in wanted(drives, same_file, wish) if drive.kind == "file"]
     found = await asyncio.gather(*(_described(source, drive) for drive in chosen))
     paths = sorted({path_on_target(drive, wish) for drive in chosen})
@@ -325,14 +334,14 @@ async def _described(source: Remote, drive: Drive) -> Image | str:
 
 
 def new_suffix() -> str:
-    """What images are called until they get their paths: not guessed, and of this move alone."""
+    """Return a random suffix for the images of one move until they get their paths."""
     return f"vmckpt-{secrets.token_hex(4)}"
 
 
 async def prepare(target: Remote, copies: CopyPlan, suffix: str) -> Made:
-    """Make the images on the target; they get their paths by `images.publish`.
+    """Create the images on the target; `images.publish` gives them their paths.
 
-    None stays if one cannot be made. Raises RemoteError.
+    If one cannot be created, all are removed again. Raises RemoteError.
     """
     made = Made(host=target.host.name, suffix=suffix)
     for copy in copies.copies:
@@ -340,7 +349,7 @@ async def prepare(target: Remote, copies: CopyPlan, suffix: str) -> Made:
         try:
             made.marks[copy.path] = await asyncio.shield(making)
         except BaseException:
-            # The host makes it all the same; only then can it be removed.
+            # The host creates the image anyway; it can be removed only after that.
             await asyncio.wait([making])
             made.marks[copy.path] = ""
             await asyncio.shield(remote_images.remove(target, made))
@@ -349,24 +358,30 @@ async def prepare(target: Remote, copies: CopyPlan, suffix: str) -> Made:
 
 
 async def remove(target: Remote, made: Made) -> tuple[str, ...]:
-    """Take back what `prepare` made, when the guest is known to run on the source.
+    """Remove what `prepare` created, when the guest is known to run on the source.
 
-    Returns what had to stay, each with the reason. Raises RemoteError.
+    Returns what could not be removed, each with the reason. Raises RemoteError.
     """
     return await remote_images.remove(target, made)
 
 
 async def unmade(remotes: Remotes | None, step: StoredStep | None) -> list[str]:
-    """Before the move nobody uses images that were made for it: they go. What stays of them; a host
-    that does not answer keeps nothing else from being settled."""
+    """Remove images that were created for a move that did not happen.
+
+    `step` is the journal's step that created them; None: there is none. Returns what could not be
+    removed, each with the reason. A host that does not answer is not an error: it must not keep the
+    rest from being settled.
+    """
     if step is None:
         return []
     host, paths = str(step.intent.get("host")), list(step.intent.get("paths", []))
     marks = {**dict.fromkeys(paths, ""), **(step.result or {}).get("marks", {})}
     try:
         if remotes is None:
-            raise RemoteError(f"{host} has no ssh")
+            raise RemoteError(f"{host} has no ssh login")
         made = Made(host=host, suffix=str(step.intent["suffix"]), marks=marks)
         return list(await remove(remotes[1], made))
     except RemoteError as exc:
-        return [f"{path} on {host} may have been made for it: {exc}" for path in paths]
+        return [
+            f"{path} on {host} may have been created for this migration: {exc}" for path in paths
+        ]

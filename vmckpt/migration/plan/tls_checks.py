@@ -1,7 +1,7 @@
-"""Can a stream between two hosts be encrypted, and under which name? Pure.
+"""Check whether a stream between two hosts can be encrypted, and under which name. Pure.
 
-QEMU itself finds most of this out only when the target's process has been started, and says it in
-the log of one of the two.
+QEMU itself finds most problems only after the target's process has started, and reports them in the
+log of one of the two hosts.
 """
 
 import ipaddress
@@ -21,16 +21,16 @@ _GUIDE = "see libvirt's TLS guide (kbase/tlscerts)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsVerdict:
-    """What is known of an encrypted stream before there is one."""
+    """Whether a stream can be encrypted, as far as that is known before it starts."""
 
     name: str | None
-    """What the target's certificate calls it: `MoveOrder.tls_name`. None: not possible."""
+    """The name in the target's certificate: `MoveOrder.tls_name`. None if not possible."""
     findings: tuple[Finding, ...]
-    """Blockers for a stream that must be encrypted; for one that may be, why it is not."""
+    """Blockers if the stream must be encrypted; otherwise the reasons why it is not."""
 
 
 def names_of(host: Host, hostname: str | None) -> tuple[str, ...]:
-    """The names that a host's certificate may carry, the best first."""
+    """Return the names that a host's certificate may carry, the best first."""
     known = [host.name, host.ssh.address if host.ssh else None, hostname, host.migration_address]
     return tuple(dict.fromkeys(name for name in known if name))
 
@@ -44,14 +44,15 @@ def tls_findings(
     names: Sequence[str],
     now: datetime,
 ) -> TlsVerdict:
-    """Whether source and target (by name) can encrypt; `names`: those of the target.
+    """Check whether source and target (by name) can encrypt. `names`: those of the target.
 
-    Without a look at both hosts (None) the first name is tried, and QEMU will tell.
+    If the certificates of a host are not known (None), the first name is tried; QEMU reports the
+    result.
     """
     if at_source is None or at_target is None:
         unseen = source if at_source is None else target
-        text = "its QEMU certificates could not be looked at"
-        warning = _finding("tls-unproven", Severity.WARNING, unseen, text, "give ssh: {address: …}")
+        text = "its QEMU certificates could not be read"
+        warning = _finding("tls-unproven", Severity.WARNING, unseen, text, "add ssh: {address: …}")
         return TlsVerdict(name=names[0] if names else None, findings=(warning,))
     found = [*_missing(source, target, at_source, at_target)]
     for host, has, needed in (
@@ -74,9 +75,9 @@ def tls_findings(
             _blocker(
                 "tls-name",
                 target,
-                f"{at_target.folder}/{SERVER} is for {', '.join(carried) or 'no name'}, and the"
-                f" host is known as {', '.join(names) or 'nothing'}",
-                f"issue it for {names[0]}" if names else _GUIDE,
+                f"{at_target.folder}/{SERVER} is issued for {', '.join(carried) or 'no name'}, but"
+                f" the host is known as {', '.join(names) or 'nothing'}",
+                f"issue a certificate for {names[0]}" if names else _GUIDE,
             )
         )
     return TlsVerdict(name=fitting[0] if fitting else None, findings=tuple(found))
@@ -95,7 +96,7 @@ def _blocker(code: str, where: str, text: str, hint: str) -> Finding:
 def _missing(
     source: str, target: str, at_source: QemuCertificates, at_target: QemuCertificates
 ) -> Iterator[Finding]:
-    """The target serves the stream, the source is its client."""
+    """Yield files that are missing or unreadable. The target is the server of the stream."""
     client = at_target.verifies_clients or bool({CLIENT, CLIENT_KEY} & at_source.present)
     for host, has, needed in (
         (source, at_source, (CA, CLIENT, CLIENT_KEY) if client else (CA,)),
@@ -105,11 +106,11 @@ def _missing(
             text = f"no {', '.join(gone)} in {has.folder}"
             yield _blocker("tls-missing", host, text, _GUIDE)
         if "." in has.unreadable:
-            text = f"QEMU, which runs as {has.user}, may not enter {has.folder}"
+            text = f"QEMU, which runs as {has.user}, cannot enter {has.folder}"
             yield _blocker("tls-unreadable", host, text, f"run chmod o+x {has.folder} there")
         for name in sorted(has.unreadable & set(needed)):
             path = f"{has.folder}/{name}"
-            text = f"QEMU, which runs as {has.user}, may not read {path}"
+            text = f"QEMU, which runs as {has.user}, cannot read {path}"
             yield _blocker("tls-unreadable", host, text, f"run chown {has.user} {path} there")
         for name in needed:
             if name in has.present and name.endswith("cert.pem") and name not in has.pems:
@@ -118,7 +119,7 @@ def _missing(
 
 
 def _read(pem: str) -> list[x509.Certificate]:
-    """The certificates of a file, the host's own first; none if it holds none."""
+    """Return the certificates in a PEM file, the host's own first; empty if there are none."""
     try:
         return x509.load_pem_x509_certificates(pem.encode())
     except ValueError:
@@ -128,13 +129,13 @@ def _read(pem: str) -> list[x509.Certificate]:
 def _valid(host: str, path: str, pem: str, now: datetime) -> Iterator[Finding]:
     certificates = _read(pem)
     if not certificates:
-        yield _blocker("tls-invalid", host, f"{path} holds no certificate", f"replace {path}")
+        yield _blocker("tls-invalid", host, f"{path} contains no certificate", f"replace {path}")
         return
     first = certificates[0]
     if now < first.not_valid_before_utc:
         begins = f"{first.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
         text = f"{path} is not valid before {begins}"
-        yield _blocker("tls-invalid", host, text, f"wait, or set the clock of {host}")
+        yield _blocker("tls-invalid", host, text, f"wait, or correct the clock of {host}")
     if now > first.not_valid_after_utc:
         text = f"{path} expired on {first.not_valid_after_utc:%Y-%m-%d}"
         yield _blocker("tls-invalid", host, text, f"renew {path}")
@@ -143,7 +144,7 @@ def _valid(host: str, path: str, pem: str, now: datetime) -> Iterator[Finding]:
 def _signed(
     source: str, target: str, at_source: QemuCertificates, at_target: QemuCertificates
 ) -> Iterator[Finding]:
-    """Each side's certificate must come from an authority that the other trusts."""
+    """Check that the authority of each side's certificate is trusted by the other side."""
     pairs = [(target, at_target, SERVER, source, at_source)]
     if at_target.verifies_clients:
         pairs.append((source, at_source, CLIENT, target, at_target))
@@ -156,8 +157,8 @@ def _signed(
             yield _blocker(
                 "tls-authority",
                 host,
-                f"{has.folder}/{name} comes from {chain[0].issuer.rfc4514_string()}, which is not"
-                f" in {judge}'s {trusts.folder}/{CA}",
+                f"{has.folder}/{name} is issued by {chain[0].issuer.rfc4514_string()}, which is"
+                f" not in {judge}'s {trusts.folder}/{CA}",
                 "use certificates of one authority on both hosts",
             )
 
@@ -171,7 +172,7 @@ def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def _carried(certificate: x509.Certificate) -> list[str]:
-    """The names of a certificate; its common name counts only where there are no others."""
+    """Return the names in a certificate; its common name counts only if there are no others."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
@@ -183,7 +184,7 @@ def _carried(certificate: x509.Certificate) -> list[str]:
 
 
 def _matches(wanted: str, carried: Sequence[str]) -> bool:
-    """Names match without case, "*." stands for one label, and addresses match as addresses."""
+    """Return whether a name matches: without case, "*." for one label, addresses as addresses."""
     return any(_same(wanted.lower(), name.lower()) for name in carried)
 
 

@@ -1,1 +1,1 @@
-"""Settle a migration whose controller is gone."""
+"""Recover a migration whose controller is gone."""

@@ -1,7 +1,7 @@
-"""After a controller's death: what is true of a migration, and what puts it in order. Pure.
+"""Decide what is true of a migration after its controller died, and how to recover it. Pure.
 
-What the journal has (whether libvirt was ever given the order) and what each host says now settle
-it; docs/recovery.md is made from this table.
+The journal (whether libvirt was ever given the order) and what each host reports now decide it. The
+table in docs/recovery.md is generated from this module.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from vmckpt.model.migration import Outcome
 
 
 class HostView(StrEnum):
-    """What a host says of the guest, in a word."""
+    """What a host reports of the guest, in a word."""
 
     SILENT = "does not answer"
     NONE = "no process"
@@ -25,7 +25,7 @@ class HostView(StrEnum):
 
 
 class RecoveryAction(StrEnum):
-    """What there is to do, in this order."""
+    """What recovery can do, in this order."""
 
     ADOPT = "watch it to its end under its policy"
     RESUME = "bring its post-copy to an end"
@@ -37,21 +37,21 @@ class RecoveryAction(StrEnum):
 
 
 STAYS = (Outcome.CANCELLED, Outcome.TIMED_OUT, Outcome.NOT_CONVERGED, Outcome.FAILED)
-"""The guest runs on the source: what was made and set for the move is undone."""
+"""Outcomes with the guest on the source: what was made and set for the move is undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryDecision:
-    """What is true and what to do."""
+    """What is true of a migration and what to do about it."""
 
     truth: str
     outcome: Outcome | None
-    """How it has ended; None: it has not, or it is not known."""
+    """How the migration ended; None if it has not, or that is not known."""
     acts: tuple[RecoveryAction, ...] = ()
     settle: str = ""
-    """What would settle it; said when nothing may be done."""
+    """What the operator can do; shown when vmckpt may not do anything."""
     if_it_stays: bool = False
-    """For a moment it also looks so on the way to something else."""
+    """The same answers also occur for a moment in a transition, so they must persist."""
 
     @property
     def known(self) -> bool:
@@ -59,7 +59,7 @@ class RecoveryDecision:
 
 
 def host_view(presence: Presence) -> HostView:
-    """One host's answer in a word."""
+    """Return what one host reports, in a word."""
     if not presence.reachable:
         return HostView.SILENT
     if presence.state is None or not presence.state.is_active:
@@ -74,13 +74,14 @@ def host_view(presence: Presence) -> HostView:
 
 
 NEVER = RecoveryDecision(
-    truth="it had not begun to move", outcome=Outcome.FAILED, acts=(RecoveryAction.UNDO,)
+    truth="the guest had not begun to move", outcome=Outcome.FAILED, acts=(RecoveryAction.UNDO,)
 )
 _STAYED = RecoveryDecision(
-    truth="it never left the source", outcome=Outcome.FAILED, acts=(RecoveryAction.UNDO,)
+    truth="the guest never left the source", outcome=Outcome.FAILED, acts=(RecoveryAction.UNDO,)
 )
 _NEVER_SENT = RecoveryDecision(
-    truth="it runs on the source, and the target, which does not answer, never had all of it",
+    truth="the guest runs on the source; the target does not answer, but never had all of its"
+    " memory",
     outcome=Outcome.FAILED,
     acts=(RecoveryAction.UNDO,),
     if_it_stays=True,
@@ -88,56 +89,58 @@ _NEVER_SENT = RecoveryDecision(
 _TWO = RecoveryDecision(
     truth="both hosts have a copy that may run",
     outcome=None,
-    settle="find out which one is right, and end the other with virsh destroy",
+    settle="find out which copy is right, then end the other with virsh destroy",
 )
 _ARRIVED = RecoveryDecision(
-    truth="it runs on the target", outcome=Outcome.COMPLETED, acts=(RecoveryAction.FINISH,)
+    truth="the guest runs on the target", outcome=Outcome.COMPLETED, acts=(RecoveryAction.FINISH,)
 )
 _HANDED_OVER = RecoveryDecision(
-    truth="it runs on the target, and the source keeps a copy that stands still",
+    truth="the guest runs on the target, and the source keeps a paused copy",
     outcome=Outcome.COMPLETED,
     acts=(RecoveryAction.END_SOURCE, RecoveryAction.FINISH),
 )
 _STRANDED = RecoveryDecision(
-    truth="it stands still on the source, and no copy runs",
+    truth="the migration left the guest paused on the source, and no copy runs",
     outcome=Outcome.FAILED,
     acts=(RecoveryAction.START_SOURCE, RecoveryAction.UNDO),
 )
 OLDER = RecoveryDecision(
-    truth="the target died after it had all of the guest: what stands still on the source may be"
-    " older than its disks, and must not go on",
+    truth="the target died after it had all of the guest: the paused copy on the source may be"
+    " older than its disks and must not be resumed",
     outcome=Outcome.LOST,
     if_it_stays=True,
 )
 _BOTH_STAND = RecoveryDecision(
-    truth="it stands still on the source, beside a copy that never ran",
+    truth="the migration left the guest paused on the source, beside a copy that never ran",
     outcome=Outcome.FAILED,
     acts=(RecoveryAction.END_TARGET, RecoveryAction.START_SOURCE, RecoveryAction.UNDO),
 )
 _LEFTOVER = RecoveryDecision(
-    truth="it runs on the source, beside a copy that never ran",
+    truth="the guest runs on the source, beside a copy that never ran",
     outcome=Outcome.FAILED,
     acts=(RecoveryAction.END_TARGET, RecoveryAction.UNDO),
 )
-_ENDED = RecoveryDecision(truth="it runs nowhere: it has ended meanwhile", outcome=Outcome.SHUT_OFF)
+_ENDED = RecoveryDecision(
+    truth="the guest runs nowhere: it ended meanwhile", outcome=Outcome.SHUT_OFF
+)
 _LOST = RecoveryDecision(
-    truth="the target has lost it in the middle of a post-copy", outcome=Outcome.LOST
+    truth="the guest was lost on the target during post-copy", outcome=Outcome.LOST
 )
 _LOST_BEHIND = RecoveryDecision(
-    truth="the source has ended in the middle of a post-copy, with memory that the target needs",
+    truth="the guest ended on the source during post-copy, with memory that the target needs",
     outcome=Outcome.LOST,
     if_it_stays=True,
 )
 _MOVES = RecoveryDecision(
-    truth="the migration goes on in libvirt", outcome=None, acts=(RecoveryAction.ADOPT,)
+    truth="the migration still runs in libvirt", outcome=None, acts=(RecoveryAction.ADOPT,)
 )
 _IN_TWO = RecoveryDecision(
-    truth="it is in two parts, in post-copy", outcome=None, acts=(RecoveryAction.RESUME,)
+    truth="the guest is in post-copy, in two parts", outcome=None, acts=(RecoveryAction.RESUME,)
 )
 
 
 def after(outcome: Outcome) -> tuple[RecoveryAction, ...]:
-    """What is left to do once a migration that went on has ended so."""
+    """Return what remains to be done when an adopted migration has ended with `outcome`."""
     if outcome is Outcome.COMPLETED:
         return (RecoveryAction.FINISH,)
     return (RecoveryAction.UNDO,) if outcome in STAYS else ()
@@ -153,13 +156,13 @@ def decide(
     may_have_run: bool = False,
     sent_all: bool = True,
 ) -> RecoveryDecision:
-    """What is true and what to do.
+    """Decide what is true and what to do.
 
     `ordered`: the journal has the intent to give libvirt the order. `paused_by_us`: the journal has
     the intent to pause the guest for the migration. `elsewhere`: other hosts that have a process of
-    the guest, because somebody moved it on by hand. `may_have_run`: the target had all of the
-    guest, and nothing proves that it did not run it before its process went away. `sent_all`: of a
-    guest that runs on the source, QEMU there does not deny that it has sent all of it.
+    the guest, because it was moved on by hand. `may_have_run`: the target had all of the guest, and
+    nothing proves that the guest did not run there before its process went away. `sent_all`: if the
+    guest runs on the source, QEMU there does not deny that it has sent all of it.
     """
     here, there = host_view(source), host_view(target)
     if here is HostView.PAUSED and paused_by_us:
@@ -169,7 +172,7 @@ def decide(
             return _NEVER_SENT if ordered else NEVER
         return _one_silent(here, there)
     if not ordered:
-        # Whatever happens to the guest now is somebody else's doing.
+        # Whatever happens to the guest now is not part of this migration.
         return NEVER
     if elsewhere:
         return _moved_on(here, there, elsewhere)
@@ -185,11 +188,11 @@ def decide(
 def _moved_on(here: HostView, there: HostView, elsewhere: Sequence[str]) -> RecoveryDecision:
     where = " and ".join(elsewhere)
     if here is there is HostView.NONE:
-        return RecoveryDecision(truth=f"it is on {where} by now", outcome=Outcome.COMPLETED)
+        return RecoveryDecision(truth=f"the guest is now on {where}", outcome=Outcome.COMPLETED)
     return RecoveryDecision(
-        truth=f"{where} has a copy of it too",
+        truth=f"there is also a copy of the guest on {where}",
         outcome=None,
-        settle="find out which one is right, and end the others with virsh destroy",
+        settle="find out which copy is right, then end the others with virsh destroy",
     )
 
 
@@ -199,30 +202,33 @@ def _one_silent(here: HostView, there: HostView) -> RecoveryDecision:
         return RecoveryDecision(
             truth="neither host answers" if both else "the source does not answer",
             outcome=None,
-            settle="mend it or its network, then run vmckpt recover",
+            settle="fix the host or its network, then run vmckpt recover",
         )
     stands = here is HostView.HELD
     return RecoveryDecision(
-        truth="it stands still on the source, and the target, which may run it, does not answer"
+        truth="the migration left the guest paused on the source; the target, which may run it,"
+        " does not answer"
         if stands
         else "the target does not answer",
         outcome=None,
-        settle="mend the target or its network, then run vmckpt recover"
-        + ("; if the target is certain to be off, virsh resume on the source" if stands else ""),
+        settle="fix the target or its network, then run vmckpt recover"
+        + (
+            "; if the target is certain to be off, run virsh resume on the source" if stands else ""
+        ),
     )
 
 
 ODD = RecoveryDecision(
-    truth="what the hosts say does not go together",
+    truth="the answers of the hosts do not fit together",
     outcome=None,
-    settle="it may be on its way: run vmckpt recover again in a minute; if that says the same,"
-    " look at both hosts with virsh before anything is ended",
+    settle="it may be in transition: run vmckpt recover again in a minute; if the result is the"
+    " same, check both hosts with virsh before you end anything",
 )
 _TABLE = {
     (HostView.NONE, HostView.NONE): _ENDED,
     (HostView.NONE, HostView.RUNS): _ARRIVED,
     (HostView.NONE, HostView.PAUSED): RecoveryDecision(
-        truth="it is on the target, and paused there",
+        truth="the guest is on the target, and paused there",
         outcome=Outcome.COMPLETED,
         acts=(RecoveryAction.FINISH,),
     ),
@@ -236,12 +242,12 @@ _TABLE = {
     (HostView.HELD, HostView.RUNS): _HANDED_OVER,
     (HostView.HELD, HostView.HELD): _BOTH_STAND,
     (HostView.PAUSED, HostView.NONE): RecoveryDecision(
-        truth="it never left the source, and is paused there",
+        truth="the guest never left the source, and is paused there",
         outcome=Outcome.FAILED,
         acts=(RecoveryAction.UNDO,),
     ),
     (HostView.PAUSED, HostView.HELD): RecoveryDecision(
-        truth="it is paused on the source, beside a copy that never ran",
+        truth="the guest is paused on the source, beside a copy that never ran",
         outcome=Outcome.FAILED,
         acts=(RecoveryAction.END_TARGET, RecoveryAction.UNDO),
     ),

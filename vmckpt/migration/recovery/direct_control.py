@@ -1,4 +1,4 @@
-"""Acting on a migration whose controller has ended: straight on the source's libvirt."""
+"""Control a migration whose controller is gone, directly on the source's libvirt."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +16,8 @@ from vmckpt.model.migration import JobPhase, MigrationDriver, Mode
 from vmckpt.units import BytesPerSecond, Seconds
 
 BY_AGENTS = (
-    "its controller has ended, and nobody says when to switch: vmckpt recover lets the guest"
-    " stay, or finishes it if it has gone over"
+    "its controller is gone, and agents do not switch on their own: run vmckpt recover, which keeps"
+    " the guest on the source, or finishes the migration if the guest was handed over"
 )
 _PUT_BACK = {RequestKind.BANDWIDTH: Step.BANDWIDTH, RequestKind.PAUSE: Step.PAUSE}
 
@@ -29,9 +29,10 @@ async def act(
     arguments: Mapping[str, Any],
     recorder: Recorder,
 ) -> Answer:
-    """Do what was asked, as the operation's controller.
+    """Carry out a request as the operation's controller. Returns the answer.
 
-    Raises HypervisorError, HostUnreachable, OutcomeUnknown, JournalError or LeaseLost.
+    Raises BadInput if the guest had not begun to move; HypervisorError, HostUnreachable,
+    OutcomeUnknown, JournalError or LeaseLost.
     """
     if operation.guest_uuid is None:
         raise BadInput(f"{operation.id} had not begun to move {operation.guest}")
@@ -53,7 +54,7 @@ async def act(
             await step_log.intend(step, {"what": str(kind)})
         text = await _do(migrations, kind, arguments)
     return Answer(
-        ok=True, text=f"{text}; its controller has ended, {source.name} was told directly"
+        ok=True, text=f"{text}; done directly on {source.name}, since its controller is gone"
     )
 
 

@@ -1,6 +1,6 @@
 """Recover a migration whose controller is gone: finish or undo each of its steps.
 
-What is to be done is decided by `decide`.
+`recovery.decide` decides what is to be done.
 """
 
 import asyncio
@@ -44,11 +44,13 @@ from vmckpt.units import Bytes, Seconds
 async def source_never_completed(
     source: Hypervisor, uuid: str, remotes: Remotes | None, *, since: float
 ) -> bool:
-    """Of a guest that runs on the source, and a migration that began at `since` (Unix time): what
-    lacks even a page of it runs nowhere. False: that cannot be known.
+    """Return whether the source proves that the target lacks at least a page of the guest.
 
-    A host that was started since may have another QEMU of the guest, by autostart; what that one
-    says of streams is not about this migration.
+    This is for a guest that runs on the source, and a migration that began at `since` (Unix time).
+    A copy that lacks a page runs nowhere. False if it cannot be known.
+
+    A host that was started after `since` may have another QEMU of the guest, by autostart; what
+    that QEMU says of streams does not concern this migration.
     """
     if remotes is None:
         return False
@@ -69,17 +71,20 @@ WAITS = (RecoveryAction.ADOPT, RecoveryAction.RESUME)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSteps:
-    """What the journal has of a migration that nobody attends."""
+    """What the journal has of an orphaned migration."""
 
     operation: Operation
     steps: tuple[StoredStep, ...]
-    """Those that were intended and neither finished nor undone."""
+    """Steps that were intended and neither finished nor undone."""
 
     @property
     def order(self) -> MoveOrder | None:
-        """The order that libvirt may have; None: it has none. Raises BadInput."""
+        """The order that libvirt may have; None if it has none.
+
+        Raises BadInput if the order in the journal is invalid.
+        """
         move, other = self.open(Step.MOVE), self.open(Step.DRIVER)
-        stored: Any = self.operation.detail.get("order")  # where schema 1 had it
+        stored: Any = self.operation.detail.get("order")  # its place in schema 1
         if move is not None:
             stored = move.intent.get("order")
         if stored is None:
@@ -89,8 +94,8 @@ class OpenSteps:
             return order if other is None else replace(order, driver=Driver.CLIENT)
         except (KeyError, TypeError, ValueError) as exc:
             raise BadInput(
-                f"{self.operation.id}: its order in the journal makes no sense ({exc})",
-                hint="look at both hosts with virsh",
+                f"{self.operation.id}: its order in the journal is invalid ({exc})",
+                hint="check both hosts with virsh",
             ) from exc
 
     def open(self, step: Step) -> StoredStep | None:
@@ -98,14 +103,14 @@ class OpenSteps:
 
 
 def open_steps(operation: Operation, steps: Sequence[StoredStep]) -> OpenSteps:
-    """What is open of an operation."""
+    """Return the steps of an operation that are open."""
     return OpenSteps(
         operation=operation, steps=tuple(one for one in steps if one.state is StepState.INTENDED)
     )
 
 
 class Recovery:
-    """Recovers one migration. Use as an async context manager: it holds both hosts."""
+    """Recovers one migration. An async context manager: it holds connections to both hosts."""
 
     def __init__(self, setting: Setting, left_: OpenSteps) -> None:
         self.left = left_
@@ -114,7 +119,7 @@ class Recovery:
         self.remotes: Remotes | None = None
         """Opened on entering."""
         self.ending: Ending | None = None
-        """Of a migration that went on."""
+        """How an adopted migration ended; None if none was adopted."""
         self._setting = setting
         self._stack = AsyncExitStack()
 
@@ -133,7 +138,8 @@ class Recovery:
 
     @property
     def policy(self) -> Policy:
-        """The one it was begun under, bent to what its operator wished; else the default."""
+        """The policy the migration began under, with its overrides; the default if it is
+        unknown."""
         operation, shelf = self.left.operation, self._setting.policies
         known = {policy.name: policy for policy in shelf}
         policy = known.get(operation.policy or "") or select.by_name(shelf, select.DEFAULT)
@@ -159,9 +165,11 @@ class Recovery:
         return here, there
 
     async def _may_have_run(self, source: Presence, target: Presence) -> bool:
-        """Whether a target without a process of the guest may have run it: it had all of it, and
-        libvirt had defined it there, which it does right before it starts the CPUs. Of a guest that
-        is defined nowhere there is no such trace."""
+        """Return whether a target without a process of the guest may have run it.
+
+        That is so if the target had all of the guest, and libvirt had defined the guest there,
+        which it does right before it starts the CPUs. A transient guest leaves no such trace.
+        """
         order = self.left.order
         if order is None or not source.reachable or source.runs or source.state is None:
             return False
@@ -172,8 +180,11 @@ class Recovery:
         return await migration_leftovers.handed_over(self.here, self.uuid)
 
     async def _elsewhere(self) -> tuple[str, ...]:
-        """Other hosts that have a process of the guest; those that do not answer are left out:
-        only by hand can it have come there, as no other vmckpt may have moved it."""
+        """Return other hosts that have a process of the guest.
+
+        Hosts that do not answer are left out. The guest can be there only if it was moved by hand:
+        no other vmckpt may have moved it.
+        """
 
         async def has(host: Host) -> bool:
             async with Hypervisor(host) as hypervisor:
@@ -185,7 +196,7 @@ class Recovery:
         return tuple(host.name for host, here in zip(others, answers, strict=True) if here)
 
     def report(self, ending: Ending) -> MigrationReport:
-        """What is told of a migration that another controller began."""
+        """Return the report of a migration that another controller began."""
         return MigrationReport(
             guest=self.left.operation.guest,
             source=self._setting.source.name,
@@ -207,10 +218,10 @@ class Recovery:
         )
 
     async def decide(self) -> RecoveryDecision:
-        """What is true and what to do.
+        """Decide what is true and what to do.
 
-        How it has ended is said only of what both hosts say twice; what looks so for a moment on
-        the way to something else, and what does not go together, must stay so for `PATIENCE`.
+        An outcome counts only if both hosts report it twice. Answers that also occur for a moment
+        in a transition, or that do not fit together, must persist for `PATIENCE`.
         """
         if not self.uuid or (not self.left.steps and self.left.order is None):
             return recovery_decide.NEVER  # nothing was done to any host yet
@@ -231,7 +242,7 @@ class Recovery:
             await asyncio.sleep(_AGAIN)
 
     async def _look(self) -> tuple[RecoveryDecision, bool]:
-        """One look at both hosts, and whether one of them was silent."""
+        """Query both hosts once. Returns the decision, and whether a host did not answer."""
         ordered = self.left.order is not None
         source, target = await self.presences()
         began = self.left.operation.began_at
@@ -251,10 +262,10 @@ class Recovery:
     async def carry_out(
         self, verdict: RecoveryDecision, recorder: Recorder, caller: Caller
     ) -> Settled:
-        """Do what the verdict says, as this operation's controller.
+        """Carry out the verdict as this operation's controller.
 
-        Raises LeaseLost if another controller takes over meanwhile. After HypervisorError and
-        RemoteError it is to be recovered again.
+        Raises LeaseLost if another controller takes over meanwhile. After HypervisorError or
+        RemoteError the operation must be recovered again.
         """
         return await _Doing(self, verdict, recorder, caller).run()
 
@@ -264,7 +275,7 @@ def _now() -> Seconds:
 
 
 def settled(verdict: RecoveryDecision) -> Settled:
-    """A verdict as it would be carried out."""
+    """Return the result that carrying out this verdict would have."""
     return Settled(
         truth=verdict.truth,
         outcome=verdict.outcome,
@@ -275,7 +286,7 @@ def settled(verdict: RecoveryDecision) -> Settled:
 
 
 class _Doing:
-    """Carrying out one verdict."""
+    """The execution of one verdict."""
 
     def __init__(
         self, recovery: Recovery, verdict: RecoveryDecision, recorder: Recorder, caller: Caller
@@ -305,7 +316,7 @@ class _Doing:
             outcome, acts = ending.outcome, recovery_decide.after(ending.outcome)
             self._warnings += ending.warnings
         self._name_images(outcome)
-        truth = verdict.truth if ending is None else f"it has ended as {outcome}"
+        truth = verdict.truth if ending is None else f"the migration ended as {outcome}"
         for act in acts:
             self._tell(act, truth)
             await self._do(act)
@@ -317,17 +328,22 @@ class _Doing:
             self._recorder.update(phase=str(outcome or Outcome.UNKNOWN))
             resumes = outcome is Outcome.POST_COPY_PAUSED
             how = f"vmckpt resume {self._left.operation.id}" if resumes else "vmckpt recover"
-            return replace(told, outcome=None, settle=f"mend the network, then run {how}")
+            return replace(told, outcome=None, settle=f"fix the network, then run {how}")
         said = {} if ending is None else reports.as_json(self._recovery.report(ending))
         self._recorder.finish(outcome, {**said, "recovered": told.as_json()})
         return told
 
     def _name_images(self, outcome: Outcome | None) -> None:
-        """Of a guest that runs nowhere somebody must choose between the images of both hosts."""
+        """Name the new images if the guest runs nowhere.
+
+        The operator must then choose between the images of both hosts.
+        """
         step = self._left.open(Step.IMAGES)
         if step is not None and outcome in (Outcome.SHUT_OFF, Outcome.LOST):
             host, paths = step.intent.get("host"), step.intent.get("paths", [])
-            self._warnings += [f"{path} on {host} was made for it, and is kept" for path in paths]
+            self._warnings += [
+                f"{path} on {host} was created for this migration, and is kept" for path in paths
+            ]
 
     def _tell(self, act: RecoveryAction, truth: str) -> None:
         now = Seconds(asyncio.get_running_loop().time())
@@ -352,7 +368,7 @@ class _Doing:
         return await (engine.resume(order) if in_two_parts else engine.adopt(order))
 
     async def _terms(self, *, in_two_parts: bool) -> RunTerms:
-        """What its first controller held it to; the time limit begins anew."""
+        """Return the terms of the first controller; the time limit starts anew."""
         policy, mode = self._recovery.policy, self._recovery.mode
         if in_two_parts:
             policy = request.answered(policy)
@@ -381,7 +397,7 @@ class _Doing:
                 raise AssertionError("the engine does these")
 
     async def _undo(self) -> None:
-        """The guest stays: what was set on its QEMU is set back, what was made is removed."""
+        """Undo the migration: restore the limits of the guest's QEMU, remove what was created."""
         source, target = await self._recovery.presences()
         limits = self._left.open(Step.LIMITS)
         if limits is not None and source.state is not None and source.state.is_active:
@@ -401,10 +417,10 @@ class _Doing:
             if not target.reachable or target.state is not None:
                 await self._migrations.undefine_on_target()
         except HypervisorError as exc:
-            self._warnings.append(f"it may still be defined on the target: {exc}")
+            self._warnings.append(f"the guest may still be defined on the target: {exc}")
 
     async def _finish(self) -> None:
-        """The guest has arrived: what libvirt leaves to us is done."""
+        """Do what libvirt leaves to us after the guest has arrived."""
         order = self._left.order
         if order is not None:
             await Actuator(self._migrations).arrived(order, self._warnings.append)
@@ -414,7 +430,7 @@ class _Doing:
 
 
 def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Policy]) -> Setting:
-    """Where an operation takes place. Raises InventoryError."""
+    """Return the hosts and policies of an operation. Raises InventoryError."""
     source = inventory.host(operation.source or "")
     target = inventory.host(operation.target or "")
     others = [one for one in inventory.hosts.values() if one not in (source, target)]
@@ -422,7 +438,7 @@ def setting_of(operation: Operation, inventory: Inventory, policies: Sequence[Po
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler."""
+    """Recover a migration. See `vmckpt.recovery.Handler`."""
     setting = setting_of(case.operation, case.inventory, policies)
     async with Recovery(setting, open_steps(case.operation, case.steps)) as recovery:
         verdict = await recovery.decide()
@@ -435,7 +451,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
 async def resume(
     setting: Setting, left: OpenSteps, recorder: Recorder, caller: Caller
 ) -> MigrationReport:
-    """Resume, as the job's controller from now on.
+    """Resume a post-copy as the job's controller from now on. Returns the report.
 
     Raises BadInput if there is nothing to resume: the journal has no order, or the guest is not in
     post-copy.

@@ -1,6 +1,6 @@
-"""The steps of a migration in the journal: written down before each is taken.
+"""The steps of a migration in the journal. Each is recorded before it is taken.
 
-Each name here has its undoing and its finishing in `migration.recovery.recover`.
+`migration.recovery.recover` undoes or finishes each of these steps.
 """
 
 from enum import StrEnum
@@ -12,14 +12,14 @@ class Step(StrEnum):
     IMAGES = "make-images"
     """Empty images on the target, for disks that are copied."""
     LIMITS = "set-limits"
-    """What QEMU may aim for; {"max_downtime_ms": what was in force before}."""
+    """Limits of QEMU. {"max_downtime_ms": the value before the migration}."""
     MOVE = "move"
-    """libvirt's call; the order without the guest's definitions."""
+    """The call of libvirt. Holds the order, without the guest's definitions."""
     DRIVER = "driver"
-    """The order is given once more, driven by the controller."""
+    """The order is given again, driven by the controller."""
     THROTTLE = "throttle"
     """How far QEMU may slow the guest down."""
     BANDWIDTH = "bandwidth"
-    """A limit that was set while it ran."""
+    """A bandwidth limit that was set during the migration."""
     PAUSE = "pause"
-    """The guest was stopped so that its memory can be sent to the end."""
+    """The guest was paused so that the rest of its memory can be sent."""

@@ -1,4 +1,4 @@
-"""What can be done about a running migration. Pure."""
+"""Actions on a running migration. Pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +17,7 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SetDowntime:
-    """Allow a switchover of that length."""
+    """Allow a switchover of this length."""
 
     limit: Seconds
 
@@ -31,14 +31,14 @@ class SetThrottle:
 
 @dataclass(frozen=True, slots=True)
 class SetXbzrleCache:
-    """Send differences from now on, with a cache of that size."""
+    """Send differences of pages from now on (XBZRLE), with a cache of this size."""
 
     size: Bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LimitBandwidth:
-    """Send at most so much in a second, before or after the switch. Only the operator asks."""
+    """Limit the bandwidth, before and after the switch. Only the operator asks for this."""
 
     bandwidth: BytesPerSecond | None
 
@@ -50,7 +50,7 @@ class SwitchToPostcopy:
 
 @dataclass(frozen=True, slots=True)
 class PauseGuest:
-    """Stop the guest's CPUs until it runs on the target."""
+    """Pause the guest until it runs on the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ Action = (
 
 
 def says(action: Action) -> str:
-    """The action in a few words, for progress and reports."""
+    """Return the action in a few words, for progress and reports. `replay` compares them."""
     match action:
         case SetDowntime(limit):
             return f"allow {show_seconds(limit)} of downtime"

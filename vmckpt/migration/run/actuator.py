@@ -18,7 +18,7 @@ from vmckpt.units import Seconds
 
 
 class Actuator:
-    """Acts on the one guest of a migration."""
+    """Carries out actions on the guest of one migration."""
 
     def __init__(self, migrations: MigrationDriver) -> None:
         self._migrations = migrations
@@ -34,7 +34,7 @@ class Actuator:
     ) -> None:
         """Set the downtime that QEMU may aim for, and how far it may slow the guest down.
 
-        Raises HypervisorError; what was set is set back then.
+        Raises HypervisorError; the settings are restored then.
         """
         self._usual = await self._migrations.max_downtime()
         try:
@@ -47,7 +47,7 @@ class Actuator:
             raise
 
     async def apply(self, action: Action) -> None:
-        """Raises HypervisorError or OutcomeUnknown."""
+        """Carry out an action. Raises HypervisorError or OutcomeUnknown."""
         match action:
             case SetDowntime(limit):
                 await self._migrations.set_max_downtime(limit)
@@ -68,32 +68,32 @@ class Actuator:
                 await self._migrations.abort()
 
     async def restore(self, warn: Callable[[str], None]) -> None:
-        """The guest stays: what we set on its QEMU is set back, or named."""
+        """Restore the settings of a guest that stays; warn of those that cannot be restored."""
         if self._throttled:
             await _tried(self._migrations.throttle(None), warn, "the CPU throttle")
         if self._limited:
             await _tried(
-                self._migrations.set_bandwidth(None, post_copy=False), warn, "the bandwidth"
+                self._migrations.set_bandwidth(None, post_copy=False), warn, "the bandwidth limit"
             )
         if self._usual is not None:
             await _tried(self._migrations.set_max_downtime(self._usual), warn, "the downtime limit")
 
     async def arrived(self, order: MoveOrder, warn: Callable[[str], None]) -> None:
-        """The guest runs on the target: do what libvirt leaves to us."""
+        """Do what libvirt leaves to us when the guest runs on the target. Warns of failures."""
         try:
             if order.autostart:
                 await self._migrations.set_autostart()
         except HypervisorError as exc:
-            warn(f"it does not start with its new host yet, run virsh autostart: {exc.message}")
+            warn(f"autostart is not set on the target, run virsh autostart there: {exc.message}")
         try:
             if order.persistent:
                 await self._migrations.undefine_on_source()
         except HypervisorError as exc:
-            warn(f"its old definition is still on the source: {exc.message}")
+            warn(f"the old definition is still on the source: {exc.message}")
 
 
 async def _tried(work: Awaitable[None], warn: Callable[[str], None], what: str) -> None:
     try:
         await work
     except HypervisorError as exc:
-        warn(f"{what} of the guest's QEMU could not be set back: {exc.message}")
+        warn(f"{what} of the guest's QEMU could not be restored: {exc.message}")

@@ -1,17 +1,17 @@
-"""What to do about a running migration now. Pure.
+"""Decide what to do about a running migration now. Pure.
 
-`decide` is asked at every sample. The first thing that holds wins:
+`decide` is called at every sample. The first item that applies wins:
 
-1. after the switch to post-copy: nothing, ever; what broke is for `postcopy_recovery`
-2. the operator's wish to stop
-3. once the guest was paused: nothing; it would have stood still for nothing
+1. after the switch to post-copy: nothing; `postcopy_recovery` handles a broken stream
+2. the operator's request to stop
+3. once the guest is paused: nothing, or it would have been paused for nothing
 4. the time limit: the migration ends and the guest stays
 5. mode post-copy: the switch, when the first pass is over
-6. the policy's rules, in their order; each once, `raise_downtime` once a pass; what was refused
-   again after a moment, while the next ones have their turn
+6. the policy's rules, in order; each once, `raise_downtime` once a pass; a refused action again
+   after a moment, while later rules have their turn
 
-A dead link is none of a rule's business: while no byte moves, nothing switches or pauses. The guest
-would have to fetch its memory over the very link that is silent.
+Rules do not act on a dead link: while no data moves, nothing switches or pauses. The guest would
+have to fetch its memory over the very link that is silent.
 """
 
 from dataclasses import dataclass, field, replace
@@ -44,11 +44,11 @@ from vmckpt.policy.model import (
 )
 from vmckpt.units import GIB, Bytes, Seconds, show_bytes, show_seconds
 
-# No byte for that long is a dead link, not a slow one.
+# No data for this long means a dead link, not a slow one.
 _SILENT = Seconds(2.0)
-# A guest that was paused for it does not wait longer for a link that is dead.
+# A guest that was paused for the switchover does not wait longer than this for a dead link.
 _STANDS_IN_VAIN = Seconds(10.0)
-# What was refused is not asked for again so soon.
+# A refused action is not tried again sooner than this.
 _REFUSED = Seconds(2.0)
 
 Numbers = dict[str, float | int | str | None]
@@ -60,27 +60,27 @@ class RunTerms:
 
     policy: Policy
     mode: Mode
-    """Never AUTO: that was chosen from the forecast."""
+    """Never AUTO: the mode was chosen from the forecast."""
     memory: Bytes
-    """The guest's."""
+    """Memory of the guest."""
     post_copy: bool
-    """It was started so that it can switch."""
+    """Whether it was started so that it can switch to post-copy."""
     time_limit: Seconds | None
-    """None: as long as it takes."""
+    """None if there is no limit."""
     max_downtime: Seconds
-    """What it begins with; rules may raise it."""
+    """The limit at the start; rules may raise it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedActions:
-    """What was done so far."""
+    """The actions taken so far."""
 
     max_downtime: Seconds
     fired: frozenset[str] = field(default_factory=frozenset)
     raised_in: int = 0
     """The pass in which the downtime limit was last raised."""
     waits: str | None = None
-    """The rule whose switch waits for a good moment, …"""
+    """The rule whose switch waits for a good moment, since `waits_since`; None if none does."""
     waits_since: Seconds = Seconds(0.0)
     switched: bool = False
     paused: bool = False
@@ -90,7 +90,7 @@ class AppliedActions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Something to do, why, and the numbers it was decided from."""
+    """An action, with its rule, its reason and the numbers it was decided from."""
 
     action: Action
     rule: str
@@ -99,7 +99,10 @@ class Verdict:
 
 
 def time_limit(policy: Policy, memory: Bytes) -> Seconds | None:
-    """The shorter of the policy's limits for a guest of that size; the least is one GiB."""
+    """Return the shorter of the policy's limits for a guest of this size; None if it has none.
+
+    A guest counts as at least one GiB.
+    """
     limits = [policy.limits.time] if policy.limits.time is not None else []
     if policy.limits.time_per_gib is not None:
         limits.append(Seconds(policy.limits.time_per_gib * max(1.0, memory / GIB)))
@@ -109,7 +112,10 @@ def time_limit(policy: Policy, memory: Bytes) -> Seconds | None:
 def decide(
     terms: RunTerms, track: PassHistory, done: AppliedActions, *, now: Seconds, operator_stops: bool
 ) -> tuple[Verdict | None, AppliedActions]:
-    """What to do now (None: go on), and what is then done. `now` is the clock of the samples."""
+    """Return what to do now (None: nothing), and the actions taken once it is done.
+
+    `now` is on the clock of the samples.
+    """
     if done.switched or (track.last is not None and track.last.phase is JobPhase.POST_COPY):
         return None, done
     numbers = _numbers(track, done, now)
@@ -137,15 +143,15 @@ def decide(
 def _ends(
     terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds, operator_stops: bool
 ) -> tuple[Abort, str, str] | None:
-    """Whether it is to be stopped, whatever the rules say: action, rule, reason."""
+    """Return action, rule and reason if the migration must be stopped, whatever the rules say."""
     if operator_stops:
         return Abort(Stop.OPERATOR), "operator", "the operator stopped it"
     begun = track.last is not None and track.last.iteration > 0
     if done.paused or (terms.mode is Mode.STOP_AND_COPY and begun):
-        # The time limit is over for a guest that stands still, but not for a link that died.
+        # The time limit does not apply to a paused guest, but a dead link ends the migration.
         if track.silent_for(now) < _STANDS_IN_VAIN:
             return None
-        return Abort(Stop.RULE), "pause", "the guest stands still and no byte moves"
+        return Abort(Stop.RULE), "pause", "the guest is paused and no data moves"
     limit = terms.time_limit
     if limit is None or now - track.began < limit:
         return None
@@ -160,7 +166,7 @@ def _verdict(action: Action, rule: str, reason: str, numbers: Numbers) -> Verdic
 def _may(
     rule: Rule, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> bool:
-    """Whether the rule can still do anything here."""
+    """Return whether the rule can still do anything here."""
     switching = track.last is not None and track.last.phase is JobPhase.SWITCHOVER
     if _held(rule.name, done, now) or (switching and not isinstance(rule.do, GiveUp)):
         return False
@@ -176,7 +182,7 @@ def _may(
 
 
 def _could(rule: str, track: PassHistory, done: AppliedActions, now: Seconds) -> bool:
-    """Whether that rule may switch or pause: bytes must have moved up to the last reading."""
+    """Return whether this rule may switch or pause: data must have moved up to the last sample."""
     lately = track.last is not None and track.moved_at == track.last.at
     return lately and track.silent_for(now) < _SILENT and not _held(rule, done, now)
 
@@ -186,7 +192,7 @@ def _held(rule: str, done: AppliedActions, now: Seconds) -> bool:
 
 
 def refused(done: AppliedActions, rule: str, now: Seconds) -> AppliedActions:
-    """What is done when what a rule asked for was refused."""
+    """Return the state after a rule's action was refused."""
     others = tuple(one for one in done.refused if one[0] != rule)
     return replace(done, refused=(*others, (rule, now)))
 
@@ -194,7 +200,7 @@ def refused(done: AppliedActions, rule: str, now: Seconds) -> AppliedActions:
 def _waits(
     rule: Rule, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> bool:
-    """Whether a switch that a stall asks for had better wait for a pass that began with less."""
+    """Return whether a switch for a stall should wait for a pass that begins with less."""
     if rule.when.stalled_for is None or not isinstance(rule.do, StartPostcopy | Pause):
         return False
     stall = terms.policy.stall
@@ -227,9 +233,9 @@ def _act(
 
 
 def excess(track: PassHistory, done: AppliedActions) -> float | None:
-    """What ending by pre-copy would send more than a switch now, as a share of the first pass.
+    """Return what ending by pre-copy would send more than a switch now.
 
-    None before the second pass; infinite if pre-copy does not end.
+    As a share of the first pass; None before the second pass, infinite if pre-copy does not end.
     """
     if len(track.passes) < 2 or not track.bandwidth:
         return None
@@ -242,7 +248,7 @@ def excess(track: PassHistory, done: AppliedActions) -> float | None:
 def _holds(
     when: RuleCondition, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> str | None:
-    """Why the conditions hold, in words; None if one does not."""
+    """Return why the conditions hold, in words; None if one does not."""
     words: list[str] = []
     for holds in _conditions(when, terms, track, done, now):
         if holds is None:
@@ -254,14 +260,14 @@ def _holds(
 def _conditions(
     when: RuleCondition, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> list[str | None]:
-    """For each condition that is given: its words if it holds, else None."""
+    """Return for each condition that is given its words if it holds, otherwise None."""
     found: list[str | None] = []
     if when.iteration is not None:
         found.append(_least(track.iteration, when.iteration, f"pass {track.iteration}"))
     if when.stalled_for is not None:
         stood = track.stalled_for(now, terms.policy.stall)
         held = stood > 0 and stood >= when.stalled_for
-        found.append(f"nothing got better for {show_seconds(stood)}" if held else None)
+        found.append(f"no progress for {show_seconds(stood)}" if held else None)
     if when.dirty_over_bandwidth is not None:
         ratio = track.shrink
         found.append(
@@ -275,10 +281,10 @@ def _conditions(
         found.append(_expected(when, track))
     if when.time_used is not None:
         used = Seconds(now - track.began)
-        found.append(_least(used, when.time_used, f"{show_seconds(used)} used"))
+        found.append(_least(used, when.time_used, f"{show_seconds(used)} elapsed"))
     if when.time_share is not None:
         share = 0.0 if terms.time_limit is None else (now - track.began) / terms.time_limit
-        found.append(_least(share, when.time_share, f"{share:.0%} of the time used"))
+        found.append(_least(share, when.time_share, f"{share:.0%} of the time limit used"))
     if when.remaining_above is not None or when.remaining_below is not None:
         found.append(_remaining(when, track))
     return found
@@ -294,7 +300,7 @@ def _excess(bound: float, track: PassHistory, done: AppliedActions) -> str | Non
         return None
     if more == float("inf"):
         return f"pre-copy does not get below {show_seconds(done.max_downtime)} of downtime"
-    return f"ending by pre-copy would send {more:.0%} of the first pass again"
+    return f"ending by pre-copy would resend {more:.0%} of the first pass"
 
 
 def _expected(when: RuleCondition, track: PassHistory) -> str | None:
@@ -317,7 +323,7 @@ def _remaining(when: RuleCondition, track: PassHistory) -> str | None:
 
 
 def _numbers(track: PassHistory, done: AppliedActions, now: Seconds) -> Numbers:
-    """What the decision was made from, for the journal and for people."""
+    """Return the numbers behind a decision, for the journal and for reports."""
     last = track.last
     ratio, expected, more = track.shrink, track.downtime, excess(track, done)
     return {
@@ -334,7 +340,7 @@ def _numbers(track: PassHistory, done: AppliedActions, now: Seconds) -> Numbers:
 
 
 def after(done: AppliedActions, action: Action) -> AppliedActions:
-    """What is done once the operator's action was taken."""
+    """Return the state after the operator's action was taken."""
     match action:
         case SetDowntime(limit):
             return replace(done, max_downtime=limit)

@@ -1,4 +1,4 @@
-"""Run one migration: give the order, sample, act, find out how it ended, or abort it."""
+"""Run one migration: give the order, sample, act, determine the outcome, or abort it."""
 
 import asyncio
 import dataclasses
@@ -39,7 +39,7 @@ from vmckpt.model.migration import (
 )
 from vmckpt.units import Seconds
 
-# An abort that came before the job could be aborted is given again; so is one that got lost.
+# An abort that came too early for the job, or was lost, is repeated.
 _AGAIN = Seconds(0.5)
 _WORKS = Seconds(120.0)
 
@@ -55,7 +55,7 @@ class Aborting:
 
     @property
     def in_vain(self) -> bool:
-        """It has had no effect for so long that there will be none: say what is known."""
+        """Whether aborting has had no effect for `_WORKS`, so that none is expected any more."""
         return self._first is not None and _now() - self._first > _WORKS
 
     async def abort(self) -> None:
@@ -67,17 +67,17 @@ class Aborting:
         try:
             await self._migrations.abort()
         except HypervisorError as exc:
-            self._warn(f"the abort was not taken: {exc.message}")
+            self._warn(f"the abort failed: {exc.message}")
 
 
-# Without a byte for so long nobody is let switch or pause.
+# Requests to switch or pause are refused if no data has moved for this long.
 _SILENT = Seconds(2.0)
-# How long both hosts are asked what became of the guest before we say that we do not know.
+# How long both hosts are queried before the outcome is reported as unknown.
 PATIENCE = Seconds(30.0)
 CLIENT_DRIVEN = "client-driven"
-# A switch that was ordered so long ago and cannot be seen is ordered again.
+# A switch that has had no visible effect for this long is ordered again.
 _SWITCH_AGAIN = Seconds(3.0)
-# What somebody else must put back on a guest that stays, should this controller die.
+# Steps that recovery must undo on a guest that stays, should this controller die.
 _UNDONE: Mapping[type[Action], Step] = {
     SetThrottle: Step.THROTTLE,
     LimitBandwidth: Step.BANDWIDTH,
@@ -87,7 +87,7 @@ _UNDONE: Mapping[type[Action], Step] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What the engine knows when it is done."""
+    """The result of the engine."""
 
     outcome: Outcome
     driver: Driver
@@ -99,11 +99,11 @@ class Ending:
     warnings: tuple[str, ...]
     error: str | None
     switched: Seconds | None = None
-    """When the switch to post-copy was ordered; None: never."""
+    """When the switch to post-copy was ordered; None if it was not."""
 
 
 class Migration:
-    """One run of the engine. Everything it learns is kept for the ending."""
+    """One run of the engine. It keeps samples, decisions and warnings for the result."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Migration:
         curve: DirtyCurve = progress.UNKNOWN,
         observe: bool = False,
     ) -> None:
-        """`curve` is what was measured before; with `observe` it decides and does not act."""
+        """`curve` was measured before; with `observe` the engine decides and does not act."""
         self._migrations = migrations
         self._actuator = Actuator(migrations)
         self._terms = terms
@@ -132,14 +132,18 @@ class Migration:
         self._stopped: Stop | None = None
         self._switched: Seconds | None = None
         self.ordered = False
-        """libvirt was given the order, or is about to be."""
+        """Whether libvirt was given the order, or is about to be."""
         self._aborting = Aborting(migrations, self._tell.warn)
         self._mending = PostcopyRecovery(
             migrations, terms.policy.recover_for, self._tell.decide, self._tell.warn
         )
 
     async def run(self, order: MoveOrder) -> Ending:
-        """Migrate; returns however it ends, once that is known or `PATIENCE` is used up."""
+        """Migrate. Returns when the outcome is known, or as unknown after `PATIENCE`.
+
+        Raises HypervisorError if the limits cannot be set; JournalError or LeaseLost from the
+        journal.
+        """
         await self._actuator.prepare(self._terms.max_downtime, order.auto_converge, self._tell.warn)
         self.ordered = True
         self._progress.begin(_now())
@@ -156,7 +160,7 @@ class Migration:
         return await self._ending(order, error)
 
     async def _ending(self, order: MoveOrder, error: HypervisorError | None) -> Ending:
-        """Find out how it ended, clean up, and tell."""
+        """Determine the outcome and clean up. Returns the result."""
         outcome, began = await self._outcome(), self._progress.track.began
         if self._told_no_way_back and outcome is not Outcome.COMPLETED:
             self._stop.set()  # no further attempt either
@@ -177,7 +181,7 @@ class Migration:
         )
 
     async def resume(self, order: MoveOrder) -> Ending:
-        """Go on with a post-copy that broke under another controller. `order` is that one's."""
+        """Resume a post-copy that broke under another controller. `order` is that controller's."""
         if not self._progress.samples:
             self._progress.begin(_now())
         self._done = dataclasses.replace(self._done, switched=True)
@@ -186,9 +190,9 @@ class Migration:
         return await self._ending(order, await self._recover(order, broken))
 
     async def adopt(self, order: MoveOrder) -> Ending:
-        """Go on with a migration that libvirt drives and whose controller is gone."""
+        """Take over a migration that libvirt drives and whose controller is gone."""
         self._progress.join(_now())
-        self._tell.decide("go on with it", "its controller is gone", "recover")
+        self._tell.decide("take over the migration", "its controller is gone", "recover")
         while True:
             source, _ = await self._migrations.presence()
             settled = source.reachable and not source.migrating
@@ -198,16 +202,16 @@ class Migration:
             await asyncio.sleep(self._progress.until_next())
         if source.post_copy:
             return await self.resume(order)
-        gone = HypervisorError("the reason went to the controller that is gone", host="")
+        gone = HypervisorError("only the previous controller received the reason", host="")
         return await self._ending(order, gone)
 
     async def _attend(self, order: MoveOrder) -> HypervisorError | None:
-        """Give the order and watch until libvirt's call ends; return the error it ended with."""
+        """Give the order and watch until libvirt's call ends. Returns the error it ended with."""
         move = asyncio.create_task(self._migrations.migrate(order), name="move")
         while not move.done():
             await self._turn(call_runs=True)
             if self._mending.broken and self._stop.is_set():
-                self._mending.give_up("the operator does not want to wait")
+                self._mending.give_up("the operator stopped waiting")
             if self._mending.given_up or self._aborting.in_vain:
                 move.add_done_callback(lambda call: call.cancelled() or call.exception())
                 return HypervisorError("libvirt's call has not ended", host="")
@@ -236,14 +240,14 @@ class Migration:
         self._mending.look(self._progress.track, _now(), call_runs=call_runs)
 
     def _no_way_back(self) -> None:
-        """Tell who would stop a post-copy that it cannot be. It counts again once that broke."""
+        """Report that a post-copy cannot be stopped. A stop counts again once the stream broke."""
         if self._stop.is_set() and self._stopped is None and not self._mending.broken:
             self._stop.clear()
             self._told_no_way_back = True
-            self._tell.decide("go on", "there is no way back from post-copy", "operator")
+            self._tell.decide("continue", "there is no way back from post-copy", "operator")
 
     async def _switch_again(self) -> None:
-        """A switch whose order was lost is ordered again; to abort instead would be a gamble."""
+        """Order a switch again if the order was lost; to abort instead would be a gamble."""
         last, ordered = self._progress.track.last, self._switched
         if last is None or ordered is None or last.phase is not JobPhase.PRE_COPY:
             return
@@ -256,7 +260,7 @@ class Migration:
         if sample is None:
             return
         if sample.phase is JobPhase.POST_COPY and not self._done.switched:
-            self._done = dataclasses.replace(self._done, switched=True)  # somebody else did it
+            self._done = dataclasses.replace(self._done, switched=True)  # not by this controller
             self._switched = self._switched or _now()
         self._tell.enter(self._phase_of(sample))
         self._progress.tell(sample, self._done.max_downtime, self._tell.emit)
@@ -271,7 +275,7 @@ class Migration:
         return sample.phase
 
     async def _judge(self) -> None:
-        """Let the policy decide; with `observe` only say what it would do."""
+        """Let the policy decide; with `observe` only report what it would do."""
         stops, now = self._stop.is_set(), _now()
         if self._stopped is not None:
             await self._aborting.abort()
@@ -301,7 +305,7 @@ class Migration:
             self._tell.verdict(verdict, acted=False)
 
     async def _do(self, action: Action) -> str | None:
-        """Act; why it was refused, which is a warning. None: done."""
+        """Carry out an action. Returns None, or why it was refused, which is also a warning."""
         if isinstance(action, Abort):
             self._stopped = action.why
             self._tell.enter(JobPhase.CANCELLING)
@@ -315,9 +319,9 @@ class Migration:
             self._tell.warn(refusal)
             return refusal
         except OutcomeUnknown as exc:
-            # Taken for done: to do it twice helps nobody, and what is true shows in the samples.
-            # Not so a pause: who believes in one that never was lets the guest run on for ever.
-            refusal = f"to {actions.says(action)} had no answer: {exc.message}"
+            # Considered done: to repeat it does not help, and the samples show what is true. A
+            # pause is different: if it is assumed and never happened, the guest runs on for ever.
+            refusal = f"no answer to the order to {actions.says(action)}: {exc.message}"
             self._tell.warn(refusal)
             if isinstance(action, PauseGuest):
                 return refusal
@@ -332,12 +336,12 @@ class Migration:
         return None
 
     async def _intend(self, action: Action) -> None:
-        """What must be put back if we die is written down first."""
+        """Record first what recovery must undo if this controller dies."""
         if self._step_log is not None and (step := _UNDONE.get(type(action))) is not None:
             await self._step_log.intend(step, {"what": actions.says(action)})
 
     async def _hear(self) -> None:
-        """Do what other terminals ask for, and answer."""
+        """Carry out the requests of other terminals, and answer them."""
         for request in self._step_log.take_requests() if self._step_log is not None else ():
             stopping = self._stop.is_set() or self._stopped is not None
             moves = (
@@ -357,7 +361,7 @@ class Migration:
                 if refusal is None:
                     self._done = decide.after(self._done, wanted)
                     self._shadow = decide.after(self._shadow, wanted)
-                    self._tell.decide(said, f"{request.asked_by} asked for it", "operator")
+                    self._tell.decide(said, f"requested by {request.asked_by}", "operator")
                 self._answer(request, refusal, said)
 
     def _answer(self, request: Request, refusal: str | None, said: str = "") -> None:
@@ -365,7 +369,10 @@ class Migration:
             self._step_log.answer(request, ok=refusal is None, text=refusal or said)
 
     async def _recover(self, order: MoveOrder, error: HypervisorError) -> HypervisorError | None:
-        """Resume a broken post-copy until it is whole or the operator is asked; the last error."""
+        """Resume a broken post-copy until it is complete, or the operator must decide.
+
+        Returns the last error.
+        """
         last: HypervisorError | None = error
         while last is not None and not self._mending.given_up:
             source, target = await self._migrations.presence()
@@ -373,7 +380,7 @@ class Migration:
             if not in_two_parts or run_outcome.settle(source, target, stopped=None) is not None:
                 return last
             if self._stop.is_set() and self._mending.broken:
-                self._mending.give_up("the operator does not want to wait")
+                self._mending.give_up("the operator stopped waiting")
                 return last
             if await self._mending.may_resume(target, _now()):
                 resumed = dataclasses.replace(order, resume=True)
@@ -389,7 +396,7 @@ class Migration:
         return JobPhase.POST_COPY_PAUSED if self._mending.broken else JobPhase.POST_COPY
 
     async def _outcome(self) -> Outcome:
-        """Ask both hosts until their answers settle it. An abort is still obeyed meanwhile."""
+        """Query both hosts until the outcome is known. An abort still takes effect meanwhile."""
         self._tell.enter(JobPhase.CLEANUP)
         give_up = _now() + PATIENCE
         while True:
@@ -397,7 +404,7 @@ class Migration:
             settled = run_outcome.settle(source, target, stopped=self._stopped)
             if settled is not None:
                 if settled is Outcome.COMPLETED and not target.runs:
-                    self._tell.warn("it has arrived and is paused there: somebody did that")
+                    self._tell.warn("the guest has arrived and is paused there, but not by vmckpt")
                 return settled
             if self._mending.given_up and source.post_copy:
                 return Outcome.POST_COPY_PAUSED
@@ -409,15 +416,15 @@ class Migration:
             if _now() > give_up:
                 if run_outcome.lost_behind(source, target):
                     return Outcome.LOST
-                self._tell.warn(f"source says {_said(source)}, target says {_said(target)}")
+                self._tell.warn(f"the source reports {_said(source)}, the target {_said(target)}")
                 return Outcome.UNKNOWN
             await asyncio.sleep(INTERVAL)
 
     async def _settled(self, outcome: Outcome, order: MoveOrder) -> JobTotals | None:
-        """Clean up after it ended so; its final statistics if it completed."""
+        """Clean up after the migration. Returns the final statistics if it completed."""
         if outcome is Outcome.COMPLETED:
             if self._stopped is not None:
-                self._tell.warn("it was complete before it could be stopped")
+                self._tell.warn("the migration completed before it could be stopped")
             totals = await self._totals()
             await self._actuator.arrived(order, self._tell.warn)
             return totals
@@ -429,19 +436,20 @@ class Migration:
     async def _totals(self) -> JobTotals | None:
         totals = await self._migrations.totals()
         if totals is None and self._done.switched:
-            return None  # libvirt 9.0 keeps none of a post-copy: the source is gone with them
+            return None  # libvirt 9.0 keeps none after a post-copy: they are gone with the source
         if totals is None:
             self._tell.warn(
-                "final statistics were gone: downtime is not known, the rest is as sampled"
+                "libvirt had no final statistics: the downtime is not known, the rest is from"
+                " samples"
             )
             return None
         return self._progress.numbered(totals)
 
 
 def _said(one: Presence) -> str:
-    return str(one.state or ("that it is not there" if one.reachable else "nothing"))
+    return str(one.state or ("no such guest" if one.reachable else "nothing"))
 
 
 def _now() -> Seconds:
-    """The loop's clock: monotonic, and a test's to turn."""
+    """Return the time of the loop's clock: monotonic, and set by tests."""
     return Seconds(asyncio.get_running_loop().time())

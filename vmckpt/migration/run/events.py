@@ -1,4 +1,4 @@
-"""What a migration tells while it runs, and keeps for its report."""
+"""Events that a migration emits while it runs, and keeps for its report."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger("vmckpt.migrate")
 
 
 class EventEmitter:
-    """Phases, decisions and warnings, each told once."""
+    """Emits phases and decisions, and collects decisions and warnings, each once."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._listener = emit
@@ -24,13 +24,16 @@ class EventEmitter:
         self.warnings: list[str] = []
 
     def emit(self, event: Event) -> None:
-        """A listener that fails, say because its terminal is gone, must not end a migration."""
+        """Pass an event to the listener.
+
+        A listener that fails, for example because its terminal is gone, must not end a migration.
+        """
         if self._listening:
             try:
                 self._listener(event)
             except Exception:
                 self._listening = False
-                log.exception("the listener failed and is told nothing more")
+                log.exception("the listener failed and gets no more events")
 
     def enter(self, phase: JobPhase) -> None:
         if phase is not self._phase:

@@ -1,4 +1,4 @@
-"""What other terminals ask of a running migration: an action, or why not. Pure."""
+"""Requests of other terminals to a running migration: an action, or a refusal. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -16,37 +16,39 @@ from vmckpt.migration.run.actions import (
 from vmckpt.migration.run.decide import AppliedActions, RunTerms
 from vmckpt.units import BytesPerSecond, Seconds
 
-NO_WAY_BACK = "it is in post-copy: there is no way back, and nothing to choose but the bandwidth"
+NO_WAY_BACK = (
+    "the migration is in post-copy: there is no way back, and only the bandwidth can be changed"
+)
 
 
 class StepLog(Protocol):
-    """Where other terminals leave what they want."""
+    """Requests of other terminals, and the journal of a migration's steps."""
 
     def take_requests(self) -> list[Request]:
-        """New ones since the last call; each must be answered."""
+        """Return new requests since the last call; each must be answered."""
 
     def answer(self, request: Request, *, ok: bool, text: str) -> None:
-        """Say what became of one."""
+        """Answer a request."""
 
     async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
-        """Write down what is about to be done to the guest. Raises JournalError, LeaseLost."""
+        """Record what is about to be done to the guest. Raises JournalError, LeaseLost."""
 
     async def refused(self, step: str) -> None:
-        """What was intended last under that name was not done."""
+        """Record that the last step of this name was not carried out."""
 
 
 def resolve_request(
     request: Request, terms: RunTerms, done: AppliedActions, *, moves: bool, stopping: bool
 ) -> Action | str:
-    """The action that a request asks for; a refusal in words if it cannot be.
+    """Return the action that a request asks for, or a refusal in words.
 
-    `moves`: the first pass has begun. `stopping`: it is being stopped.
+    `moves`: memory is being sent. `stopping`: the migration is being stopped.
     """
     try:
         kind = RequestKind(request.kind)
         wanted = _wanted(kind, request.arguments)
     except (ValueError, KeyError, TypeError, OverflowError):
-        return f"{request.kind} {dict(request.arguments)} is not understood"
+        return f"{request.kind} {dict(request.arguments)} is not a valid request"
     return _refusal(kind, terms, done, moves, stopping) or wanted
 
 
@@ -80,11 +82,11 @@ def _refusal(
     if done.switched and kind is not RequestKind.BANDWIDTH:
         return NO_WAY_BACK
     if stopping and kind is not RequestKind.CANCEL:
-        return "it is being stopped"
+        return "the migration is being stopped"
     if kind is RequestKind.POSTCOPY and not terms.post_copy:
-        return f"this migration cannot switch: it was started in mode {terms.mode}"
+        return f"this migration cannot switch to post-copy: it was started in mode {terms.mode}"
     if kind in (RequestKind.POSTCOPY, RequestKind.PAUSE) and not moves:
-        return "memory does not move yet; ask again in a second"
+        return "no memory is being sent yet; try again in a second"
     if kind is RequestKind.PAUSE and done.paused:
-        return "the guest stands still already"
+        return "the guest is paused already"
     return None

@@ -1,4 +1,4 @@
-"""What became of a migration in the end, from what both hosts say. Pure."""
+"""Determine how a migration ended, from what both hosts report. Pure."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _WHY = {
 
 
 def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outcome | None:
-    """What became of the migration, from what both hosts say; None: look again.
+    """Return a migration's outcome from what both hosts report; None: query them again.
 
     libvirt's own answer is not used: a call that failed or broke says nothing about where the
     guest runs.
@@ -27,10 +27,10 @@ def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outco
     | runs, never stopped | unreachable  | the same: the target can run only what left      |
     | gone or shut off    | gone or off  | shut off: it ended on the way, or right after    |
     | in post-copy        | gone or off  | lost: the target had part of its memory          |
-    | anything else       |              | look again                                       |
+    | anything else       |              | not known: query again                           |
 
-    A source that was stopped for the switchover and resumed, beside a silent target, is in the last
-    row: libvirt resumes it also when only the target's answer got lost.
+    A source that was stopped for the switchover and resumed, while the target is silent, is in the
+    last row: libvirt resumes it also if only the target's answer was lost.
     """
     if source.post_copy:
         return Outcome.LOST if _off(target) else None
@@ -46,7 +46,7 @@ def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outco
 
 
 def lost_behind(source: Presence, target: Presence) -> bool:
-    """Whether the source ended with memory that the target needs; true only if it stays so.
+    """Return whether the source ended with memory that the target needs, if it stays so.
 
     For a moment it looks the same at the end of every post-copy.
     """
@@ -54,22 +54,22 @@ def lost_behind(source: Presence, target: Presence) -> bool:
 
 
 def _off(presence: Presence) -> bool:
-    """Whether the host answers and has no QEMU process of the guest."""
+    """Return whether the host answers and has no QEMU process of the guest."""
     return presence.reachable and (presence.state is None or not presence.state.is_active)
 
 
 @dataclass(frozen=True, slots=True)
 class PassCounter:
-    """Counts passes over memory from 1, though QEMU's counter may go on from a cancelled job's.
+    """Counts passes over memory from 1, even if QEMU's counter continues from a cancelled job.
 
-    The first reading of a job is taken while the target's QEMU still starts: what the counter
-    shows then belongs to an earlier job.
+    The first reading of a job is taken while the target's QEMU still starts: what the counter shows
+    then belongs to an earlier job.
     """
 
     offset: int | None = None
 
     def after(self, reading: int) -> "PassCounter":
-        """The counter to use from this reading on; one that falls was reset meanwhile."""
+        """Return the counter to use from this reading on. A counter that falls was reset."""
         if self.offset is None:
             return PassCounter(reading)
         return PassCounter(0) if reading < self.offset else self

@@ -1,18 +1,18 @@
-"""After the switch to post-copy: is the stream alive, and how is a broken one recovered?
+"""Watch the stream after the switch to post-copy, and recover it when it breaks.
 
-From the switch on the guest is in two parts: it runs on the target, and the source holds the pages
+After the switch the guest is in two parts: it runs on the target, and the source holds the pages
 that have not moved yet. Neither part may be ended. When the stream breaks the guest waits, QEMU
 keeps both parts, and the stream comes back in one of two ways:
 
-* A link that is cut is silent. TCP goes on trying for a quarter of an hour and brings the stream
-  back by itself, at the latest after as much time again as the cut has lasted (its waits double).
-  That is left to TCP. To let go of such a stream and resume it would be faster and is a trap: on
-  the target QEMU's main loop may wait for a page itself, and then libvirt, which asks through that
-  loop, cannot tell it to resume, ever (docs/adr/0010-post-copy-is-left-to-tcp.md).
-* A stream that QEMU has given up (the connection was reset, or TCP's patience is over) is resumed
-  with the same parameters, again and again, waiting longer each time.
+* A lost link is silent. TCP retries for a quarter of an hour and restores the stream by itself, at
+  the latest after as much time again as the loss has lasted (its waits double). That is left to
+  TCP. To give up such a stream and resume it would be faster, but is a trap: QEMU's main loop on
+  the target may itself wait for a page. libvirt sends its commands through that loop, so it could
+  then never order a resume (docs/adr/0010-post-copy-is-left-to-tcp.md).
+* A stream that QEMU has given up (the connection was reset, or TCP has given up) is resumed with
+  the same parameters, again and again, with longer waits.
 
-When the policy's time for that is over the operator is asked, and both parts are still kept.
+When the policy's time for that is over, the operator must decide; both parts are still kept.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from vmckpt.model.guest import Presence
 from vmckpt.model.migration import MigrationDriver
 from vmckpt.units import Seconds, show_seconds
 
-# So long without a byte is worth telling: longer than TCP needs after a cut of a second.
+# Silence of this length is reported: longer than TCP needs after the link was lost for a second.
 SILENCE = Seconds(5.0)
 _FIRST_WAIT, _LONGEST_WAIT = Seconds(1.0), Seconds(30.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A post-copy that may be broken."""
+    """The state of a post-copy that may be broken."""
 
     call_runs: bool
     """libvirt's call that moves the guest has not ended."""
@@ -40,28 +40,28 @@ class State:
     target_answers: bool
     broken: bool
     broken_for: Seconds
-    """0 if it is not."""
+    """0 if the stream is not broken."""
     attempts: int
-    """To resume, since it broke."""
+    """Attempts to resume since the stream broke."""
     last_attempt: Seconds | None
-    """How long ago the last one ended; None: there was none."""
+    """How long ago the last attempt ended; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """It moves, TCP is at it, or it is too early for the next attempt."""
+    """Do nothing: data moves, TCP retries, or it is too early for the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Try to go on."""
+    """Try to resume the stream."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """It is the operator's turn. Both parts of the guest stay as they are."""
+    """Ask the operator. Both parts of the guest stay as they are."""
 
     reason: str
 
@@ -70,21 +70,21 @@ Step = Wait | Resume | Ask
 
 
 def backoff(attempts: int) -> Seconds:
-    """Wait before the next attempt, after that many."""
+    """Return the wait before the next attempt, after this many."""
     return Seconds(min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(attempts, 10)))
 
 
 def next_step(state: State, recover_for: Seconds) -> Step:
-    """What to do now."""
+    """Return what to do now. `recover_for`: the policy's time to recover."""
     if state.broken and state.broken_for >= recover_for:
-        return Ask(f"it did not come back within {show_seconds(recover_for)}")
+        return Ask(f"the stream did not come back within {show_seconds(recover_for)}")
     if state.call_runs or not state.given_up:
         return Wait()
     if state.last_attempt is not None and state.last_attempt < backoff(state.attempts - 1):
         return Wait()
     if not state.target_answers:
-        return Wait()  # to resume towards a host that does not answer would hang for minutes
-    return Resume(f"QEMU has given the stream up; attempt {state.attempts + 1}")
+        return Wait()  # resuming to a host that does not answer would hang for minutes
+    return Resume(f"QEMU has given up the stream; attempt {state.attempts + 1}")
 
 
 Say = Callable[[str, str, str], None]
@@ -92,7 +92,7 @@ _RULE = "post-copy"
 
 
 class PostcopyRecovery:
-    """What was done about the stream of one post-copy."""
+    """Recovers the stream of one post-copy."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class PostcopyRecovery:
         say: Say,
         warn: Callable[[str], None],
     ) -> None:
-        """`say` takes action, reason and rule of a decision."""
+        """`say` reports a decision: action, reason and rule."""
         self._migrations = migrations
         self._recover_for = recover_for
         self._say = say
@@ -110,20 +110,22 @@ class PostcopyRecovery:
         self._attempts = 0
         self._attempted_at: Seconds | None = None
         self.given_up = False
-        """The operator's turn has come."""
+        """Whether it is for the operator to decide."""
 
     @property
     def broken(self) -> bool:
-        """Whether the guest waits for pages that do not come."""
+        """Whether the guest waits for pages that do not arrive."""
         return self._broken_since is not None
 
     def look(self, track: PassHistory, now: Seconds, *, call_runs: bool) -> None:
-        """At every sample after the switch: do bytes move?"""
+        """Check at every sample after the switch whether data moves."""
         silent = track.silent_for(now)
         if self._broken_since is None and silent >= SILENCE:
-            self._break(Seconds(now - silent), "no byte moves: TCP brings it back with the network")
+            self._break(
+                Seconds(now - silent), "no data moves: TCP continues when the network is back"
+            )
         elif self._broken_since is not None and self._moves(track, now, self._broken_since):
-            self._say("post-copy goes on", "bytes move again", _RULE)
+            self._say("post-copy continues", "data moves again", _RULE)
             self._broken_since = self._attempted_at = None
             self._attempts = 0
         if call_runs:
@@ -132,10 +134,13 @@ class PostcopyRecovery:
                 self.give_up(step.reason)
 
     async def may_resume(self, target: Presence, now: Seconds) -> bool:
-        """libvirt's call has ended with an error: whether to resume now. Frees the target first."""
+        """Return whether to resume now, after libvirt's call ended with an error.
+
+        Frees the target's end of the stream first.
+        """
         given_up = await self._migrations.is_postcopy_paused()
         if given_up and self._broken_since is None:
-            self._break(now, "QEMU has given the stream up")
+            self._break(now, "QEMU has given up the stream")
         state = self._state(
             now, call_runs=False, given_up=given_up, target_answers=target.reachable
         )
@@ -149,16 +154,16 @@ class PostcopyRecovery:
                 try:
                     await self._migrations.free_target()
                 except VmckptError as exc:
-                    self._warn(f"the target's end of the stream was not freed: {exc.message}")
+                    self._warn(f"the target's end of the stream could not be freed: {exc.message}")
                 self._say("resume post-copy", reason, _RULE)
                 self._attempts += 1
                 self._attempted_at = now
                 return True
 
     def attempted(self, now: Seconds, error: VmckptError | None) -> None:
-        """An attempt to resume has ended so."""
+        """Record that an attempt to resume has ended, with `error` if it failed."""
         self._attempted_at = now
-        # libvirt 9.0 may tell an attempt of the error before it, though QEMU goes on meanwhile.
+        # libvirt 9.0 may report the previous error for an attempt, though QEMU continues meanwhile.
         if error is not None and self.broken:
             self._warn(f"post-copy could not be resumed: {error.message}")
 

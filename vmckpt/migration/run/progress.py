@@ -1,12 +1,13 @@
-"""The progress of a running migration: passes, bandwidth, stalls, and how long it will take. Pure.
+"""Track the progress of a running migration: passes, bandwidth, stalls, time left. Pure.
 
 Model of the estimate: geometric pre-copy. A pass that takes T seconds leaves S dirty bytes for the
 next one, which takes S/B at bandwidth B; so passes shrink by r = S/(T·B) until what is left can be
 sent within the downtime limit (Clark et al., Live Migration of Virtual Machines, NSDI 2005,
 section 3).
 
-QEMU's own dirty rate is not used: it counts a page once for a pass however often it was written, so
-for a guest that rewrites one region for ever it sinks to the bandwidth and promises an end.
+QEMU's own dirty rate is not used: it counts a page once per pass however often it was written. For
+a guest that keeps rewriting one region it falls to the bandwidth and predicts an end that never
+comes.
 """
 
 import dataclasses
@@ -31,30 +32,30 @@ class PassSeen:
     number: int
     began: Seconds
     size: int
-    """The most that was left in it: what its beginning found dirty."""
+    """Most bytes left in it: what was dirty when it began."""
     sent_before: int
-    """Bytes sent before it. Empty pages cost next to nothing: a pass sends less than its size."""
+    """Bytes sent before it. Zero pages cost next to nothing: a pass sends less than its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassHistory:
-    """A migration so far. Made by `seen` from sample to sample."""
+    """A migration so far. `seen` updates it with each sample."""
 
     began: Seconds
     curve: DirtyCurve = UNKNOWN
     last: JobSample | None = None
     passes: tuple[PassSeen, ...] = ()
     bandwidth: BytesPerSecond = BytesPerSecond(0)
-    """Moving average of what the samples say."""
+    """Moving average over the samples."""
     moved_at: Seconds | None = None
-    """When bytes were last seen to move; None: never yet."""
+    """When data last moved; None if it never has."""
 
     @property
     def iteration(self) -> int:
         return self.passes[-1].number if self.passes else 0
 
     def sent_in(self, index: int) -> int:
-        """Bytes that the pass at that index of `passes` has sent."""
+        """Return the bytes sent by the pass at this index of `passes`."""
         if index + 1 < len(self.passes):
             until = self.passes[index + 1].sent_before
         else:
@@ -63,21 +64,23 @@ class PassHistory:
 
     @property
     def shrink(self) -> float | None:
-        """What the last pass left dirty over what it sent; 1 and more never ends; None: unknown."""
+        """What the last pass left dirty over what it sent; 1 or more never ends. None: not
+        known."""
         if len(self.passes) < 2 or not self.bandwidth:
             return None
         return self.passes[-1].size / self.sent_in(len(self.passes) - 2)
 
     @property
     def downtime(self) -> Seconds | None:
-        """The pause if the guest stopped at the end of this pass; None before the second."""
+        """The downtime if the guest stopped at the end of this pass; None before the second
+        pass."""
         if len(self.passes) < 2 or not self.bandwidth:
             return None
         following = self.curve.within(self.passes[-1].size / self.bandwidth)
         return Seconds(following / self.bandwidth)
 
     def best(self, margin: float) -> PassSeen | None:
-        """The last pass that began with less than all before it; None before the first."""
+        """Return the last pass that began with less than all before it; None before the first."""
         best: PassSeen | None = None
         for one in self.passes:
             if best is None or one.size < best.size * (1 - margin):
@@ -85,9 +88,9 @@ class PassHistory:
         return best
 
     def stalled_for(self, now: Seconds, stall: Stall) -> Seconds:
-        """For how long nothing has got better; 0 while it gets better.
+        """Return how long there has been no progress; 0 while there is.
 
-        Passes are compared by what they began with: inside a pass the rest always falls.
+        Passes are compared by what they began with: within a pass the rest always falls.
         """
         best = self.best(stall.margin)
         if best is None or best is self.passes[-1] or now - best.began < stall.window:
@@ -96,19 +99,19 @@ class PassHistory:
         return Seconds(now - since)
 
     def at_a_low(self, margin: float) -> bool:
-        """Whether hardly a pass after the first began with less than the present one."""
+        """Return whether hardly a pass after the first began with less than the current one."""
         later = self.passes[1:]
         return not later or later[-1].size <= min(one.size for one in later) * (1 + margin)
 
     def silent_for(self, now: Seconds) -> Seconds:
-        """For how long no byte has moved."""
+        """Return how long no data has moved."""
         return Seconds(now - (self.began if self.moved_at is None else self.moved_at))
 
 
 def seen(track: PassHistory, sample: JobSample, stall: Stall) -> PassHistory:
-    """The track after one more sample."""
+    """Return the track with one more sample."""
     before = track.last
-    # The first look at a stream that another controller left says nothing about its being alive.
+    # The first sample of a stream that another controller left does not show whether it is alive.
     first = before is None and sample.phase is not JobPhase.POST_COPY
     moved = first or (before is not None and sample.transferred > before.transferred)
     track = replace(
@@ -138,8 +141,8 @@ def _passes(track: PassHistory, sample: JobSample) -> PassHistory:
             sent_before=sample.transferred,
         )
         curve = track.curve
-        # What the last pass left behind was dirtied while it lasted. A pass that was skipped
-        # between two samples had its own share: the time is too long then, the point left out.
+        # What the last pass left behind was dirtied while it lasted. If a pass was skipped between
+        # two samples, the time is too long, and the point is left out.
         if here is not None and sample.iteration == here.number + 1:
             curve = curve.with_point(sample.at - here.began, sample.remaining)
         return replace(track, passes=(*track.passes, new), curve=curve)
@@ -147,7 +150,7 @@ def _passes(track: PassHistory, sample: JobSample) -> PassHistory:
     return replace(track, passes=(*track.passes[:-1], larger))
 
 
-# From pass to pass r varies by about that much either way.
+# From pass to pass r varies by about this much either way.
 _SPREAD = 0.3
 # Passes that shrink by less than a tenth would take dozens more.
 _STANDS_STILL = 0.9
@@ -157,11 +160,11 @@ _STANDS_STILL = 0.9
 class _Pass:
     began: Seconds
     size: int
-    """The most that was left in it: what its start found dirty."""
+    """Most bytes left in it: what was dirty when it began."""
 
 
 def estimate(samples: Sequence[JobSample], max_downtime: Seconds) -> Estimate:
-    """The time that is left, seen from the last sample."""
+    """Return the time that is left, as of the last sample."""
     if not samples or (now := samples[-1]).bandwidth <= 0:
         return Estimate(low=None, high=None, converging=None)
     rest = Seconds(now.remaining / now.bandwidth)
@@ -169,14 +172,14 @@ def estimate(samples: Sequence[JobSample], max_downtime: Seconds) -> Estimate:
         return Estimate(low=rest, high=Seconds(2 * rest + 1.0), converging=True)
     seen = _passes_so_far(samples)
     if len(seen) < 2:
-        # First pass: how much of it will have to be sent again is not known yet.
+        # First pass: how much must be sent again is not known yet.
         return Estimate(low=rest, high=None, converging=None)
     before, here = seen[-2:]
     at_once = now.bandwidth * max_downtime
     shrinks = here.size / max(1.0, (here.began - before.began) * now.bandwidth)
     low = _after(rest, here.size, at_once, shrinks * (1 - _SPREAD), now.bandwidth)
     if len(seen) < 3:
-        # One size alone may be the guest's whole working set, which then never shrinks.
+        # A single size may be the guest's whole working set, which never shrinks.
         return Estimate(low=low if low is not None else rest, high=None, converging=None)
     if shrinks >= _STANDS_STILL and here.size > at_once:
         return Estimate(low=None, high=None, converging=False)
@@ -195,7 +198,7 @@ def _passes_so_far(samples: Sequence[JobSample]) -> list[_Pass]:
 def _after(
     rest: Seconds, size: int, at_once: float, shrinks: float, bandwidth: int
 ) -> Seconds | None:
-    """`rest` and all passes that follow one of `size` bytes; None if they do not shrink."""
+    """Return `rest` and the time of all passes after one of `size` bytes; None if it never ends."""
     following = size * shrinks
     if size <= at_once or following <= 0:
         return rest
@@ -206,10 +209,10 @@ def _after(
 
 
 def share_done(estimate: Estimate, elapsed: Seconds) -> float:
-    """Share of the time that has passed, 0 to 1; 0 while nothing can be said.
+    """Return the share of the time that has passed, 0 to 1; 0 while it is not known.
 
-    Not from the memory processed: pages are sent again and again, so it exceeds the total, and what
-    remains goes up again with every pass.
+    It does not use the memory processed: pages are sent again and again, so that exceeds the total,
+    and the rest rises again with every pass.
     """
     if estimate.low is None or elapsed <= 0:
         return 0.0
@@ -218,12 +221,12 @@ def share_done(estimate: Estimate, elapsed: Seconds) -> float:
 
 
 INTERVAL = Seconds(0.2)
-# Towards the end of a pass it is looked more often: the first moments of the next one count.
+# Towards the end of a pass samples are more frequent: the first moments of the next pass count.
 _SHORTEST = Seconds(0.05)
 
 
 class ProgressTracker:
-    """Takes raw samples; keeps all of them, the track and how far it has come."""
+    """Keeps all samples of a migration, its track, and the share that is done."""
 
     def __init__(self, curve: DirtyCurve, stall: Stall) -> None:
         self._stall = stall
@@ -233,16 +236,16 @@ class ProgressTracker:
         self.samples: list[JobSample] = []
 
     def begin(self, now: Seconds) -> None:
-        """The move begins now."""
+        """Record that the migration begins now."""
         self.track = dataclasses.replace(self.track, began=now)
 
     def join(self, now: Seconds) -> None:
-        """It began under another controller: its passes are counted as QEMU has them."""
+        """Join a migration of another controller: its passes are counted as QEMU does."""
         self.begin(now)
         self._counter = PassCounter(0)
 
     def take(self, raw: JobSample) -> JobSample | None:
-        """Keep a sample and number its pass; None if QEMU has not begun: nothing to show."""
+        """Keep a sample and number its pass. Returns None if QEMU has not begun."""
         self._counter = self._counter.after(raw.iteration)
         sample = dataclasses.replace(raw, iteration=self._counter.number(raw.iteration))
         if sample.iteration == 0 and not sample.total:
@@ -252,14 +255,15 @@ class ProgressTracker:
         return sample
 
     def tell(self, sample: JobSample, max_downtime: Seconds, emit: Callable[[Event], None]) -> None:
-        """Tell of a sample, with an estimate of what is left."""
+        """Emit a sample, with an estimate of what is left."""
         guess = self._estimate(sample, max_downtime)
         share = share_done(guess, Seconds(sample.at - self.track.began))
         self._share = max(self._share, share)
         emit(Sampled(sample=sample, estimate=guess, done=self._share))
 
     def _estimate(self, sample: JobSample, max_downtime: Seconds) -> Estimate:
-        """From where the last passes began: to go through all samples each time takes too long."""
+        """Estimate from the beginnings of the last passes: using all samples each time takes too
+        long."""
         began = [
             dataclasses.replace(sample, at=p.began, iteration=p.number, remaining=Bytes(p.size))
             for p in self.track.passes[-3:]
@@ -267,12 +271,12 @@ class ProgressTracker:
         return estimate([*began, sample], max_downtime)
 
     def until_next(self) -> Seconds:
-        """The usual interval, or less if the pass at hand will be over before."""
+        """Return the usual interval, or less if the current pass ends before."""
         last = self.track.last
         if last is None or last.phase is not JobPhase.PRE_COPY or not last.bandwidth:
             return INTERVAL
         return Seconds(max(_SHORTEST, min(INTERVAL, last.remaining / last.bandwidth)))
 
     def numbered(self, totals: JobTotals) -> JobTotals:
-        """The totals with their passes counted as the samples' are."""
+        """Return the totals with their passes counted as in the samples."""
         return dataclasses.replace(totals, iterations=self._counter.number(totals.iterations))

@@ -1,8 +1,8 @@
-"""How a migration by epochs ends: the guest stays where it is, or has gone over.
+"""Finish a migration by epochs: the guest stays on the source, or runs on the target.
 
-Nobody but the source knows which. So the source is asked first; the standby runs nothing before it
-is told that the source has given the guest away, and may be taken away as soon as it is known that
-the source never will.
+Only the source knows which, so it is asked first. The standby runs only after it has received that
+the source has handed the guest over. The standby may be removed once it is known that the source
+never will.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _ARRIVES = Seconds(60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Both ends of one."""
+    """Source and target of one migration by epochs."""
 
     guest: str
     uuid: str
@@ -35,24 +35,26 @@ class Pair:
 
     @property
     def state(self) -> str:
-        """Where the source keeps what outlives a reboot."""
+        """The source's directory for files that survive a reboot."""
         return agent_client.kept_in(self.source, self.uuid)
 
 
 def is_given(ours: ProtectionStatus) -> bool:
-    """Whether the source, by what it says, has given the guest away for good."""
+    """Return whether the source reports that it has handed the guest over for good."""
     return ours.given
 
 
 def has_arrived(theirs: ProtectionStatus) -> bool:
-    """Whether the guest runs on the target, by what that says; there as any other guest, once all
-    that was left of its move is removed."""
+    """Return whether the guest runs on the target, by the target's answer.
+
+    Once the rest of the migration is removed there, it is a guest like any other.
+    """
     ordinary = theirs.knows_nothing and bool(theirs.runs)
     return theirs.outcome == ProtectionOutcome.FAILED_OVER or ordinary
 
 
 def never_ran(theirs: ProtectionStatus) -> bool:
-    """Whether the target's QEMU is gone, and the guest never ran in it."""
+    """Return whether the target's QEMU is gone and never ran the guest."""
     there = theirs.role == "backup" and theirs.outcome in (
         None,
         ProtectionOutcome.LOST,
@@ -61,10 +63,10 @@ def never_ran(theirs: ProtectionStatus) -> bool:
 
 
 async def call_off(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | None:
-    """Let the guest run on on the source, with nothing left of it; None: done.
+    """Cancel: the guest runs on the source, and nothing of the migration is left. Returns None.
 
-    If the source has given it away already it is finished instead: what the target says.
-    Raises VmckptError: not all is put back; may be repeated.
+    If the source has handed the guest over already, the migration is finished instead; returns the
+    target's answer. Raises VmckptError: some of the migration is left; may be repeated.
     """
     if has_arrived(await agent_client.status(pair.target, pair.uuid)):
         return await finish(pair, say)
@@ -78,10 +80,10 @@ async def call_off(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus |
 
 
 async def finish(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | None:
-    """The source has given it away: see it running on the target, and remove what is left; what the
-    target said. None: the target could not take it, and it runs on on the source.
+    """Wait until the target runs the guest that the source has handed over, and clean up.
 
-    Raises OutcomeUnknown, VmckptError; may be repeated.
+    Returns the target's answer; None if the target could not run the guest, which then resumed on
+    the source. Raises OutcomeUnknown, VmckptError; may be repeated.
     """
     give_up = time.monotonic() + _ARRIVES
     while not has_arrived(told := await agent_client.status(pair.target, pair.uuid)):
@@ -89,13 +91,13 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | N
             await _take_back(pair, say, told)
             return None
         if time.monotonic() > give_up or told.knows_nothing:
-            why = told.says or told.error or "it knows nothing of it"
+            why = told.says or told.error or "the host has no record of it"
             raise OutcomeUnknown(
-                f"{pair.guest} was given to {pair.target.name} and does not run there: {why}",
+                f"{pair.guest} was handed over to {pair.target.name} but does not run there: {why}",
                 host=pair.target.name,
-                hint="mend that host, then run vmckpt recover",
+                hint="fix that host, then run vmckpt recover",
             )
-        # The source's word may have been lost.
+        # The source's message to the standby may have been lost.
         with suppress(VmckptError):
             await agent_client.order(pair.target, pair.uuid, "ask", wish="failover")
         await asyncio.sleep(_TURN)
@@ -115,12 +117,12 @@ async def _tidy_source(pair: Pair, say: Callable[[str], None]) -> None:
             state=pair.state,
         )  # fmt: skip
     except VmckptError as exc:
-        say(f"{pair.source.name}: what was left of {pair.guest} there is not removed: {exc}")
+        say(f"{pair.source.name}: could not clean up after {pair.guest}: {exc}")
 
 
 async def _take_back(pair: Pair, say: Callable[[str], None], theirs: ProtectionStatus) -> None:
     why = theirs.says or "its QEMU ended"
-    say(f"{pair.target.name} could not take {pair.guest}: {why}")
+    say(f"{pair.target.name} could not run {pair.guest}: {why}")
     told = await agent_client.order(
         pair.source, pair.uuid, "end", owner=pair.session, standby_gone=True, state=pair.state
     )
@@ -128,7 +130,7 @@ async def _take_back(pair: Pair, say: Callable[[str], None], theirs: ProtectionS
 
 
 async def _remove_standby(pair: Pair, say: Callable[[str], None], told: Mapping[str, Any]) -> None:
-    """The source's side has ended, and did what is told."""
+    """Remove the standby. `told`: the answer of the source, whose side has ended."""
     for line in told["did"]:
         say(f"{pair.source.name}: {line}")
     told = await agent_client.order(pair.target, pair.uuid, "end", owner=pair.session)

@@ -1,4 +1,4 @@
-"""A migration by epochs without a controller: undone, or finished if it was given away."""
+"""Recover a migration by epochs without a controller: undo it, or finish it after the handover."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from vmckpt.protection.steps import Step
 
 
 def begun(steps: Sequence[StoredStep]) -> StoredStep | None:
-    """The step of the attempt that is open; None: nothing of the kind is."""
+    """Return the step of the open attempt; None if there is none."""
     found = [one for one in steps if one.name == Step.PROTECT and one.state is StepState.INTENDED]
     return found[-1] if found else None
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler; for an operation with a step that is `begun`."""
+    """See recovery.Handler; for an operation with a step that `begun` returns."""
     del policies
     step = begun(case.steps)
     if step is None:
-        return case.ended(Settled(truth="it had not begun to move", outcome=Outcome.FAILED))
+        return case.ended(Settled(truth="the migration had not begun", outcome=Outcome.FAILED))
     operation = case.operation
     pair = Pair(
         guest=operation.guest, uuid=operation.guest_uuid or "", source=case.host,
@@ -43,7 +43,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     if found.outcome is Outcome.COMPLETED:
         arrived = await finish.finish(pair, warnings.append) is not None
     else:
-        # It may have been given away since it was asked.
+        # The source may have handed the guest over since it was asked.
         arrived = await finish.call_off(pair, warnings.append) is not None
     if arrived is not (found.outcome is Outcome.COMPLETED):
         said = f"runs on {pair.target.name}" if arrived else f"never left {pair.source.name}"
@@ -53,38 +53,38 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
 
 
 def _of(pair: Pair, told: ProtectionStatus) -> ProtectionStatus:
-    """What a host says of this migration, and of no other."""
+    """Return what a host reports of this migration, ignoring any other protection of the guest."""
     if told.error is not None or told.session == pair.session:
         return told
     return ProtectionStatus(runs=bool(told.runs) and told.role is None)
 
 
 def truth(pair: Pair, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settled:
-    """What is true by what both agents say. Pure."""
+    """Return the state of the migration by the answers of both agents. Pure."""
     guest, source, target = pair.guest, pair.source.name, pair.target.name
     if finish.has_arrived(theirs):
         return Settled(
             truth=f"{guest} runs on {target}", outcome=Outcome.COMPLETED,
-            did=("remove what was left of the move",),
+            did=("clean up after the migration",),
         )  # fmt: skip
     silent = [name for name, one in ((source, ours), (target, theirs)) if one.error is not None]
     if silent:
         return Settled(
-            truth=f"{guest} was on its way to {target}, and {' and '.join(silent)} cannot be asked",
+            truth=f"{guest} was moving to {target}, and {' and '.join(silent)} cannot be queried",
             outcome=None,
-            settle=f"mend {silent[0]}, then run vmckpt recover",
+            settle=f"fix {silent[0]}, then run vmckpt recover",
         )
     if finish.is_given(ours):
         return _given(pair, theirs)
-    did = ("remove its standby", "store its definition again")
+    did = ("remove its standby", "define it again")
     if ours.runs:
         return Settled(truth=f"{guest} never left {source}", outcome=Outcome.FAILED, did=did)
     if ours.role or theirs.role:
-        why = ours.why or f"{source} knows nothing of it"
+        why = ours.why or f"{source} has no record of it"
         return Settled(truth=f"{guest} has ended: {why}", outcome=Outcome.SHUT_OFF, did=did)
     return Settled(
-        truth=f"{guest} runs on neither host, and neither has anything of its move left",
-        outcome=Outcome.SHUT_OFF, did=("store its definition again, should it be gone",),
+        truth=f"{guest} runs on neither host, and nothing of its migration is left",
+        outcome=Outcome.SHUT_OFF, did=("define it again, if its definition is gone",),
     )  # fmt: skip
 
 
@@ -92,17 +92,17 @@ def _given(pair: Pair, theirs: ProtectionStatus) -> Settled:
     guest, source, target = pair.guest, pair.source.name, pair.target.name
     if finish.never_ran(theirs):
         return Settled(
-            truth=f"{target} could not take {guest}, which stands still on {source}",
+            truth=f"{target} could not run {guest}, which is paused on {source}",
             outcome=Outcome.FAILED,
-            did=(f"let it run on on {source}", "remove its standby"),
+            did=(f"resume it on {source}", "remove its standby"),
         )  # fmt: skip
     if theirs.role == "backup":
         return Settled(
-            truth=f"{source} has given {guest} to {target}", outcome=Outcome.COMPLETED,
-            did=(f"let it run on {target}", "remove what was left of the move"),
+            truth=f"{source} has handed {guest} over to {target}", outcome=Outcome.COMPLETED,
+            did=(f"run it on {target}", "clean up after the migration"),
         )  # fmt: skip
     return Settled(
-        truth=f"{source} has given {guest} to {target}, which knows nothing of it any more",
+        truth=f"{source} has handed {guest} over to {target}, which has no record of it",
         outcome=None,
         settle=f"look for it on {target}; its definition is in {pair.state} on {source}",
     )

@@ -1,7 +1,7 @@
-"""When a guest that moves by epochs stands still for the last one. Pure.
+"""Decide when a guest that moves by epochs is paused for its last epoch. Pure.
 
-What the last epoch will cost shows in those before it: its pause, and how long it takes until the
-target has it. While it travels the guest stands still.
+The cost of the last epoch is estimated from the epochs before it: their pause, and the time until
+the target had them. The guest is paused while the last epoch travels.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from enum import StrEnum
 from vmckpt.units import Seconds, show_seconds
 
 _LOADS = Seconds(0.05)
-"""Device state is loaded and the guest begins; docs/replication.md has measurements."""
+"""Time to load the device state and resume the guest; docs/replication.md has measurements."""
 _ENOUGH = 3
-"""Epochs that must fit one after the other: what a single one costs is luck."""
+"""Number of consecutive epochs that must fit, since the cost of a single epoch varies."""
 
 
 class SwitchoverAction(StrEnum):
-    """What is done next."""
+    """What to do next."""
 
     GO_ON = "go on"
     SWITCH = "switch"
@@ -26,22 +26,22 @@ class SwitchoverAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one epoch was."""
+    """What one epoch took."""
 
     pause: Seconds
     busy: Seconds
-    """From then until the target had it."""
+    """Time from the end of the pause until the target had the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchoverFacts:
-    """How far it is."""
+    """The progress of the migration."""
 
     elapsed: Seconds
     ready: bool
-    """The target has a whole epoch, and the guest's agent goes on with it."""
+    """The target has a complete epoch, and the guest's agent continues."""
     recent: Sequence[Cost] = field(default=())
-    """The last epochs, the newest last."""
+    """The costs of the last epochs, the newest last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchoverDecision:
-    """What is done, and why."""
+    """What to do, and why."""
 
     do: SwitchoverAction
     why: str
     downtime: Seconds | None
-    """What a switch now is expected to cost; None: nothing to tell by yet."""
+    """Expected downtime of a switchover now; None if there is no epoch to estimate it from."""
 
 
 def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
@@ -67,12 +67,12 @@ def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
     downtime = expected(seen.recent) if seen.ready else None
     allowed = show_seconds(limits.max_downtime)
     if downtime is not None and len(seen.recent) >= _ENOUGH and downtime <= limits.max_downtime:
-        why = f"the last epoch is expected to take {show_seconds(downtime)}, {allowed} is allowed"
+        why = f"the last epoch is expected to take {show_seconds(downtime)}; {allowed} is allowed"
         return SwitchoverDecision(do=SwitchoverAction.SWITCH, why=why, downtime=downtime)
     if limits.time is not None and seen.elapsed >= limits.time:
-        why = "it was still copied for the first time"
+        why = "the first copy was not complete"
         if downtime is not None:
-            why = f"a switch would take {show_seconds(downtime)}, and {allowed} is allowed"
+            why = f"a switchover would take {show_seconds(downtime)}; {allowed} is allowed"
         return SwitchoverDecision(
             do=SwitchoverAction.GIVE_UP, why=f"time limit reached: {why}", downtime=downtime
         )
@@ -80,7 +80,8 @@ def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
 
 
 def expected(recent: Sequence[Cost]) -> Seconds | None:
-    """What a switch now would cost: as the worst of the last epochs, and loading it."""
+    """Return the expected downtime of a switchover now: the worst of the last epochs, and loading
+    it; None if there is no epoch."""
     last = recent[-_ENOUGH:]
     if not last:
         return None

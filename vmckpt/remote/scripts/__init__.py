@@ -1,1 +1,1 @@
-"""Programs that are sent to hosts. Each needs nothing but Python's standard library."""
+"""Programs that are sent to hosts. Each needs only Python's standard library."""

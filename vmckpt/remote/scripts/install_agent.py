@@ -1,11 +1,11 @@
-"""Runs on a host, sent there as text: unpacks the agent's bundle, which comes on stdin.
+"""Install the agent's bundle, which comes on stdin. This program is sent to a host as text.
 
     python3 -c TEXT FOLDER NAME DIGEST SIZE PROGRAM
 
-FOLDER/NAME appears whole or not at all: it is unpacked beside it, compared with DIGEST, tried by
-running PROGRAM with it, made durable, and then renamed. Other versions in FOLDER are removed if
-no process uses them and nobody has asked for them lately. A refusal is one line on stderr and exit
-code 1. Nothing but the standard library.
+FOLDER/NAME appears complete or not at all: the bundle is unpacked beside it, compared with DIGEST,
+tried by running PROGRAM with it, synced to disk, and then renamed. Other versions in FOLDER are
+removed if no process uses them and they were not requested lately. A failure is one line on stderr
+and exit code 1. It uses only the standard library.
 """
 
 import errno
@@ -26,31 +26,31 @@ from pathlib import Path
 from typing import IO
 
 USED = "used"
-"""Touched whenever somebody asks for the version."""
+"""File that is touched whenever a controller looks for the version."""
 _UNUSED = 3600.0
-"""Seconds: who asked longer ago has started what it was asked for."""
+"""Seconds after which a controller that looked for a version has surely started its agent."""
 _NEW, _OLD = ".new-", ".old-"
 _TRIAL = 300.0
 _PIECE = 1 << 20
-_SYNCERS = 16  # many wait for one commit of the file system's journal
+_SYNCERS = 16  # parallel fsyncs share one commit of the file system's journal
 _OURS = {"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"}
 
 
 class InstallRefused(Exception):
-    """It is not installed; the text says why."""
+    """The agent was not installed; the text is the reason."""
 
 
 def install(folder: Path, name: str, digest: str, size: int, program: str) -> None:
-    """Install FOLDER/NAME whole. Raises InstallRefused and OSError: then nothing of it stays."""
+    """Install FOLDER/NAME. Raises InstallRefused and OSError; nothing is installed then."""
     make(folder)
     room = os.statvfs(folder)
     if room.f_bavail * room.f_frsize < size:
-        raise InstallRefused(f"{folder}: no room for {size >> 20} MiB")
+        raise InstallRefused(f"{folder}: not enough space for {size >> 20} MiB")
     with draft(folder) as new:
         site = new / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         found = unpack(new, site)
         if found != digest:
-            raise InstallRefused("the bundle did not arrive whole")
+            raise InstallRefused("the bundle arrived incomplete")
         furnish(new)
         trial(new, program)
         sync(new)
@@ -61,27 +61,33 @@ def install(folder: Path, name: str, digest: str, size: int, program: str) -> No
 
 
 def make(folder: Path) -> None:
-    """Create the folder of all versions, only ours to write. Raises InstallRefused and OSError."""
+    """Create the folder of all versions, which only this user may write to.
+
+    Raises InstallRefused and OSError.
+    """
     there = folder
     while not os.path.lexists(there):
         there = there.parent
-    verify(there, folder)  # before anything is made in it
+    verify(there, folder)  # before anything is created in it
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
-        raise InstallRefused(f"{folder}: no folder")
+        raise InstallRefused(f"{folder}: not a folder")
     verify(folder, folder)
 
 
 def verify(there: Path, folder: Path) -> None:
-    """Raises InstallRefused if others may change what leads to `there`, or `folder` itself."""
+    """Raise InstallRefused if other users can change a folder above `there`, or `folder` itself."""
     for one in [there, *there.parents, *there.resolve().parents]:
         seen = one.lstat()
         if seen.st_uid not in (0, os.geteuid()) or others_write(seen, parent=one != folder):
-            raise InstallRefused(f"{one}: others may write there")
+            raise InstallRefused(f"{one}: other users can write to it")
 
 
 def others_write(seen: os.stat_result, *, parent: bool) -> bool:
-    """Whether others may put something there, or replace what is ours. Root's group may."""
+    """Return whether other users can create or replace files there.
+
+    Root's group may write to folders above. `parent`: it is such a folder.
+    """
     if stat.S_ISLNK(seen.st_mode) or (parent and seen.st_mode & stat.S_ISVTX):
         return False
     return bool(seen.st_mode & 0o002 or (seen.st_mode & 0o020 and (seen.st_gid or not parent)))
@@ -89,7 +95,7 @@ def others_write(seen: os.stat_result, *, parent: bool) -> bool:
 
 @contextmanager
 def held(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold a lock that ends with us. Raises OSError."""
+    """Lock a folder during the block; the lock ends with this process. Raises OSError."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(file, how)
@@ -100,7 +106,10 @@ def held(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 @contextmanager
 def draft(folder: Path) -> Iterator[Path]:
-    """A folder that is held while we live; those of killed installers go, and so does ours."""
+    """Create a locked temporary folder, and delete it at the end of the block.
+
+    Also deletes those of killed installers, which are not locked.
+    """
     with held(folder):
         for one in [*folder.glob(_NEW + "*"), *folder.glob(_OLD + "*")]:
             with suppress(OSError), held(one, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -116,13 +125,17 @@ def draft(folder: Path) -> Iterator[Path]:
 
 
 def unpack(new: Path, site: Path) -> str:
-    """Unpack stdin: what is below "site/" is for Python; the digest of all. See `bundle`."""
+    """Unpack stdin to `new`, and its "site/" folder to `site`. Returns the digest of all files.
+
+    See `bundle` for the format. Raises InstallRefused, EOFError, OSError; tarfile.TarError if the
+    archive is damaged.
+    """
     digests = {}
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|gz") as tar:
         for member in tar:
             parts = member.name.split("/")
             if not member.isreg() or "" in parts or ".." in parts:
-                raise InstallRefused(f"the bundle has a strange file: {member.name!a}")
+                raise InstallRefused(f"the bundle has an invalid member: {member.name!a}")
             at = site.joinpath(*parts[1:]) if parts[0] == "site" else new.joinpath(*parts)
             at.parent.mkdir(parents=True, exist_ok=True)
             source = tar.extractfile(member)
@@ -130,7 +143,7 @@ def unpack(new: Path, site: Path) -> str:
             digests[member.name] = written(source, at)
             at.chmod(0o755 if member.mode & 0o100 else 0o644)
             os.utime(at, (member.mtime, member.mtime))
-    while sys.stdin.buffer.read(_PIECE):  # what follows the end of an archive
+    while sys.stdin.buffer.read(_PIECE):  # padding after the end of the archive
         pass
     whole = hashlib.sha256()
     for one in sorted(digests):
@@ -139,7 +152,7 @@ def unpack(new: Path, site: Path) -> str:
 
 
 def written(source: IO[bytes], at: Path) -> str:
-    """Copy into a new file; the SHA-256 of it."""
+    """Copy to a new file. Returns its SHA-256."""
     digest = hashlib.sha256()
     with at.open("xb") as file:
         while piece := source.read(_PIECE):
@@ -149,7 +162,7 @@ def written(source: IO[bytes], at: Path) -> str:
 
 
 def furnish(new: Path) -> None:
-    """Make it a virtual environment of this Python: nothing else of the host is imported."""
+    """Make the folder a virtual environment of this Python, which imports nothing else."""
     base = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
     (new / "bin").mkdir(exist_ok=True)
     (new / "bin/python3").symlink_to(base)
@@ -158,7 +171,7 @@ def furnish(new: Path) -> None:
 
 
 def trial(at: Path, program: str) -> None:
-    """See that it starts; what Python compiles for that stays. Raises InstallRefused."""
+    """Check that the agent starts; keeps the bytecode compiled by that. Raises InstallRefused."""
     environ = {name: value for name, value in os.environ.items() if name not in _OURS}
     try:
         done = subprocess.run(
@@ -171,12 +184,12 @@ def trial(at: Path, program: str) -> None:
     except OSError as exc:
         raise InstallRefused(f"it does not start: {exc}") from None
     if done.returncode != 0:
-        told = done.stderr.decode(errors="replace").strip().splitlines() or ["without a word"]
+        told = done.stderr.decode(errors="replace").strip().splitlines() or ["no error message"]
         raise InstallRefused(f"it does not start: {told[-1]}")
 
 
 def sync(new: Path) -> None:
-    """Have all of it on the disk."""
+    """Sync all files and folders to disk. Raises OSError."""
     with ThreadPoolExecutor(_SYNCERS) as pool:
         below = [Path(root, name) for root, _, names in os.walk(new) for name in names]
         list(pool.map(durable, [one for one in below if not one.is_symlink()]))
@@ -184,7 +197,7 @@ def sync(new: Path) -> None:
 
 
 def durable(path: Path) -> None:
-    """Raises OSError."""
+    """Sync a file or folder to disk. Raises OSError."""
     file = os.open(str(path), os.O_RDONLY)
     try:
         os.fsync(file)
@@ -193,7 +206,10 @@ def durable(path: Path) -> None:
 
 
 def put(new: Path, at: Path, program: str) -> None:
-    """Give it its name, unless another has put one there meanwhile that starts."""
+    """Rename the folder to its final name, unless a version that starts is already there.
+
+    Raises InstallRefused, OSError.
+    """
     for _ in range(2):
         try:
             new.rename(at)
@@ -204,15 +220,15 @@ def put(new: Path, at: Path, program: str) -> None:
             return
         try:
             trial(at, program)
-        except InstallRefused:  # the host's Python has changed, say
+        except InstallRefused:  # for example because the host's Python has changed
             discard(at)
         else:
             return
-    raise InstallRefused(f"{at}: others put something there all the time")
+    raise InstallRefused(f"{at}: other installations keep replacing it")
 
 
 def remove_old(folder: Path, kept: str) -> None:
-    """Remove the versions that nobody uses; none at all if that cannot be seen."""
+    """Remove other versions that are not in use and were not requested lately. Raises OSError."""
     old = [one for one in folder.iterdir() if one.name[0] != "." and one.name != kept]
     for one in old:
         try:
@@ -224,14 +240,17 @@ def remove_old(folder: Path, kept: str) -> None:
 
 
 def discard(version: Path) -> None:
-    """Remove it at once, as others see it."""
+    """Remove a version; for other processes it disappears in one step. Raises OSError."""
     gone = version.parent / f"{_OLD}{os.getpid()}-{version.name}"
     version.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
 
 
 def is_used(name: str) -> bool:
-    """Whether a process was started from that version or has a file of it in its memory."""
+    """Return whether a process was started from this version or has one of its files mapped.
+
+    True if that cannot be determined.
+    """
     part = f"/{name}/".encode()
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
@@ -239,7 +258,7 @@ def is_used(name: str) -> bool:
                 try:
                     if part in (process / about).read_bytes():
                         return True
-                # What is not ours to see does not run from a folder that is ours alone.
+                # A process of another user cannot run from a folder that only this user can enter.
                 except (FileNotFoundError, ProcessLookupError, PermissionError):
                     pass
                 except OSError:
@@ -248,12 +267,12 @@ def is_used(name: str) -> bool:
 
 
 def main() -> None:
-    """Exit code 0: it is there."""
+    """Install the bundle. Exit code 0: it is installed."""
     folder, name, digest, size, program = sys.argv[1:]
     try:
         install(Path(folder), name, digest, int(size), program)
     except (tarfile.TarError, EOFError) as exc:
-        sys.exit(f"the bundle did not arrive whole: {exc}")
+        sys.exit(f"the bundle arrived incomplete: {exc}")
     except (InstallRefused, OSError) as exc:
         sys.exit(str(exc))
 

@@ -1,11 +1,11 @@
-"""Runs on a host, sent there as text: samples a guest's memory, or tries a link.
+"""Sample a guest's memory, or measure a link. This program is sent to a host as text.
 
     python3 - memory UUID NAME SIZE SAMPLES TIME,TIME,...
     python3 - listen ADDRESS TOKEN SECONDS
     python3 - send ADDRESS PORT TOKEN SECONDS
 
-The answer is one line of JSON; a refusal is one line on stderr and exit code 1. Nothing but the
-standard library, and nothing newer than Python 3.7: this is the host's Python, not ours.
+It prints one line of JSON; on failure, one line on stderr and exit code 1. It runs on the host's
+Python, so it uses only the standard library and nothing newer than Python 3.7.
 """
 
 from __future__ import annotations
@@ -22,44 +22,45 @@ import zlib
 from pathlib import Path
 
 PAGE = 4096
-# libvirt's range for migrations, which firewalls between hosts let through; from its upper end,
-# since libvirt takes from the lower one.
+# libvirt's migration range, which firewalls between hosts pass. libvirt uses it from the lower end,
+# so this starts at the upper end.
 PORTS = range(49215, 49151, -1)
 _PRESENT, _SWAPPED = 1 << 63, 1 << 62
-# Beyond what two mappings that the kernel joined may add to a guest's memory.
+# How much larger a mapping may be than the guest's memory: the kernel may merge mappings.
 _SLACK = 64 << 20
 _ZERO = bytes(PAGE)
 
 
 class MeasureRefused(Exception):
-    """It cannot be measured; the text says why."""
+    """The measurement is not possible; the text is the reason."""
 
 
 # --- memory ----------------------------------------------------------------------------------
 
 
 def process_of(uuid: str, name: str) -> int:
-    """The guest's QEMU process: the one that libvirt recorded, if its command line names the guest.
+    """Return the guest's QEMU process: the one that libvirt recorded, if it names the guest.
 
-    No other is looked for: any user can start a process with that command line.
+    Other processes are not considered: any user can start one with the same command line. Raises
+    MeasureRefused.
     """
     try:
         pid = int(Path(f"/run/libvirt/qemu/{name}.pid").read_text())
         words = command_of(pid).split("\0")
     except (OSError, ValueError):
-        raise MeasureRefused("libvirt has recorded no QEMU process of it") from None
+        raise MeasureRefused("libvirt has no record of its QEMU process") from None
     if uuid not in words or "qemu" not in words[0]:
         raise MeasureRefused("the process that libvirt recorded is not its QEMU")
     return pid
 
 
 def command_of(pid: int) -> str:
-    """A process's command line, each word ended by a zero byte."""
+    """Return a process's command line; each word ends with a zero byte. Raises OSError."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
 
 
 def backends(command: str, size: int) -> list[int]:
-    """Sizes of the memory backends on a QEMU command line; without any, the guest's memory."""
+    """Return the sizes of the memory backends on a QEMU command line; [size] if it has none."""
     found = [
         int(match)
         for word in command.split("\0")
@@ -70,7 +71,10 @@ def backends(command: str, size: int) -> list[int]:
 
 
 def mappings(maps: str, sizes: list[int]) -> list[tuple[int, int]]:
-    """Where blocks of these sizes are mapped, as (begin, end), by the text of /proc/PID/maps."""
+    """Return the mappings, as (begin, end), that hold blocks of these sizes.
+
+    `maps`: the text of /proc/PID/maps. Raises MeasureRefused if there is none for a block.
+    """
     free = []
     for line in maps.splitlines():
         match = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
@@ -80,7 +84,7 @@ def mappings(maps: str, sizes: list[int]) -> list[tuple[int, int]]:
     for size in sorted(sizes, reverse=True):
         fitting = [one for one in free if size <= one[1] - one[0] <= size + _SLACK]
         if not fitting:
-            raise MeasureRefused("its memory is not seen among its mappings")
+            raise MeasureRefused("its memory was not found among its mappings")
         best = min(fitting, key=lambda one: one[1] - one[0])
         free.remove(best)
         chosen.append(best)
@@ -88,10 +92,10 @@ def mappings(maps: str, sizes: list[int]) -> list[tuple[int, int]]:
 
 
 def places(regions: list[tuple[int, int]], samples: int) -> list[int]:
-    """Addresses of pages: one drawn from each of `samples` equal shares of the regions.
+    """Return addresses of pages: a random one from each of `samples` equal shares of the regions.
 
-    Memory is written in runs of neighbouring pages; one page of each share shows how much of it
-    far better than as many pages from anywhere.
+    Guests write runs of neighbouring pages, so such a stratified sample is much more precise than a
+    simple random sample of the same size.
     """
     pages = sum(end - begin for begin, end in regions) // PAGE
     samples = min(samples, pages)
@@ -107,12 +111,12 @@ def places(regions: list[tuple[int, int]], samples: int) -> list[int]:
 
 
 def flips(marks: list[bool]) -> int:
-    """How often neighbours differ."""
+    """Return how often neighbours differ."""
     return sum(marks[i] != marks[i + 1] for i in range(len(marks) - 1))
 
 
 class Sampler:
-    """The chosen pages of one process, and what they held at first."""
+    """The sampled pages of one process, with checksums of their first content."""
 
     def __init__(self, pid: int, at: list[int]) -> None:
         self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
@@ -125,9 +129,10 @@ class Sampler:
         self.changed = [False] * len(at)
 
     def _look(self, address: int) -> int | None:
-        """A checksum; 0 for zeros, None for a page in swap, which is left there.
+        """Return a page's checksum; 0 for zeros, None for a page in swap, which is not read.
 
-        A page that nobody touched is not read: reading would give it room in shared memory.
+        A page that is not present counts as zeros and is not read: reading would allocate it in
+        shared memory.
         """
         entry = os.pread(self._map, 8, address // self._host_page * 8)
         bits = int.from_bytes(entry, sys.byteorder)
@@ -139,17 +144,18 @@ class Sampler:
         return 0 if page == _ZERO else zlib.crc32(page) | 1 << 32
 
     def again(self) -> tuple[float, int, int]:
-        """Time since the first look, pages that changed since, and flips among them."""
+        """Return the time since the first pass, the number of pages changed since, and flips."""
         begun = time.monotonic()
         for i, address in enumerate(self._at):
             if not self.changed[i] and self._look(address) != self.first[i]:
                 self.changed[i] = True
-        # Each page was looked at after about the same time, so far as both looks took as long.
+        # The time between two reads of a page is about the same for all pages, as both passes go
+        # through them in the same order and at about the same speed.
         middle = begun - self.begun + (time.monotonic() - begun - self.took) / 2
         return middle, sum(self.changed), flips(self.changed)
 
     def resident(self) -> int:
-        """Pages that have room, or are in swap."""
+        """Return the number of sampled pages that are in memory or in swap."""
         found = 0
         for address in self._at:
             entry = os.pread(self._map, 8, address // self._host_page * 8)
@@ -158,7 +164,10 @@ class Sampler:
 
 
 def memory(uuid: str, name: str, size: int, samples: int, times: list[float]) -> object:
-    """Look at a sample of a guest's pages now, and again at each of the times."""
+    """Sample a guest's pages now, and again at each of `times` (seconds).
+
+    Raises MeasureRefused, OSError.
+    """
     pid = process_of(uuid, name)
     maps = Path(f"/proc/{pid}/maps").read_text()
     regions = mappings(maps, backends(command_of(pid), size))
@@ -183,7 +192,10 @@ def memory(uuid: str, name: str, size: int, samples: int, times: list[float]) ->
 
 
 def listen(address: str, token: str, seconds: float) -> object:
-    """Wait for one sender in a process of its own, which ends by itself; tell the port."""
+    """Wait for a sender in a child process, which ends by itself. Returns the port.
+
+    Raises MeasureRefused if no port is free.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     for port in PORTS:
@@ -194,10 +206,10 @@ def listen(address: str, token: str, seconds: float) -> object:
         except OSError:
             continue
     else:
-        raise MeasureRefused("none of libvirt's ports for migrations is free")
+        raise MeasureRefused("no port of libvirt's migration range is free")
     if os.fork():
         return {"port": server.getsockname()[1]}
-    # Whatever happens to whom: this process and its port are gone after that.
+    # The child and its port must be gone after this time, whatever happens.
     signal.alarm(int(seconds) + 5)
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
@@ -210,7 +222,7 @@ def listen(address: str, token: str, seconds: float) -> object:
 
 
 def receive(server: socket.socket, token: bytes, seconds: float) -> None:
-    """Take what the one who knows the token sends, and tell it how much came when."""
+    """Receive from the sender that knows the token, and send it (time, bytes so far) marks."""
     buffer = bytearray(1 << 20)
     while True:
         peer, _ = server.accept()
@@ -235,7 +247,7 @@ def receive(server: socket.socket, token: bytes, seconds: float) -> None:
 
 
 def send(address: str, port: int, token: str, seconds: float) -> object:
-    """Send zeros to a listener for that long; what it says came when."""
+    """Send zeros to a listener for `seconds`. Returns its marks. Raises OSError, ValueError."""
     block = memoryview(bytes(1 << 20))
     with socket.create_connection((address, port), timeout=3) as peer:
         peer.settimeout(seconds + 3)
@@ -253,7 +265,7 @@ def send(address: str, port: int, token: str, seconds: float) -> object:
 
 
 def main(words: list[str]) -> object:
-    """Do what the words say."""
+    """Run a subcommand and return its answer. Raises MeasureRefused, OSError, ValueError."""
     what, *rest = words
     if what == "memory":
         times = [float(one) for one in rest[4].split(",") if one]
@@ -262,7 +274,7 @@ def main(words: list[str]) -> object:
         return listen(rest[0], rest[1], float(rest[2]))
     if what == "send":
         return send(rest[0], int(rest[1]), rest[2], float(rest[3]))
-    raise MeasureRefused(f"nobody knows how to {what}")
+    raise MeasureRefused(f"unknown command {what}")
 
 
 if __name__ == "__main__":

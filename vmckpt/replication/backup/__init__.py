@@ -1,1 +1,1 @@
-"""The standby's side: stages epochs, commits them, and takes over."""
+"""The backup of a protected guest: stages epochs, commits them, and takes over."""

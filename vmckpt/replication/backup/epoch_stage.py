@@ -1,8 +1,8 @@
-"""The backup's end of an epoch: taken in parts, committed as a whole, then given to the standby.
+"""Stage epochs on the backup: take the parts of an epoch, commit it, apply it to the standby.
 
-A part is decoded and kept aside, in a folder on tmpfs and, for disks, in a log on a disk. An epoch
-is committed by the rename of its record; from then on it reaches the standby, however often
-somebody dies on the way. What was not committed never does.
+A part is decoded and staged, in a directory on tmpfs and, for disk writes, in a log on a disk. The
+rename of its record commits an epoch. A committed epoch reaches the standby however often the agent
+or the host fails meanwhile; an epoch that was not committed never does.
 """
 
 import fcntl
@@ -34,19 +34,19 @@ from vmckpt.units import MIB
 from vmckpt.util import atomic_file
 
 LARGEST_WRITES = 64 * MIB
-"""Bytes of records that one message may hold when they are unpacked."""
+"""Maximum size of one message's records after decompression."""
 
 _LOCK, _RECORD, _PAGES = "lock", "committed", "pages"
 _STATES = ("state-0", "state-1")
 WRITES = "writes"
-"""The disk log's name in its folder."""
+"""File name of the disk log in its directory."""
 
 
 class Stage:
-    """Use as `with Stage(...) as stage`; one thread at a time.
+    """The staging area of one standby. Use as `with Stage(...) as stage`, in one thread at a time.
 
-    take, take, …, seal (the epoch is committed), acknowledge it, apply; and so on. A part that
-    fails, for whatever reason, ends its epoch: all of it must be sent again.
+    For each epoch call `take` for its parts, `seal` to commit it, acknowledge it to the primary,
+    then call `apply`. If a part fails for any reason, its whole epoch must be sent again.
     """
 
     def __init__(
@@ -58,11 +58,12 @@ class Stage:
         *,
         standby: str = "",
     ) -> None:
-        """`folder` on tmpfs, `log` on a disk; both are this guest's alone and are made if missing.
+        """Open the staging area, and apply an epoch that was committed and not applied.
 
-        `standby` names the process whose memory it is: what was committed to another is nothing
-        any more. An epoch that was committed and not applied is applied. Raises StageError, and
-        what the disks raise.
+        `folder` is a directory on tmpfs, `log` one on a disk. Both belong to this guest only and
+        are created if missing. `standby` identifies the process that has the memory: an epoch
+        that was committed for another process is discarded. Raises StageError, and what the disks
+        raise.
         """
         self._folder, self._memory, self._disks = folder, tuple(memory), tuple(disks)
         sizes = [len(one.pages) for one in self._memory], [one.size for one in self._disks]
@@ -70,13 +71,13 @@ class Stage:
         self._record: Record | None = None
         self._applied = True
         self._state: bytes | None = None
-        """The committed one."""
+        """Device state of the last committed epoch."""
         self._open: int | None = None
-        """The epoch of which something is kept."""
+        """The epoch that parts are staged of."""
         self._open_state: bytes | None = None
         self.noted: redo_log.Noted | None = None
-        """Is told what an epoch changes in memory. Only between two calls may it be set; it is gone
-        once the standby is copied anew."""
+        """Called with the pages that an epoch changes. It may be set only between two calls of this
+        object's methods; `start_over` resets it."""
         with ExitStack() as stack, redo_log.explained(f"{folder} and {log}"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             log.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,17 +101,17 @@ class Stage:
         self.close()
 
     def close(self) -> None:
-        """Let another process have the folder; nothing is removed."""
+        """Release the directory for another process. Removes nothing."""
         self._held.close()
 
     @property
     def committed(self) -> int:
-        """The last epoch committed; 0: none, and the standby is nothing whole."""
+        """The last committed epoch; 0: none, and the standby is not consistent."""
         return self._record.epoch if self._record is not None else 0
 
     @property
     def last(self) -> Record | None:
-        """The last epoch committed, and when it was taken; None: none was."""
+        """The record of the last committed epoch; None: there is none."""
         return self._record
 
     @property
@@ -119,19 +120,19 @@ class Stage:
         return self._applied
 
     def state(self) -> bytes:
-        """The device state of the last committed epoch. Raises StageError: none is."""
+        """Return the device state of the last committed epoch. Raises StageError without one."""
         if self._state is None:
             raise StageError("no epoch was committed: there is no device state")
         return self._state
 
     def bulk(self, part: Part) -> None:
-        """A part of the first copy, epoch 0: given to the standby at once.
+        """Apply a part of the first copy, epoch 0, to the standby immediately.
 
         Raises WireError, StageError, and what the disks raise.
         """
         with self._taking(part):
             if self._open is not None:
-                raise OutOfOrder(f"a first copy in the middle of epoch {self._open}")
+                raise OutOfOrder(f"a part of the first copy came during epoch {self._open}")
             match part:
                 case Pages() if part.epoch == 0:
                     numbers, pages = self._decoded(part)
@@ -139,16 +140,16 @@ class Stage:
                 case Writes() if part.epoch == 0:
                     redo_log.write_records(self._unpacked(part), self._disks[part.disk])
                 case _:
-                    raise OutOfOrder(f"epoch {part.epoch} is no first copy, or has a device state")
+                    raise OutOfOrder(f"{type(part).__name__} of epoch {part.epoch} in a first copy")
 
     def take(self, part: Part) -> None:
-        """Keep a part of an epoch; one of another epoch than before forgets that one.
+        """Stage a part of an epoch. A part of a new epoch discards the open epoch.
 
         Raises WireError, StageError.
         """
         with self._taking(part):
             if part.epoch == 0:
-                raise OutOfOrder("a part of the first copy among those of an epoch")
+                raise OutOfOrder("a part of the first copy came among the parts of an epoch")
             if self._open != part.epoch:
                 self._begin(part.epoch)
             match part:
@@ -160,9 +161,9 @@ class Stage:
                     self._take_state(part)
 
     def seal(self, seal: EpochEnd) -> int:
-        """Commit the epoch if it is whole, and say which; it may be acknowledged then.
+        """Commit the open epoch if it is complete. Returns its number, which may be acknowledged.
 
-        Raises WireError, StageError; the last committed epoch stays what it was.
+        Raises WireError, StageError; the last committed epoch is unchanged then.
         """
         self._must_be_applied()
         try:
@@ -171,19 +172,19 @@ class Stage:
                 raise OutOfOrder(f"epoch {seal.epoch} came without a device state")
             with redo_log.explained(f"committing epoch {seal.epoch}"):
                 if self._record is None:
-                    for disk in self._disks:  # the first copy, too, must be there for good
+                    for disk in self._disks:  # the first copy must be on stable storage, too
                         disk.flush()
                 self._commit(seal)
         except BaseException:
-            self._look()  # the record alone knows how far it came
+            self._look()  # only the record shows whether the epoch was committed
             raise
         return self.committed
 
     def apply(self) -> None:
-        """Give the last committed epoch to the standby; once that is done, it does nothing.
+        """Apply the last committed epoch to the standby, unless it is applied already.
 
-        After an error it may be tried again, here or by opening the stage anew, and until it has
-        succeeded the standby is nothing whole. Raises StageError, and what the disks raise.
+        After an error call it again, or open the stage anew. The standby is not consistent before
+        this has succeeded. Raises StageError, and what the disks raise.
         """
         if self._record is None or self._applied:
             return
@@ -196,13 +197,15 @@ class Stage:
             self._log.trim()
 
     def discard(self) -> None:
-        """Forget an epoch that was not sealed: the connection has ended."""
+        """Discard an epoch that was not sealed, as when the connection has ended."""
         self._open = None
         self._order = Order(self.committed)
 
     def start_over(self) -> None:
-        """Nothing is committed any more, and a first copy may come. Raises StageError, also where
-        there would be no room for epochs after it."""
+        """Discard what is committed and prepare for a first copy.
+
+        Raises StageError, also if there is no room for the epochs that follow.
+        """
         self.noted = None
         with redo_log.explained(str(self._folder)):
             (self._folder / _RECORD).unlink(missing_ok=True)
@@ -212,7 +215,7 @@ class Stage:
                 redo_log.try_room(folder)
 
     def _look(self) -> None:
-        """Learn what is committed. Raises StageError."""
+        """Read what is committed. Raises StageError."""
         self._record, self._applied, self._state = None, True, None
         self.discard()
         with redo_log.explained(str(self._folder)):
@@ -228,19 +231,22 @@ class Stage:
         self.discard()
 
     def _checked(self, record: Record, applied: bool) -> bytes:
-        """The device state of a record, if all that is still needed of it is as it was written."""
+        """Verify what is still needed of a record. Returns its device state.
+
+        Raises StageDamaged if something differs from what was written, and OSError.
+        """
         kept = [self._states[record.slot].holds(record.state)]
         if not applied:
             kept.append(self._pages.holds(record.pages))
             if record.writes.length:
                 kept.append(self._log.holds_epoch(record.epoch, record.writes))
         if not all(kept):
-            raise redo_log.damaged(f"what was committed of epoch {record.epoch} in {self._folder}")
+            raise redo_log.damaged(f"the committed epoch {record.epoch} in {self._folder}")
         return bytes(self._states[record.slot].read(0, record.state.length))
 
     @contextmanager
     def _taking(self, part: Part) -> Iterator[None]:
-        """A part that fails must not be missed by the seal: its epoch is forgotten."""
+        """Take a part in order; discard its epoch if that fails, so that it cannot be sealed."""
         self._must_be_applied()
         try:
             self._order.take(part)
@@ -254,7 +260,7 @@ class Stage:
 
     def _must_be_applied(self) -> None:
         if not self._applied:
-            raise ValueError(f"epoch {self.committed} is committed and not applied yet")
+            raise ValueError(f"epoch {self.committed} is committed but not applied yet")
 
     def _begin(self, epoch: int) -> None:
         self._open, self._open_state = epoch, None
@@ -266,13 +272,13 @@ class Stage:
 
     def _decoded(self, part: Pages) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
         if part.file >= len(self._memory):
-            raise damaged(f"pages of memory file {part.file} of {len(self._memory)}")
+            raise damaged(f"pages of memory file {part.file}, but there are {len(self._memory)}")
         pages = self._memory[part.file].pages
         return page_codec.decode(part.data, lambda numbers: pages[numbers], pages=len(pages))
 
     def _unpacked(self, part: Writes) -> bytes:
         if part.disk >= len(self._disks):
-            raise damaged(f"writes to disk {part.disk} of {len(self._disks)}")
+            raise damaged(f"writes to disk {part.disk}, but there are {len(self._disks)}")
         try:
             size = zstandard.frame_content_size(part.data)
             if not 0 <= size <= LARGEST_WRITES:
@@ -282,7 +288,7 @@ class Stage:
             )
             redo_log.check_records(data, self._disks[part.disk].size)
         except (ValueError, zstandard.ZstdError) as exc:
-            raise damaged(f"writes to disk {part.disk} that cannot be done: {exc}") from exc
+            raise damaged(f"invalid writes to disk {part.disk}: {exc}") from exc
         return data
 
     def _take_state(self, part: DeviceState) -> None:
@@ -293,10 +299,13 @@ class Stage:
         self._open_state = state
 
     def _commit(self, seal: EpochEnd) -> None:
-        """Raises OSError. What happens up to the rename has not happened."""
+        """Publish the record of the open epoch. A failure before its rename changes nothing.
+
+        Raises OSError.
+        """
         slot = self._free_slot()
         log, state = self._log, self._states[slot]
-        # The first head says that the disks are whole from now on.
+        # The first header marks the disks as consistent from now on.
         sealed = log.length > 0 or self._record is None
         record = Record(
             epoch=seal.epoch, pages=self._pages.content(), state=state.content(), slot=slot,
@@ -309,13 +318,13 @@ class Stage:
 
 
 def _locked(path: Path) -> int:
-    """Hold a file for this process alone. Raises OSError, StageError if another one has it."""
+    """Lock a file for this process. Raises OSError, and StageError if another process has it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(file)
         raise StageError(
-            f"{path.parent}: another agent is at this guest's standby", hint="let that one end"
+            f"{path.parent}: another agent uses this guest's standby", hint="wait until it ends"
         ) from exc
     return file

@@ -1,4 +1,4 @@
-"""The backup's end of the lease: it watches the holder, and takes over when that must be dead."""
+"""The backup's end of the lease: observe the holder, and take over when its guest must be dead."""
 
 import threading
 import time
@@ -12,42 +12,46 @@ from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
 
 _LOOKS = 4
-"""Per lifetime of a renewal: whoever takes over must have watched the holder all the time."""
+"""Reads of the lease per lifetime of a renewal: a host may take over only if it has observed the
+holder without a gap."""
 _TURN = Seconds(0.02)
 _TOKEN = "token"
 
 
 class TakeoverClaim(Protocol):
-    """What the backup may do about the lease."""
+    """The right of the backup to take over."""
 
     @property
     def token(self) -> int:
-        """The newest that is known: the standby's."""
+        """The newest token that is known: that of the standby."""
 
     @property
     def says(self) -> str:
-        """What is in the way of a takeover."""
+        """What prevents a takeover, for display."""
 
     @property
     def patience(self) -> Seconds:
-        """So long a silence of the primary is ordinary."""
+        """How long the primary may be silent without any action."""
 
     def takes(self, token: int) -> bool:
-        """Whether who shows that token is the primary; a newer one is known from then on."""
+        """Return whether a sender with that token is the primary; remember a newer token."""
 
     def ask(self) -> str | None:
-        """Take over if that is possible: why it was; None: not now. Raises VmckptError."""
+        """Take over if possible. Returns the reason for display, or None if it is not possible now.
+
+        Raises VmckptError.
+        """
 
     def close(self) -> None: ...
 
 
 class ManualClaim:
-    """Without a lease store: the newest token is known, and a person decides."""
+    """The claim without a lease store: it knows the newest token, and the operator decides."""
 
     patience = Seconds(0.5)
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: where the newest token is kept for the next agent."""
+        """`folder`: directory that keeps the newest token for the next agent."""
         self._file = folder / _TOKEN
         self.token = self._stored()
         self.says = "there is no lease store"
@@ -74,7 +78,7 @@ class ManualClaim:
 
 
 class LeaseClaim(ManualClaim):
-    """With one."""
+    """The claim with a lease store: it takes the lease over once the holder's lease has ended."""
 
     def __init__(self, lease: Lease, host: str, folder: Path) -> None:
         super().__init__(folder)
@@ -106,22 +110,23 @@ class LeaseClaim(ManualClaim):
         match told:
             case TakenOver(token):
                 self.token = token
-                return f"the lease is ours with token {token}"
+                return f"took over the lease with token {token}"
             case Denied(why):
-                self.says = f"the lease is not ours to take: {why}"
+                self.says = f"the lease cannot be taken over: {why}"
                 return self._handed_over()
             case _:
-                self.says = f"the primary's lease runs for {told.rest:.2f} s yet"
+                self.says = f"the primary's lease ends in {told.rest:.2f} s"
                 self._next = time.monotonic() + min(self._every, max(_TURN, told.rest))
         return None
 
     def _handed_over(self) -> str | None:
-        """Whether the primary has given it to us, with all that our standby has."""
+        """Return the reason for a takeover if the lease was handed over to this host, else None."""
         with self._lock:
             found = self._client.look()
         if found.holder != self._host:
             return None
-        # It is ours only by a hand-over of what we have, or since an agent before us took it.
+        # This host holds it only after a hand-over with a complete standby, or because an agent
+        # before this one took it.
         self.token = found.token
         return f"the lease was handed over with token {found.token}"
 

@@ -1,7 +1,7 @@
-"""The other side of a protection: commits epochs to the standby, and runs it when it must.
+"""The backup's loop: commits epochs to the standby, and takes over when it must.
 
-One thread does all of it. Another one accepts connections: the primary's newest one counts, since
-it connects again only when it has given the one before up.
+One thread does all the work. Another thread accepts connections: the primary's newest connection
+counts, since the primary reconnects only when it has given up the one before.
 """
 
 import json
@@ -48,44 +48,45 @@ _ACCEPT = Seconds(0.5)
 _TURN = Seconds(0.02)
 _HEARD = Seconds(2.0)
 _WRONG = Seconds(2.0)
-"""A primary that is heard for so long is not the one that a person meant."""
+"""A primary that has been answering for this long is not dead, as a failover request assumed."""
 BEAT = Seconds(0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class TakeoverGranted:
-    """The guest is to run here."""
+    """The decision to run the guest on this host."""
 
     why: str
     decided: float
     """When, by time.monotonic()."""
     silent: Seconds = Seconds(0.0)
-    """For how long nothing had come from the primary."""
+    """How long nothing had come from the primary."""
     clock: Seconds | None = None
-    """How far the guest's clock is to be ahead of the host's; None: nobody can set it."""
+    """How far the guest's clock is meant to be ahead of the host's; None: it cannot be set."""
     line: PeerConnection | None = None
-    """To the primary, which may want to hear of it."""
+    """The connection to the primary, to report the takeover."""
 
 
 class StandbyGone(VmckptError):
-    """The standby's QEMU has ended: nothing could run here."""
+    """The standby's QEMU has ended: the guest cannot run on this host."""
 
 
 class Backup:
-    """Runs until the guest is ours, or nobody wants a standby any more."""
+    """The loop of the backup: it runs until a takeover, or until the protection ends."""
 
     def __init__(
         self, session: Session, folder: Path, *, stage: Stage, standby: Standby,
         claim: TakeoverClaim, requests: Requests, between: Callable[[], None],
         lives: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """`between` is called between turns: the standby is what was committed, and stays it.
-        `lives`: whether its QEMU does."""
+        """`between` is called between turns, when the standby is in the state of the last committed
+        epoch and does not change. `lives` returns whether the standby's QEMU runs.
+        """
         self._session, self._folder = session, folder
         self._stage, self._standby, self._claim, self._requests = stage, standby, claim, requests
         self._between, self._lives = between, lives
         self._asked: float | None = None
-        """Since when a person wants the guest here."""
+        """Since when a failover request has been pending while the primary answers."""
         self._newest: PeerConnection | None = None
         self._lock = threading.Lock()
         self._heard = time.monotonic()
@@ -96,8 +97,10 @@ class Backup:
         self._says = "waiting for the primary"
 
     def run(self, server: socket.socket) -> TakeoverGranted | None:
-        """Until the guest is ours; None: the protection has ended. Raises StandbyGone, StageError
-        and what the standby raises: it is worth nothing then."""
+        """Serve the primary until a takeover. Returns None if the protection has ended instead.
+
+        Raises StandbyGone, StageError and what the standby raises: it cannot be used then.
+        """
         accepting = threading.Thread(
             target=self._accept, args=(server,), name="accepting", daemon=True
         )
@@ -112,16 +115,19 @@ class Backup:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
     def close(self) -> None:
-        """Hang up, once there is time for it."""
+        """Close the connection to the primary, once nothing urgent is left to do."""
         if self._newest is not None:
             self._newest.close()
 
     def as_json(self) -> dict[str, Any]:
-        """For a person or program."""
+        """Return the full status, for users and programs."""
         return {**self.note(), "primary": self._peer or None}
 
     def note(self) -> dict[str, Any]:
-        """What the primary is told; not what it has told itself, or that would grow for ever."""
+        """Return what heartbeats report to the primary.
+
+        It leaves out the primary's own report: reports that contain each other would grow forever.
+        """
         last = self._stage.last
         return {
             "role": "backup", "phase": "waiting", "committed": self._stage.committed,
@@ -142,7 +148,7 @@ class Backup:
             try:
                 made = connection.accept(self._folder, server, limit=_ACCEPT)
             except OSError:
-                time.sleep(_TURN)  # no files left, for a moment; or the socket was closed
+                time.sleep(_TURN)  # too many open files for a moment, or the socket was closed
                 continue
             if made is None:
                 continue
@@ -180,15 +186,18 @@ class Backup:
         return None
 
     def _turn(self, line: PeerConnection) -> None:
-        """Take what comes. A line that breaks is forgotten; the primary makes another, also if
-        there is no room for an epoch. Raises StageError, and what the standby raises."""
+        """Handle one message.
+
+        Drop a connection that breaks, or that brings an epoch for which there is no room: the
+        primary reconnects. Raises StageError, and what the standby raises.
+        """
         try:
             message = line.receive(_TURN)
             if message is not None:
                 self._take(line, message)
         except (ConnectionLost, WireError, ValueError, IndexError, StageFull) as exc:
             if not self._stage.applied:
-                raise  # the standby may be half an epoch
+                raise  # an epoch may be applied in part to the standby
             self._says = str(exc)
             self._heard = max(self._heard, line.heard)
             if not isinstance(exc, ConnectionLost):
@@ -201,8 +210,10 @@ class Backup:
 
     @staticmethod
     def _refuse(line: PeerConnection, why: str) -> None:
-        """Say why, and wait until that was heard: what is closed with something unread in it takes
-        our last words along."""
+        """Send the reason, and wait for the primary to close the connection.
+
+        A socket that is closed with unread data resets the connection, and the reason is lost.
+        """
         give_up = time.monotonic() + _HEARD
         with suppress(ConnectionLost, WireError):
             line.send(PeerRefused(why=why))
@@ -229,33 +240,33 @@ class Backup:
                 if not self._handed_over:
                     self._over = message.why
                     with suppress(ConnectionLost):
-                        line.send(message)  # it was heard
+                        line.send(message)  # confirms that it arrived
             case _:
-                raise ValueError(f"the primary sends {type(message).__name__}")
+                raise ValueError(f"the primary sent an unexpected {type(message).__name__}")
 
     def _commit(self, line: PeerConnection, seal: EpochEnd) -> None:
-        """The epoch is committed, acknowledged and applied; the last also if nobody hears of it."""
+        """Commit, acknowledge and apply the epoch; apply it even if the acknowledgement fails."""
         epoch = self._stage.seal(seal)
         try:
             line.send(Ack(epoch=epoch))
         finally:
             self._final = seal.final
             self._stage.apply()
-        self._says = "it follows the guest"
+        self._says = "following the guest"
 
     def _welcome(self, line: PeerConnection, hello: Hello) -> None:
         if hello.session != self._session.session:
-            raise ValueError("the primary is of another session")
+            raise ValueError("the primary belongs to another session")
         self._final = False
-        # Who says hello is not dead, whatever a person said.
+        # A primary that connects is not dead, whatever the operator assumed.
         self._requests.drop(Request.FAILOVER)
         if hello.captured == 0:
             self._stage.start_over()
-        self._says = "the primary copies"
+        self._says = "synchronising with the primary"
         line.send(HelloAck(session=self._session.session, committed=self._stage.committed))
 
     def _ours(self) -> TakeoverGranted | None:
-        """Whether the guest is to run here, as far as is known now."""
+        """Return the takeover if the guest is to run on this host; None: not now."""
         seen = Seen(
             committed=self._stage.committed, silent=self._silent(),
             has_lease=self._session.lease is not None, automatic=self._session.terms.automatic,
@@ -276,8 +287,11 @@ class Backup:
         return None
 
     def _forget_wish(self, seen: Seen) -> None:
-        """Who said that the primary is dead was wrong, if that is heard: it must not count hours
-        later, when the line hiccups. (With a lease, that is asked.)"""
+        """Drop a failover request if the primary keeps answering.
+
+        Otherwise a short network failure hours later would trigger it. With a lease store the
+        lease decides, so the request stays.
+        """
         if not seen.person or seen.has_lease or seen.moves or seen.silent > self._claim.patience:
             self._asked = None
             return
@@ -285,7 +299,7 @@ class Backup:
         self._asked = self._asked or now
         if now - self._asked > _WRONG:
             self._requests.drop(Request.FAILOVER)
-            self._says = "the primary is heard: it does not run here"
+            self._says = "failover request dropped: the primary answers"
 
     def _taken(self, why: str, seen: Seen) -> TakeoverGranted:
         ahead = self._peer.get("clock_ahead_s")

@@ -1,7 +1,7 @@
-"""What an epoch is kept in until the standby has it, and how the standby gets it: as often as need
-be, with the same result each time.
+"""The files that hold an epoch until it is applied to the standby, and how they are applied.
 
-The files are written anew from their beginning with each epoch; that is cheaper than new ones.
+An epoch can be applied any number of times with the same result. Each epoch overwrites the files
+from their beginning, which is cheaper than creating new ones.
 """
 
 import errno
@@ -26,58 +26,58 @@ from vmckpt.units import MIB
 
 DIGEST = 16
 """Bytes of a digest."""
-# A file that one large epoch has made longer gives the rest back.
+# A file that a large epoch has made longer than this is truncated to it.
 _KEPT = 64 * MIB
 _PIECE = 4 * MIB
 _ROOM = 16 * MIB
-"""An epoch is ended when it has so much; one after a long wait may have more."""
+"""An epoch ends once it has this many bytes; an epoch after a long wait may have more."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_ANEW = "protect the guest again: its standby must be built anew"
+_ANEW = "protect the guest again: its standby must be rebuilt"
 
 _CHUNK = struct.Struct(">II")
-"""Of which memory file or disk, and how many pages or bytes of records follow."""
+"""Number of the memory file or disk, and how many pages or bytes of records follow."""
 _HEAD = struct.Struct(f">8sQQ{DIGEST}s")
 _MAGIC = b"VMCKLOG1"
 BODY = 4096
-"""Where the records begin in a disk log."""
+"""Offset of the first record in a disk log."""
 _PENDING, _APPLIED = b"P", b"A"
 
 
 class StageError(VmckptError):
-    """An epoch could not be kept; the last committed one is as it was."""
+    """An epoch could not be staged; the last committed epoch is unchanged."""
 
 
 class StageFull(StageError):
-    """There is no room left for an epoch; the last committed one is as it was."""
+    """There is no room for an epoch; the last committed epoch is unchanged."""
 
 
 class StageDamaged(StageError):
-    """What was committed is not what was written: the standby cannot be relied on."""
+    """Committed data differs from what was written: the standby cannot be used."""
 
 
 def damaged(what: str) -> StageDamaged:
-    """The error for what was kept."""
-    return StageDamaged(f"{what} is not as it was written", hint=_ANEW)
+    """Return the error for staged data that is damaged; `what` names it."""
+    return StageDamaged(f"{what} is damaged", hint=_ANEW)
 
 
 class Memory(Protocol):
     """A file of the standby's memory; `capture.memory.page_diff.Mapping` is one.
 
-    All of it must be allocated: in a hole that a full tmpfs cannot fill we would be killed.
+    All of it must be allocated: writing to a hole that a full tmpfs cannot fill kills the process.
     """
 
     @property
     def pages(self) -> NDArray[np.uint64]:
-        """All its pages, shape (n, 512); what is written there is in the standby's memory."""
+        """All pages, shape (n, 512); writing to them writes the standby's memory."""
         ...
 
 
 Noted = Callable[[int, NDArray[np.int64]], None]
-"""Is told which pages of which file were just written."""
+"""Called with a file's number and the numbers of the pages that were just written."""
 
 
 class Sink(Protocol):
-    """One of the standby's disks. What is written later to the same place prevails."""
+    """A disk of the standby. Of two writes to the same place the later one prevails."""
 
     @property
     def size(self) -> int:
@@ -89,12 +89,12 @@ class Sink(Protocol):
     def zeros(self, offset: int, length: int, /) -> object: ...
 
     def flush(self) -> object:
-        """All that was written before is on its disk for good."""
+        """Wait until all earlier writes are on stable storage."""
         ...
 
 
 class Content(NamedTuple):
-    """What a file must hold."""
+    """The length and digest of a file's content."""
 
     length: int
     digest: str
@@ -105,25 +105,28 @@ NOTHING = Content(0, "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """The last committed epoch; that its file is there makes it so."""
+    """The record of the last committed epoch. The epoch is committed once this file exists."""
 
     epoch: int
     pages: Content
     writes: Content
     state: Content
     slot: int
-    """Which of the two state files."""
+    """Index of the state file, 0 or 1."""
     final: bool
     taken: float
     standby: str
-    """Whose memory and disks they are, with all sizes."""
+    """Identifies the standby's process, with the sizes of its memory and disks."""
 
     def to_bytes(self) -> bytes:
         return _PENDING + json.dumps(asdict(self)).encode()
 
     @staticmethod
     def load(path: Path) -> "tuple[Record, bool] | None":
-        """A record, and whether it was applied; None: there is none. Raises StageDamaged."""
+        """Read a record. Returns it and whether it was applied, or None if there is none.
+
+        Raises StageDamaged.
+        """
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -138,14 +141,14 @@ class Record:
 
 
 def publish(record: Record, path: Path) -> None:
-    """Commit an epoch: its record appears whole or not at all. Raises OSError."""
+    """Commit an epoch by writing its record atomically. Raises OSError."""
     new = path.with_suffix(".new")
     _write(new, record.to_bytes(), os.O_CREAT | os.O_TRUNC)
     new.rename(path)
 
 
 def mark_applied(path: Path) -> None:
-    """One byte of what is there already, so that it needs no room. Raises OSError."""
+    """Mark the record as applied. Overwrites one byte, so it needs no space. Raises OSError."""
     _write(path, _APPLIED)
 
 
@@ -160,36 +163,36 @@ def _write(path: Path, data: bytes, flags: int = 0) -> None:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Say what the system said, in this room's words."""
+    """Turn an OSError into a StageError, or into StageFull if there is no space; `what` failed."""
     try:
         yield
     except OSError as exc:
         why = os.strerror(exc.errno or errno.EIO)
         if exc.errno in _FULL:
-            raise StageFull(f"{what}: {why}", hint="make room on the standby's host") from exc
+            raise StageFull(f"{what}: {why}", hint="free space on the standby's host") from exc
         raise StageError(f"{what}: {why}", hint="see the log of the standby's host") from exc
 
 
 class StagedFile:
-    """A file that is filled with what belongs to one epoch, and then with the next one's."""
+    """A file that holds the data of one epoch, and is overwritten by the next."""
 
     def __init__(self, path: Path, *, begin: int = 0) -> None:
-        """`begin`: so many bytes at the front are somebody else's. Raises OSError."""
+        """`begin`: bytes at the start of the file that are reserved. Raises OSError."""
         self.path, self._begin = path, begin
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._hash = blake3()
         self.length = 0
-        """Bytes of the epoch that is being written."""
+        """Bytes written of the current epoch."""
 
     def close(self) -> None:
         os.close(self.file)
 
     def rewind(self) -> None:
-        """Write from the beginning; what the file held is lost bit by bit."""
+        """Start again from the beginning; what the file holds is overwritten as data is added."""
         self._hash, self.length = blake3(), 0
 
     def append(self, *parts: bytes | memoryview) -> None:
-        """Raises OSError; the file is as long as before then."""
+        """Add data. Raises OSError; `length` is unchanged then."""
         here = self._begin + self.length
         for part in parts:
             left = memoryview(part).cast("B")
@@ -200,14 +203,17 @@ class StagedFile:
         self.length = here - self._begin
 
     def content(self, *more: bytes) -> Content:
-        """What was written since `rewind`; `more` is only part of the digest."""
+        """Return the length and digest of what was added since `rewind`.
+
+        The digest covers `more` as well.
+        """
         told = self._hash.copy()
         for one in more:
             told.update(one)
         return Content(self.length, told.digest(DIGEST).hex())
 
     def holds(self, content: Content, *more: bytes) -> bool:
-        """Whether it has what it must have; all of it is read. Raises OSError."""
+        """Return whether the file has that content; reads all of it. Raises OSError."""
         told, room = blake3(), memoryview(bytearray(min(_PIECE, content.length)))
         for here in range(0, content.length, _PIECE):
             piece = room[: content.length - here]
@@ -219,7 +225,7 @@ class StagedFile:
         return told.digest(DIGEST).hex() == content.digest
 
     def fill(self, here: int, room: memoryview) -> bool:
-        """Read as much as there is room for; False if the file is shorter. Raises OSError."""
+        """Fill `room` from offset `here`. Returns False if the file is shorter. Raises OSError."""
         here += self._begin
         while room:
             done = os.preadv(self.file, [room], here)
@@ -229,7 +235,7 @@ class StagedFile:
         return True
 
     def read(self, here: int, length: int) -> memoryview:
-        """Raises OSError, StageDamaged."""
+        """Read `length` bytes at offset `here`. Raises OSError, StageDamaged if any are missing."""
         room = memoryview(bytearray(length))
         if not self.fill(here, room):
             raise damaged(str(self.path))
@@ -241,16 +247,19 @@ class StagedFile:
 
 
 class DiskLog(StagedFile):
-    """The disk writes of an epoch, on a disk, with a head that says whether they are all there."""
+    """The disk writes of an epoch, on a disk, with a header that shows whether it is complete."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, begin=BODY)
         head = self.head()
         self.sealed = head[0] if head is not None else 0
-        """The epoch that the head names; 0: none. Since then the disks were whole."""
+        """The epoch in the header, since which the disks are consistent; 0: none."""
 
     def head(self) -> tuple[int, Content] | None:
-        """What the head names; None: no epoch was sealed since the disks were last copied anew."""
+        """Read the header: an epoch and its content.
+
+        Returns None if no epoch was sealed since the last first copy of the disks.
+        """
         data = os.pread(self.file, _HEAD.size, 0)
         if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
             return None
@@ -258,7 +267,7 @@ class DiskLog(StagedFile):
         return epoch, Content(length, digest.hex())
 
     def seal(self, epoch: int) -> Content:
-        """All that was written is this epoch's, and on the disk for good. Raises OSError."""
+        """Write the header of an epoch and sync the file. Returns its content. Raises OSError."""
         content = self.content(_number(epoch))
         digest = bytes.fromhex(content.digest)
         self.sealed = epoch
@@ -267,9 +276,9 @@ class DiskLog(StagedFile):
         return content
 
     def reseal(self, epoch: int) -> None:
-        """What it holds was not committed; the disks are as they were at `epoch`.
+        """Discard what was not committed: the disks are in the state of `epoch`.
 
-        0: they are nothing whole. Raises OSError.
+        0: they are not consistent. Raises OSError.
         """
         self.rewind()
         if epoch:
@@ -280,7 +289,7 @@ class DiskLog(StagedFile):
         self.sealed = 0
 
     def holds_epoch(self, epoch: int, content: Content) -> bool:
-        """Whether it has all that it must have. Raises OSError."""
+        """Return whether the log has that epoch with that content. Raises OSError."""
         return self.head() == (epoch, content) and self.holds(content, _number(epoch))
 
 
@@ -289,7 +298,7 @@ def _number(epoch: int) -> bytes:
 
 
 def try_room(folder: Path) -> None:
-    """Raises OSError unless an epoch of some size would find room there."""
+    """Check that the directory has room for an epoch of 16 MiB. Raises OSError if it has not."""
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, _ROOM)
 
@@ -297,7 +306,7 @@ def try_room(folder: Path) -> None:
 def add_pages(
     file: StagedFile, which: int, numbers: NDArray[np.intp], pages: NDArray[np.uint64]
 ) -> None:
-    """Raises OSError."""
+    """Append pages of the memory file `which` to a staged file. Raises OSError."""
     told = np.ascontiguousarray(numbers, dtype=np.int64)
     file.append(
         _CHUNK.pack(which, len(told)), told.data, np.ascontiguousarray(pages).reshape(-1).data
@@ -305,14 +314,17 @@ def add_pages(
 
 
 def add_writes(file: StagedFile, which: int, data: bytes) -> None:
-    """Raises OSError."""
+    """Append records of writes to the disk `which` to a staged file. Raises OSError."""
     file.append(_CHUNK.pack(which, len(data)), data)
 
 
 def put_pages(
     file: StagedFile, length: int, memory: Sequence[Memory], noted: Noted | None = None
 ) -> None:
-    """Give the standby the pages that a file holds. Raises OSError, StageDamaged."""
+    """Apply the pages in a staged file's first `length` bytes to the standby's memory.
+
+    `noted` is called for the pages once they are written. Raises OSError, StageDamaged.
+    """
     room = np.empty((min(_PIECE, length) // PAGE, PAGE // 8), dtype=np.uint64)
     here = 0
     while here < length:
@@ -331,7 +343,7 @@ def put_pages(
 
 
 def put_writes(file: StagedFile, length: int, disks: Sequence[Sink]) -> None:
-    """Give the standby's disks the writes that a file holds, for good.
+    """Apply the writes in a staged file's first `length` bytes to the standby's disks; flush them.
 
     Raises OSError, StageDamaged, and what the disks raise.
     """
@@ -346,7 +358,7 @@ def put_writes(file: StagedFile, length: int, disks: Sequence[Sink]) -> None:
 
 
 def write_records(data: bytes | memoryview, disk: Sink) -> None:
-    """One after the other; what nobody needs any more becomes zeros. Raises what the disk does."""
+    """Apply records to a disk in order; trimmed ranges become zeros. Raises what the disk does."""
     for record in records(data):
         if record.kind == DATA and record.data is not None:
             disk.write(record.offset, record.data)
@@ -355,7 +367,7 @@ def write_records(data: bytes | memoryview, disk: Sink) -> None:
 
 
 def check_records(data: bytes, size: int) -> None:
-    """Raises ValueError unless they are whole records of a disk of `size` bytes."""
+    """Check that `data` is complete records for a disk of `size` bytes. Raises ValueError."""
     for record in records(data):
         if record.end > size:
-            raise ValueError(f"a write at {record.offset} ends beyond the disk's {size} bytes")
+            raise ValueError(f"a write at {record.offset} exceeds the disk's {size} bytes")

@@ -1,11 +1,12 @@
-"""The standby on the backup: a QEMU with the guest's memory mapped that has not started to run.
+"""The standby on the backup: a QEMU that waits for the guest's device state and does not run yet.
 
-Its links are down and its disks are exported for writing. Device state comes last: once it is
-loaded the guest runs from the last committed epoch. QEMU can be given that only once.
+The agent maps the standby's memory. Its network links are down, and its disks are exported for
+writing. Device state is loaded last, and can be loaded only once: then the guest runs from the last
+committed epoch.
 
-The NBD client here writes with many requests under way, but as if one followed the other. A server
-may do what is under way in any order, so a request that overlaps one of those waits for it. As with
-`Client` every error is a HypervisorError and ends the connection.
+The NBD client here keeps many write requests in flight, with the result of doing them in order. A
+server may process requests in flight in any order, so a request that overlaps one of them waits for
+it. As with `Client`, every error is a HypervisorError and ends the connection.
 """
 
 import os
@@ -36,7 +37,7 @@ from vmckpt.units import MIB, Seconds
 
 _MOST_REQUESTS = 64
 _LONGEST = 1 << 30
-"""Bytes that one request without content covers."""
+"""Maximum number of bytes that one request without data covers."""
 
 _WORDS = {
     wire.CMD_WRITE: "writing bytes",
@@ -47,10 +48,10 @@ _WORDS = {
 
 
 class NbdWriter(Client):
-    """One connection to one export that can be written. Use as `with NbdWriter(...) as disk`.
+    """A connection to one writable NBD export. Use as `with NbdWriter(...) as disk`.
 
-    A request that fails is told by a later call, at the latest by `flush`: what was written before
-    a `flush` is on the disk after it. Reading waits for all that is under way.
+    A later call raises the error of a request that failed, at the latest `flush`: after it, all
+    that was written before is on the disk. Reading waits for all requests in flight.
     """
 
     def __init__(
@@ -61,18 +62,18 @@ class NbdWriter(Client):
         host: str,
         window: int = 8 * MIB,
     ) -> None:
-        """`window`: bytes of content under way."""
+        """`window`: maximum number of bytes of data in flight."""
         super().__init__(place, export, host=host)
         self._window = window
         self._writing: dict[int, tuple[int, _Request]] = {}
-        """What each request under way is, by its handle."""
+        """Command and request of each handle in flight."""
         self._much = 0
         with self._safely():
             if self.read_only:
-                raise wire.NbdRefused("it can only be read")
+                raise wire.NbdRefused("it is read-only")
 
     def apply(self, record: Record) -> None:
-        """Do again what a record of the log says."""
+        """Apply a record of a write log."""
         if record.data is not None:
             self.write(record.offset, record.data)
         elif record.kind == write_log.ZEROS:
@@ -81,28 +82,28 @@ class NbdWriter(Client):
             self.trim(record.offset, record.length)
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write these bytes."""
+        """Write `data` at `offset`, in bytes."""
         view = memoryview(data)
         for begin, length in self._cut([(offset, len(view))]):
             part = view[begin - offset : begin - offset + length]
             self._order(wire.CMD_WRITE, begin, length, part)
 
     def zeros(self, offset: int, length: int) -> None:
-        """Let so many bytes read as zeros."""
+        """Make `length` bytes at `offset` read as zeros."""
         self._without_content(wire.CMD_WRITE_ZEROES, offset, length)
 
     def trim(self, offset: int, length: int) -> None:
-        """Nobody needs so many bytes any more."""
+        """Discard `length` bytes at `offset`."""
         self._without_content(wire.CMD_TRIM, offset, length)
 
     def flush(self) -> None:
-        """Wait until all that was written is on the disk."""
+        """Wait until all that was written is on stable storage. Raises HypervisorError."""
         self.wait()
         self._order(wire.CMD_FLUSH, 0, 0)
         self.wait()
 
     def wait(self) -> None:
-        """Wait for the answers to all that is under way."""
+        """Wait for the replies to all requests in flight. Raises HypervisorError."""
         while self._writing:
             self._take_one()
 
@@ -135,13 +136,13 @@ class NbdWriter(Client):
         return super()._ask(offset, length, status=status)
 
     def _take_one(self) -> None:
-        """Take one answer, or a part of one. Raises HypervisorError for a request that failed."""
+        """Take one reply, or a part of one. Raises HypervisorError if its request failed."""
         with self._safely():
             self._take_answer()
 
     def _take_simple(self, head: bytes) -> None:
         _, error, handle = wire.SIMPLE.unpack(head)
-        # Without content there is nothing that an answer of the simple form would lack.
+        # A request that returns no data needs no more than a simple reply.
         if handle in self._writing and not error:
             self._end(handle)
         else:
@@ -167,29 +168,38 @@ _WAITS = "inmigrate"
 
 
 def socket_of(folder: Path) -> Path:
-    """Where QEMU serves a standby's disks to us, and to a test of it."""
+    """Return the path of the socket where QEMU serves a standby's disks, to the agent and to a test
+    failover."""
     return folder / "served" / "disks.sock"
 
 
 class Standby:
-    """Use as `with Standby(monitor, disks, folder, owner) as standby`: QEMU is left waiting."""
+    """A waiting standby, with its memory mapped and its disks open for writing.
+
+    Use as `with Standby(monitor, disks, folder, owner) as standby`. QEMU keeps waiting after the
+    block, unless `run` or `load` was called.
+    """
 
     def __init__(
         self, monitor: QmpMonitor, disks: tuple[Disk, ...], folder: Path, owner: tuple[int, int]
     ) -> None:
-        """`folder`: with all of the protection's files there; QEMU runs as `owner`."""
+        """`folder`: the directory of the protection's files; `owner`: QEMU's user and group IDs."""
         self._monitor, self._disks, self._owner = monitor, disks, owner
         self._socket = socket_of(folder)
         self._stack = ExitStack()
         self._state = -1
         self.memory: list[Mapping] = []
-        """Its files of memory, to be written."""
+        """The standby's memory files, writable."""
         self.disks: list[NbdWriter] = []
         self.nodes: list[str] = []
-        """QEMU's names of its disks."""
+        """QEMU's node names of the disks."""
 
     def __enter__(self) -> Self:
-        """Raises HypervisorError, CannotCapture if its memory cannot be had."""
+        """Map the memory and open the disks.
+
+        Raises HypervisorError, also if QEMU is not waiting, and CannotCapture if the memory cannot
+        be mapped.
+        """
         try:
             self._open()
         except BaseException:
@@ -205,16 +215,17 @@ class Standby:
         state = monitor.run_state()
         if state != _WAITS:
             raise HypervisorError(
-                f"{monitor.name} on {monitor.host} is no waiting standby: it is {state}",
+                f"{monitor.name} on {monitor.host} is not a waiting standby: it is {state}",
                 host=monitor.host,
                 hint="run vmckpt recover",
             )
         self._map()
         self._export()
-        # No pipe: a QEMU that has begun to load must have all of it, whatever becomes of us.
+        # Not a pipe: QEMU must get all of the state once it has begun to load it, even if this
+        # agent dies.
         self._state = os.memfd_create(_STATE, os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._state)
-        with suppress(HypervisorError):  # an agent before us may have given it one
+        with suppress(HypervisorError):  # an agent before this one may have passed a file
             monitor.tell("closefd", {"fdname": _STATE})
         monitor.tell("getfd", {"fdname": _STATE}, files=(self._state,))
         migration_settings.set_capabilities(monitor, _CAPABILITIES)
@@ -225,7 +236,8 @@ class Standby:
             for file in memory_files.files(monitor, process):
                 opened = file.open(os.O_RDWR)
                 try:
-                    # A hole that a full tmpfs cannot fill would kill us in the middle of an epoch.
+                    # Writing to a hole that a full tmpfs cannot fill would kill this process in the
+                    # middle of an epoch.
                     os.posix_fallocate(opened, 0, file.size)
                     self.memory.append(
                         self._stack.enter_context(Mapping(opened, file.size, write=True))
@@ -239,13 +251,13 @@ class Standby:
         monitor = self._monitor
         inserted = [one.get("inserted") for one in monitor.ask("query-block")]
         named = {one["file"]: one["node-name"] for one in inserted if one and not one.get("ro")}
-        # What an agent before us has under way must end before we write.
+        # Requests in flight of an agent before this one must end before this one writes.
         with suppress(HypervisorError):
             monitor.tell("nbd-server-stop", {})
         qemu_user.make_folder(self._socket.parent, self._owner)
         self._socket.unlink(missing_ok=True)
         place = {"type": "unix", "data": {"path": str(self._socket)}}
-        # Ours, and those of a test that reads them.
+        # The agent's connections, and those of a test failover that reads the disks.
         most = 2 * len(self._disks) + 4
         monitor.tell("nbd-server-start", {"addr": place, "max-connections": most})
         for number, disk in enumerate(self._disks):
@@ -258,10 +270,10 @@ class Standby:
             self.disks.append(self._stack.enter_context(writer))
 
     def run(self, state: bytes, beginning: Callable[[], None] = lambda: None) -> dict[str, Seconds]:
-        """Load device state and let the guest run: what each step took. `beginning` is called when
-        it has all and does not run yet.
+        """Load device state and start the guest. Returns how long each step took.
 
-        All of the epoch must be in memory and on disks. Raises HypervisorError, CaptureFailed.
+        `beginning` is called when the state is loaded and the guest does not run yet. The epoch
+        must be applied to memory and disks. Raises HypervisorError, CaptureFailed.
         """
         monitor = self._monitor
         marks = [("begin", time.monotonic())]
@@ -278,12 +290,12 @@ class Standby:
         return {after[0]: Seconds(after[1] - before[1]) for before, after in pairwise(marks)}
 
     def load(self, state: bytes) -> None:
-        """Give it device state, once; it does not run yet.
+        """Load device state, which is possible once. The guest does not run yet.
 
         Raises HypervisorError, CaptureFailed.
         """
         done = 0
-        while done < len(state):  # at a place of its own: QEMU reads from the beginning
+        while done < len(state):  # pwrite leaves the file offset at 0, where QEMU begins to read
             done += os.pwrite(self._state, memoryview(state)[done:], done)
         self._monitor.tell("migrate-incoming", {"uri": f"fd:{_STATE}"})
         self._wait()
@@ -294,22 +306,27 @@ class Standby:
             told = self._monitor.ask("query-migrate")
             if told.get("status") == "failed" or time.monotonic() > give_up:
                 raise CaptureFailed(
-                    f"{self._monitor.name} on {self._monitor.host} does not take the device state:"
-                    f" {told.get('error-desc', told.get('status', 'no word'))}",
-                    hint="look at QEMU's log there",
+                    f"{self._monitor.name} on {self._monitor.host} cannot load the device state:"
+                    f" {told.get('error-desc', told.get('status', 'no reason reported'))}",
+                    hint="see QEMU's log there",
                 )
         if state not in ("paused", "postmigrate", "prelaunch"):
-            raise CaptureFailed(f"{self._monitor.name} on {self._monitor.host} is {state}")
+            raise CaptureFailed(
+                f"{self._monitor.name} on {self._monitor.host} is {state} after loading its state"
+            )
 
 
 def go_on(monitor: QmpMonitor) -> None:
-    """Let a standby run that has its device state. Raises HypervisorError."""
+    """Start a standby that has its device state. Raises HypervisorError."""
     migration_settings.set_capabilities(monitor, {IGNORE_SHARED: False, EVENTS: True})
     monitor.resume()
 
 
 def announce(monitor: QmpMonitor, cards: list[str]) -> None:
-    """Plug the network in and tell switches where the guest is now. Raises HypervisorError."""
+    """Set the links of the network cards up and announce the guest to switches.
+
+    Raises HypervisorError.
+    """
     for card in cards:
         monitor.tell("set_link", {"name": card, "up": True})
     order = {"initial": 50, "max": 550, "rounds": 5, "step": 100}
@@ -317,8 +334,10 @@ def announce(monitor: QmpMonitor, cards: list[str]) -> None:
 
 
 def settle(monitor: QmpMonitor, xml: str, *, autostart: bool = False) -> None:
-    """libvirt describes the guest as an ordinary one, which it is now; `xml`: what is stored of it,
-    empty: nothing. Raises HypervisorError."""
+    """Make a standby that runs an ordinary guest in libvirt.
+
+    `xml`: the persistent definition to store; empty: none. Raises HypervisorError.
+    """
     if xml:
         libvirt_side.define(xml, host=monitor.host, uri=monitor.uri, autostart=autostart)
     libvirt_side.links_up(monitor, standby_xml.plugged(monitor.described()))

@@ -1,7 +1,7 @@
 """Create and remove a standby on the backup: its images, its QEMU, its files.
 
-Images are created for it, or were there before (`Disk.taken`): those are examined first, and are
-never removed.
+Images are created for the standby, or existed before (`Disk.taken`). Images that existed before are
+checked first, and are never removed.
 """
 
 import json
@@ -29,21 +29,21 @@ _LIMIT = Seconds(20.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What is at a path."""
+    """What was found at the path of an image."""
 
     path: str
     there: bool = True
     regular: bool = True
     size: Bytes | None = None
-    """As a guest would see it; None: it cannot be read."""
+    """The virtual size; None: the image cannot be read."""
     says: str = ""
-    """Why it cannot."""
+    """Why the image cannot be read."""
     user: str = ""
-    """Another guest whose image it is, or lies below."""
+    """Another guest that uses the image, directly or as a backing file."""
 
 
 def inspect_image(path: str, format_: str) -> Image:
-    """What is there, if it is an image of that format which nobody has open."""
+    """Inspect the file at `path` as an image of that format that no other process has open."""
     place = Path(path)
     if not place.exists():
         return Image(path=path, there=False)
@@ -53,21 +53,21 @@ def inspect_image(path: str, format_: str) -> Image:
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_LIMIT)
         if done.returncode != 0:
-            return Image(path=path, says=" ".join(done.stderr.split())[:200] or "no word")
+            return Image(path=path, says=" ".join(done.stderr.split())[:200] or "no error reported")
         told = json.loads(done.stdout)
         if told.get("format-specific", {}).get("data", {}).get("corrupt"):
-            return Image(path=path, says="it is marked as damaged")
+            return Image(path=path, says="it is marked as corrupt")
         return Image(path=path, size=Bytes(int(told["virtual-size"])))
     except (OSError, ValueError, TypeError, LookupError, subprocess.TimeoutExpired) as exc:
         return Image(path=path, says=str(exc)[:200])
 
 
 def why_not(image: Image, size: int) -> str | None:
-    """Why it cannot be the image of a disk of so many bytes; None: it can. Pure."""
+    """Return why an image cannot be that of a disk of `size` bytes; None: it can. Pure."""
     if not image.there:
-        return f"{image.path} is gone"
+        return f"{image.path} does not exist"
     if not image.regular:
-        return f"{image.path} is no file"
+        return f"{image.path} is not a regular file"
     if image.user:
         return f"{image.path} is used by guest {image.user}"
     if image.size is None:
@@ -76,7 +76,7 @@ def why_not(image: Image, size: int) -> str | None:
             f"{image.path} cannot be read: {image.says}"
         )  # fmt: skip
     if image.size != size:
-        return f"{image.path} has {image.size} bytes, and the disk {size}"
+        return f"{image.path} has {image.size} bytes, but the disk has {size}"
     return None
 
 
@@ -84,15 +84,16 @@ _WAITS = "inmigrate"
 _MADE = "vmckpt-standby"
 _OURS, _RAN, _SETTLED = "ours", "ran", "settled"
 _LONGEST = 256
-"""Bytes of a mark; a session's ID is far shorter."""
+"""Bytes to read of a marker file; a session's ID is far shorter."""
 _IMAGES = "images.json"
-"""In the folder that outlives a reboot."""
+"""File name, in the directory that survives a reboot."""
 
 
 def make(session: Session, xml: str) -> None:
-    """Make or take the images and start a QEMU that waits. Nothing is left of it if that fails.
+    """Create or check the images and start a QEMU that waits.
 
-    `xml`: the running guest's. Raises BadInput, HypervisorError.
+    `xml`: the running guest's. Raises BadInput, HypervisorError; images that it created are removed
+    then.
     """
     _note_images(session)
     images = {disk.target: disk.path for disk in session.disks}
@@ -112,12 +113,12 @@ def make(session: Session, xml: str) -> None:
 
 
 def _check(session: Session, disk: Disk) -> None:
-    """An image that was there before is looked at once more, right before it is written to."""
+    """Check an image that existed before once more, right before it is written to."""
     why = why_not(inspect_image(disk.path, disk.format), disk.size)
     if why is not None:
         raise BadInput(
-            f"{session.host}: {why}; it cannot be taken for {disk.target}",
-            hint="protect the guest again: what is there is looked at anew",
+            f"{session.host}: {why}; it cannot be used for {disk.target}",
+            hint="protect the guest again: its images are checked again",
         )
 
 
@@ -126,8 +127,8 @@ def _image(session: Session, disk: Disk) -> Path:
     with Folder(path.parent, make=True) as folder:
         if folder.look(path.name) is not None and not _is_standbys(folder, path, session):
             raise BadInput(
-                f"{session.host}: {path} is there already, and is no standby's image",
-                hint="move it away, or name another folder with --storage",
+                f"{session.host}: {path} exists already and is not a standby's image",
+                hint="move it away, or give another directory with --storage",
             )
         folder.write(_mark(path).name, session.session.encode())
         file = folder.renew(path.name)
@@ -140,20 +141,22 @@ def _image(session: Session, disk: Disk) -> Path:
         os.close(file)
     if done.returncode != 0:
         _forget(path)
-        why = done.stderr.strip().splitlines()[-1:] or ["no word"]
-        raise BadInput(f"{session.host}: {path} cannot be made: {why[0]}")
+        why = done.stderr.strip().splitlines()[-1:] or ["no error reported"]
+        raise BadInput(f"{session.host}: {path} cannot be created: {why[0]}")
     return path
 
 
 def _mark(path: Path) -> Path:
-    """A file beside an image, as long as that is a standby's which never ran."""
+    """Return the path of the marker file beside an image, which marks it as the image of a standby
+    that never ran."""
     return path.with_name(f".{path.name}.{_MADE}")
 
 
 def _is_standbys(folder: Folder, path: Path, session: Session) -> bool:
-    """Whether an image is marked as a standby's, by us: another user could mark any image.
+    """Return whether an image has a valid marker of a standby.
 
-    Where a server of files makes all that is root's another user's, this session's ID proves it.
+    The marker must be owned by root, since another user could mark any image. Where a file server
+    maps root to another user, the marker must hold this session's ID.
     """
     seen = folder.look(_mark(path).name)
     if seen is None or not stat.S_ISREG(seen.st_mode):
@@ -162,7 +165,7 @@ def _is_standbys(folder: Folder, path: Path, session: Session) -> bool:
 
 
 def _marked_by(folder: Folder, path: Path) -> str | None:
-    """The session whose standby's image that is; None: it is not marked."""
+    """Return the session ID in the marker of an image; None: it is not marked."""
     try:
         return folder.read(_mark(path).name, _LONGEST).decode(errors="replace")
     except OSError:
@@ -176,7 +179,7 @@ def _forget(path: Path) -> None:
 
 
 def _note_images(session: Session) -> None:
-    """Of images that are made for it: nothing else is known of them once its host has rebooted."""
+    """Record the images created for the standby: no other record of them survives a reboot."""
     made = [disk.path for disk in session.disks if not disk.taken]
     if session.state and made:
         folder = Path(session.state)
@@ -185,7 +188,10 @@ def _note_images(session: Session) -> None:
 
 
 def forget_images(state: Path, session: str | None) -> list[str]:
-    """After a reboot: remove images that were made for a session's standby and never ran; which."""
+    """Remove, after a reboot, the images created for a session's standby that never ran.
+
+    Returns the removed paths.
+    """
     try:
         noted = [Path(one) for one in json.loads((state / _IMAGES).read_text())]
     except (OSError, ValueError):
@@ -201,7 +207,7 @@ def forget_images(state: Path, session: str | None) -> list[str]:
 
 
 def adopt(session: Session, folder: Path) -> None:
-    """The guest is to run on these images: from now on they are nobody's to remove."""
+    """Note that the guest is about to run on these images: they must not be removed from now on."""
     (folder / _OURS).touch()
     for path in (Path(disk.path) for disk in session.disks):
         with suppress(FileNotFoundError), Folder(path.parent) as images:
@@ -209,38 +215,40 @@ def adopt(session: Session, folder: Path) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether the guest runs here, or was to."""
+    """Return whether the guest runs on this host, or was about to; see `adopt`."""
     return (folder / _OURS).exists()
 
 
 def note_settled(folder: Path) -> None:
-    """libvirt describes the guest as an ordinary one of this host."""
+    """Note that the guest is an ordinary one of this host in libvirt."""
     (folder / _SETTLED).touch()
 
 
 def is_settled(folder: Path) -> bool:
-    """Whether it does: what is stored of it is its owner's to change since."""
+    """Return whether `note_settled` was called: since then the owner may change the definition."""
     return (folder / _SETTLED).exists()
 
 
 def note_run(folder: Path) -> None:
-    """Right before its CPUs are started."""
+    """Note that the guest is about to run; call it right before its CPUs are started."""
     (folder / _RAN).touch()
 
 
 def may_have_run(folder: Path) -> bool:
-    """Whether the guest was let run here, or was about to be."""
+    """Return whether the guest was started on this host, or was about to be."""
     return (folder / _RAN).exists()
 
 
 def never_came_to_life(session: Session, folder: Path) -> bool:
-    """Whether its QEMU is gone, and nothing ever ran in it: the guest was to run here, and is no
-    guest of this host."""
+    """Return whether the standby's QEMU is gone and its guest never ran.
+
+    Such a guest may have been about to run on this host, but is not a guest of it.
+    """
     return not may_have_run(folder) and not identity.runs(session.guest)
 
 
 def waits(session: Session) -> bool:
-    """Whether the session's standby is there and has never run. Raises HypervisorError."""
+    """Return whether the session's standby exists and has never run. Raises HypervisorError."""
     try:
         with QmpMonitor(session.guest, host=session.host, uri=session.uri) as monitor:
             return (
@@ -254,26 +262,29 @@ def waits(session: Session) -> bool:
 
 
 def remove(session: Session, folder: Path) -> tuple[str, ...]:
-    """Take the standby away, if it still is one; what was done. Raises VmckptError."""
+    """Remove the standby. Returns what was done, for display.
+
+    Raises VmckptError, also if the guest was started on this host or was about to be.
+    """
     did = []
     dead = never_came_to_life(session, folder)
     if is_ours(folder) and not dead:
         raise VmckptError(
-            f"{session.name} was to run on {session.host}: it is no standby, and is left alone",
+            f"{session.name} was about to run on {session.host}; it is not removed as a standby",
             hint="run vmckpt recover",
         )
     if waits(session):
         with QmpMonitor(session.guest, host=session.host, uri=session.uri) as monitor:
             monitor.end()
-        did.append("ended the standby")
+        did.append("stopped the standby")
     if _runs_here(session):
         raise VmckptError(
-            f"{session.name} runs on {session.host}: it is no standby, and is left alone",
+            f"{session.name} runs on {session.host}; it is not removed as a standby",
             hint="run vmckpt recover",
         )
     for disk in session.disks:
         if disk.taken:
-            did.append(f"left {disk.path}, which was there before")
+            did.append(f"kept {disk.path}, which existed before")
         elif _was_made(session, Path(disk.path)) or (dead and is_ours(folder)):
             _forget(Path(disk.path))
             did.append(f"removed {disk.path}")
@@ -288,7 +299,7 @@ def _was_made(session: Session, path: Path) -> bool:
 
 
 def clear(session: Session, folder: Path) -> None:
-    """Remove the session's files."""
+    """Remove the session's files on tmpfs and on disk, but no images."""
     if session.state:
         shutil.rmtree(session.state, ignore_errors=True)
     remove_folder(folder)

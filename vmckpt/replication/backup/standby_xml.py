@@ -1,4 +1,4 @@
-"""How a standby is described to libvirt, and the guest that it becomes. Pure."""
+"""The libvirt XML of a standby, and of the guest that it becomes. Pure."""
 
 from collections.abc import Collection, Mapping
 from itertools import pairwise
@@ -12,9 +12,11 @@ _WAITING = ("-incoming", "defer")
 
 
 def standby(xml: str, images: Mapping[str, str], session: str) -> str:
-    """A guest that waits for memory: with disks of its own, unplugged, and marked as what it is.
+    """Return the XML of a guest's standby, which waits for memory.
 
-    `images`: path of each replicated disk's image. Raises ValueError if that is no domain.
+    It has its own disks, its network links are down, and its metadata marks it as the standby of
+    `session`. `images`: path of each replicated disk's image. Raises ValueError if `xml` is not a
+    domain.
     """
     root = plain(xml)
     place(root, images)
@@ -33,7 +35,7 @@ def standby(xml: str, images: Mapping[str, str], session: str) -> str:
 
 
 def wait(root: ET.Element) -> None:
-    """Let the guest's QEMU wait for memory and device state when it is started."""
+    """Make the guest's QEMU wait for memory and device state when it is started."""
     line = root.find(f"{{{QEMU}}}commandline")
     line = ET.SubElement(root, f"{{{QEMU}}}commandline") if line is None else line
     for word in _WAITING:
@@ -42,7 +44,7 @@ def wait(root: ET.Element) -> None:
 
 
 def clean(xml: str, images: Mapping[str, str]) -> str:
-    """The same guest as it is stored once it runs there: started again, it would not wait."""
+    """Return the definition to store once the guest runs on the backup, where it does not wait."""
     root = plain(xml)
     place(root, images)
     ET.register_namespace("qemu", QEMU)
@@ -50,7 +52,7 @@ def clean(xml: str, images: Mapping[str, str]) -> str:
 
 
 def plain(xml: str) -> ET.Element:
-    """A guest without what it may still have of an earlier time as a standby."""
+    """Parse a guest's XML, without what is left of an earlier time as a standby."""
     root = domain_xml.tree(xml, "domain")
     root.attrib.pop("id", None)
     line = root.find(f"{{{QEMU}}}commandline")
@@ -67,7 +69,7 @@ def plain(xml: str) -> ET.Element:
 
 
 def place(root: ET.Element, images: Mapping[str, str]) -> None:
-    """Give disks other images, by their names in the guest."""
+    """Replace the images of disks; `images` maps their names in the guest to paths."""
     for disk in root.findall("devices/disk"):
         target, source = disk.find("target"), disk.find("source")
         name = target.get("dev", "") if target is not None else ""
@@ -82,8 +84,11 @@ def place(root: ET.Element, images: Mapping[str, str]) -> None:
 
 
 def with_owners_kept(xml: str, shared: Collection[str]) -> str:
-    """libvirt leaves the owners of these disks' images alone, by their names in the guest: another
-    host's QEMU uses them, and opens them again for each epoch."""
+    """Return the XML with relabelling off for `shared` disks, so that libvirt keeps their owners.
+
+    Another host's QEMU uses the images, and opens them again for each epoch. `shared`: the disks'
+    names in the guest.
+    """
     if not shared:
         return xml
     root = domain_xml.tree(xml, "domain")
@@ -99,7 +104,7 @@ def with_owners_kept(xml: str, shared: Collection[str]) -> str:
 
 
 def plugged(xml: str) -> list[str]:
-    """The cards of a running standby's XML, each as libvirt wants it to plug it in."""
+    """Return the XML of each network card of a running standby, with its link up."""
     found = []
     for card in domain_xml.tree(xml, "domain").findall("devices/interface"):
         for link in card.findall("link"):
@@ -110,12 +115,12 @@ def plugged(xml: str) -> list[str]:
 
 
 def marked(xml: str) -> str | None:
-    """The session whose standby a running guest is; None: it is an ordinary guest."""
+    """Return the session whose standby a running guest is; None: it is an ordinary guest."""
     return domain_xml.standby_of(domain_xml.tree(xml, "domain"))
 
 
 def _forget_tap(card: ET.Element) -> None:
-    """The host's name for a card is another one there."""
+    """Remove the name of the host's tap device: the other host has its own."""
     for target in card.findall("target"):
         if target.get("dev", "").startswith(("vnet", "macvtap")):
             card.remove(target)

@@ -1,6 +1,7 @@
-"""When the backup may run the guest. Pure.
+"""Decide when the backup may run the guest. Pure.
 
-Silence never decides: a lease does, or a person. Silence only says when to ask.
+Silence of the primary is never enough: the lease decides, or the operator. Silence only determines
+when to ask the lease store.
 """
 
 from dataclasses import dataclass
@@ -10,49 +11,49 @@ from vmckpt.units import Seconds
 
 
 class Step(StrEnum):
-    """What the backup does next."""
+    """The next step of the backup."""
 
     WAIT = "wait"
     ASK = "ask"
     """Ask the lease store whether the primary's lease has run out."""
     RUN = "run"
-    """The guest is ours: let it run."""
+    """Run the guest on this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the backup knows just now."""
+    """What the backup knows now."""
 
     committed: int
-    """The last epoch committed; 0: the standby is nothing whole."""
+    """The last committed epoch; 0: the standby is not consistent."""
     silent: Seconds
-    """For how long nothing has come from the primary."""
+    """How long nothing has come from the primary."""
     has_lease: bool
-    """There is a lease store, in which the primary's lease runs out by itself."""
+    """There is a lease store, in which the primary's lease expires by itself."""
     automatic: bool
     person: bool
-    """Somebody asked for a failover; of a guest that moves its controller alone, once it knows that
-    the source has given it away."""
+    """A failover was requested. Of a guest that is being migrated only the controller requests it,
+    after it has confirmed that the source handed the guest over."""
     final: bool
-    """The last epoch committed was the final one of a planned switch."""
+    """The last committed epoch was the final one of a planned switchover."""
     handed_over: bool
-    """The primary has said that the guest is ours."""
+    """The primary has reported that it handed the guest over."""
     moves: bool = False
-    """It is a migration: output is not held, so no epoch but the final one may ever run."""
+    """The session is a migration. Output is not buffered, so only the final epoch may run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is done, and why."""
+    """The next step, and the reason for display."""
 
     step: Step
     why: str
 
 
 def decide(seen: Seen, *, patience: Seconds) -> Decision:
-    """`patience`: so long a silence is ordinary."""
+    """Choose the next step. `patience`: how long the primary may be silent without any action."""
     if seen.committed == 0:
-        return Decision(step=Step.WAIT, why="the standby has no whole epoch yet")
+        return Decision(step=Step.WAIT, why="the standby has no complete epoch yet")
     if seen.handed_over and seen.final:
         return Decision(step=Step.RUN, why="the primary has handed the guest over")
     if seen.moves:
@@ -60,22 +61,23 @@ def decide(seen: Seen, *, patience: Seconds) -> Decision:
     if seen.has_lease:
         return _by_lease(seen, patience)
     if seen.person and seen.silent > patience:
-        return Decision(step=Step.RUN, why="a person said that the primary is dead")
-    return Decision(step=Step.WAIT, why="without a lease store only a person can tell")
+        return Decision(step=Step.RUN, why="the operator declared the primary dead")
+    return Decision(step=Step.WAIT, why="without a lease store, only the operator can fail over")
 
 
 def _by_lease(seen: Seen, patience: Seconds) -> Decision:
     if seen.person or seen.final:
-        return Decision(step=Step.ASK, why="a person asked" if seen.person else "a switch")
+        why = "failover requested" if seen.person else "planned switchover"
+        return Decision(step=Step.ASK, why=why)
     if not seen.automatic:
-        return Decision(step=Step.WAIT, why="failover is left to a person")
+        return Decision(step=Step.WAIT, why="failover is left to the operator")
     if seen.silent > patience:
-        return Decision(step=Step.ASK, why=f"silent for {seen.silent:.2f} s")
-    return Decision(step=Step.WAIT, why="the primary lives")
+        return Decision(step=Step.ASK, why=f"the primary was silent for {seen.silent:.2f} s")
+    return Decision(step=Step.WAIT, why="the primary is alive")
 
 
 def _move(seen: Seen) -> Decision:
-    """Of a guest that moves, whose source has not said itself that it is ours."""
+    """Decide for a guest that is being migrated, whose source has not reported the hand-over."""
     if seen.final and seen.person:
-        return Decision(step=Step.RUN, why="its controller has seen that it was handed over")
-    return Decision(step=Step.WAIT, why="only its source can give a guest away that moves")
+        return Decision(step=Step.RUN, why="the controller confirmed the source's hand-over")
+    return Decision(step=Step.WAIT, why="only the source can hand over a guest in migration")

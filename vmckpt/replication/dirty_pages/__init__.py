@@ -1,1 +1,1 @@
-"""Which pages of a guest's memory have changed since the last epoch."""
+"""Find the pages of a guest's memory that have changed since the last epoch."""

@@ -1,10 +1,11 @@
-"""Epochs by QEMU's own log of changed pages, which takes time with what changed, not with memory.
+"""Capture epochs with QEMU's own dirty log, in time proportional to the changes, not to memory.
 
-QEMU's COLO keeps a secondary by checkpoints; we are the secondary, over a pair of sockets, and say
-at once that all was loaded. QEMU asks before each checkpoint and waits for our answer while the
-guest runs, so the pace is ours. **While it is on, QEMU takes a `migrate` from anybody and is spoilt
-by it**: something must keep libvirt from that, which a block job begun at the monitor does not.
-Needs KVM, and QEMU before 10; see `select`.
+QEMU's COLO sends checkpoints to a secondary. The agent acts as the secondary, over a socket pair,
+and reports at once that each checkpoint is loaded. QEMU asks before each checkpoint and waits for
+the reply while the guest runs, so the agent sets the pace. **While COLO is on, QEMU accepts a
+`migrate` from any client and cannot recover from it**: something must keep libvirt from migrating
+the guest, and a block job started at the monitor does not. Needs KVM, and QEMU before 10; see
+`select`.
 """
 
 import json
@@ -34,9 +35,9 @@ COLO = "x-colo"
 _DELAY = "x-checkpoint-delay"
 _DOWNTIME = "downtime-limit"
 _ASKS_AFTER_MS = 5
-"""So soon after a checkpoint QEMU asks for the next."""
+"""Time after a checkpoint until QEMU asks for the next, in milliseconds."""
 _DOWNTIME_MS = 20
-"""The first pass ends when the rest takes so long."""
+"""The first pass ends when sending the rest takes this long, in milliseconds."""
 _PATIENCE = Seconds(10.0)
 _FIRST = Seconds(600.0)
 _TURN = 0.002
@@ -45,7 +46,7 @@ _BUFFER = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What was so before COLO began; to be written down before `DirtyLog.begin`."""
+    """QEMU's settings before COLO began; they must be stored before `DirtyLog.begin`."""
 
     capabilities: dict[str, bool]
     delay: int
@@ -57,12 +58,15 @@ class Before:
 
     @classmethod
     def from_json(cls, text: str) -> "Before":
-        """Raises ValueError, TypeError if it is none."""
+        """Parse the text of `to_json`. Raises ValueError, TypeError if it is invalid."""
         return cls(**json.loads(text))
 
 
 def dirty_log_facts(monitor: Commands) -> Before:
-    """Raises CannotCapture if QEMU has no COLO or something else migrates the guest."""
+    """Read the settings that COLO changes.
+
+    Raises HypervisorError, and CannotCapture if QEMU has no COLO or another job migrates the guest.
+    """
     undo = migration_settings.settings_facts(monitor, want=COLO, runs=None, folder=None)
     told = monitor.ask("query-migrate-parameters")
     return Before(
@@ -72,10 +76,10 @@ def dirty_log_facts(monitor: Commands) -> Before:
 
 
 def leave(monitor: Commands, before: Before) -> None:
-    """Put all back, however far it came and whoever died; the guest runs, and may be migrated.
+    """Leave COLO and restore QEMU's settings; then the guest runs and may be migrated.
 
-    May be repeated. A guest that somebody paused runs for a moment. Raises HypervisorError,
-    CaptureFailed.
+    Works from any point at which an agent may have died, and may be repeated. A guest that a user
+    paused runs for a moment. Raises HypervisorError, CaptureFailed.
     """
     paused = monitor.run_state() == "paused"
     status = monitor.ask("query-migrate").get("status", "none")
@@ -92,7 +96,7 @@ def leave(monitor: Commands, before: Before) -> None:
     migration_settings.drop_pipe(monitor)
     state = monitor.run_state()
     if paused:
-        # QEMU lets the guest run at COLO's end, whoever paused it.
+        # At the end of COLO, QEMU resumes the guest even if a user paused it.
         if state == "running":
             monitor.tell("stop", {})
     elif state in (*migration_settings.STOPPED, "colo") and not monitor.paused_by_user():
@@ -100,14 +104,17 @@ def leave(monitor: Commands, before: Before) -> None:
 
 
 def _wait_for_cleanup(monitor: Commands) -> None:
-    """COLO counts as completed before its thread has let the guest run and ended; a `migrate` in
-    between would be refused and spoil QEMU."""
+    """Wait until QEMU's COLO thread has ended. Raises CaptureFailed if it does not.
+
+    COLO counts as completed before its thread has resumed the guest and ended. A `migrate` in
+    between would be refused, and QEMU would not recover from it.
+    """
     give_up = time.monotonic() + _PATIENCE
     while any(one["type"] == "migration" for one in monitor.ask("query-yank")):
         if time.monotonic() > give_up:
             raise CaptureFailed(
                 f"QEMU of {monitor.name} on {monitor.host} does not leave COLO",
-                hint="look at QEMU's log there",
+                hint="see QEMU's log there",
             )
         time.sleep(_TURN)
 
@@ -118,15 +125,20 @@ def _set(monitor: Commands, delay: int, downtime: int, bandwidth: int) -> None:
 
 
 class DirtyLog:
-    """Takes one epoch after the other, like `epoch_capture.Capturer`. `begin` first, `end` last."""
+    """Captures one epoch after the other, like `epoch_capture.Capturer`.
+
+    Call `begin` first, which captures the first epoch, then `take` for each epoch, and `end` last.
+    """
 
     def __init__(
         self, monitor: Commands, undo: Undo, *, files: Sequence[MemoryFile],
         last: Sequence[Mapping], most: int, output: Output, logs: Sequence[Log],
         still: Callable[[bool], None],
     ) -> None:  # fmt: skip
-        """`undo`: of a capture without shared memory; `last`: the copies of the files; `most`: so
-        many pages of an epoch are kept aside, of more the last copy gets the new content."""
+        """`undo`: of a capture without shared memory; `last`: the copies of the memory files;
+        `most`: maximum number of an epoch's pages to keep aside, beyond which the new content goes
+        directly into the last copy; `still`: as for `Capturer`.
+        """
         self._monitor, self._undo = monitor, undo
         self._gathered = Gathered(files, last, most=most)
         self._parser = ColoParser(self._gathered)
@@ -138,9 +150,12 @@ class DirtyLog:
         self._marks: Marks = []
 
     def begin(self, before: Before) -> Epoch:
-        """The first pass over all of memory: an epoch like any other, with what differs from the
-        last copies, which have it already. Raises HypervisorError, CaptureFailed; nothing is left
-        then. Disk writes are not held back while it lasts."""
+        """Start COLO, whose first pass sends all of memory, and return it as an epoch.
+
+        The epoch has the pages that differ from the last copies, which have their new content
+        already. Disk writes do not wait for room in the log during the pass. Raises
+        HypervisorError, CaptureFailed; COLO is left then.
+        """
         monitor = self._monitor
         self._before = before
         head = self._shared_head()
@@ -170,14 +185,16 @@ class DirtyLog:
         return self._epoch(without_description(first), ends, packets)
 
     def take(self, *, goes_on: bool = True) -> Epoch:
-        """A guest that somebody paused would run after it: look before, as for any capture.
+        """Capture the next epoch; without `goes_on` the guest stays paused after it.
 
-        Raises HypervisorError, CaptureFailed: all is put back then, and the guest runs.
+        A guest that a user paused would run afterwards, so check its state first, as for any
+        capture. Raises HypervisorError, CaptureFailed; QEMU's settings are restored then, and the
+        guest runs.
         """
         self._marks = []
         try:
             self._until(Stage.ASKED)
-            # Writes under way must end, or the guest could not be stopped.
+            # The guest cannot be stopped before its disk writes in flight have ended.
             self._open_logs(True)
             self._still(True)
             self._mark("begin")
@@ -201,13 +218,16 @@ class DirtyLog:
         return self._epoch(state, ends, packets)
 
     def go_on(self) -> None:
-        """Let a guest that stands still after an epoch go on. Raises CaptureFailed."""
+        """Resume a guest that is paused after an epoch. Raises CaptureFailed."""
         if self._parser.stage is Stage.WHOLE:
             self._send(self._parser.loaded())
         self._still(False)
 
     def end(self) -> None:
-        """Leave COLO; the guest runs. May be repeated. Raises HypervisorError, CaptureFailed."""
+        """Leave COLO; the guest runs then. May be repeated.
+
+        Raises HypervisorError, CaptureFailed.
+        """
         try:
             if self._before is not None:
                 leave(self._monitor, self._before)
@@ -223,7 +243,8 @@ class DirtyLog:
             self.end()
 
     def _shared_head(self) -> Head:
-        """The head of a stream without shared memory, from one short pause."""
+        """Return the header of a stream without shared memory, for which it pauses the guest
+        briefly."""
         tape = Tape()
         with Drain(tape) as drain:
             standstill = PausedCapture(self._monitor, self._undo, drain)
@@ -244,7 +265,7 @@ class DirtyLog:
         return parse_head(bytes(tape.data))[0]
 
     def _first_pass(self) -> None:
-        """Take all of memory; the guest stands still at the end."""
+        """Receive all of memory; the guest is paused at the end."""
         assert self._socket is not None
         reader = _Reader(self._socket, self._parser, self._buffer)
         reader.start()
@@ -263,9 +284,9 @@ class DirtyLog:
         while (status := monitor.ask("query-migrate").get("status")) != "colo":
             if status not in ACTIVE or reader.error is not None or time.monotonic() > give_up:
                 raise reader.error or CannotCapture(
-                    f"QEMU of {monitor.name} on {monitor.host} does not come to COLO: its"
+                    f"QEMU of {monitor.name} on {monitor.host} cannot start COLO: its"
                     f" migration is {status}",
-                    hint="use the way that compares memory",
+                    hint="use the method that compares memory",
                 )
             if not self._marks and monitor.run_state() == "finish-migrate":
                 self._still(True)
@@ -276,7 +297,10 @@ class DirtyLog:
             self._mark("begin")
 
     def _barrier(self) -> tuple[tuple[int, ...], int]:
-        """With the guest stopped: where the disks' logs end, and its output set apart."""
+        """Close the epoch of disks and network while the guest is paused.
+
+        Returns where each disk's log ends, and the number of packets.
+        """
         ends = tuple(log.size() for log in self._logs)
         packets = self._output.close_epoch()
         self._mark("output")
@@ -292,7 +316,8 @@ class DirtyLog:
         )  # fmt: skip
 
     def _until(self, stage: Stage) -> None:
-        """Read until it has come so far; beyond `stage` is fine for one that QEMU runs through."""
+        """Read until the parser has reached `stage`; MEMORY also counts as reached once it is over,
+        since QEMU does not stop there. Raises CaptureFailed."""
         passes = (stage,) if stage is not Stage.MEMORY else (stage, Stage.STATE, Stage.WHOLE)
         while self._parser.stage not in passes:
             assert self._socket is not None
@@ -314,8 +339,8 @@ class DirtyLog:
 
     def _failed(self, why: str) -> CaptureFailed:
         return CaptureFailed(
-            f"the dirty log of {self._monitor.name} on {self._monitor.host} broke off: {why}",
-            hint="look at QEMU's log there; the way that compares memory goes on without it",
+            f"the dirty log of {self._monitor.name} on {self._monitor.host} failed: {why}",
+            hint="see QEMU's log there; the method that compares memory does not need COLO",
         )
 
     def _open_logs(self, on: bool) -> None:
@@ -327,15 +352,18 @@ class DirtyLog:
 
 
 class _Nothing:
-    """Looks for no changes."""
+    """A comparison that finds no changes."""
 
     def result(self) -> None:
         return
 
 
 class _Reader(threading.Thread):
-    """Takes the first pass while its end is looked for: QEMU answers nobody until it got rid of
-    what it sends. Ends when nothing is left after `over`."""
+    """A thread that receives the first pass while another one polls the monitor for its end.
+
+    QEMU's monitor does not answer until QEMU has sent its data. The thread ends when nothing is
+    left to read after `over` is set.
+    """
 
     def __init__(self, taken: socket.socket, parser: ColoParser, buffer: memoryview) -> None:
         super().__init__(name="dirty-log", daemon=True)
@@ -358,8 +386,8 @@ class _Reader(threading.Thread):
                 self._take(self._buffer[:length])
 
     def _take(self, data: memoryview) -> None:
-        """Whatever goes wrong here, QEMU must get rid of its stream."""
+        """Parse data. An error is kept, not raised: QEMU must be able to send its stream."""
         try:
             self._parser.feed(data)
-        except Exception as exc:  # noqa: BLE001 - handed to whoever waits
+        except Exception as exc:  # noqa: BLE001 - raised in the thread that waits
             self.error = exc

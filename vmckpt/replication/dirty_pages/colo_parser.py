@@ -1,7 +1,7 @@
-"""QEMU's COLO stream, the receiving side: memory and device state of one checkpoint after another.
+"""Parse QEMU's COLO stream: memory and device state of one checkpoint after another. Pure.
 
-The layout is in QEMU's migration/colo.c: first a whole migration stream, then messages of 32 bits
-in both directions, with memory sections and a device state of told length between them. Pure.
+The layout is that of QEMU's migration/colo.c: first a complete migration stream, then 32-bit
+messages in both directions, with memory sections and a device state of stated length between them.
 """
 
 import struct
@@ -13,36 +13,36 @@ from vmckpt.capture.qemu_stream.header import EOF, NeedMore, damaged
 from vmckpt.capture.qemu_stream.stream import Sink, StreamParser
 
 READY, REQUEST, REPLY, SEND, SIZE, RECEIVED, LOADED = range(7)
-"""Messages, as QEMU numbers them."""
+"""Message numbers of QEMU's protocol."""
 MOST_STATE = 64 << 20
-"""Bytes of device state; QEMU's has tens of KiB."""
+"""Maximum size of a device state, in bytes; QEMU's are tens of KiB."""
 
 _WORD = struct.Struct(">I")
 _SIZED = struct.Struct(">IQ")
 
 
 class Stage(StrEnum):
-    """How far the conversation is."""
+    """The stage that the protocol is in."""
 
     FIRST = "first"
-    """All of memory comes; that it has ended is told by QEMU's monitor and not by the stream."""
+    """All of memory is received. QEMU's monitor, not the stream, reports the end."""
     OPEN = "open"
-    """The guest runs, and QEMU has not asked yet."""
+    """The guest runs, and QEMU has not asked for a checkpoint yet."""
     ASKED = "asked"
-    """QEMU waits for our reply; the guest runs."""
+    """QEMU waits for the reply; the guest runs."""
     STOPPING = "stopping"
     MEMORY = "memory"
-    """The guest stands still; pages come."""
+    """The guest is paused; pages are received."""
     STATE = "state"
-    """Device state comes."""
+    """The device state is received."""
     WHOLE = "whole"
-    """All of the checkpoint is here; the guest stands still until `loaded`."""
+    """The checkpoint is complete; the guest is paused until `loaded`."""
 
 
 class ColoParser(StreamParser):
-    """Takes what QEMU sends, cut anywhere; pages go to the sink, whose `tail` is never called.
+    """Parses what QEMU sends, in pieces of any size. Pages go to the sink, whose `tail` is unused.
 
-    What QEMU says out of its turn or not at all is StreamDamaged, after which it is of no use.
+    An unexpected or unknown message raises StreamDamaged, after which the parser cannot be used.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -53,13 +53,14 @@ class ColoParser(StreamParser):
 
     @property
     def state(self) -> bytes:
-        """Device state, as it came: sections up to EOF; in the first pass with a description."""
+        """The device state as received: sections up to EOF, and a description in the first pass."""
         return bytes(self._taken)
 
     def ready(self) -> bytes:
-        """What to send once QEMU's monitor says that the first pass is over: the guest runs.
+        """Return what to send once QEMU's monitor reports the end of the first pass.
 
-        Raises StreamDamaged if the first pass is not whole.
+        QEMU resumes the guest when it receives that. Raises StreamDamaged if the first pass is not
+        complete.
         """
         self._expect(Stage.FIRST)
         self.finish()
@@ -68,20 +69,26 @@ class ColoParser(StreamParser):
         return _WORD.pack(READY)
 
     def reply(self) -> bytes:
-        """What to send to have a checkpoint taken now: the guest is stopped."""
+        """Return what to send to start a checkpoint, for which QEMU pauses the guest.
+
+        Raises StreamDamaged if QEMU has not asked.
+        """
         self._expect(Stage.ASKED)
         self.stage = Stage.STOPPING
         return _WORD.pack(REPLY)
 
     def loaded(self) -> bytes:
-        """What to send when all of a checkpoint was taken: the guest goes on."""
+        """Return what to send when a checkpoint is complete; QEMU then resumes the guest.
+
+        Raises StreamDamaged if it is not complete.
+        """
         self._expect(Stage.WHOLE)
         self.stage = Stage.OPEN
         return _WORD.pack(RECEIVED) + _WORD.pack(LOADED)
 
     def _expect(self, stage: Stage) -> None:
         if self.stage is not stage:
-            raise damaged(self._offset, f"stage {self.stage!r} where {stage!r} should be")
+            raise damaged(self._offset, f"stage {self.stage!r} instead of {stage!r}")
 
     def _after_memory(self, kind: int) -> Callable[[memoryview], int]:
         if self.stage is Stage.FIRST:

@@ -1,5 +1,8 @@
-"""What a checkpoint of QEMU's COLO stream comes to: changed pages, and device state as a waiting
-standby takes it, like that of an ordinary migration without shared memory."""
+"""Turn a checkpoint of QEMU's COLO stream into changed pages and a device state.
+
+The device state has the form that a waiting standby loads: that of an ordinary migration without
+shared memory.
+"""
 
 import json
 import struct
@@ -19,24 +22,24 @@ from vmckpt.replication.dirty_pages.finder import Changed, Pages
 
 _SHIFT = PAGE.bit_length() - 1
 _NONE: Numbers = np.zeros(0, dtype=np.intp)
-# The state in which the guest is to come up: QEMU notes it once, before COLO begins.
+# The run state that the guest is to have after loading: QEMU records it once, before COLO begins.
 _NOTED = b"\x0bglobalstate" + struct.pack(">II", 0, 1)
 _RUNNING = struct.pack(">I", 8) + b"running\0"
 _PAUSED = struct.pack(">I", 7) + b"paused\0\0"
 
 
 class Gathered:
-    """Takes pages: those in files of memory go to `changed`, the others are kept for the state."""
+    """A sink for a stream's pages: those of memory files go to `changed`, others to `private`."""
 
     def __init__(self, files: Sequence[MemoryFile], last: Sequence[Mapping], *, most: int) -> None:
-        """`most`: so many pages are kept aside for an epoch, the rest goes to the last copy."""
+        """`most`: maximum number of an epoch's pages to keep aside; more go to the last copy."""
         self._files, self._last, self._most = files, last, most
         self._first = True
         self._place: dict[int, int] = {}
         self.private: dict[str, NDArray[np.uint8]] = {}
-        """Blocks that are in no file, shape (pages, 4096)."""
+        """Blocks that are in no memory file, each of shape (pages, 4096)."""
         self.version = 0
-        """Grows when one of them changes."""
+        """Grows when a private block changes."""
         self._names: list[str] = []
         self._numbers: list[list[Numbers]] = [[] for _ in files]
         self._pages: list[list[Pages]] = [[] for _ in files]
@@ -45,7 +48,10 @@ class Gathered:
         self._room = most
 
     def begin(self, head: Head) -> None:
-        """Raises CannotCapture if the files are not all of the guest's main memory."""
+        """Assign the stream's blocks to the memory files.
+
+        Raises CannotCapture if the files are not all of the guest's main memory.
+        """
         self._names = [block.name for block in head.blocks]
         for index, block in enumerate(head.blocks):
             found = [n for n, one in enumerate(self._files) if block.name in one.names]
@@ -55,7 +61,7 @@ class Gathered:
                 self.private[block.name] = np.zeros((block.size >> _SHIFT, PAGE), dtype=np.uint8)
         if sorted(self._place.values()) != list(range(len(self._files))):
             raise CannotCapture(
-                f"QEMU's blocks {', '.join(self._names)} are not the files of the guest's memory"
+                f"QEMU's blocks {', '.join(self._names)} do not match the guest's memory files"
             )
 
     def pages(self, block: int, addresses: Addresses, data: Bytes4096) -> None:
@@ -76,12 +82,12 @@ class Gathered:
         elif not self._first:
             self._keep(file, numbers, np.zeros((len(numbers), PAGE // 8), dtype=np.uint64))
         else:
-            # What was never written would only become pages of the copy.
+            # A page that the copy never wrote is zero there already; writing it would allocate it.
             numbers = numbers[self._last[file].written[numbers]]
             self._keep(file, numbers, np.zeros((len(numbers), PAGE // 8), dtype=np.uint64))
 
     def tail(self, data: memoryview) -> None:
-        raise AssertionError(f"{len(data)} bytes of device state are the parser's")
+        raise AssertionError(f"the parser must keep {len(data)} bytes of device state")
 
     def _keep(self, file: int, numbers: Numbers, pages: Pages) -> None:
         last = self._last[file]
@@ -91,7 +97,7 @@ class Gathered:
         elif self._room >= len(numbers):
             self._room -= len(numbers)
             self._numbers[file].append(numbers)
-            # What was parsed lies in a buffer that the next block overwrites.
+            # The parser's data is in a buffer that the next block overwrites.
             self._pages[file].append(pages.copy())
             return
         last.pages[numbers] = pages
@@ -99,9 +105,10 @@ class Gathered:
         self._whole[file][numbers] = True
 
     def changed(self) -> list[Changed]:
-        """What came since the last call, for each file; and begin anew.
+        """Return the changes of each file since the last call.
 
-        What the last copies did not get of the call before comes again: QEMU tells it but once.
+        Pages of the call before that were not written to the last copies since are returned again,
+        because QEMU sends each change only once.
         """
         self._again()
         found = []
@@ -109,7 +116,7 @@ class Gathered:
             numbers, pages = _newest(self._numbers[file], self._pages[file])
             placed = np.flatnonzero(whole)
             if len(placed):
-                # A page that came twice: what was placed is the newer.
+                # Of a page that came twice, the content in the last copy is newer.
                 still = ~whole[numbers]
                 numbers, pages = numbers[still], pages[still]
             found.append(Changed(numbers=numbers, pages=pages, whole=placed))
@@ -126,7 +133,7 @@ class Gathered:
 
 
 def _newest(numbers: list[Numbers], pages: list[Pages]) -> tuple[Numbers, Pages]:
-    """All in order of their numbers, of each the one that came last."""
+    """Return all pages sorted by number, with the last content of each."""
     if not numbers:
         return _NONE, np.zeros((0, PAGE // 8), dtype=np.uint64)
     every = np.concatenate(numbers)
@@ -138,8 +145,9 @@ class StateForm:
     """Writes a checkpoint's device state as a standby with `x-ignore-shared` loads it."""
 
     def __init__(self, head: Head, gathered: Gathered, first: bytes) -> None:
-        """`head`: of a stream without shared memory, which tells where its blocks are; `first`: the
-        device state of the first pass, which ends with QEMU's description of it."""
+        """`head`: the header of a stream without shared memory, which lists its blocks;
+        `first`: the device state of the first pass, which ends with QEMU's description of it.
+        """
         told = devices.description(first)
         text = json.dumps(told or {}).encode()
         self._described = struct.pack(">BI", DESCRIPTION, len(text)) + text
@@ -148,7 +156,7 @@ class StateForm:
         self._memory = b""
 
     def written(self, state: bytes) -> bytes:
-        """`state`: device state up to its EOF."""
+        """Return the state to load. `state`: a checkpoint's sections up to EOF."""
         gathered = self._gathered
         if self._version != gathered.version:
             out: list[bytes] = []
@@ -172,14 +180,17 @@ class StateForm:
 
 
 def paused(state: bytes) -> bytes:
-    """The same device state for a guest that waits for its `cont`; unchanged if it does already."""
+    """Return the device state with the run state "paused" in place of "running", if it has that.
+
+    A guest that loads it waits for `cont`.
+    """
     if state.count(_NOTED + _RUNNING) != 1:
         return state
     return state.replace(_NOTED + _RUNNING, _NOTED + _PAUSED)
 
 
 def without_description(first: bytes) -> bytes:
-    """The device state of a first pass up to its EOF."""
+    """Return the device state of a first pass up to its EOF."""
     at = len(first)
     while (at := first.rfind(bytes([0, DESCRIPTION]), 0, at)) >= 0:
         if int.from_bytes(first[at + 2 : at + 6], "big") == len(first) - at - 6:

@@ -1,8 +1,8 @@
-"""Which pages changed in an epoch, by comparing a guest's memory with its last copy.
+"""Find the pages that changed in an epoch by comparing a guest's memory with its last copy.
 
-It works everywhere and takes time with the size of memory, not with what changed. What changed is
-copied aside while the guest stands still; the last copy stays the one before, so that differences
-can be sent, until `settle`.
+This works on every host, in time proportional to the memory's size and not to the changes. Changed
+pages are copied aside while the guest is paused. The last copy keeps its content until `settle`, so
+that differences from it can be sent.
 """
 
 import os
@@ -19,21 +19,21 @@ from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers, differing, 
 
 Pages = NDArray[np.uint64]
 
-# One processor is for QEMU and libvirt, which are at work on the same pause.
+# One processor is left to QEMU and libvirt, which work during the same pause.
 _THREADS = max(1, min(4, (os.cpu_count() or 1) - 1))
 _NONE: Numbers = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """What an epoch changed in one file of memory."""
+    """The changes of an epoch in one memory file."""
 
     numbers: Numbers
-    """Sorted."""
+    """Numbers of changed pages, sorted."""
     pages: Pages
-    """What they are now; what they were is in the last copy still."""
+    """Their new content; the last copy still has the previous content."""
     whole: Numbers = field(default_factory=lambda: _NONE)
-    """Pages beyond what was to be kept aside: the last copy has them already."""
+    """Numbers of changed pages beyond the limit, whose new content is in the last copy already."""
 
     @property
     def count(self) -> int:
@@ -41,10 +41,13 @@ class Changed:
 
 
 class CompareFinder:
-    """Use as `with CompareFinder(live, last) as finder`; the mappings are the caller's."""
+    """Finds changed pages by comparison. Use as `with CompareFinder(live, last, most=n) as finder`.
+
+    The caller keeps the mappings open. For each epoch call `prepare`, `begin`, then `settle`.
+    """
 
     def __init__(self, live: Sequence[Mapping], last: Sequence[Mapping], *, most: int) -> None:
-        """`most`: so many pages are kept aside for an epoch; of more only the new content is."""
+        """`most`: maximum number of an epoch's pages to copy aside; more go to the last copy."""
         self._live, self._last, self._most = live, last, most
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compare")
         self._room = most
@@ -58,28 +61,28 @@ class CompareFinder:
         self._pool.shutdown()
 
     def prepare(self) -> None:
-        """While the guest still runs: see that a comparison will meet no page faults."""
+        """Populate the mappings while the guest still runs, to avoid page faults in the pause."""
         self._held = [live.held() for live in self._live]
         for live, last, held in zip(self._live, self._last, self._held, strict=True):
             live.populate(held)
             last.populate(last.written)
 
     def begin(self) -> "Future[list[Changed]]":
-        """Begin to compare; nobody may write the memory until the result is there."""
+        """Start to compare. The memory must not change until the returned future is done."""
         self._room = self._most
         future: Future[list[Changed]] = Future()
 
         def run() -> None:
             try:
                 future.set_result(self._all())
-            except Exception as exc:  # noqa: BLE001 - handed to whoever waits
+            except Exception as exc:  # noqa: BLE001 - raised in the thread that waits
                 future.set_exception(exc)
 
         threading.Thread(target=run, name="comparing", daemon=True).start()
         return future
 
     def settle(self, found: Sequence[Changed]) -> None:
-        """The last copy becomes this epoch's."""
+        """Write the changes to the last copy."""
         for last, one in zip(self._last, found, strict=True):
             last.pages[one.numbers] = one.pages
             last.written[one.numbers] = True
@@ -120,7 +123,7 @@ class CompareFinder:
         return aside, copies, placed
 
     def _take(self, count: int) -> bool:
-        """Whether so many more may be kept aside."""
+        """Return whether `count` more pages may be copied aside, and count them."""
         with self._lock:
             self._room -= count
             return self._room >= 0

@@ -1,8 +1,9 @@
 """A scratch guest: QEMU with a program of a few bytes in place of firmware, without libvirt.
 
-What is not sure to work on a host is tried on it, never on a user's guest. The program runs in
-16-bit mode, which also a /dev/kvm does that runs no ordinary kernel. It counts at 0x600 and in 128
-pages from 0x10000 on. It ends with us, and no file of it is left: its memory has no name any more.
+What may not work on a host is tested on a scratch guest, never on a user's guest. The program runs
+in 16-bit mode, which works even with a /dev/kvm that cannot run an ordinary kernel. It counts at
+0x600 and in 128 pages from 0x10000 on. QEMU ends with this process, and leaves no files: its memory
+file is unlinked.
 """
 
 import json
@@ -41,16 +42,17 @@ _WITH_US = ("setpriv", "--pdeathsig", "KILL")
 
 
 class Scratch:
-    """Use as `with Scratch() as guest`. It is `capture.migration_settings.Commands` itself.
+    """A scratch guest that runs in the block. Use as `with Scratch() as guest`.
 
-    Entering raises HypervisorError, OSError: there is no such QEMU, or it has no such accelerator.
+    It implements `capture.migration_settings.Commands`. Entering raises OSError if there is no such
+    QEMU, and HypervisorError if it does not start, as without the accelerator.
     """
 
     host, uri, name = "here", "", "scratch guest"
     guest = "00000000-0000-0000-0000-000000000001"
 
     def __init__(self, *, waits: bool = False, accelerator: str = "kvm", qemu: str = QEMU) -> None:
-        """`waits`: it waits for a state, as a standby does."""
+        """`waits`: the guest waits for device state, as a standby does."""
         self._waits, self._accelerator, self._qemu = waits, accelerator, qemu
         self._last_words = ""
         self.events: list[dict[str, Any]] = []
@@ -78,7 +80,7 @@ class Scratch:
             self._lines = ours.makefile("rb")
             try:
                 if not self._lines.readline():
-                    raise HypervisorError(f"no QEMU: {self._said()}", host=self.host)
+                    raise HypervisorError(f"QEMU did not start: {self._said()}", host=self.host)
                 self.ask("qmp_capabilities")
                 self.file = os.open(ram, os.O_RDWR | os.O_CLOEXEC)
             except BaseException:
@@ -99,7 +101,7 @@ class Scratch:
         self._socket.close()
 
     def _said(self) -> str:
-        """What it said last; it has ended then."""
+        """Kill QEMU and return the last line of its errors."""
         self._process.kill()
         if self._process.stderr is not None and not self._process.stderr.closed:
             said = self._process.communicate()[1].decode(errors="replace").splitlines()
@@ -108,33 +110,33 @@ class Scratch:
 
     @property
     def files(self) -> tuple[MemoryFile, ...]:
-        """Its memory, as `memory_files.files` tells it."""
+        """The guest's memory, as `memory_files.files` returns it."""
         return (MemoryFile(("pc.ram",), SIZE, Path(f"/proc/self/fd/{self.file}")),)
 
     def count(self) -> int:
-        """How far the program has counted."""
+        """Return the program's counter."""
         return int.from_bytes(os.pread(self.file, 4, COUNTER), "little")
 
     def goes_on(self, limit: float = 3.0) -> bool:
-        """Whether the program counts."""
+        """Return whether the program counts; waits at most `limit` seconds for that."""
         before, give_up = self.count(), time.monotonic() + limit
         while self.count() == before and time.monotonic() < give_up:
             time.sleep(0.005)
         return self.count() != before
 
     def ask(self, command: str, **arguments: object) -> Any:
-        """A question to QEMU. Raises HypervisorError."""
+        """Run a QMP command and return its answer. Raises HypervisorError."""
         return self.tell(command, arguments)
 
     def tell(
         self, command: str, arguments: dict[str, object], *, files: tuple[int, ...] = ()
     ) -> Any:
-        """A command to QEMU. Raises HypervisorError."""
+        """Run a QMP command with open `files` and return its answer. Raises HypervisorError."""
         order = json.dumps({"execute": command, "arguments": arguments}).encode()
         try:
             socket.send_fds(self._socket, [order], list(files))
         except OSError as exc:
-            raise HypervisorError(f"{command}: no QEMU: {exc}", host=self.host) from exc
+            raise HypervisorError(f"{command}: QEMU is gone: {exc}", host=self.host) from exc
         while line := self._line(command):
             told = json.loads(line)
             if "event" in told:
@@ -149,12 +151,12 @@ class Scratch:
         try:
             return self._lines.readline()
         except OSError as exc:
-            raise HypervisorError(f"{command}: no answer: {exc}", host=self.host) from exc
+            raise HypervisorError(f"{command}: no reply: {exc}", host=self.host) from exc
 
     def run_state(self) -> str:
-        """QEMU's word for how the guest is."""
+        """Return the guest's run state, as QEMU names it."""
         return str(self.ask("query-status")["status"])
 
     def paused_by_user(self) -> bool:
-        """It is in no libvirt, which could pause it."""
+        """Return False: libvirt does not know the guest, so no user can pause it."""
         return False

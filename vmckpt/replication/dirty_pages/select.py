@@ -1,7 +1,7 @@
-"""Which way to find changed pages works on a host: tried on a scratch guest, and remembered.
+"""Choose the method that finds changed pages on a host; test it on a scratch guest and remember it.
 
-QEMU's dirty log needs KVM: under TCG its COLO waits after a few checkpoints for a lock for good.
-QEMU 10 leaves COLO's way when it should come to it. Neither is believed without having been tried.
+QEMU's dirty log needs KVM: under TCG, COLO deadlocks after a few checkpoints. QEMU 10 does not
+enter COLO when it should. No QEMU is assumed to work before it was tested.
 """
 
 import json
@@ -30,7 +30,7 @@ _FILE = "finder.json"
 
 
 class Finder(StrEnum):
-    """Ways to find changed pages."""
+    """Methods to find changed pages."""
 
     COMPARE = "compare"
     DIRTY_LOG = "dirty-log"
@@ -38,7 +38,7 @@ class Finder(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is used, with the reason in words."""
+    """The method to use, with the reason for display."""
 
     finder: Finder
     why: str
@@ -46,26 +46,26 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What came of the try."""
+    """The result of testing the dirty log on a scratch guest."""
 
     checkpoints: int
-    """So many were right."""
+    """Number of correct checkpoints."""
     broke: str = ""
-    """What went wrong; empty: nothing, and the guest ran and could be migrated in the end."""
+    """What went wrong; empty: nothing, and the guest ran and could be migrated afterwards."""
 
 
 def decide(accelerator: str, *, guarded: bool, tried: Tried | None) -> Choice | None:
-    """None: it must be tried first. Pure.
+    """Choose a method. Returns None if the dirty log must be tested first. Pure.
 
-    `guarded`: libvirt is kept from migrating or saving the guest, which COLO does not survive: QEMU
-    does not refuse it, and can be neither migrated nor brought out of COLO after it. Our mirrors
-    keep it from nothing.
+    `guarded`: libvirt cannot migrate or save the guest meanwhile. COLO does not survive that: QEMU
+    does not refuse it, and can neither be migrated nor leave COLO afterwards. The mirror jobs of
+    the disks do not prevent it.
     """
     if accelerator != "kvm":
-        why = f"QEMU's dirty log cannot be had under {accelerator}, only under kvm"
+        why = f"QEMU's dirty log needs kvm, and the guest runs under {accelerator}"
         return Choice(finder=Finder.COMPARE, why=why)
     if not guarded:
-        why = "nothing keeps others from saving or migrating the guest meanwhile"
+        why = "nothing prevents saving or migrating the guest while QEMU's dirty log is on"
         return Choice(finder=Finder.COMPARE, why=why)
     if tried is None:
         return None
@@ -73,18 +73,20 @@ def decide(accelerator: str, *, guarded: bool, tried: Tried | None) -> Choice | 
         why = f"QEMU's dirty log failed on a scratch guest: {tried.broke}"
         return Choice(finder=Finder.COMPARE, why=why)
     if tried.checkpoints < CHECKPOINTS:
-        why = f"QEMU's dirty log was right {tried.checkpoints} times only on a scratch guest"
+        why = f"QEMU's dirty log was correct only {tried.checkpoints} times on a scratch guest"
         return Choice(finder=Finder.COMPARE, why=why)
-    why = f"QEMU's dirty log was right {tried.checkpoints} times on a scratch guest"
+    why = f"QEMU's dirty log was correct {tried.checkpoints} times on a scratch guest"
     return Choice(finder=Finder.DIRTY_LOG, why=why)
 
 
 def choose(
     folder: Path, *, qemu: str, accelerator: str, guarded: bool, trying: Callable[[], Tried]
 ) -> Choice:
-    """`folder`: where it is remembered by QEMU's version and accelerator. Raises OSError.
+    """Choose a method, testing the dirty log if that is needed.
 
-    `trying` is called when nothing else decides and nothing is remembered: `lambda: tryout()`.
+    `folder`: directory that keeps results, by QEMU's version (`qemu`) and accelerator. `trying`
+    runs the test, as `tryout`; it is called only if the result matters and is not stored. Raises
+    OSError.
     """
     found = decide(accelerator, guarded=guarded, tried=None)
     if found is None:
@@ -98,7 +100,7 @@ def choose(
 
 
 def recall(folder: Path, qemu: str, accelerator: str) -> Tried | None:
-    """What is remembered; None: nothing that makes sense."""
+    """Return the stored result of a test; None: there is none, or it is invalid."""
     found = _told(folder).get(_key(qemu, accelerator))
     match found:
         case {"checkpoints": int(checkpoints), "broke": str(broke)}:
@@ -108,7 +110,7 @@ def recall(folder: Path, qemu: str, accelerator: str) -> Tried | None:
 
 
 def remember(folder: Path, qemu: str, accelerator: str, tried: Tried) -> None:
-    """Raises OSError."""
+    """Store the result of a test. Raises OSError."""
     told = _told(folder) | {_key(qemu, accelerator): asdict(tried)}
     new = folder / f"{_FILE}.{os.getpid()}"
     new.write_text(json.dumps(told))
@@ -128,8 +130,10 @@ def _told(folder: Path) -> dict[str, object]:
 
 
 def tryout(*, qemu: str = scratch_qemu.QEMU, accelerator: str = "kvm") -> Tried:
-    """Take epochs of a scratch guest and compare each with its memory: half a second, or up to half
-    a minute where it hangs."""
+    """Capture epochs of a scratch guest and compare each with its memory.
+
+    Takes half a second, or up to half a minute if QEMU hangs.
+    """
     right = 0
     try:
         with ExitStack() as stack:
@@ -138,20 +142,20 @@ def tryout(*, qemu: str = scratch_qemu.QEMU, accelerator: str = "kvm") -> Tried:
             for _ in range(CHECKPOINTS):
                 time.sleep(_APART)
                 if not trial.is_right():
-                    return Tried(checkpoints=right, broke="an epoch was not what memory was")
+                    return Tried(checkpoints=right, broke="an epoch differed from memory")
                 right += 1
             trial.log.end()
             if not guest.goes_on() or migration_settings.settings_facts(
                 guest, want=migration_settings.IGNORE_SHARED, runs=None, folder=None
             ) != trial.undo:  # fmt: skip
-                return Tried(checkpoints=right, broke="the guest was not as before in the end")
+                return Tried(checkpoints=right, broke="the guest was not restored at the end")
     except (VmckptError, OSError) as exc:
         return Tried(checkpoints=right, broke=str(exc))
     return Tried(checkpoints=right)
 
 
 class _Trial:
-    """A scratch guest's epochs, each against what its memory was then."""
+    """The epochs of a scratch guest, each compared with the guest's memory at its capture."""
 
     def __init__(self, guest: Scratch, stack: ExitStack) -> None:
         file = os.memfd_create("vmckpt-trial", os.MFD_CLOEXEC)
@@ -172,12 +176,12 @@ class _Trial:
         self._settle(self.log.begin(colo_dirty_log.dirty_log_facts(guest)))
 
     def close_epoch(self) -> int:
-        """The guest stands still: its memory is what the epoch must come to."""
+        """Copy the memory while the guest is paused: the epoch must match it."""
         self._seen = self._guest.memory.pages.copy()
         return 0
 
     def is_right(self) -> bool:
-        """Whether the next epoch holds all that changed."""
+        """Capture an epoch. Returns whether it has all changes."""
         self._settle(self.log.take())
         return np.array_equal(self._seen, self._last.pages)
 

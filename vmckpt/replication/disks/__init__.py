@@ -1,1 +1,1 @@
-"""Disks of a protected guest: its writes are logged, sent, and applied at the standby."""
+"""The disks of a protected guest: its writes are logged, sent, and applied to the standby."""

@@ -1,7 +1,7 @@
-"""A replicated disk's writes on the guest's host: nbdkit fills the log and the agent empties it.
+"""The write log of a replicated disk on the guest's host: nbdkit appends, and the agent consumes.
 
-While the guest stands still and no write is under way the log's size is an epoch's end. What an
-acknowledged epoch held is given back to the machine; offsets go on, they never begin anew.
+While the guest is paused and no write is in flight, the size of the log is the end of an epoch. The
+space of an acknowledged epoch is freed by punching a hole; offsets keep growing.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from vmckpt.replication.disks.log_control import Control
 from vmckpt.units import MIB, Seconds
 
 CHUNK = 4 * MIB
-"""Bytes of the log that are read at once."""
+"""Bytes of the log to read at once."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -27,17 +27,17 @@ _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 
 
 class DiskLogError(VmckptError):
-    """The log of a disk's writes cannot be made, read or emptied."""
+    """The write log of a disk cannot be created, read or emptied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlace:
-    """Where the log of one disk of a guest lies."""
+    """Where the write log of one disk of a guest is."""
 
     folder: Path
-    """On tmpfs, of this guest alone, and nobody else's to read."""
+    """A directory on tmpfs for this guest only, which only root can read."""
     disk: int
-    """Which of the guest's replicated disks, from 0 on."""
+    """Number of the replicated disk, from 0."""
 
     @property
     def log(self) -> Path:
@@ -49,10 +49,10 @@ class LogPlace:
 
 
 class WriteLog:
-    """The agent's end. A new agent goes on where the old one has consumed to."""
+    """The agent's end of a write log. A new agent continues from the offset consumed last."""
 
     def __init__(self, place: LogPlace) -> None:
-        """Raises DiskLogError if there is no such log."""
+        """Open the log. Raises DiskLogError if that fails, as when there is none."""
         self._what, self._log = f"the write log {place.log}", place.log
         with ExitStack() as undo:
             try:
@@ -61,7 +61,7 @@ class WriteLog:
             except (OSError, ValueError) as exc:
                 raise DiskLogError(f"{self._what} cannot be opened: {exc}") from exc
             undo.callback(os.close, self._file)
-            # An agent may have died right after it had moved the mark.
+            # An agent may have died after it set `consumed` and before it freed the space.
             self._punch(0, self.consumed)
             undo.pop_all()
 
@@ -72,45 +72,48 @@ class WriteLog:
         self.close()
 
     def close(self) -> None:
-        """The log and its nbdkit stay."""
+        """Close the files; the log and its nbdkit stay."""
         os.close(self._file)
         self._control.close()
 
     def size(self) -> int:
-        """Where the last whole record ends: everything that has been answered lies before."""
+        """Return where the last complete record ends, behind all writes that were answered."""
         return self._control.written
 
     @property
     def consumed(self) -> int:
-        """Where what is still needed begins."""
+        """Where the part of the log that is still needed begins."""
         return self._control.consumed
 
     def failed(self) -> str | None:
-        """Why the log is not the whole truth any more: a write was refused, or nbdkit has ended,
-        which QEMU notices only at the next write. None: it is whole."""
+        """Return why the log may lack writes; None: it is complete.
+
+        Either a write was refused, or nbdkit has ended, which QEMU notices only at its next write.
+        """
         if self._control.failed:
             return os.strerror(self._control.failed)
         return None if nbdkit_process(self._log, self._control) else "its nbdkit has ended"
 
     def waited(self) -> Seconds:
-        """For how long the guest's writes have waited for room in the log, in all."""
+        """Return how long the guest's writes have waited for room in the log, in total."""
         return Seconds(self._control.waited / 1e9)
 
     def set_open(self, on: bool) -> None:
-        """Whether writes go on although too much of the log is not consumed.
+        """Set whether writes continue even if too much of the log is not consumed.
 
-        It must be on before `stop`, which waits for the writes under way, and off again after it.
+        It must be on before the guest is stopped, which waits for its writes in flight, and off
+        again afterwards.
         """
         self._control.never_wait = on
 
     def read(self, first: int, end: int, *, most: int = CHUNK) -> Iterator[bytes]:
-        """What was written from `first` to `end`, in pieces of whole records.
+        """Yield the log from offset `first` to `end`, in pieces of complete records.
 
-        A piece has at most `most` bytes, of which there must be more than the longest record has.
-        Raises DiskLogError if that is not what is there, and ValueError if it cannot be there.
+        `most`: maximum size of a piece, which must be at least that of the longest record. Raises
+        DiskLogError if the log cannot be read there, and ValueError for offsets that are not in it.
         """
         if most < write_log.LONGEST + write_log.HEADER.size:
-            raise ValueError(f"a piece of {most} bytes may not hold a record")
+            raise ValueError(f"a piece of {most} bytes may be too small for a record")
         if not self.consumed <= first <= end <= self.size():
             raise ValueError(f"{self._what} has no bytes {first} to {end}")
         while first < end:
@@ -120,24 +123,25 @@ class WriteLog:
             except (OSError, ValueError) as exc:
                 raise DiskLogError(f"{self._what} cannot be read at {first}: {exc}") from exc
             if not length:
-                raise DiskLogError(f"{self._what} has no whole record at {first}")
+                raise DiskLogError(f"{self._what} has no complete record at {first}")
             yield data if length == len(data) else data[:length]
             first += length
 
     def consume(self, end: int) -> None:
-        """Everything before `end` is on the backup: its room is free, writes that wait go on.
+        """Free the log before `end`, which the backup has; writes that wait for room continue.
 
-        Raises DiskLogError, and ValueError if it goes back or beyond what is written.
+        Raises DiskLogError, and ValueError if `end` is before what was consumed or beyond what was
+        written.
         """
         first = self.consumed
         if not first <= end <= self.size():
             raise ValueError(f"{self._what} cannot be consumed from {first} to {end}")
-        # This first: who dies here leaves too much behind, and never too little.
+        # The offset first: an agent that dies in between leaves space to free, and loses no data.
         self._control.consumed = end
         self._punch(first, end)
 
     def _punch(self, first: int, end: int) -> None:
-        # Only whole pages are given back, so one that was consumed in part is taken along again.
+        # Only whole pages are freed, so start with the page that was consumed in part before.
         begin = first - first % mmap.PAGESIZE
         try:
             punch(self._file, begin, end - begin)
@@ -146,10 +150,10 @@ class WriteLog:
 
 
 def nbdkit_process(log: Path, control: Control) -> int | None:
-    """The number of the nbdkit that writes a log; None if it does not run."""
+    """Return the process ID of the nbdkit that writes a log; None if it does not run."""
     process = control.process
     with suppress(OSError):
-        # The number may be another process's by now.
+        # Another process may have this process ID by now.
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
         if os.fsencode(f"log={log}") in words:
             return process
@@ -157,7 +161,7 @@ def nbdkit_process(log: Path, control: Control) -> int | None:
 
 
 def punch(file: int, begin: int, length: int) -> None:
-    """Give a part of a file back, which stays as long as it is. Raises OSError."""
+    """Free a range of a file, without changing its size. Raises OSError."""
     if length > 0 and _fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, begin, length) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -1,7 +1,8 @@
-"""The few numbers that a disk's nbdkit and the agent share, in a small file that both have mapped.
+"""The control file of a write log: numbers that a disk's nbdkit and the agent share by mapping it.
 
-Only the standard library: the nbdkit plugin reads them under Debian's own Python. Each number is
-eight aligned bytes, stored and read as one, and has one writer; so nobody ever sees half of one.
+Needs only the standard library, since the nbdkit plugin runs under Debian's own Python. Each number
+is eight aligned bytes, read and written in one access, and has one writer; so no reader sees a
+partly written number.
 """
 
 import mmap
@@ -12,16 +13,16 @@ from typing import Self
 
 SIZE = 4096
 MARK = 0x564D434B4C4F4731  # "VMCKLOG1"
-"""The first number of the file; another form gets another mark."""
+"""The first number of the file; another layout gets another number."""
 
 _MARK, _CONSUMED, _NEVER_WAIT, _WRITTEN, _FAILED, _WAITED, _PROCESS = range(7)
 
 
 class Control:
-    """The mapped file. Close it at the end, or use it as `with Control(path) as control`."""
+    """A mapped control file. Use it as `with Control(path) as control`, or close it at the end."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError, and ValueError if the file is none of these."""
+        """Map the file. Raises OSError, and ValueError if it is not a control file."""
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._mapped = mmap.mmap(file, SIZE)
@@ -30,11 +31,11 @@ class Control:
         self._numbers = memoryview(self._mapped).cast("Q")
         if self._numbers[_MARK] != MARK:
             self.close()
-            raise ValueError(f"{path} is no control file of a write log")
+            raise ValueError(f"{path} is not a control file of a write log")
 
     @staticmethod
     def create(path: Path) -> None:
-        """A new one: nothing is written, nothing is consumed. Raises OSError."""
+        """Create the control file of an empty log. Raises OSError."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(file, "wb") as made:
             made.write(MARK.to_bytes(8, sys.byteorder))
@@ -52,7 +53,7 @@ class Control:
 
     @property
     def consumed(self) -> int:
-        """Where in the log that begins which is still needed; the agent says so."""
+        """Where the part of the log that is still needed begins; set by the agent."""
         return self._numbers[_CONSUMED]
 
     @consumed.setter
@@ -61,7 +62,7 @@ class Control:
 
     @property
     def never_wait(self) -> bool:
-        """No write may wait for room; the agent says so."""
+        """Whether no write may wait for room; set by the agent."""
         return self._numbers[_NEVER_WAIT] != 0
 
     @never_wait.setter
@@ -70,7 +71,7 @@ class Control:
 
     @property
     def written(self) -> int:
-        """Where the log's last whole record ends; the plugin says so, as all that follows."""
+        """Where the log's last complete record ends; set by the plugin, as all that follows."""
         return self._numbers[_WRITTEN]
 
     @written.setter
@@ -79,7 +80,7 @@ class Control:
 
     @property
     def failed(self) -> int:
-        """Why a write was refused, which is not in the log (an errno); 0: none was."""
+        """The errno of a write that was refused, and so is not in the log; 0: none was."""
         return self._numbers[_FAILED]
 
     @failed.setter
@@ -88,7 +89,7 @@ class Control:
 
     @property
     def waited(self) -> int:
-        """For how long writes have waited for room, in nanoseconds; it grows while one waits."""
+        """How long writes have waited for room, in nanoseconds; it grows while a write waits."""
         return self._numbers[_WAITED]
 
     @waited.setter
@@ -97,7 +98,7 @@ class Control:
 
     @property
     def process(self) -> int:
-        """The nbdkit's number; 0: it does not serve yet."""
+        """The process ID of nbdkit; 0: it does not serve yet."""
         return self._numbers[_PROCESS]
 
     @process.setter

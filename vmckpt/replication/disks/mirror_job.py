@@ -1,7 +1,7 @@
-"""The block job that brings a guest's writes to its log: each is in both before it is answered.
+"""The block job that copies a guest's writes to their log, before each write is answered.
 
-All of it is found again by name alone, so that it can be taken away by somebody else later.
-libvirt knows nothing of it: a `virsh save` ends the guest, and the mirror with it.
+The job and its nodes are found by name alone, so that another process can remove them later.
+libvirt does not know of the job: a `virsh save` ends the guest, and the mirror with it.
 """
 
 import time
@@ -16,56 +16,57 @@ from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 MARK = "vmckpt-mirror-"
-"""How our jobs' names begin."""
+"""Prefix of the names of vmckpt's mirror jobs."""
 _TOP = "-top"
 _LONGEST_NAME = 31 - len(_TOP)
 _PATIENCE = Seconds(10.0)
 _GENTLY = Seconds(2.0)
-"""So long one that works is waited for, until it is ready and then until it has ended."""
+"""How long to wait for a working job to become ready, and then to end, before it is forced to."""
 _TURN = 0.005
 
 
 class MirrorEnded(HypervisorError):
-    """A disk's writes do not come to its log any more; the guest itself is unharmed."""
+    """A disk's writes are no longer logged; the guest itself is not affected."""
 
 
 Still = Callable[[bool], None]
-"""Called with True right before the guest is stopped, with False when it runs again: if we die in
-between, the watchdog resumes it."""
+"""Called with True right before the guest is paused, and with False when it runs again. If the
+agent dies in between, the watchdog resumes the guest."""
 
 
 def unnoticed(_: bool) -> None:
-    """Where no watchdog looks, as while a protection is taken away."""
+    """Do nothing: the `Still` for when no watchdog runs, as while a protection is removed."""
 
 
 def name_of(disk: int) -> str:
-    """The name of the job, and of the node that it writes to, for one of the guest's disks."""
+    """Return the name of a disk's job, and of the node that it writes to."""
     return f"{MARK}{disk}"
 
 
 def start_mirror(
     monitor: Commands, *, node: str, socket: Path, job: str, still: Still = unnoticed
 ) -> None:
-    """Mirror what is written to a disk from now on into the log served at `socket`.
+    """Mirror what is written to a disk from now on into the log that `socket` serves.
 
-    Fine if that job is there already. Raises HypervisorError; nothing is left then.
+    Does nothing if that job runs already. Raises HypervisorError, and leaves no job then; and
+    ValueError if the job's name is too long.
     """
     if len(job) > _LONGEST_NAME:
-        raise ValueError(f"{job} is too long for the name of a node")
+        raise ValueError(f"{job} is too long for the name of a block node")
     if _why_over(_job(monitor, job)) is None:
         return
     end(monitor, job, still)
     target: dict[str, object] = {
         "driver": "nbd", "node-name": job, "server": {"type": "unix", "path": str(socket)},
-        # Zeros shall take no room in the log, nor need to be copied one by one.
+        # Zeros must take no room in the log, and need not be copied byte by byte.
         "discard": "unmap", "detect-zeroes": "unmap",
     }  # fmt: skip
     monitor.tell("blockdev-add", target)
     order = {
         "job-id": job, "device": node, "target": job, "filter-node-name": _filter(job),
         "sync": "none", "copy-mode": "write-blocking",
-        # Neither harms the guest. With "report" a write that did not come to the log is to be seen
-        # up to 100 ms later only, when its epoch may be sealed; with "stop" at once.
+        # Neither setting affects the guest. With "report", a write that is missing in the log shows
+        # up to 100 ms later, when its epoch may be sealed already; with "stop" it shows at once.
         "on-target-error": "stop", "on-source-error": "stop", "auto-dismiss": False,
     }  # fmt: skip
     try:
@@ -76,16 +77,16 @@ def start_mirror(
 
 
 def begun(monitor: Commands, job: str) -> bool:
-    """Whether the job has really begun; what is written comes to the log before that, too.
+    """Return whether the job has become ready; writes are logged before that, too.
 
-    Asked after `stop` it says that all until then came to the log: it raises MirrorEnded if
-    something did not, or the job is gone. Raises HypervisorError.
+    If it is called while the guest is paused and raises nothing, all earlier writes are in the log.
+    Raises MirrorEnded if a write is not, or if the job has ended, and HypervisorError.
     """
     found = _job(monitor, job)
     why = _why_over(found)
     if found is None or why is not None:
         raise MirrorEnded(
-            f"{monitor.name} on {monitor.host}: writes do not come to the log any more,"
+            f"{monitor.name} on {monitor.host}: disk writes are no longer logged,"
             f" the mirror {job} has ended: {why}",
             host=monitor.host,
         )
@@ -93,9 +94,9 @@ def begun(monitor: Commands, job: str) -> bool:
 
 
 def end(monitor: Commands, job: str, still: Still = unnoticed) -> None:
-    """Take the mirror away, as it is; fine if there is none, or half of one.
+    """Remove the mirror in whatever state it is; does nothing if there is none.
 
-    The log must not hold writes back meanwhile. Raises HypervisorError.
+    The log must not make writes wait meanwhile. Raises HypervisorError.
     """
     began = time.monotonic()
     asked = False
@@ -122,8 +123,10 @@ def end(monitor: Commands, job: str, still: Still = unnoticed) -> None:
 
 
 def _break_off(monitor: Commands, job: str, still: Still) -> None:
-    """Of one that fails, or never was ready. The guest stands still for it: QEMU (7.2, mirror.c)
-    frees what writes that are under way then still write to, and its heap is damaged."""
+    """Cancel a job that fails or never became ready, with the guest paused.
+
+    QEMU (7.2, mirror.c) frees memory that writes in flight still use, which corrupts its heap.
+    """
     runs = monitor.run_state() == "running"
     if runs:
         still(True)
@@ -137,7 +140,7 @@ def _break_off(monitor: Commands, job: str, still: Still) -> None:
 
 
 def _cancel(monitor: Commands, job: str, *, force: bool) -> None:
-    """Without force one that is ready waits for the writes that are under way, before it ends."""
+    """Cancel a job. Without `force` a ready job waits for the writes in flight before it ends."""
     with suppress(QmpRefused):  # it may end by itself meanwhile
         monitor.tell("block-job-cancel", {"device": job, "force": force})
 
@@ -147,11 +150,11 @@ def _filter(job: str) -> str:
 
 
 def _why_over(found: dict[str, Any] | None) -> str | None:
-    """Why a job is of no use any more; None: it works."""
+    """Return why a job does not work any more; None: it works."""
     if found is None:
-        return "somebody took it away"
+        return "it was removed"
     if found["io-status"] != "ok":
-        return "no space" if found["io-status"] == "nospace" else "an input/output error"
+        return "no space left" if found["io-status"] == "nospace" else "an input/output error"
     if found["status"] in ("aborting", "concluded", "null"):
         return str(found.get("error", "it was cancelled"))
     return None

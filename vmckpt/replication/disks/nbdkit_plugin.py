@@ -1,10 +1,10 @@
-"""A plugin of nbdkit: a disk that only remembers what is written to it, in a log.
+"""An nbdkit plugin: a disk that only logs what is written to it.
 
     nbdkit -U SOCKET python nbdkit_plugin.py log=FILE control=FILE size=BYTES limit=BYTES most=BYTES
 
-A write is answered when it is in the log. If more than `limit` bytes of the log are not consumed
-yet, it waits for that first; where none may wait (control.never_wait), it is refused beyond `most`.
-The disk reads as zeros. nbdkit calls one function at a time, so the log's order is the answers'.
+A write is answered when it is in the log. While more than `limit` bytes of the log are not
+consumed, it waits; if no write may wait (control.never_wait), it is refused beyond `most` bytes.
+The disk reads as zeros. nbdkit calls one function at a time, so the log has the order of replies.
 """
 
 import errno
@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-import nbdkit  # type: ignore[import-not-found]  # there is one only inside of nbdkit
+import nbdkit  # type: ignore[import-not-found]  # exists only inside nbdkit
 
-# nbdkit runs Debian's own Python, which does not know where this package is.
+# nbdkit runs Debian's own Python, which does not find this package by itself.
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from vmckpt.replication.disks import write_log
@@ -29,7 +29,7 @@ _told: dict[str, str] = {}
 
 
 class _Log:
-    """The log's writing end."""
+    """The writing end of the log."""
 
     def __init__(self, told: dict[str, str]) -> None:
         self.size = int(told["size"])
@@ -38,11 +38,11 @@ class _Log:
         self._control = Control(Path(told["control"]))
 
     def begin(self) -> None:
-        """Say who serves it."""
+        """Record the process ID of this nbdkit."""
         self._control.process = os.getpid()
 
     def append(self, *parts: write_log.Buffer) -> None:
-        """Whole records, at once or not at all. Raises OSError if there is no room for them."""
+        """Append complete records, all or none. Raises OSError if there is no room for them."""
         length = sum(map(len, parts))
         self._wait()
         while not self._try(parts, length):
@@ -51,7 +51,7 @@ class _Log:
             self._pause()
 
     def _try(self, parts: tuple[write_log.Buffer, ...], length: int) -> bool:
-        """Whether there was room. What lies behind `written` is nothing yet."""
+        """Return whether there was room. What is behind `written` does not count."""
         end = self._control.written
         try:
             done = os.pwritev(self._file, parts, end)
@@ -82,7 +82,7 @@ class _Log:
     def _refuse(self) -> None:
         self._control.failed = errno.ENOSPC
         nbdkit.set_error(errno.ENOSPC)
-        raise OSError(errno.ENOSPC, "the log has no room")
+        raise OSError(errno.ENOSPC, "the log is full")
 
 
 _log: _Log
@@ -96,51 +96,51 @@ def config(key: str, value: str) -> None:
 
 
 def config_complete() -> None:
-    """Open the files that were named."""
+    """Open the files that the parameters name."""
     global _log  # noqa: PLW0603 - a plugin of nbdkit is a module, and this is its state
     missing = [key for key in _KEYS if key not in _told]
     if missing:
-        raise ValueError(f"missing: {', '.join(missing)}")
+        raise ValueError(f"missing parameters: {', '.join(missing)}")
     _log = _Log(_told)
 
 
 def thread_model() -> int:
-    """One request at a time: the order of the log is the order of the answers."""
+    """Handle one request at a time, so that the log has the order of the replies."""
     return int(nbdkit.THREAD_MODEL_SERIALIZE_ALL_REQUESTS)
 
 
 def after_fork() -> None:
-    """Say that it serves, and who."""
+    """Record that this process serves."""
     _log.begin()
 
 
 def open(_readonly: bool) -> int:  # noqa: A001 - nbdkit's name
-    """A connection needs nothing of its own."""
+    """Accept a connection, which needs no state."""
     return 1
 
 
 def get_size(_handle: int) -> int:
-    """Bytes of the disk."""
+    """Return the size of the disk in bytes."""
     return _log.size
 
 
 def can_fua(_handle: int) -> int:
-    """A write is as safe as it will be when it is answered."""
+    """Report native FUA: a write that was answered needs no flush."""
     return int(nbdkit.FUA_NATIVE)
 
 
 def can_fast_zero(_handle: int) -> bool:
-    """Zeros are a record of sixteen bytes."""
+    """Report that writing zeros is fast: it takes a record of sixteen bytes."""
     return True
 
 
 def pread(_handle: int, room: bytearray, _offset: int, _flags: int) -> None:
-    """Zeros: the mirror never reads."""
+    """Read as zeros; the mirror never reads."""
     room[:] = bytes(len(room))
 
 
 def pwrite(_handle: int, data: memoryview, offset: int, _flags: int) -> None:
-    """Put the content into the log."""
+    """Log a write with its data."""
     parts: list[write_log.Buffer] = []
     for begin in range(0, len(data), write_log.LONGEST):
         part = data[begin : begin + write_log.LONGEST]
@@ -149,14 +149,14 @@ def pwrite(_handle: int, data: memoryview, offset: int, _flags: int) -> None:
 
 
 def zero(_handle: int, count: int, offset: int, _flags: int) -> None:
-    """Put it into the log that this reads as zeros."""
+    """Log that a range reads as zeros."""
     _log.append(write_log.header(offset, count, write_log.ZEROS))
 
 
 def trim(_handle: int, count: int, offset: int, _flags: int) -> None:
-    """Put it into the log that nobody needs this."""
+    """Log that a range was discarded."""
     _log.append(write_log.header(offset, count, write_log.TRIM))
 
 
 def flush(_handle: int, _flags: int) -> None:
-    """What a guest flushes is safe when its epoch is committed; nothing of it gets out before."""
+    """Do nothing: flushed data is safe once its epoch is committed, and output waits for that."""

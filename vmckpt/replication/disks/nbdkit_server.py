@@ -1,7 +1,7 @@
-"""The nbdkit process of each replicated disk: it outlives the agent, and ends by `stop` alone.
+"""The nbdkit process of each replicated disk: it outlives the agent, and only `stop` ends it.
 
-Its files lie in a folder that belongs to root; its socket has a folder of its own, since QEMU
-connects to it, which is another user as a rule.
+Its files are in a directory that belongs to root. Its socket has a directory of its own, because
+QEMU connects to it, which usually runs as another user.
 """
 
 import os
@@ -21,9 +21,10 @@ from vmckpt.replication.disks.log_control import Control
 from vmckpt.units import MIB, Bytes, Seconds
 
 PACKAGES = ("nbdkit", "nbdkit-plugin-python")
-"""Debian's, which must be there."""
+"""The Debian packages that are required."""
 
-# Beyond the limit, for the writes under way at a `stop`: 128 of QEMU's longest ones, and more.
+# Room beyond the limit for the writes in flight when the guest is stopped: more than 128 of QEMU's
+# longest writes.
 _MORE = 512 * MIB
 _LONGEST_SOCKET = 107
 _PLUGIN = Path(__file__).with_name("nbdkit_plugin.py")
@@ -33,26 +34,27 @@ _ENDS = Seconds(5.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Socket:
-    """Where QEMU finds the server, and who may connect. As root alone can it be somebody else's."""
+    """The socket where QEMU finds the server, and its permissions. Another owner needs root."""
 
     path: Path
     owner: tuple[int, int] | None = None
-    """User and group of QEMU; None: ours. nbdkit itself runs as them, too."""
+    """User and group IDs of QEMU, which nbdkit runs as, too; None: those of this process."""
     mode: int = 0o600
     folder_mode: int = 0o711
-    """Of the socket's folder, if it must be made."""
+    """Mode of the socket's directory, if it must be created."""
 
 
 def start(place: LogPlace, socket: Socket, *, size: Bytes, limit: Bytes) -> int:
-    """Serve a new, empty log for a disk of so many bytes; the process, which is in no way a child.
+    """Serve a new, empty log for a disk, unless its server runs already.
 
-    One that runs already goes on. One that died took what was not read of its log along, and QEMU
-    sees that at the next write only: `mirror_job.end` first, and then all of the disk anew.
-    `limit`: bytes of the log that may wait for the backup before the guest's writes do.
-    Raises DiskLogError, BadInput.
+    `size`: of the disk; `limit`: bytes of the log that may wait for the backup before the guest's
+    writes wait. Returns the process ID of nbdkit, which is not a child of this process. If a server
+    has died, the part of its log that was not read is lost, and QEMU notices only at its next
+    write: call `mirror_job.end` first, and copy all of the disk again afterwards. Raises
+    DiskLogError, BadInput.
     """
     if len(os.fsencode(socket.path)) > _LONGEST_SOCKET:
-        raise BadInput(f"{socket.path} is too long for a socket's name")
+        raise BadInput(f"{socket.path} is too long for the path of a socket")
     try:
         if running(place) is None:
             _make(place, socket)
@@ -71,14 +73,14 @@ def _make(place: LogPlace, socket: Socket) -> None:
     if not socket.path.parent.exists():
         socket.path.parent.mkdir(parents=True)
         socket.path.parent.chmod(socket.folder_mode)
-    # Of one that died.
+    # A server that died has left its socket.
     socket.path.unlink(missing_ok=True)
     os.close(os.open(place.log, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
     Control.create(place.control)
 
 
 def installed() -> bool:
-    """Whether nbdkit and its Python plugin are on this host."""
+    """Return whether nbdkit and its Python plugin are installed on this host."""
     try:
         done = subprocess.run(
             ["nbdkit", "--dump-plugin", "python"], stdin=subprocess.DEVNULL, capture_output=True,
@@ -96,8 +98,8 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
     facts = {"log": place.log, "control": place.control, "size": size}
     facts |= {"limit": limit, "most": limit + _MORE}
     command += ["python", str(_PLUGIN), *(f"{key}={value}" for key, value in facts.items())]
-    # It comes back when the socket is there, and goes on in the background. A pipe would be held
-    # open by that.
+    # nbdkit returns when the socket exists, and keeps running in the background, where it would
+    # hold a pipe open.
     with tempfile.TemporaryFile() as said:
         try:
             done = subprocess.run(
@@ -109,37 +111,37 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
                 "nbdkit is not installed here", hint=f"install {' and '.join(PACKAGES)}"
             ) from None
         except subprocess.TimeoutExpired:
-            raise DiskLogError(f"nbdkit did not start in {_STARTS:g} s") from None
+            raise DiskLogError(f"nbdkit did not start within {_STARTS:g} s") from None
         if done.returncode != 0:
             said.seek(0)
             lines = said.read(4096).decode(errors="replace").strip().splitlines()
             raise DiskLogError(
-                f"nbdkit does not start: {lines[-1] if lines else f'status {done.returncode}'}",
-                hint=f"see that {' and '.join(PACKAGES)} are installed",
+                f"nbdkit did not start: {lines[-1] if lines else f'status {done.returncode}'}",
+                hint=f"check that {' and '.join(PACKAGES)} are installed",
             )
 
 
 def _begun(place: LogPlace) -> int:
-    """It serves a moment after it has gone to the background."""
+    """Wait until nbdkit serves, a moment after it went to the background. Raises DiskLogError."""
     give_up = time.monotonic() + _STARTS
     while time.monotonic() < give_up:
         if (process := running(place)) is not None:
             return process
         time.sleep(0.002)
-    raise DiskLogError(f"the write log {place.log}: nbdkit has ended at once")
+    raise DiskLogError(f"the write log {place.log}: nbdkit exited right after it started")
 
 
 def running(place: LogPlace) -> int | None:
-    """The nbdkit of this log; None if it does not run."""
+    """Return the process ID of this log's nbdkit; None if it does not run."""
     with suppress(OSError, ValueError), Control(place.control) as control:
         return epoch_log.nbdkit_process(place.log, control)
     return None
 
 
 def stop(place: LogPlace, socket: Socket) -> None:
-    """End it, and remove its files and its socket; fine if there are none. The mirror must be gone.
+    """End nbdkit and remove its files and socket; does nothing if there are none.
 
-    Raises DiskLogError.
+    The mirror must have been removed before. Raises DiskLogError.
     """
     try:
         _kill(place)
@@ -158,12 +160,12 @@ def _kill(place: LogPlace) -> None:
     except ProcessLookupError:
         return
     try:
-        # Looked at again, now that its number cannot become another's. It has nothing to tidy up,
-        # and might wait for a connection that hangs.
+        # Check again, now that no other process can get its process ID. SIGKILL is safe: nbdkit has
+        # nothing to clean up, and another signal might wait for a connection that hangs.
         if running(place) == process:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             if not select.select([handle], [], [], _ENDS)[0]:
-                raise DiskLogError(f"nbdkit {process} of {place.log} does not end")
+                raise DiskLogError(f"nbdkit {process} of {place.log} does not exit")
     finally:
         os.close(handle)

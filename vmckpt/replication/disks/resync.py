@@ -1,11 +1,11 @@
-"""Bring a standby's disks up to date: pieces that are the same on both sides are not sent.
+"""Synchronise a standby's disks; pieces that are equal on both sides are not sent.
 
-The guest writes meanwhile, and all that it writes goes to its disk's log. A piece that was read
-must be on its way before anything of that log is: what the log still has is newer, or the same.
+The guest writes meanwhile, and its writes go to the disks' logs. A piece must be sent before the
+part of the log that follows its read: what the log still has is newer than the piece, or the same.
 
-The running guest's own QEMU serves its disks for that. QEMU has one NBD server; a socket in a
-directory of ours shows that it is ours, so that after an agent's death the next one can remove it,
-and no other.
+The running guest's own QEMU serves its disks for this. QEMU has only one NBD server. A socket in a
+directory of vmckpt marks the server as vmckpt's, so that after an agent has died the next agent can
+stop this server, but no other.
 """
 
 import shutil
@@ -30,18 +30,18 @@ from vmckpt.replication.protocol.messages import Digests, PageRequest
 from vmckpt.units import MIB, Bytes, Seconds
 
 PIECE = 64 << 10
-"""Bytes that are compared, and sent, as one."""
+"""Bytes that are compared, and sent, as a unit."""
 _ASKED = 256
-"""Pieces whose digests are asked for at once: 16 MiB, so that no log waits for long."""
+"""Pieces whose digests are requested at once: 16 MiB, so that no log waits for long."""
 _READ = MIB
 _BATCH = 4 * MIB
 _ANSWER = Seconds(30.0)
 _DIGEST = 8
-"""As for pages of memory: see page_codec.digests."""
+"""Bytes of a digest, as for pages of memory: see `page_codec.digests`."""
 
 
 class Readable(Protocol):
-    """A disk as it is now; `capture.nbd.client.Client` is one."""
+    """A disk that can be read; `capture.nbd.client.Client` is one."""
 
     @property
     def size(self) -> int:
@@ -49,18 +49,19 @@ class Readable(Protocol):
         ...
 
     def read_many(self, pieces: Iterable[tuple[int, int]], /) -> Iterator[Piece]:
-        """Read these (offset, length) and give them in that order."""
+        """Read pieces given as (offset, length), in that order."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far it is, over all disks."""
+    """The progress of the synchronisation, over all disks."""
 
     compared: Bytes
     sent: Bytes
-    """Of pieces that differed, before they are packed."""
+    """Bytes of pieces that differed, before compression."""
     whole: Bytes
+    """Size of all disks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +71,24 @@ class _Content:
     offset: int
     length: int
     data: memoryview | None
-    """None: all zeros, and the server said so."""
+    """None: all zeros, as reported by the server."""
 
     def digest(self) -> bytes:
         return _zeros(self.length) if self.data is None else _short(self.data)
 
     def record(self, digest: bytes) -> list[write_log.Buffer]:
-        """What makes another disk the same there."""
+        """Return the record that makes another disk equal at this piece."""
         if self.data is None or digest == _zeros(self.length):
             return [write_log.header(self.offset, self.length, write_log.ZEROS)]
         return [write_log.header(self.offset, self.length), self.data]
 
 
 def bring(line: PeerConnection, sender: Sender, disks: Sequence[Readable]) -> Iterator[Progress]:
-    """Make the backup's disks what these are, but for what is in their logs meanwhile.
+    """Make the backup's disks equal to these, except for what is in their logs meanwhile.
 
-    All that the guest writes must come to the logs before this begins. Those are to be emptied
-    between two steps of it, and at no other time. Raises ConnectionLost, WireError, and what the
-    disks raise.
+    Yields the progress after each step. The guest's writes must be logged before this begins. The
+    caller must send the logs between two steps, and at no other time. Raises ConnectionLost,
+    WireError, and what the disks raise.
     """
     whole = sum(disk.size for disk in disks)
     compared = sent = 0
@@ -95,7 +96,7 @@ def bring(line: PeerConnection, sender: Sender, disks: Sequence[Readable]) -> It
         for first in range(0, _count(disk), _ASKED):
             count = min(_ASKED, _count(disk) - first)
             line.send(PageRequest(file=-1 - number, first=first, count=count))
-            ours = list(_contents(disk, first, count))  # while they read theirs
+            ours = list(_contents(disk, first, count))  # while the backup reads its disk
             told = line.expect(Digests, _ANSWER)
             if (told.file, told.first, len(told.data)) != (-1 - number, first, count * _DIGEST):
                 told = Digests(file=-1 - number, first=first, data=b"")
@@ -107,19 +108,21 @@ def bring(line: PeerConnection, sender: Sender, disks: Sequence[Readable]) -> It
 
 
 def answer(wanted: PageRequest, disks: Sequence[Readable]) -> Digests:
-    """The backup's answer. Raises IndexError, ValueError: the question makes no sense; and what
-    the disks raise."""
+    """Return the backup's answer to a request for digests of a disk.
+
+    Raises IndexError, ValueError if the request is invalid, and what the disks raise.
+    """
     disk = disks[-1 - wanted.file]
     if wanted.count > _ASKED or wanted.first + wanted.count > _count(disk):
-        raise ValueError(f"nobody has {wanted.count} pieces of a disk from {wanted.first} on")
+        raise ValueError(f"no {wanted.count} pieces of that disk from piece {wanted.first} on")
     found = [one.digest() for one in _contents(disk, wanted.first, wanted.count)]
     return Digests(file=wanted.file, first=wanted.first, data=b"".join(found))
 
 
 def _differences(ours: Sequence[_Content], theirs: bytes) -> Iterator[tuple[bytes, int]]:
-    """Records of the pieces that are not the same, some at a time, and bytes of disk in them.
+    """Yield batches of records for the pieces that differ, each with its bytes of disk content.
 
-    `theirs`: their digests; empty: not known.
+    `theirs`: digests of the backup's pieces; empty: not known.
     """
     batch: list[write_log.Buffer] = []
     much = 0
@@ -164,7 +167,7 @@ _EXPORT = "vmckpt-read-"
 
 
 def place_of(folder: Path) -> Path:
-    """Where the socket of a guest's disks is, of which `folder` has all files."""
+    """Return the directory of the socket that serves a guest's disks. `folder`: the guest's."""
     return folder / "read"
 
 
@@ -172,9 +175,10 @@ def place_of(folder: Path) -> Path:
 def opened(
     monitor: Commands, nodes: Sequence[str], place: Path, owner: tuple[int, int]
 ) -> Iterator[list[Client]]:
-    """Read these nodes, in that order; QEMU runs as `owner`.
+    """Open block nodes of the running guest for reading, and yield a client for each, in order.
 
-    Raises ConnectionLost if another process reads the guest's disks now, and HypervisorError.
+    `owner`: user and group IDs of QEMU. Raises HypervisorError, and ConnectionLost if another
+    process uses QEMU's NBD server now.
     """
     end(monitor, place)
     qemu_user.make_folder(place, owner)
@@ -199,8 +203,8 @@ def opened(
 
 
 def end(monitor: Commands, place: Path) -> None:
-    """Nobody reads them any more; fine if nobody did. Raises HypervisorError."""
+    """Stop serving the guest's disks; does nothing if none is served. Raises HypervisorError."""
     if (place / _SOCKET).exists():
-        with suppress(QmpRefused):  # it is gone already
+        with suppress(QmpRefused):  # the server has stopped already
             monitor.tell("nbd-server-stop", {})
     shutil.rmtree(place, ignore_errors=True)

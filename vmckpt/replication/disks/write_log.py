@@ -1,8 +1,6 @@
-"""What a guest wrote to a disk, in the order of the writes: records in a row, each with its header.
+"""The format of a write log: a guest's writes to a disk in order, as records with headers. Pure.
 
-Only the standard library: the nbdkit plugin writes them under Debian's own Python.
-
-Pure.
+Needs only the standard library, since the nbdkit plugin runs under Debian's own Python.
 """
 
 import struct
@@ -17,23 +15,23 @@ HEADER = struct.Struct(">QIB3s")
 _PAD = bytes(3)
 
 LONGEST = 1 << 20
-"""Bytes of content in one record; a longer write becomes several records."""
+"""Maximum number of bytes of data in a record; a longer write becomes several records."""
 FURTHEST = (1 << 32) - 1
-"""Bytes that one record of the other kinds covers."""
+"""Maximum number of bytes that a record without data covers."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One write."""
+    """One record of the log."""
 
     offset: int
     length: int
     kind: int
-    """DATA, ZEROS (the disk reads as zeros there) or TRIM (nobody needs what is there)."""
+    """DATA, ZEROS (the range reads as zeros) or TRIM (the range was discarded)."""
     data: memoryview | None
-    """The content; None for the other kinds."""
+    """The data; None for the other kinds."""
 
     @property
     def end(self) -> int:
@@ -41,30 +39,33 @@ class Record:
 
 
 def header(offset: int, length: int, kind: int = DATA) -> bytes:
-    """What stands before a record's content. Raises ValueError if there is no such record."""
+    """Return the header of a record. Raises ValueError if a value is out of range."""
     if kind not in _KINDS:
-        raise ValueError(f"no record is of kind {kind}")
+        raise ValueError(f"invalid record: kind {kind}")
     most = LONGEST if kind == DATA else FURTHEST
     if not 0 < length <= most or not 0 <= offset < 1 << 63:
-        raise ValueError(f"no record has {length} bytes at {offset}")
+        raise ValueError(f"invalid record: {length} bytes at {offset}")
     return HEADER.pack(offset, length, kind, _PAD)
 
 
 def records(data: Buffer) -> Iterator[Record]:
-    """The records in a row; their content is not copied.
+    """Yield the records in `data` without copying it.
 
-    Raises ValueError where there is none, also where the last one is cut off.
+    Raises ValueError at an invalid record, also if the last record is truncated.
     """
     view, here = memoryview(data), 0
     while here < len(view):
         record, here = _next(view, here)
         if record is None:
-            raise ValueError(f"a record is cut off after {len(view) - here} bytes")
+            raise ValueError(f"a record is truncated after {len(view) - here} bytes")
         yield record
 
 
 def whole(data: Buffer) -> int:
-    """How many bytes the whole records at the beginning have. Raises ValueError."""
+    """Return the length of the complete records at the start of `data`.
+
+    Raises ValueError at an invalid record.
+    """
     view, here = memoryview(data), 0
     while here < len(view):
         record, here = _next(view, here)
@@ -74,13 +75,13 @@ def whole(data: Buffer) -> int:
 
 
 def _next(view: memoryview, here: int) -> tuple[Record | None, int]:
-    """The record there and where the next one begins; None: its end is missing."""
+    """Return the record at `here`, or None if it is truncated, and where the next one begins."""
     begin = here + HEADER.size
     if begin > len(view):
         return None, here
     offset, length, kind, pad = HEADER.unpack_from(view, here)
     if pad != _PAD:
-        raise ValueError("a header that is none")
+        raise ValueError("invalid record header")
     header(offset, length, kind)
     if kind != DATA:
         return Record(offset, length, kind, None), begin

@@ -1,1 +1,1 @@
-"""The guest's side: captures epochs, sends them, holds output until they are committed."""
+"""The primary of a protected guest: captures and sends epochs, and buffers output meanwhile."""

@@ -1,7 +1,6 @@
-"""One epoch of a running guest: what its memory, devices, disks and network did since the last.
+"""Capture an epoch of a running guest: the changes of memory, devices, disks and network output.
 
-All of it is of one instant: nothing runs between the first step and the last. The first thing the
-guest may notice is that it runs again.
+All of them belong to one instant: the guest is paused from the first step to the last.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,20 +19,20 @@ from vmckpt.units import Seconds
 
 
 class Finder(Protocol):
-    """Finds changed pages."""
+    """A method to find changed pages; `dirty_pages.finder.CompareFinder` is one."""
 
     def prepare(self) -> None: ...
     def begin(self) -> Comparison[list[Changed]]: ...
 
 
 class Output(Protocol):
-    """The guest's held output."""
+    """The guest's buffered output; `network_buffer.Buffers` is one."""
 
     def close_epoch(self) -> int: ...
 
 
 class Log(Protocol):
-    """What is written to one disk."""
+    """The write log of one disk; `disks.epoch_log.WriteLog` is one."""
 
     def size(self) -> int: ...
     def set_open(self, on: bool) -> None: ...
@@ -41,23 +40,27 @@ class Log(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """What was captured."""
+    """A captured epoch."""
 
     changed: Sequence[Changed]
-    """For each file of memory."""
+    """The changes in each memory file."""
     state: bytes
     """Device state, as QEMU wrote it."""
     ends: tuple[int, ...]
-    """For each disk where its log ends."""
+    """Where the epoch ends in each disk's log."""
     packets: int
-    """Held at the card with the most."""
+    """Number of buffered packets, at the network card that has the most."""
     pause: Seconds
+    """How long the guest was paused."""
     phases: dict[str, Seconds]
+    """How long each step of the pause took, by its name."""
 
 
 class Capturer:
-    """Takes one epoch after the other. `still` is told True right before the guest is stopped, and
-    False when it runs again."""
+    """Captures one epoch after the other.
+
+    `still` is called with True right before the guest is paused, and with False when it runs again.
+    """
 
     def __init__(
         self, monitor: Commands, undo: Undo, *, finder: Finder, output: Output,
@@ -68,7 +71,11 @@ class Capturer:
         self._still = still
 
     def take(self, *, goes_on: bool = True) -> Epoch:
-        """Raises HypervisorError, CaptureFailed: all is put back then, and the guest runs."""
+        """Capture an epoch; without `goes_on` the guest stays paused after it.
+
+        Raises HypervisorError, CaptureFailed; QEMU's settings are restored then, and the guest
+        runs.
+        """
         monitor = self._monitor
         self._finder.prepare()
         tape = Tape()
@@ -85,7 +92,7 @@ class Capturer:
             standstill = PausedCapture(monitor, self._undo, drain)
             try:
                 drain.hand_over(monitor)
-                # Writes under way must end, or the guest could not be stopped.
+                # The guest cannot be stopped before its disk writes in flight have ended.
                 self._open_logs(True)
                 self._still(True)
                 changed = standstill.take(self._finder.begin, barrier, goes_on=goes_on)

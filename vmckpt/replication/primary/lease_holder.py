@@ -1,9 +1,9 @@
-"""The primary's hold on its guest: renewals, heartbeats, and what the watchdog is told.
+"""The primary's end of the lease: renewals, heartbeats, and the times that the watchdog enforces.
 
-While a standby may take over, the guest is killed if the last renewal is too old, whatever this
-process does: by its watchdog, and by a timer of the kernel's inside QEMU, which needs neither.
-Renewals stop by themselves when an epoch hangs in libvirt: its output is held then, and no client
-is served.
+While a standby may take over, the guest is killed if the last renewal is too old, even if this
+process hangs or is gone: by its watchdog, and by a kernel timer in QEMU, which needs no other
+process. Renewals stop when an epoch hangs in libvirt: its output is buffered then, and clients of
+the guest get no replies.
 """
 
 import json
@@ -28,32 +28,41 @@ from vmckpt.util import atomic_file
 
 BEAT = Seconds(0.1)
 HUNG = Seconds(3.0)
-"""So long no call of libvirt lasts that will still come to an end."""
+"""A libvirt call that has lasted this long is considered hung."""
 _TOKEN, _CHANGING = "token", "token-changing"
 _WITHOUT_LEASE = Seconds(1.0)
 _AGAIN = Seconds(0.2)
 
 
 class Enforcer(Protocol):
-    """Kills the guest at the end of its lease without any process of ours."""
+    """Kills the guest at the end of its lease without any process of vmckpt."""
 
     def arm(self, ends: float) -> None:
-        """At that time of CLOCK_BOOTTIME, unless it is armed again. Raises VmckptError."""
+        """Kill the guest at that time of CLOCK_BOOTTIME, unless armed again before.
+
+        Raises VmckptError.
+        """
 
     def disarm(self) -> None:
-        """Not any more. May be repeated. Raises VmckptError."""
+        """Do not kill the guest. May be repeated. Raises VmckptError."""
 
 
 class LeaseHolder:
-    """Use as `with LeaseHolder(...) as lease`: within the block the guest may run here."""
+    """The lease of the primary: it is renewed in the block, where the guest may run on this host.
+
+    Use as `with LeaseHolder(...) as lease`. Without a lease store (`lease` is None) it only sends
+    heartbeats and looks after the watchdog.
+    """
 
     def __init__(
         self, lease: Lease | None, folder: Path, page: WatchdogPage, *, holder: str,
         note: Callable[[], dict[str, Any]], lives: Callable[[], bool],
         restart_watchdog: Callable[[], None] = lambda: None, enforcer: Enforcer | None = None,
     ) -> None:  # fmt: skip
-        """`note`: what heartbeats tell of us; `lives`: whether the guest's QEMU is there;
-        `restart_watchdog`: starts it if it is gone; `enforcer`: None, if the kernel cannot."""
+        """`note`: returns what heartbeats report; `lives`: returns whether the guest's QEMU runs;
+        `restart_watchdog`: starts the watchdog if it is gone; `enforcer`: None if the kernel
+        cannot enforce the lease.
+        """
         self._lease, self._folder, self._page, self._note = lease, folder, page, note
         self._lives, self._enforcer = lives, enforcer
         self._watchdog = WatchdogRestart(page, restart_watchdog)
@@ -64,11 +73,11 @@ class LeaseHolder:
             self._renewer = LeaseClient(lease.url, holder=holder, limit=limit)
         self.token = _stored(folder)
         self.line: PeerConnection | None = None
-        """Over which heartbeats go; None: none."""
+        """The connection that heartbeats are sent over; None: none."""
         self.lost: str | None = None
-        """Why the guest may run here no more."""
+        """Why the guest must not run on this host any more; None: it may."""
         self.acquired = False
-        """The lease was taken anew: a standby that there was may never take over."""
+        """The lease was acquired anew: an earlier standby can never take over."""
         self._validated = False
         self._renewed = float("-inf")
         self._busy: float | None = None
@@ -80,24 +89,25 @@ class LeaseHolder:
         ]
 
     def __enter__(self) -> Self:
-        """Raises LeaseLost, LeaseUnreachable."""
+        """Continue or acquire the lease, and renew it. Raises LeaseLost, LeaseUnreachable."""
         if self._client is not None:
             self._begin(self._client)
             if not self._page.renewed:
-                self._disarm()  # an agent before us may have died right before it
+                self._disarm()  # an agent before this one may have died
         self.token = self.token or 1
         for thread in self._threads:
             thread.start()
         return self
 
     def _begin(self, client: LeaseClient) -> None:
-        """Go on with the lease that an agent before us had, or take it."""
+        """Continue the lease of an agent before this one, or acquire it."""
         if self.token and not (self._folder / _CHANGING).exists():
             self._renew()
             if self.lost is None:
                 return
             self.lost = None
-        # The first time; or only the witness knows the token. It is had by nobody else, or refused.
+        # This is the first agent, or only the lease store has the token. The lease store refuses if
+        # another host holds the lease.
         try:
             token = client.acquire()
         except LeaseLost:
@@ -109,7 +119,7 @@ class LeaseHolder:
         self.check()
 
     def __exit__(self, *_: object) -> None:
-        """The lease stays as it is: a new agent goes on with it, or the watchdog ends the guest."""
+        """Keep the lease: a new agent continues it, or the watchdog kills the guest at its end."""
         self._over.set()
         for thread in self._threads:
             if thread.ident is not None:
@@ -120,7 +130,7 @@ class LeaseHolder:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """While QEMU is told something: if that hangs, so does the guest for everybody outside."""
+        """Mark a call to QEMU: if it hangs, renewals stop, as the guest serves no client then."""
         before = self._busy
         self._busy = time.monotonic() if before is None else before
         try:
@@ -129,23 +139,28 @@ class LeaseHolder:
             self._busy = before
 
     def check(self) -> None:
-        """Right before something gets out that others see. Raises LeaseLost."""
+        """Verify the lease, right before output is released. Raises LeaseLost."""
         if self.lost is not None:
             raise LeaseLost(self.lost)
         if not self._page.renewed or self._lease is None:
-            return  # nobody can take over
+            return  # no standby can take over
         if boottime() - self._renewed > self._lease.terms.lasts:
             raise LeaseLost("the lease was not renewed in time")
 
     @property
     def validated(self) -> bool:
-        """Whether the witness knows that the standby is whole; without one nothing is to be known.
-        A witness that was failed over may have forgotten it."""
+        """Whether the lease store has recorded that the standby is valid; True without one.
+
+        A lease store that failed over to a replica may have lost the record.
+        """
         return self._client is None or self._validated
 
     def validate(self) -> None:
-        """The backup has a whole epoch: from now on it may take over, and the watchdog enforces our
-        end of the lease. May be repeated. Raises VmckptError."""
+        """Record that the backup has a complete epoch, so that it may take over.
+
+        From now on the watchdog enforces the end of this host's lease. May be repeated. Raises
+        VmckptError.
+        """
         if self._client is None:
             return
         with self._tokens:
@@ -156,26 +171,29 @@ class LeaseHolder:
             self._validated = True
 
     def invalidate(self) -> None:
-        """The backup's standby is worth nothing any more. Raises VmckptError: that is not sure,
-        and is tried again with each renewal."""
+        """Record that the standby is invalid.
+
+        Raises VmckptError if that is not certain; each renewal tries it again then.
+        """
         with self._tokens:
             self._changing = True
             self._change()
 
     def _change(self) -> None:
         if self._client is not None:
-            # Who dies between the witness and the file has a token that is nobody's.
+            # An agent that dies between the lease store and the file leaves an outdated token.
             with suppress(OSError):
                 (self._folder / _CHANGING).touch()
             self._kept(self._newer(self._client))
         self._changing = False
 
     def _newer(self, client: LeaseClient) -> int:
-        """A token with which no standby can take over. Raises VmckptError."""
+        """Return a new token, with which no standby can take over. Raises VmckptError."""
         try:
             return client.invalidate(self.token)
         except LeaseLost:
-            # Another host has it, or the witness has forgotten our last token: it says so here.
+            # Another host holds the lease, or the lease store has forgotten the last token; a
+            # renewal tells which.
             try:
                 client.renew(self.token)
             except LeaseForgotten:
@@ -183,10 +201,10 @@ class LeaseHolder:
             raise
 
     def transfer(self, to: str) -> None:
-        """The guest stands still here and is the other's from now on.
+        """Hand the lease over to the host `to`; the guest must be paused here.
 
-        Tried until there is an answer: without one nobody may run it. Raises LeaseLost,
-        LeaseRefused: then it is not handed over.
+        Tries until the lease store answers: without an answer, no host may run the guest. Raises
+        LeaseLost, LeaseRefused if it is not handed over.
         """
         if self._client is None:
             return
@@ -202,7 +220,10 @@ class LeaseHolder:
             time.sleep(_AGAIN)
 
     def release(self) -> None:
-        """The protection has ended; the watchdog must be gone. Raises VmckptError."""
+        """Release the lease at the end of the protection; the watchdog must have ended before.
+
+        Raises VmckptError.
+        """
         if self._client is not None:
             self._client.release(self.token)
 
@@ -210,7 +231,7 @@ class LeaseHolder:
         while not self._over.wait(BEAT):
             self._page.beat()
             line = self.line
-            # The backup asks for the lease only of one that is silent.
+            # The backup asks for the lease only if the primary is silent.
             if line is not None and not self._hangs():
                 with suppress(ConnectionLost):
                     line.send(Heartbeat(sent=time.time(), note=json.dumps(self._note()).encode()))
@@ -225,7 +246,7 @@ class LeaseHolder:
             if self._hangs():
                 continue
             if not self._lives():
-                return  # nobody is to be kept from running it
+                return  # the guest does not run here, so no other host must be kept from it
             self._watchdog.look()
             with suppress(VmckptError):
                 self._renew()
@@ -240,17 +261,17 @@ class LeaseHolder:
             if self._over.is_set():
                 return
             if self._changing:
-                # It had no answer: only whoever asks again knows which token is the right one.
+                # The last change had no answer: only repeating it shows which token is valid.
                 self._change()
             try:
                 sent = self._renewer.renew(self.token)
             except LeaseForgotten:
-                # No standby can take over until it is validated again, and no other host holds it.
+                # No other host holds the lease, and no standby can take over before `validate`.
                 self._kept(self._renewer.acquire_again(self.token))
                 self.acquired = True
                 sent = self._renewer.renew(self.token)
             if sent is None:
-                self.lost = "another host has the lease: the guest must not run here"
+                self.lost = "another host holds the lease: the guest must not run here"
                 return
             self._renewed = sent
             self._validated = self._validated and self._renewer.protected
@@ -258,7 +279,7 @@ class LeaseHolder:
                 self._enforce(sent)
 
     def _enforce(self, sent: float) -> None:
-        """Whatever becomes of us, the guest ends with the lease that was renewed then."""
+        """Make the watchdog and the kernel kill the guest at the end of the lease renewed then."""
         self._page.renewed = sent
         if self._enforcer is not None and self._lease is not None:
             self._enforcer.arm(sent + self._lease.terms.lasts)
@@ -271,8 +292,11 @@ class LeaseHolder:
         return self.lost is not None
 
     def _kept(self, token: int) -> None:
-        """Nobody can take over since that token: whatever becomes of the file, the watchdog ends no
-        guest, and output need not wait. An agent that finds an old one takes the lease anew."""
+        """Store a new token, with which no standby can take over.
+
+        So the watchdog need not enforce the lease, and output need not wait, even if the file
+        cannot be written: an agent that finds an older token there acquires the lease anew.
+        """
         self._validated = False
         self._page.renewed = 0.0
         self._disarm()

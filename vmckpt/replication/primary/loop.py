@@ -1,8 +1,8 @@
-"""The primary's loop: epoch after epoch, for as long as the guest is to be protected.
+"""The primary's loop: it captures epoch after epoch for as long as the guest is protected.
 
-One epoch at a time is captured, sent, committed by the backup, and its output let out; meanwhile
-the guest runs in the next one. A connection that breaks does not end the protection: the next epoch
-that arrives carries all that the backup lacks.
+One epoch at a time is captured, sent and committed by the backup, and its output is released;
+meanwhile the guest runs in the next epoch. A lost connection does not end the protection: the next
+epoch that arrives carries all that the backup lacks.
 """
 
 import json
@@ -50,55 +50,58 @@ from vmckpt.units import MIB, Bytes, Seconds
 
 
 class Mirrors(Protocol):
-    """The jobs that bring the guest's writes to the logs."""
+    """The mirror jobs that copy the guest's disk writes to the logs."""
 
     def begin_again(self) -> None:
-        """From now on, each into a log that has nothing else."""
+        """Start the mirrors again, each with an empty log."""
 
     def end(self) -> None:
-        """Bring nothing any more."""
+        """Stop the mirrors."""
 
 
 class Devices(Protocol):
-    """The guest's devices, beside those of its standby."""
+    """The guest's devices, compared with those of its standby."""
 
     @property
     def told(self) -> bool:
-        """Whether libvirt has reported a change since the last whole look."""
+        """Whether libvirt has reported a change since the last full check."""
 
     @property
     def gone(self) -> Collection[str]:
-        """Names of devices that were not there any more at the last look."""
+        """Names of devices that were missing at the last check."""
 
     def same(self) -> bool:
-        """Compare all that the standby must have, too. New cards have no link then."""
+        """Return whether the devices still match the standby's. Sets links of new cards down."""
 
     def still(self) -> bool:
-        """The same by names alone, which is quick."""
+        """Return whether the devices match by their names alone, which is quick."""
 
 
 class ProtectedGuest(Protocol):
-    """What the loop has done to the guest, and notes for the agents after this one."""
+    """Actions of the loop on the guest, and records for the agents after this one."""
 
     def disks(self) -> AbstractContextManager[Sequence[Readable]]:
-        """Its disks, to be read while it runs; in the order of the logs."""
+        """Open the guest's disks for reading while it runs, in the order of the logs."""
 
     def note_unprotected(self, unprotected: bool) -> None:
-        """Note that the standby is worth nothing, or is again."""
+        """Record that the standby is invalid, or valid again."""
 
     def note_switchover(self) -> None:
-        """Note that the guest stands still from now on for a switch."""
+        """Record that the guest is paused from now on for a switchover."""
 
     def hand_over(self, line: PeerConnection) -> None:
-        """The guest stands still and the backup has all of it: give it away for good."""
+        """Hand the guest over to the backup for good.
+
+        The guest must be paused, and the backup must have all of it.
+        """
 
     def resume(self) -> None:
-        """A switch came to nothing: the guest goes on, if it stands still for it."""
+        """Resume the guest after a switchover that failed, if it is paused for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the loop works with."""
+    """The parts that the loop uses."""
 
     monitor: Commands
     memory: Memory
@@ -109,19 +112,19 @@ class Parts:
     lease_holder: LeaseHolder
     requests: Requests
     leave: SoloPermission
-    """To go on without the backup."""
+    """Permission to run unprotected."""
     status: PrimaryStatus
     mirrors: Mirrors
     guest: ProtectedGuest
     begun: bool
-    """The mirrors have just begun: the backup must begin anew."""
+    """The mirrors have just been started: the backup needs a first copy."""
     held: bool
-    """An agent before us has put the filters in their place, and output waits."""
+    """An agent before this one has added the filters, and output is buffered."""
     whole: bool
-    """A standby that has an epoch may be gone on with."""
+    """A standby that has an epoch can be continued with."""
     devices: Devices
     unprotected: bool = False
-    """It is noted that the standby is worth nothing; see `ProtectedGuest.note_unprotected`."""
+    """The standby is recorded as invalid; see `ProtectedGuest.note_unprotected`."""
 
 
 _LOOK = Seconds(0.1)
@@ -131,9 +134,10 @@ def await_ack(
     line: PeerConnection, number: int, status: PrimaryStatus, *, patience: Seconds,
     meanwhile: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Wait for the acknowledgement as long as the backup takes what was sent, however slowly.
+    """Wait for the acknowledgement for as long as the backup receives data, however slowly.
 
-    `meanwhile` is called every now and then. Raises ConnectionLost, WireError, and what it raises.
+    `patience`: how long the backup may receive nothing. `meanwhile` is called at least every 0.1 s.
+    Raises ConnectionLost, WireError, and what `meanwhile` raises.
     """
     taken, since = -1, time.monotonic()
     while True:
@@ -148,21 +152,21 @@ def await_ack(
             if isinstance(much, int) and taken < much <= line.sent:
                 taken, since = much, time.monotonic()
         elif isinstance(found, PeerRefused | End):
-            raise ConnectionLost(f"the backup will not go on: {found.why}")
+            raise ConnectionLost(f"the backup refused to continue: {found.why}")
         elif found is not None:
-            raise ConnectionLost(f"the backup sends {type(found).__name__}, and no acknowledgement")
+            raise ConnectionLost(f"the backup sent {type(found).__name__}, not an acknowledgement")
         if time.monotonic() - since > patience:
-            raise ConnectionLost(f"the backup has taken nothing for {patience:g} s")
+            raise ConnectionLost(f"the backup has received nothing for {patience:g} s")
 
 
 def note(beat: Heartbeat) -> Mapping[str, Any]:
-    """What the backup tells of itself. Raises ConnectionLost if it makes no sense."""
+    """Parse the status report in a heartbeat. Raises ConnectionLost if it is invalid."""
     try:
         told = json.loads(beat.note or b"{}")
     except (ValueError, RecursionError) as exc:
-        raise ConnectionLost(f"the backup's note is no JSON: {exc}") from exc
+        raise ConnectionLost(f"the backup's status report is not JSON: {exc}") from exc
     if not isinstance(told, dict):
-        raise ConnectionLost("the backup's note is no object")
+        raise ConnectionLost("the backup's status report is not a JSON object")
     return told
 
 
@@ -170,14 +174,14 @@ _CONNECT = Seconds(2.0)
 _ANSWER = Seconds(30.0)
 _AGAIN = Seconds(0.3)
 _RARELY = Seconds(30.0)
-"""So long a backup is left in peace which has been copied to in vain, over and over."""
+"""Maximum time before the next attempt after first copies that failed repeatedly."""
 _TURN = Seconds(0.005)
 _DEVICES = Seconds(2.0)
 _UNPLUGS = Seconds(2.0)
-"""libvirt takes a card's other end away this soon after the card."""
+"""libvirt removes the host's end of a network card within this time after the card."""
 _ENDS = Seconds(3.0)
 _BUSY_LOG = 16 * MIB
-"""So much in a disk's log ends an epoch."""
+"""An epoch ends early when a disk's log has more bytes than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,55 +191,57 @@ class Flight:
     number: int
     epoch: Epoch
     flags: list[Flags]
-    """The pages in it."""
+    """Flags of the pages in the epoch, for each memory file."""
 
 
 class Switched(Exception):
-    """The guest stands still here, and the backup has all of it."""
+    """A planned switchover is complete: the guest is paused here, and the backup has all of it."""
 
 
 class _Replugged(Exception):
-    """A device was plugged in or out before an epoch was sealed: no standby can go on from it."""
+    """A device was plugged or unplugged before an epoch was sealed: it fits no standby."""
 
 
 class Primary:
-    """Runs until somebody wants no more of it."""
+    """The loop of the primary: it runs until the protection ends or the guest is switched over."""
 
     def __init__(self, session: Session, folder: Path, parts: Parts) -> None:
         self._session, self._folder, self._parts = session, folder, parts
         self._number = 0
-        """Of the last epoch captured."""
+        """Number of the last captured epoch."""
         self._acked = 0
         self._state: bytes | None = None
-        """Device state of the last acknowledged epoch; None: not known what the backup has."""
+        """Device state of the last acknowledged epoch; None: it is unknown which the backup has."""
         self._flight: Flight | None = None
         self._whole = parts.whole
-        """The backup's last epoch, if it has one, is something that can be gone on from."""
+        """The protection can continue from the backup's last epoch, if it has one."""
         self._valid = False
-        """The lease knows that the standby is whole."""
+        """The lease store has recorded that the standby is valid."""
         self._begun = parts.begun
-        """The mirrors bring all that was written since they began, and nobody has had any of that
-        yet."""
+        """The logs have all writes since the mirrors began, and none of them was consumed yet."""
         self._held = parts.held
-        """Output waits for its epoch."""
+        """Output is buffered until its epoch is committed."""
         self._terms = pacing.PacingTerms(
             interval=session.terms.interval, slowdown=session.terms.slowdown
         )
         self._pace = pacing.initial_pace(self._terms)
         self._again = _AGAIN
-        """So long after a line that broke another is made, while nothing waits for it."""
+        """Time before the next connection after one that was lost, while output is not buffered."""
         self._look_at_devices = 0.0
         self._first_copy = FirstCopy(
             monitor=parts.monitor, finder=parts.finder, logs=parts.logs, disks=parts.guest.disks,
             requests=parts.requests, status=parts.status,
         )  # fmt: skip
         self.standby_ended = False
-        """The backup has heard that the protection is over: nobody will run its standby."""
+        """The backup has confirmed the end of the protection: its standby will never run."""
         self._due = self._safe = time.monotonic()
-        """`_safe`: when the backup last had all that mattered to those outside."""
+        """`_safe`: when the backup last had all that released output depends on."""
 
     def run(self) -> None:
-        """Raises Switched after a planned switch, VmckptError; returns if it shall end."""
+        """Run until an end is requested.
+
+        Raises Switched after a planned switchover, and VmckptError.
+        """
         if not (self._held or self._parts.unprotected):
             self._forgo_standby()
         while not self._parts.requests.has(Request.END):
@@ -251,11 +257,13 @@ class Primary:
                 self._wait_alone()
 
     def _forgo_standby(self) -> None:
-        """A filter is gone, and with it what it held: before more gets out that the standby has
-        not, it must never be let run."""
-        why = "a network card's filter is gone: its standby is made anew"
+        """Give the standby up because a filter is gone, and with it the output that it buffered.
+
+        The standby must be invalid before any output is released that it does not have.
+        """
+        why = "the filter of a network card is gone: the standby is rebuilt"
         while not self._run_unprotected(why) and not self._parts.requests.has(Request.END):
-            self._keep()  # what is left of the filters
+            self._keep()  # the filters that are left
             self._parts.requests.wait(_AGAIN)
 
     def _connected(self) -> PeerConnection:
@@ -263,7 +271,8 @@ class Primary:
         session = self._session
         made = connection.connect(self._folder, (session.address, session.port), limit=_CONNECT)
         lease_holder = self._parts.lease_holder
-        # The backup learns of a newer token by what we send; one newer than ours is no backup's.
+        # The backup learns a newer token from the primary's messages, so a backup's token is never
+        # newer than the primary's.
         line = PeerConnection(
             made, lambda: lease_holder.token, takes=lambda told: told <= lease_holder.token
         )
@@ -271,15 +280,15 @@ class Primary:
         return line
 
     def _cut(self, why: Exception) -> None:
-        """The backup is gone: what was under way is in doubt, and output waits."""
+        """Handle a lost connection: it is unknown what of the epoch arrived, and output waits."""
         parts = self._parts
         parts.status.cut(str(why))
         parts.lease_holder.line = None
-        parts.monitor.run_state()  # a guest that has ended is told by an error
+        parts.monitor.run_state()  # raises an error if the guest has ended
         if self._flight is not None:
             parts.memory.doubt(self._flight.flags)
         if parts.requests.has(Request.PLANNED):
-            # The guest may stand still for it; nobody else may run it yet.
+            # The guest may be paused for the switchover; the backup must not run it yet.
             parts.requests.drop(Request.PLANNED)
             parts.guest.resume()
         if self._held:
@@ -287,10 +296,11 @@ class Primary:
                 self._wait_alone()
             self._keep()
         self._state = None
-        # A standby that never was whole is not waited for, if the lease says that it is not.
+        # There is no need to wait for a standby that never was consistent, if the lease store has
+        # recorded that it is not.
         hold = self._session.terms.hold if self._whole or self._session.lease is None else 0.0
         if not self._held:
-            # It has no standby: no write need wait until the log is read again.
+            # Without a standby, writes need not wait until the log is read again.
             parts.mirrors.end()
             self._begun = False
             parts.status.alone(str(why))
@@ -299,34 +309,33 @@ class Primary:
         parts.requests.wait(_AGAIN if self._held else self._again)
 
     def _run_unprotected(self, why: str) -> bool:
-        """Without the backup; never before it is written down that the standby is worth nothing.
-        Whether that is so."""
+        """Run unprotected, once the standby is recorded as invalid. Returns whether it is."""
         parts = self._parts
         self._valid = False
         if not parts.leave.has():
-            parts.status.say(f"output waits until a controller lets the guest go on alone: {why}")
+            parts.status.say(f"output waits for permission to run unprotected: {why}")
             return False
         try:
             parts.lease_holder.invalidate()
         except VmckptError as exc:
-            parts.status.say(f"output waits: that the standby is behind cannot be noted: {exc}")
+            parts.status.say(f"output waits: the standby cannot be recorded as invalid: {exc}")
             return False
         parts.guest.note_unprotected(True)
         self._let_out()
         parts.mirrors.end()
         self._whole = self._begun = False
         parts.status.alone(why)
-        parts.leave.over()  # only now nobody takes the standby for one that is whole
+        parts.leave.over()  # only now all records show that the standby is invalid
         return True
 
     def _let_out(self) -> None:
-        """Output is held no more: no standby may ever go on from before it."""
+        """Stop buffering output. No standby may continue from an epoch before that."""
         self._parts.buffers.remove(self._parts.devices.gone)
         self._parts.status.let_out(self._parts.buffers.lost)
         self._held = False
 
     def _serve(self, line: PeerConnection) -> None:
-        """Bring the backup up, then one epoch after the other. Raises ConnectionLost, WireError."""
+        """Synchronise the backup, then send epochs. Raises ConnectionLost, WireError."""
         parts, sender = self._parts, self._brought_up(line)
         while not parts.requests.has(Request.END):
             ready, final = self._wait(line), parts.requests.has(Request.PLANNED)
@@ -335,7 +344,7 @@ class Primary:
                 continue
             if final:
                 parts.guest.note_switchover()
-                sender.bandwidth = None  # the guest stands still for it
+                sender.bandwidth = None  # the guest is paused meanwhile
             try:
                 self._cycle(line, sender, final=final)
             except Resumed as exc:
@@ -353,13 +362,16 @@ class Primary:
         self.standby_ended = True
 
     def _brought_up(self, line: PeerConnection) -> Sender:
-        """From now on output waits for the backup. Raises ConnectionLost, WireError."""
+        """Synchronise the backup, and buffer output from then on. Returns the sender for epochs.
+
+        Raises ConnectionLost, WireError.
+        """
         parts = self._parts
         captured = max(1, self._number) if self._whole else 0
         line.send(Hello(session=self._session.session, captured=captured))
         welcome = line.expect(HelloAck, _ANSWER)
         if welcome.session != self._session.session:
-            raise ConnectionLost("the backup is of another session")
+            raise ConnectionLost("the backup belongs to another session")
         parts.lease_holder.line = line
         self._agree(welcome.committed)
         with parts.lease_holder.busy():
@@ -382,7 +394,7 @@ class Primary:
         return sender
 
     def _agree(self, committed: int) -> None:
-        """What the backup has. An acknowledgement that was lost is one all the same."""
+        """Record which epoch the backup has. That makes up for a lost acknowledgement."""
         if self._flight is not None and committed == self._flight.number:
             self._committed(self._flight)
         self._flight = None
@@ -391,7 +403,7 @@ class Primary:
         self._whole = committed > 0
 
     def _begin_anew(self) -> None:
-        """The standby is nothing yet: the guest need not wait for it."""
+        """Prepare for a first copy: until it is complete, output need not wait for the standby."""
         self._valid = False
         self._again = Seconds(min(2 * self._again, _RARELY))
         self._parts.lease_holder.invalidate()
@@ -403,21 +415,23 @@ class Primary:
         self._begun = False
 
     def _check_disks(self) -> None:
-        """Everything that was written until the epoch's end is in the logs. Raises MirrorEnded."""
+        """Check that all writes of the epoch are in the logs. Raises MirrorEnded."""
         for number, log in enumerate(self._parts.logs):
             mirror_job.begun(self._parts.monitor, mirror_job.name_of(number))
             if (why := log.failed()) is not None:
-                raise mirror_job.MirrorEnded(f"a disk's log failed: {why}", host=self._session.host)
+                raise mirror_job.MirrorEnded(
+                    f"the write log of a disk failed: {why}", host=self._session.host
+                )
 
     def _cycle(self, line: PeerConnection, sender: Sender, *, final: bool) -> None:
-        """One epoch, from its capture to the release of its output.
+        """Process one epoch, from its capture to the release of its output.
 
         Raises ConnectionLost, WireError.
         """
         parts = self._parts
         began = time.monotonic()
         with parts.lease_holder.busy():
-            self._check_disks()  # else QEMU could not flush them, and would fail in the pause
+            self._check_disks()  # QEMU could not flush broken disks, and would fail in the pause
             epoch = parts.capturer.take(goes_on=not final)
         captured = time.monotonic()
         self._number += 1
@@ -455,15 +469,15 @@ class Primary:
         self._due = began + self._pace.interval
 
     def _discard(self, why: Resumed) -> None:
-        """An epoch that is not of one moment: what it holds goes with the next one."""
+        """Discard an epoch that is not of one instant; the next epoch carries its changes."""
         parts = self._parts
         parts.memory.doubt(parts.memory.flags(cast("Sequence[Changed]", why.found)))
         parts.guest.resume()
-        parts.status.say(f"an epoch was discarded and is taken again: {why.message}")
+        parts.status.say(f"an epoch was discarded and is captured again: {why.message}")
         self._due = time.monotonic()
 
     def _committed(self, flight: Flight) -> None:
-        """The backup has it: its output goes out, if we may speak still."""
+        """Release the output of an epoch that the backup has, if the lease is still valid."""
         parts = self._parts
         self._flight, self._acked, self._state = None, flight.number, flight.epoch.state
         self._safe, self._again = time.monotonic(), _AGAIN
@@ -479,12 +493,14 @@ class Primary:
         parts.status.phase(Phase.PROTECTING)
 
     def _wait(self, line: PeerConnection) -> bool:
-        """Until the next epoch is due, or too much waits, and the guest may be stopped for it;
-        False: something is wished for. Raises ConnectionLost, WireError."""
+        """Wait until the next epoch is due or too much data waits, and the guest may be paused.
+
+        Returns False if a request is pending instead. Raises ConnectionLost, WireError.
+        """
         parts = self._parts
         while not parts.requests.any:
             left = self._due - time.monotonic()
-            with parts.lease_holder.busy():  # what hangs here holds output as an epoch that hangs
+            with parts.lease_holder.busy():  # a call that hangs here delays output, as in an epoch
                 if (left <= 0 or self._is_full()) and self._may_be_stopped():
                     return True
                 same = self._same_devices()
@@ -493,21 +509,23 @@ class Primary:
             self._keep()
             found = line.receive(Seconds(min(max(left, _TURN), _TURN)))
             if isinstance(found, PeerRefused | End):
-                raise ConnectionLost(f"the backup will not go on: {found.why}")
+                raise ConnectionLost(f"the backup refused to continue: {found.why}")
             if isinstance(found, EpochEnd | Hello):
-                raise ConnectionLost("the backup talks nonsense")
+                raise ConnectionLost("the backup sent an unexpected message")
             if isinstance(found, Heartbeat):
                 parts.status.heard(note(found))
         return False
 
     def _keep(self) -> None:
-        """See that QEMU's own timer lets out nothing that waits."""
+        """Keep QEMU's own timer from releasing buffered output."""
         with self._parts.lease_holder.busy():
             self._parts.buffers.keep()
 
     def _same_devices(self) -> bool:
-        """Looked at now and then, and when libvirt reports one. One that was plugged in or out
-        makes the standby another machine."""
+        """Return whether the guest's devices still match those of the standby.
+
+        Checks every 2 s, and when libvirt reports a change; returns True in between.
+        """
         now, devices = time.monotonic(), self._parts.devices
         if now < self._look_at_devices and not devices.told:
             return True
@@ -515,26 +533,29 @@ class Primary:
         return devices.same()
 
     def _wait_alone(self) -> None:
-        """Until it is unprotected: nobody can go on from its standby."""
+        """Run unprotected until the protection ends, as the standby cannot be used any more."""
         parts = self._parts
-        why = "a device was plugged in or out: unprotect the guest, protect it again"
+        why = "a device was plugged or unplugged: unprotect the guest and protect it again"
         parts.status.devices_changed()
         self._until_unplugged()
         self._run_unprotected(why)
         while not parts.requests.has(Request.END):
-            parts.requests.drop(Request.PLANNED)  # its standby is no switch's target
+            parts.requests.drop(Request.PLANNED)  # the guest cannot be switched to that standby
             parts.requests.wait(_AGAIN)
-            if self._held:  # it may not yet
+            if self._held:  # it was not permitted yet
                 self._keep()
                 self._run_unprotected(why)
             parts.monitor.run_state()
 
     def _until_unplugged(self) -> None:
-        """QEMU may crash when it frees a card whose packets wait in a filter, which refer to it:
-        until the filters are gone, too, the standby must be able to take over."""
+        """Wait until the filters of unplugged cards are gone, too.
+
+        QEMU may crash when it frees a card that packets in a filter refer to. Until the filters are
+        gone, the standby must be able to take over.
+        """
         parts, give_up = self._parts, time.monotonic() + _UNPLUGS
         while self._held and parts.buffers.hold_any_of(parts.devices.gone):
-            if time.monotonic() > give_up:  # the card's other end was left in its place
+            if time.monotonic() > give_up:  # the host's end of the card was not removed
                 return
             time.sleep(_TURN)
 
@@ -544,14 +565,14 @@ class Primary:
         return much or parts.buffers.collected() > EARLY
 
     def _may_be_stopped(self) -> bool:
-        """Whether it runs and nobody else is at work with it."""
+        """Return whether the guest runs and no other job migrates or saves it."""
         monitor = self._parts.monitor
         if monitor.run_state() != "running":
-            self._parts.status.say("the guest stands still: somebody paused it")
+            self._parts.status.say("no epoch is captured: the guest is paused")
             self._due = time.monotonic() + _AGAIN
             return False
         if monitor.ask("query-migrate").get("status") in ACTIVE:
-            self._parts.status.say("another job moves or saves the guest")
+            self._parts.status.say("no epoch is captured: another job migrates or saves the guest")
             self._due = time.monotonic() + _AGAIN
             return False
         return True

@@ -1,4 +1,4 @@
-"""A protected guest's memory beside its last copy, and what of that the backup may not have."""
+"""A protected guest's memory with its last copy, and the pages that the backup may lack."""
 
 import os
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from vmckpt.replication.protocol.messages import Digests, PageRequest
 from vmckpt.units import Seconds
 
 _ASKED = 1 << 16
-"""Pages whose digests are asked for at once."""
+"""Pages whose digests are requested at once."""
 _ANSWER = Seconds(30.0)
 
 
 class Memory:
-    """Files of memory and copies of them, which stay for the next agent."""
+    """The memory files of a guest and their last copies, which are kept for the next agent."""
 
     def __init__(self, files: Sequence[MemoryFile], folder: Path, stack: ExitStack) -> None:
-        """Raises OSError."""
+        """Map the files, and their copies in `folder`, until `stack` is closed. Raises OSError."""
         self.live: list[Mapping] = []
         self.last: list[Mapping] = []
         for number, file in enumerate(files):
@@ -33,15 +33,15 @@ class Memory:
             copy = folder / f"last-{number}"
             self.last.append(_copy(copy, file.size, stack))
         self.stale: list[Flags] = [np.zeros(len(one.pages), dtype=np.bool_) for one in self.last]
-        """Pages of which it is not known what the backup has."""
+        """For each file, the pages whose content on the backup is unknown."""
 
     def doubt(self, flags: Sequence[Flags]) -> None:
-        """The backup may not have got these."""
+        """Mark pages that the backup may not have received as stale."""
         for stale, one in zip(self.stale, flags, strict=True):
             np.logical_or(stale, one, out=stale)
 
     def flags(self, changed: Sequence[Changed]) -> list[Flags]:
-        """All pages that an epoch sends."""
+        """Return the pages that an epoch sends, for each file."""
         found = [stale.copy() for stale in self.stale]
         for flags, one in zip(found, changed, strict=True):
             flags[one.numbers] = True
@@ -49,7 +49,9 @@ class Memory:
         return found
 
     def compare(self, line: PeerConnection) -> int:
-        """Ask the backup which pages it has; all others are stale. Returns how many those are.
+        """Compare the last copies with the backup's pages, and mark those that differ as stale.
+
+        Returns the number of stale pages.
 
         Raises ConnectionLost, WireError.
         """
@@ -67,12 +69,15 @@ class Memory:
 
 
 def answer(wanted: PageRequest, memory: Sequence[Mapping]) -> Digests:
-    """The backup's answer to such a question. Raises IndexError, ValueError: it makes no sense."""
+    """Return the backup's answer to a request for digests of memory pages.
+
+    Raises IndexError, ValueError if the request is invalid.
+    """
     if wanted.file < 0:
-        raise ValueError("a disk is no memory")
+        raise ValueError("a disk is not a memory file")
     pages = memory[wanted.file].pages
     if wanted.count > _ASKED or wanted.first + wanted.count > len(pages):
-        raise ValueError(f"nobody has {wanted.count} pages from {wanted.first} on")
+        raise ValueError(f"no {wanted.count} pages of that file from page {wanted.first} on")
     found = page_codec.digests(pages[wanted.first : wanted.first + wanted.count])
     return Digests(file=wanted.file, first=wanted.first, data=found.astype(">u8").tobytes())
 
@@ -96,7 +101,7 @@ def _copy(path: Path, size: int, stack: ExitStack) -> Mapping:
     opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         before = os.fstat(opened).st_size
-        # A hole that a full tmpfs cannot fill would kill us in the middle of an epoch.
+        # Writing to a hole that a full tmpfs cannot fill would kill this process in an epoch.
         os.posix_fallocate(opened, 0, size)
         made = stack.enter_context(Mapping(opened, size, write=True))
         made.written = _not_zero(made) if before == size else np.zeros(size // PAGE, dtype=np.bool_)

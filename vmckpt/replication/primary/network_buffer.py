@@ -1,13 +1,13 @@
-"""A guest's output waits for the commit of its epoch: filters at each of its network cards.
+"""Buffer a guest's output until its epoch is committed, with filters at each of its network cards.
 
-A packet meets the counter, then `collecting`, `holding` and the sink. What an epoch sends waits in
-`holding`. At its end, guest stopped, `collecting` is switched on and keeps all that comes after;
-that is one order to QEMU, for the guest waits for it. When the backup has the epoch, `holding`
-empties itself into the network, then `collecting` into `holding`.
+A packet passes the counter, then `collecting`, `holding` and the sink. The output of an epoch is
+buffered in `holding`. At the end of the epoch, while the guest is paused, `collecting` is switched
+on and keeps all later output; that takes one command to QEMU, since the guest waits for it. When
+the backup has the epoch, `holding` is emptied to the network, then `collecting` into `holding`.
 
 QEMU empties a buffer by itself after 71.6 minutes of the guest's time. `keep` replaces buffers long
-before that. Where no process of ours is left to do so, the sink discards what the timer lets go: it
-is open for the moment of a release alone.
+before that. If no process of vmckpt is left to do so, the sink discards what the timer releases: it
+is open only during a release.
 """
 
 import logging
@@ -28,48 +28,50 @@ from vmckpt.units import Seconds
 log = logging.getLogger("vmckpt.replica")
 
 MOST = 10_000
-"""QEMU drops what is beyond so many packets in one buffer, and tells nobody (net/queue.c)."""
+"""QEMU silently drops packets beyond this number in one buffer (net/queue.c)."""
 EARLY = 5_000
-"""An epoch ends when so many wait: more come until the guest stands still."""
+"""An epoch ends early once this many packets wait: more arrive until the guest is paused."""
 _REDIRECTOR = "filter-redirector"
 _NEEDED = (Kind.HOLDING, Kind.COLLECTING, Kind.COUNT)
-# What filter-dump writes: a head of the file, then for each packet a head and one byte of it.
+# What filter-dump writes: a file header, then for each packet a header and one byte of the packet.
 _FILE_HEAD, _RECORD = 24, 17
 _LARGE = 1 << 20
 
 
 class Buffers:
-    """Those of one guest's cards."""
+    """The output buffers of one guest's network cards."""
 
     def __init__(
         self, monitor: Commands, cards: Sequence[str], folder: Path, owner: tuple[int, int], *,
         interval: Seconds = LONGEST, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`folder`: on tmpfs, where QEMU, which runs as `owner`, counts packets; `interval`: after
-        which QEMU empties a buffer by itself."""
+        """`cards`: libvirt's aliases; `folder`: directory on tmpfs where QEMU counts packets;
+        `owner`: user and group IDs of QEMU; `interval`: time after which QEMU empties a buffer by
+        itself.
+        """
         self._monitor, self._cards, self._owner = monitor, tuple(cards), owner
         self._interval, self._clock = interval, clock
         self._files = {card: folder / f"count-{card}" for card in cards}
         self._sizes = dict.fromkeys(self._cards, _FILE_HEAD)
         self._closed = dict(self._sizes)
         self._now: dict[tuple[Kind, str], Filter] = {}
-        """The filter of each kind at each card."""
+        """The current filter of each kind at each card."""
         self._armed = {Kind.HOLDING: 0.0, Kind.COLLECTING: 0.0}
-        """When QEMU began to count the interval of these, at the earliest."""
+        """When QEMU began to count the interval of these buffers, at the earliest."""
         self._waits = False
-        """A closed epoch has not been released, and the open one is in `collecting`."""
+        """A closed epoch is not released yet, and the open epoch is in `collecting`."""
         self._mixed = False
-        """The open epoch's output may be in `holding` already: it is not to be released yet."""
+        """The open epoch's output may be in `holding` already, which must not be released then."""
         self._held = dict.fromkeys(self._cards, 0)
-        """Packets of epochs that are closed and not released."""
+        """Packets of epochs that are closed and not released yet."""
         self.lost = 0
-        """Packets that QEMU dropped, in all: beyond MOST in an epoch, or in what is held."""
+        """Packets that QEMU dropped, in total: beyond MOST in an epoch, or in all that is held."""
         self._there = False
         self.new_cards = NewCards(monitor, folder)
-        """Cards that were plugged in since."""
+        """Network cards that were plugged in while output is buffered."""
 
     def add(self) -> None:
-        """From now on nothing gets out by itself. Raises HypervisorError."""
+        """Add the filters: from now on all output is buffered. Raises HypervisorError."""
         self._arm(Kind.HOLDING, Kind.COLLECTING)
         self._now, discards = {}, _can_discard(self._monitor)
         for card in self._cards:
@@ -89,17 +91,17 @@ class Buffers:
         self.new_cards.hold()
 
     def attach(self) -> None:
-        """Go on with those that an agent before us has added: all that waits is of one epoch.
+        """Continue with the filters of an agent before this one; all buffered output is one epoch.
 
-        It may have died in the middle of a release, or when it replaced a buffer. Those of a card
-        that was unplugged are gone. Raises HypervisorError.
+        That agent may have died during a release, or while it replaced a buffer. The filters of a
+        card that was unplugged are gone. Raises HypervisorError.
         """
         there = _found(self._monitor)
         self._now = network_filters.last(there)
         self._switch(Kind.SINK, on=True)
         for one in there:
             if self._now[one.kind, one.card] != one:
-                self._delete(one)  # which empties it into the one that has its place
+                self._delete(one)  # which empties it into the filter that replaces it
         self._switch(Kind.HOLDING, on=True)
         self._waits, self._there = True, True
         self._replace(Kind.HOLDING)
@@ -109,17 +111,22 @@ class Buffers:
         self.new_cards.hold()
 
     def complete(self) -> bool:
-        """Whether all are in their place; those of a card that is unplugged go with it. Raises
-        HypervisorError."""
+        """Return whether all filters exist; those of an unplugged card do not.
+
+        Raises HypervisorError.
+        """
         return there(self._monitor, self._cards)
 
     def collected(self) -> int:
-        """Packets in the open epoch, at the card with the most."""
+        """Return the number of packets in the open epoch, at the card that has the most."""
         return max((self._count(card) for card in self._cards), default=0)
 
     def close_epoch(self) -> int:
-        """With the guest stopped: the epoch has no more output; how many packets at the card with
-        the most. Those that are too many are lost. Raises HypervisorError."""
+        """Close the open epoch, with the guest paused, and buffer later output separately.
+
+        Returns the number of packets at the card that has the most; packets beyond MOST are lost.
+        Raises HypervisorError.
+        """
         counts = {card: self._count(card) for card in self._cards}
         if self._waits:
             self._switch(Kind.COLLECTING, on=False)
@@ -133,14 +140,14 @@ class Buffers:
         return max(counts.values(), default=0)
 
     def _close(self, card: str, count: int) -> None:
-        """What was collected has gone on, as far as there was room for it."""
+        """Count a card's packets as held, as far as there was room for them, else as lost."""
         kept = min(count, MOST, MOST - self._held[card])
         self._held[card] += kept
         self.lost += count - kept
         self._closed[card] = self._size(card)
 
     def _forget(self, card: str) -> None:
-        """Give back what was counted; QEMU goes on where it is, so the size still counts."""
+        """Free the space of the count file; QEMU keeps appending, so its size still counts."""
         file = os.open(self._files[card], os.O_WRONLY)
         try:
             punch(file, 0, self._closed[card])
@@ -148,9 +155,10 @@ class Buffers:
             os.close(file)
 
     def release(self) -> None:
-        """The epoch is safe: what is held goes out, in its order. Raises HypervisorError.
+        """Release the output of the closed epoch, in its order. Raises HypervisorError.
 
-        Where QEMU's timer may have put the open epoch's output to it, all waits for the next one.
+        If QEMU's timer may have added output of the open epoch, nothing is released before the next
+        call.
         """
         self._see_timer()
         if self._mixed:
@@ -165,7 +173,7 @@ class Buffers:
         self._held = dict.fromkeys(self._cards, 0)
 
     def keep(self) -> None:
-        """See that QEMU's timer lets nothing go; to be called every now and then.
+        """Keep QEMU's timer from releasing output. Call it regularly, as in each turn of a loop.
 
         Raises HypervisorError.
         """
@@ -173,7 +181,7 @@ class Buffers:
             return
         self._see_timer()
         for kind in (Kind.HOLDING, Kind.COLLECTING):
-            needed = kind is Kind.HOLDING or self._waits  # else it is off and has nothing
+            needed = kind is Kind.HOLDING or self._waits  # otherwise it is off and empty
             if needed and network_filters.due(self._armed[kind], self._clock(), self._interval):
                 self._replace(kind)
 
@@ -183,11 +191,11 @@ class Buffers:
             self._mixed = True
 
     def _arm(self, *kinds: Kind) -> None:
-        """QEMU counts anew, from now at the earliest."""
+        """Note that QEMU starts to count the interval of these buffers now, at the earliest."""
         self._armed |= dict.fromkeys(kinds, self._clock())
 
     def _replace(self, kind: Kind) -> None:
-        """Put a new buffer in the place of each: its interval begins anew, and nothing gets out."""
+        """Replace the buffers of a kind, so that their interval starts again; releases nothing."""
         self._arm(kind)
         for card in self._cards:
             old = self._now.get((kind, card))
@@ -195,17 +203,17 @@ class Buffers:
                 if old is not None:
                     self._add_buffer(old.next, on=True, before=old)
                     self._delete(old)
-            except QmpRefused as exc:  # the card was unplugged, which `complete` tells
-                log.warning("the output of %s cannot be held any longer: %s", card, exc)
+            except QmpRefused as exc:  # the card was unplugged, which `complete` reports
+                log.warning("the output of %s cannot be buffered any longer: %s", card, exc)
 
     def hold_any_of(self, cards: Collection[str]) -> bool:
-        """Whether filters of any of these cards are there. Raises HypervisorError."""
+        """Return whether any of these cards has filters. Raises HypervisorError."""
         return any(one.card in cards for one in _found(self._monitor))
 
     def remove(self, gone: Collection[str] = ()) -> None:
-        """Let all out, in its order, and take the filters away. Raises HypervisorError.
+        """Release all output, in its order, and remove the filters. Raises HypervisorError.
 
-        What cards sent that are `gone` is discarded: QEMU would crash (it has freed the sender).
+        The output of `gone` cards is discarded: QEMU has freed the sender, and would crash.
         """
         _remove(self._monitor, gone)
         for card, file in self._files.items():
@@ -217,7 +225,7 @@ class Buffers:
         self.new_cards.connect()
 
     def _add_buffer(self, one: Filter, *, on: bool, before: Filter | None = None) -> None:
-        """`before`: the one that it is to be right behind, as the guest sends."""
+        """Add a buffer that packets pass right after `before`; None: they pass it first of all."""
         what: dict[str, object] = {
             "qom-type": "filter-buffer", "interval": round(self._interval * 1e6),
             "status": "on" if on else "off",
@@ -229,7 +237,7 @@ class Buffers:
     def _add_sink(self, card: str) -> None:
         one = Filter(Kind.SINK, card)
         null = {"type": "null", "data": {}}
-        with suppress(QmpRefused):  # it is there, of an agent that died
+        with suppress(QmpRefused):  # an agent that died has left it
             self._monitor.tell("chardev-add", {"id": one.name, "backend": null})
         what: dict[str, object] = {"qom-type": _REDIRECTOR, "outdev": one.name, "status": "on"}
         self._add(one, what)
@@ -256,13 +264,13 @@ class Buffers:
         return (self._size(card) - self._closed[card]) // _RECORD
 
     def _size(self, card: str) -> int:
-        with suppress(FileNotFoundError):  # it went with the filters
+        with suppress(FileNotFoundError):  # it was removed with the filters
             self._sizes[card] = max(self._sizes[card], self._files[card].stat().st_size)
         return self._sizes[card]
 
 
 def remove(monitor: Commands, folder: Path) -> None:
-    """Take away what of the filters is there; what they hold goes out, and new cards may send.
+    """Remove all filters that exist, release their output, and set the links of new cards up.
 
     Raises HypervisorError.
     """
@@ -286,7 +294,7 @@ def _remove(monitor: Commands, gone: Collection[str] = ()) -> None:
 
 
 def there(monitor: Commands, cards: Sequence[str]) -> bool:
-    """Whether all filters of all cards are in their place. Raises HypervisorError."""
+    """Return whether all cards have all filters. Raises HypervisorError."""
     told = network_filters.last(_found(monitor))
     return all((kind, card) in told for card in cards for kind in _NEEDED)
 
@@ -298,6 +306,6 @@ def _found(monitor: Commands, gone: Collection[str] = ()) -> list[Filter]:
 
 
 def _can_discard(monitor: Commands) -> bool:
-    """Whether this QEMU was built with the filter that a sink is made of."""
+    """Return whether this QEMU was built with the filter that sinks need."""
     told = monitor.ask("qom-list-types", implements="netfilter")
     return any(one["name"] == _REDIRECTOR for one in told)

@@ -1,10 +1,10 @@
 """The filters at a guest's network cards: their names, their order, and QEMU's timer. Pure.
 
-From the guest to the wire a packet meets the counter, `collecting`, `holding` and the sink. QEMU
-empties a `filter-buffer` when its interval has passed, in the guest's own time, and nothing sets
-that timer anew but to empty it. So another buffer takes its place in time, between it and the wire;
-the place is numbered, and of two buffers of one kind the one with the higher number is nearer to
-the wire.
+From the guest to the wire, a packet passes the counter, `collecting`, `holding` and the sink. QEMU
+empties a `filter-buffer` when its interval has passed, in the guest's own time, and only emptying
+the buffer restarts that timer. So another buffer replaces it in time, between it and the wire. The
+buffers are numbered: of two buffers of one kind, the one with the higher number is nearer to the
+wire.
 """
 
 import re
@@ -16,9 +16,9 @@ from typing import Self
 from vmckpt.units import Seconds
 
 LONGEST = Seconds((2**32 - 1) / 1e6)
-"""The longest interval that QEMU takes: 71.6 minutes."""
+"""The longest interval that QEMU accepts: 71.6 minutes."""
 _SHARE = 8
-"""A buffer is replaced after this part of its interval."""
+"""A buffer is replaced after an eighth of its interval."""
 
 
 class Kind(StrEnum):
@@ -27,11 +27,11 @@ class Kind(StrEnum):
     COUNT = "count"
     """Writes one record per packet to a file."""
     COLLECTING = "collecting"
-    """Keeps the output of the open epoch while that of a closed one waits."""
+    """Buffers the output of the open epoch while output of a closed epoch waits."""
     HOLDING = "holding"
-    """Keeps the output that waits for its epoch."""
+    """Buffers output until its epoch is committed."""
     SINK = "sink"
-    """Discards what reaches it: what leaves `holding` by the timer and not by a release."""
+    """Discards what leaves `holding` because of QEMU's timer, outside a release."""
 
 
 _ORDER = (Kind.SINK, Kind.COUNT, Kind.COLLECTING, Kind.HOLDING)
@@ -40,30 +40,30 @@ _NAME = re.compile(rf"vmckpt-({'|'.join(Kind)})(\d*)-(.+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One filter at one card."""
+    """One filter at one network card."""
 
     kind: Kind
     card: str
-    """libvirt's alias: "net0"."""
+    """libvirt's alias of the card: "net0"."""
     place: int = 0
-    """How many there were before it."""
+    """Number of filters of this kind that the card had before."""
 
     @property
     def name(self) -> str:
-        """Its object ID in QEMU."""
+        """The filter's object ID in QEMU."""
         return f"vmckpt-{self.kind}{self.place or ''}-{self.card}"
 
     @property
     def next(self) -> Self:
-        """The one that replaces it."""
+        """The filter that replaces this one."""
         return type(self)(self.kind, self.card, self.place + 1)
 
 
 def found(names: Iterable[str], gone: Collection[str] = ()) -> list[Filter]:
-    """Find ours among QEMU's objects, in the order in which they can be removed.
+    """Find vmckpt's filters among the names of QEMU's objects, in the order to remove them.
 
-    The sink is first, so that nothing is lost; then each empties itself into the next. Of `gone`
-    cards it is last: packets of a card that QEMU has freed must not get beyond it.
+    The sink is first, so that nothing is lost; then each filter is emptied into the next. The sinks
+    of `gone` cards are last: packets of a card that QEMU has freed must not get beyond them.
     """
     matches = (_NAME.fullmatch(name) for name in names)
     ours = (Filter(Kind(one[1]), one[3], int(one[2] or 0)) for one in matches if one)
@@ -76,18 +76,18 @@ def found(names: Iterable[str], gone: Collection[str] = ()) -> list[Filter]:
 
 
 def last(filters: Iterable[Filter]) -> dict[tuple[Kind, str], Filter]:
-    """The filter nearest to the wire, of each kind at each card."""
+    """Return the filter nearest to the wire, of each kind at each card."""
     return {(one.kind, one.card): one for one in sorted(filters, key=lambda one: one.place)}
 
 
 def due(armed: float, now: float, interval: Seconds) -> bool:
-    """Whether a buffer that was armed then is to be replaced."""
+    """Return whether to replace a buffer whose interval began at `armed`."""
     return now - armed >= interval / _SHARE
 
 
 def may_have_fired(armed: float, now: float, interval: Seconds) -> bool:
-    """Whether QEMU may have emptied the buffer by its timer.
+    """Return whether QEMU's timer may have emptied a buffer whose interval began at `armed`.
 
-    The guest's time, by which the timer goes, never runs ahead of the host's.
+    The timer uses the guest's time, which never runs faster than the host's.
     """
     return now - armed >= interval

@@ -1,8 +1,8 @@
 """Network cards that are plugged in while a standby may take over.
 
-No filter holds their output, and for cards that use vhost none can. So QEMU sets their links down,
-and discards what they send, until the standby is invalid; then the links are up. A file names the
-cards, so that an agent that dies leaves none without a link.
+No filter buffers their output, and none can for cards that use vhost. So their links are set down,
+where QEMU discards what they send, until the standby is invalid; then the links are set up. A file
+lists the cards, so that they get their links back even if the agent dies.
 """
 
 import logging
@@ -22,29 +22,29 @@ _FILE = "cut-cards"
 
 
 class Commands(migration_settings.Commands, Protocol):
-    """What is used of `hypervisor.qmp.QmpMonitor`."""
+    """The part of `hypervisor.qmp.QmpMonitor` that is used here."""
 
     def described(self) -> str: ...
 
 
 class NewCards:
-    """Those of one guest. Safe to use from several threads."""
+    """The new network cards of one guest. Safe to use from several threads."""
 
     def __init__(self, monitor: Commands, folder: Path) -> None:
-        """`folder`: the protection's own."""
+        """`folder`: the protection's directory."""
         self._monitor, self._folder = monitor, folder
         self._lock = threading.Lock()
         self._holds = False
 
     def hold(self) -> None:
-        """From now on output waits for its epoch, and a new card's link must be down."""
+        """Note that output is buffered from now on, so that `cut` sets links of new cards down."""
         with self._lock:
             self._holds = True
 
     def cut(self, device: str) -> None:
-        """Set the link of a new device down, unless no output is held; fine if it has no link.
+        """Set the link of a new device down while output is buffered.
 
-        Raises HypervisorError.
+        Does nothing if the device has no link. Raises HypervisorError.
         """
         with self._lock:
             if not self._holds:
@@ -53,21 +53,21 @@ class NewCards:
             _note(self._folder, [*(one for one in cut if one != device), device])
             try:
                 _set_link(self._monitor, device, up=False)
-            except QmpRefused:  # it is no network card
+            except QmpRefused:  # it is not a network card
                 _note(self._folder, cut)
             else:
-                log.warning("%s was plugged in: its link is down until the standby is invalid",
+                log.warning("%s was plugged in: its link stays down until the standby is invalid",
                             device)  # fmt: skip
 
     def connect(self) -> None:
-        """The standby is invalid: new cards may send. Raises HypervisorError."""
+        """Set the links of new cards up, once the standby is invalid. Raises HypervisorError."""
         with self._lock:
             self._holds = False
             connect(self._monitor, self._folder)
 
 
 def connect(monitor: Commands, folder: Path) -> None:
-    """Set the links of all cards in the file up, but for those that libvirt has down.
+    """Set the links of all cards in the file up, except those that are down in libvirt.
 
     May be repeated. Raises HypervisorError.
     """
@@ -77,7 +77,7 @@ def connect(monitor: Commands, folder: Path) -> None:
     stay = _down(monitor.described())
     for device in cut:
         if device not in stay:
-            with suppress(QmpRefused):  # it was unplugged meanwhile
+            with suppress(QmpRefused):  # the card was unplugged meanwhile
                 _set_link(monitor, device, up=True)
     _note(folder, [])
 
@@ -87,7 +87,7 @@ def _set_link(monitor: Commands, device: str, *, up: bool) -> None:
 
 
 def _down(xml: str) -> set[str]:
-    """The cards whose link is down by the guest's definition."""
+    """Return the aliases of the cards whose link is down in the guest's XML."""
     found = domain_xml.tree(xml, "domain").findall("devices/interface")
     down = [one.find("alias") for one in found if one.find("link[@state='down']") is not None]
     return {alias.get("name", "") for alias in down if alias is not None}

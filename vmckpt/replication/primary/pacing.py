@@ -1,7 +1,7 @@
-"""When the next epoch is taken: the interval in force, and why it is that. Pure.
+"""Choose the interval between epochs, with the reason for it. Pure.
 
-An interval counts from one capture to the next. What asks for a longer one acts at once; it becomes
-shorter again little by little, but a guest whose output waits is not kept waiting without need.
+An interval is the time from one capture to the next. It becomes longer at once if needed, and
+shorter again gradually, but output never waits longer than necessary.
 """
 
 import math
@@ -9,60 +9,60 @@ from dataclasses import dataclass, replace
 
 from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
-# An interval is that much longer than an epoch takes, so that not every second one comes late.
+# The interval is this factor longer than an epoch takes, so that epochs are rarely late.
 _HEADROOM = 1.2
-# What is left, after each epoch, of the time that a slow one took: after one of 4 s all is as it
-# was within about 16 s.
+# The factor by which each epoch reduces the time that a slow epoch took: the effect of an epoch of
+# 4 s is over within about 16 s.
 _FORGETTING = 0.75
-# How much of a new pause is believed, and how many times as long as before it may count: a single
-# long one makes an interval 30 % longer, ten in a row make it what they ask for.
+# The weight of a new pause in the average, and the factor by which a pause may exceed the average:
+# a single long pause makes an interval 30 % longer, ten in a row determine it.
 _NEWS = 0.3
 _OUTLIER = 2.0
-# How fast the interval of a guest that sends nothing grows.
+# The factor by which each epoch of a guest that sends nothing makes the interval longer.
 _GROWTH = 1.15
 _START = Seconds(0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacingTerms:
-    """What the operator wants. Raises ValueError if nobody can have it."""
+    """The limits that the operator sets. Raises ValueError for values that are impossible."""
 
     interval: Seconds | None
-    """None: auto, as short as the guest can bear while it sends."""
+    """None: automatic, as short as `slowdown` permits while the guest sends."""
     floor: Seconds = Seconds(0.02)
     ceiling: Seconds = Seconds(10.0)
     slowdown: float = 0.10
-    """For auto: most of the guest's time that pauses may take."""
+    """Automatic interval: the maximum share of the guest's time that pauses may take, 0 to 1."""
     relaxed: float = 4.0
-    """For auto: how many times as long an interval may be while nothing waits to be sent."""
+    """Automatic interval: the factor by which it may be longer while no output waits."""
 
     def __post_init__(self) -> None:
         if not 0 < self.floor <= self.ceiling < math.inf:
-            raise ValueError(f"no interval is between {self.floor} and {self.ceiling} s")
+            raise ValueError(f"invalid limits of the interval: {self.floor} to {self.ceiling} s")
         if self.interval is not None and not 0 < self.interval < math.inf:
-            raise ValueError(f"no interval is {self.interval} s long")
+            raise ValueError(f"invalid interval: {self.interval} s")
         if not 0 < self.slowdown < 1 <= self.relaxed < math.inf:
-            raise ValueError(f"a slowdown of {self.slowdown}, relaxed {self.relaxed} times")
+            raise ValueError(f"invalid slowdown {self.slowdown} or factor {self.relaxed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """What one epoch was. Raises ValueError for times that cannot be."""
+    """The measurements of one epoch. Raises ValueError for times that are impossible."""
 
     interval: Seconds
-    """From the capture before it to its own."""
+    """The interval in force: from the previous capture to this one."""
     pause: Seconds
-    """For how long the guest stood still."""
+    """How long the guest was paused."""
     busy: Seconds
-    """From then until it was acknowledged: packing, sending, waiting for the backup."""
+    """Time from the pause to the acknowledgement: compressing, sending, waiting for the backup."""
     output_waited: int
-    """Packets of the guest that waited for it."""
+    """Number of the guest's packets that waited for the epoch."""
     bytes: Bytes
-    """What was sent of it."""
+    """Bytes sent for the epoch."""
 
     def __post_init__(self) -> None:
         if not all(0 <= time < math.inf for time in (self.interval, self.pause, self.busy)):
-            raise ValueError(f"these times cannot be: {self}")
+            raise ValueError(f"invalid times: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +71,23 @@ class Pace:
 
     interval: Seconds
     why: str
-    """For people, with the numbers that it was made from."""
+    """The reason for display, with the numbers that the interval was computed from."""
     pause: Seconds | None = None
-    """How long a pause of this guest takes, smoothed; None before the first."""
+    """Moving average of the guest's pauses; None before the first."""
     took: Seconds = Seconds(0.0)
-    """How long an epoch takes, pause and all; a slow one is forgotten little by little."""
+    """How long an epoch takes, including its pause; the effect of a slow epoch decays."""
 
 
 def initial_pace(terms: PacingTerms) -> Pace:
-    """The pace before anything is known of the guest and the link."""
+    """Return the pace before anything is known of the guest and the network."""
     wanted = _START if terms.interval is None else terms.interval
     interval = _within(wanted, terms)
-    why = "to begin with" if terms.interval is None else "as asked for"
+    why = "initial interval" if terms.interval is None else "as requested"
     return Pace(interval=interval, why=f"{why}: {_told(interval, wanted)}")
 
 
 def decide(pace: Pace, cycle: Cycle, terms: PacingTerms) -> Pace:
-    """The pace after an epoch was acknowledged."""
+    """Return the pace after an epoch was acknowledged."""
     known = pace.pause or cycle.pause
     pause = known + _NEWS * (min(cycle.pause, known * _OUTLIER) - known)
     took = max(cycle.pause + cycle.busy, pace.took * _FORGETTING)
@@ -99,7 +99,7 @@ def decide(pace: Pace, cycle: Cycle, terms: PacingTerms) -> Pace:
 
 def _fixed(now: Pace, cycle: Cycle, terms: PacingTerms, asked: Seconds) -> Pace:
     if now.took <= asked:
-        why = f"as asked for: {_told(asked, terms.interval or asked)}"
+        why = f"as requested: {_told(asked, terms.interval or asked)}"
         return replace(now, interval=asked, why=why)
     fits = now.took * _HEADROOM
     interval = _within(fits, terms)
@@ -121,19 +121,19 @@ def _auto(now: Pace, cycle: Cycle, terms: PacingTerms) -> Pace:
         packets = "packet" if cycle.output_waited == 1 else "packets"
         because = f"{cycle.output_waited} {packets} waited, and {because}"
         return replace(now, interval=shortest, why=f"{because}: {_told(shortest, least)}")
-    # Only by the pauses: an epoch takes the longer the longer its interval was, and would draw the
-    # interval after it up to the ceiling.
+    # The pauses alone set the limit: an epoch takes longer after a longer interval, so its duration
+    # would push the interval up to the ceiling.
     most = max(shortest, _within(terms.relaxed * _within(bearable, terms), terms))
     interval = Seconds(min(max(shortest, now.interval * _GROWTH), most))
     if interval == shortest:
         return replace(now, interval=interval, why=f"{because}: {_told(interval, least)}")
-    why = f"nothing waited to be sent: {show_seconds(interval)}, at most {show_seconds(most)}"
+    why = f"no output waited: {show_seconds(interval)}, at most {show_seconds(most)}"
     return replace(now, interval=interval, why=why)
 
 
 def _slow(now: Pace, cycle: Cycle) -> str:
     if now.took > cycle.pause + cycle.busy:
-        return f"epochs took up to {show_seconds(now.took)} lately"
+        return f"recent epochs took up to {show_seconds(now.took)}"
     return f"an epoch of {show_bytes(cycle.bytes)} took {show_seconds(now.took)}"
 
 
@@ -143,7 +143,7 @@ def _within(interval: float, terms: PacingTerms) -> Seconds:
 
 def _told(interval: Seconds, wanted: float) -> str:
     if interval > wanted:
-        return f"{show_seconds(interval)}, the least allowed"
+        return f"{show_seconds(interval)}, the minimum"
     if interval < wanted:
-        return f"{show_seconds(interval)}, the most allowed"
+        return f"{show_seconds(interval)}, the maximum"
     return show_seconds(interval)

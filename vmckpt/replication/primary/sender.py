@@ -1,4 +1,4 @@
-"""Sends what an epoch holds: differences to what the backup has, in messages of bounded size."""
+"""Send an epoch as differences from what the backup has, in messages of limited size."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,16 @@ from vmckpt.replication.protocol.messages import Pages as PagesMessage
 from vmckpt.units import BytesPerSecond
 
 _MOST_PAGES = 2048
-"""In one message: 8 MiB before they are packed."""
+"""Maximum number of pages in one message: 8 MiB before compression."""
 _LEVEL = 1
 
 
 class Sender:
-    """For one connection. `stale`: for each file of memory the pages of which it is not known what
-    the backup has; they are sent whole, and known then."""
+    """Sends epochs over one connection.
+
+    `last`: the last copies of the memory files; `stale`: for each file the pages whose content on
+    the backup is unknown, which are sent in full. Sending updates both.
+    """
 
     def __init__(
         self, line: PeerConnection, last: Sequence[Mapping], logs: Sequence[WriteLog],
@@ -31,14 +34,14 @@ class Sender:
     ) -> None:  # fmt: skip
         self._line, self._last, self._logs, self._stale = line, last, logs, stale
         self.bandwidth = bandwidth
-        """Most that may be sent in a second; None: no limit."""
+        """Maximum send rate; None: no limit."""
         self._free = 0.0
         """When the next part may be sent."""
         self._packer = zstandard.ZstdCompressor(level=_LEVEL)
         self._tally = Tally()
 
     def memory(self, number: int, changed: Sequence[Changed]) -> None:
-        """Send changed pages and bring the last copy up to this epoch. Raises ConnectionLost."""
+        """Send changed pages, and update the last copies to this epoch. Raises ConnectionLost."""
         together = zip(self._last, changed, self._stale, strict=True)
         for file, (last, one, stale) in enumerate(together):
             for numbers, new, old in _pieces(last, one, stale):
@@ -49,23 +52,30 @@ class Sender:
                 stale[numbers] = False
 
     def writes(self, number: int, begins: Sequence[int], ends: Sequence[int]) -> None:
-        """Send what was written to the disks, from and to these places in their logs."""
+        """Send disk writes: each log from its offset in `begins` to that in `ends`.
+
+        Raises ConnectionLost, DiskLogError.
+        """
         for disk, (log, begin, end) in enumerate(zip(self._logs, begins, ends, strict=True)):
             for records in log.read(begin, end):
                 data = self._packer.compress(records)
                 self._part(Writes(epoch=number, disk=disk, data=data))
 
     def bulk(self, disk: int, records: bytes) -> None:
-        """Send records of a disk that come from no log, and belong to no epoch."""
+        """Send records of a disk that are not from its log, and belong to no epoch.
+
+        Raises ConnectionLost.
+        """
         self._part(Writes(epoch=0, disk=disk, data=self._packer.compress(records)))
 
     def finish(
         self, number: int, epoch: Epoch, previous: bytes | None, *, base: int, final: bool,
         taken: float,
     ) -> None:  # fmt: skip
-        """Send the device state, as a difference to the one before, and close the epoch.
+        """Send the device state, as a difference from the previous one, and the end of the epoch.
 
-        `taken`: when it was captured, by time.time(); a slow link may have taken long since.
+        `previous`: the state that the backup has; None: unknown. `base`: the last acknowledged
+        epoch. `taken`: when the epoch was captured, by time.time(). Raises ConnectionLost.
         """
         self._part(DeviceState(epoch=number, data=page_codec.encode_state(epoch.state, previous)))
         seal = EpochEnd(
@@ -89,7 +99,7 @@ class Sender:
 def _pieces(
     last: Mapping, one: Changed, stale: Flags
 ) -> Iterator[tuple[Numbers, Pages, Pages | None]]:
-    """Numbers of pages, what they are now, and what the backup has of them, if that is known."""
+    """Yield page numbers, the pages' new content, and the backup's content if that is known."""
     unknown = stale[one.numbers]
     for piece in _cut(np.flatnonzero(~unknown)):
         numbers = one.numbers[piece]

@@ -1,9 +1,9 @@
-"""Leave to go on without the standby, where no lease store can say that nobody will run it.
+"""Permission to run unprotected, where no lease store can tell that the standby will never run.
 
-A host that is silent is powered off by its controller then, and the standby goes on from its last
-epoch. What the primary has let out since would be forgotten, so it lets nothing out before the
-controller has written down that the standby is worth nothing. Each wait asks under a name of its
-own: leave that arrives late is none for the next.
+Without a lease store, the controller powers a silent host off and runs the standby from its last
+epoch. Output that the primary released since then would contradict that state. So the primary
+releases none before the controller has recorded that the standby is invalid. Each request for the
+permission has a name of its own: a permission that arrives late does not apply to the next request.
 """
 
 import secrets
@@ -11,10 +11,10 @@ import threading
 
 
 class SoloPermission:
-    """Wanted by one thread, given by another."""
+    """The permission to run unprotected: one thread requests it, another one grants it."""
 
     def __init__(self, *, needed: bool) -> None:
-        """Not `needed`: it is always there."""
+        """`needed`: False if the guest always has the permission."""
         self._needed = needed
         self._lock = threading.Lock()
         self._asked: str | None = None
@@ -22,13 +22,12 @@ class SoloPermission:
 
     @property
     def wanted(self) -> str | None:
-        """The name that it is to be given under, until it is used or needed no more; None: nobody
-        waits for it."""
+        """The name of the pending request, until `over`; None: there is none."""
         with self._lock:
             return self._asked
 
     def has(self) -> bool:
-        """Whether it is there; asks for it if not."""
+        """Return whether the permission was granted; request it if it was not."""
         if not self._needed:
             return True
         with self._lock:
@@ -36,13 +35,13 @@ class SoloPermission:
             return self._given
 
     def grant(self, name: str) -> bool:
-        """Whether somebody waits for it under that name."""
+        """Grant the request of that name. Returns whether it is pending."""
         with self._lock:
             known = self._asked is not None and secrets.compare_digest(name, self._asked)
             self._given = self._given or known
             return known
 
     def over(self) -> None:
-        """It was used, or is needed no more: the next time it is asked for anew."""
+        """Drop the request and the permission; the next `has` makes a new request."""
         with self._lock:
             self._asked, self._given = None, False

@@ -1,1 +1,1 @@
-"""What both sides say to each other."""
+"""The protocol between the agents of the primary and the backup."""

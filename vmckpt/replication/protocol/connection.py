@@ -1,7 +1,7 @@
-"""The line between the agents: TLS 1.3, with certificates made for the session and pinned.
+"""The connection between the agents: TLS 1.3, with pinned certificates made for the session.
 
-Each agent makes a key that never leaves its host; the controller carries the certificates from one
-to the other over ssh. Whoever shows another certificate is sent away before anything is read.
+Each agent creates a key that never leaves its host, and the controller exchanges the certificates
+over ssh. A peer with another certificate is disconnected before anything is read.
 """
 
 import datetime
@@ -33,24 +33,27 @@ KEY, CERTIFICATE, PEER = "key.pem", "certificate.pem", "peer.pem"
 _LASTS = datetime.timedelta(days=3650)
 _CHUNK = 256 << 10
 _WAITING = 8
-"""Messages that were received and not taken yet: a slow taker slows the sender."""
+"""Maximum number of received messages that wait: a slow receiver slows the sender."""
 _TURN = 0.5
 _HANDSHAKE = 3.0
-"""A busy host takes its time."""
+"""Time limit of a handshake, in seconds; a busy host may need that long."""
 _SPEAKS = 0.5
-"""The other end begins to speak as soon as it has called."""
+"""How long a new peer that sends nothing counts as busy, in seconds: agents send at once."""
 _AT_ONCE = 64
-"""So many may call at the same time; of more the first that says nothing is sent away."""
-# The kernel gives a connection up if the other end acknowledges nothing for so long.
+"""Maximum number of handshakes at a time; beyond it the first silent peer is disconnected."""
+# The kernel gives a connection up if the other end acknowledges nothing for this long.
 _SILENT_MS = 5000
 
 
 class ConnectionLost(RemoteError):
-    """The line between the agents is gone."""
+    """The connection between the agents is lost, or could not be established."""
 
 
 def make_identity(folder: Path) -> str:
-    """Make a key and its certificate in a folder; the certificate as PEM."""
+    """Create a key and its certificate in a directory. Returns the certificate as PEM.
+
+    Raises OSError.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "vmckpt session")])
     now = datetime.datetime.now(datetime.UTC)
@@ -60,7 +63,7 @@ def make_identity(folder: Path) -> str:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # Hosts' clocks differ, and nothing hangs on the time: the certificate itself is known.
+        # Hosts' clocks differ, and the time does not matter: the certificate itself is pinned.
         .not_valid_before(now - _LASTS)
         .not_valid_after(now + _LASTS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -80,9 +83,9 @@ def make_identity(folder: Path) -> str:
 
 
 class _Socket(ssl.SSLSocket):
-    """Closes itself if its peer resets the connection before the handshake.
+    """A TLS socket that closes itself if its peer resets the connection before the handshake.
 
-    ssl.SSLSocket reads once while it is made, and stays open if that fails.
+    ssl.SSLSocket reads once in its constructor, and stays open if that fails.
     """
 
     def recv(self, size: int = 1024, flags: int = 0) -> bytes:
@@ -106,7 +109,10 @@ def _context(folder: Path, purpose: int) -> ssl.SSLContext:
 
 
 def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SSLSocket:
-    """Raises ConnectionLost if the other end does not answer, or is another one."""
+    """Connect to the other agent, with the session's key in `folder`.
+
+    Raises ConnectionLost if nothing answers there, or if the certificate is not the session's.
+    """
     try:
         with socket.create_connection(address, timeout=limit) as plain:
             made = _context(folder, ssl.PROTOCOL_TLS_CLIENT).wrap_socket(plain)
@@ -116,31 +122,31 @@ def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SS
 
 
 def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSocket | None:
-    """The next one that shows the right certificate; None if nobody came in that time.
+    """Accept the next connection with the session's certificate; None if none came within `limit`.
 
-    All that call at the same time are listened to: one that is slow, or says nothing, keeps nobody
-    else waiting. Raises OSError: the server is closed.
+    Handshakes of several peers run at the same time, so that a slow or silent peer does not delay
+    another. Raises OSError if the server is closed.
     """
     with _Door(folder, server) as door:
         until = time.monotonic() + limit
         while (left := until - time.monotonic()) > 0 or door.busy():
             made = door.turn(Seconds(max(left, 0.05)))
             if made is not None:
-                with suppress(OSError):  # another one, or it has hung up already
+                with suppress(OSError):  # a wrong certificate, or a peer that has disconnected
                     return _checked(made, folder)
     return None
 
 
 class _Door:
-    """Handshakes under way with all that call at a server's socket."""
+    """The handshakes in progress at a server's socket."""
 
     def __init__(self, folder: Path, server: socket.socket) -> None:
         self._folder, self._server = folder, server
         self._context: ssl.SSLContext | None = None
-        """Its files are read when the first one calls."""
+        """Created when the first peer connects; that reads the certificates."""
         self._select = selectors.DefaultSelector()
         self._since: dict[ssl.SSLSocket, float] = {}
-        """When each called; the one that called first comes first."""
+        """When each peer connected, in that order."""
         self._spoke: set[ssl.SSLSocket] = set()
 
     def __enter__(self) -> Self:
@@ -156,12 +162,15 @@ class _Door:
         self._select.close()
 
     def busy(self) -> bool:
-        """Whether somebody is in the middle of a handshake, or has only just called."""
+        """Return whether a handshake is in progress, or a peer has just connected."""
         now = time.monotonic()
         return any(one in self._spoke or now - at < _SPEAKS for one, at in self._since.items())
 
     def turn(self, limit: Seconds) -> ssl.SSLSocket | None:
-        """Go on with all of them, for as long; one whose handshake is done. Raises OSError."""
+        """Continue all handshakes, for at most `limit`. Returns a socket whose handshake is done.
+
+        Raises OSError.
+        """
         for key, _ in self._select.select(min(limit, _TURN)):
             if key.fileobj is self._server:
                 self._call()
@@ -184,11 +193,11 @@ class _Door:
             self._context = _context(self._folder, ssl.PROTOCOL_TLS_SERVER)
         with suppress(BlockingIOError, ConnectionAbortedError):
             plain, _ = self._server.accept()
-            with suppress(OSError):  # one that has hung up already ends no other's handshake
+            with suppress(OSError):  # a peer that has disconnected must not end other handshakes
                 self._begin(self._context, plain)
 
     def _begin(self, context: ssl.SSLContext, plain: socket.socket) -> None:
-        """Raises OSError: it is closed."""
+        """Begin a handshake. Raises OSError; the socket is closed then."""
         with plain:
             plain.setblocking(False)
             made = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
@@ -219,12 +228,14 @@ class _Door:
 
 
 def _checked(made: ssl.SSLSocket, folder: Path) -> ssl.SSLSocket:
-    """The same, if it shows the certificate of the other end and no other. Raises OSError: it is
-    closed."""
+    """Return the socket if its peer has the certificate of the session.
+
+    Raises OSError if it has not; the socket is closed then.
+    """
     try:
         wanted = ssl.PEM_cert_to_DER_cert((folder / PEER).read_text())
         if made.getpeercert(binary_form=True) != wanted:
-            raise ConnectionRefusedError("the other end has another certificate")
+            raise ConnectionRefusedError("the other end has the wrong certificate")
         made.settimeout(_HANDSHAKE)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
@@ -239,10 +250,10 @@ def _why(exc: OSError) -> str:
 
 
 class PeerConnection:
-    """Messages both ways. Use as `with PeerConnection(connected, token) as line`.
+    """A connection for messages in both directions.
 
-    Any thread may send; one receives. Big messages of one thread do not keep another's small ones
-    waiting for longer than one message.
+    Use as `with PeerConnection(connected, token) as line`. Any thread may send; one thread
+    receives. A small message waits for at most one large message of another thread.
     """
 
     def __init__(
@@ -251,8 +262,9 @@ class PeerConnection:
         token: Callable[[], int],
         takes: Callable[[int], bool] | None = None,
     ) -> None:
-        """`token`: that of the lease, which is on every message; `takes`: whether one that comes
-        may be listened to; None: only if it has the same token."""
+        """`token`: returns the lease's token, which every message carries; `takes`: returns whether
+        to accept a received token; None: only the same token is accepted.
+        """
         connected.setblocking(False)
         self._connected, self._token = connected, token
         self._reader = framing.Reader(token=takes or (lambda told: told == token()))
@@ -261,7 +273,7 @@ class PeerConnection:
         self._tls, self._sending = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
         self.heard = time.monotonic()
-        """When anything came last."""
+        """When anything was received last, by time.monotonic()."""
         self.sent = self.received = 0
         """Bytes, before encryption."""
         self._thread = threading.Thread(target=self._run, name="line", daemon=True)
@@ -274,7 +286,7 @@ class PeerConnection:
         self.close()
 
     def close(self) -> None:
-        """End the connection; who waits for a message gets ConnectionLost."""
+        """Close the connection; a thread that waits for a message gets ConnectionLost."""
         self._closed.set()
         with suppress(OSError, ValueError), self._tls:
             self._connected.shutdown(socket.SHUT_RDWR)
@@ -285,7 +297,7 @@ class PeerConnection:
         self._connected.close()
 
     def send(self, message: Message) -> None:
-        """Raises ConnectionLost."""
+        """Send a message. Raises ConnectionLost, and TooLong or ValueError as `framing.parts`."""
         head, body = framing.parts(message, token=self._token())
         with self._sending:
             for part in (head, body):
@@ -295,19 +307,22 @@ class PeerConnection:
     def _send(self, data: memoryview) -> None:
         while data:
             if self._closed.is_set():
-                raise ConnectionLost("the line was closed")
+                raise ConnectionLost("the connection was closed")
             try:
                 with self._tls:
                     data = data[self._connected.send(data) :]
             except ssl.SSLWantWriteError:
                 select.select([], [self._connected], [], _TURN)
             except ssl.SSLWantReadError:
-                time.sleep(0.001)  # the reader takes what TLS itself waits for
+                time.sleep(0.001)  # the reading thread receives what TLS waits for
             except (OSError, ValueError) as exc:
-                raise ConnectionLost(f"the line broke: {exc}") from exc
+                raise ConnectionLost(f"the connection broke: {exc}") from exc
 
     def receive(self, limit: Seconds) -> Message | None:
-        """The next message; None if none came in that time. Raises ConnectionLost, WireError."""
+        """Return the next message, or None if none came within `limit`.
+
+        Raises ConnectionLost, WireError.
+        """
         try:
             found = (
                 self._received.get(timeout=max(0.0, limit))
@@ -317,15 +332,15 @@ class PeerConnection:
         except queue.Empty:
             return None
         if isinstance(found, RemoteError | WireError):
-            self._put(found)  # whoever asks again is told the same
+            self._put(found)  # the next call raises the same error
             raise found
         return found
 
     def expect(self, kind: type[T], limit: Seconds) -> T:
-        """The next message of that kind; heartbeats before it are passed over.
+        """Return the next message, which must be of that kind; skip heartbeats before it.
 
-        Raises WireError, and ConnectionLost, also if the other end refuses to go on or says
-        something else.
+        Raises WireError, and ConnectionLost, also if the other end refuses to continue, sends
+        another message, or sends nothing within `limit`.
         """
         give_up = time.monotonic() + limit
         while (left := give_up - time.monotonic()) > 0:
@@ -333,10 +348,10 @@ class PeerConnection:
             if isinstance(found, kind):
                 return found
             if isinstance(found, PeerRefused | End):
-                raise ConnectionLost(f"the other end will not go on: {found.why}")
+                raise ConnectionLost(f"the other end refused to continue: {found.why}")
             if found is not None and not isinstance(found, Heartbeat):
                 raise ConnectionLost(
-                    f"the other end sends {type(found).__name__}, not {kind.__name__}"
+                    f"the other end sent {type(found).__name__}, not {kind.__name__}"
                 )
         raise ConnectionLost(f"the other end has not answered for {limit:g} s")
 
@@ -360,14 +375,14 @@ class PeerConnection:
                 time.sleep(0.001)
                 continue
             except (OSError, ValueError) as exc:
-                raise ConnectionLost(f"the line broke: {exc}") from exc
+                raise ConnectionLost(f"the connection broke: {exc}") from exc
             if not data:
                 self._reader.close()
-                raise ConnectionLost("the other end has hung up")
+                raise ConnectionLost("the other end closed the connection")
             self.heard = time.monotonic()
             self.received += len(data)
             return data
-        raise ConnectionLost("the line was closed")
+        raise ConnectionLost("the connection was closed")
 
     def _put(self, what: Message | RemoteError | WireError) -> None:
         while not self._closed.is_set():

@@ -1,8 +1,8 @@
-"""Messages on a connection: frames, and finding them in what comes. Pure.
+"""Frame messages, and find frames in received data. Pure.
 
 A frame is b"VMCR", version u16, kind u16, token u64, epoch u64, length u32, 16 bytes of digest, and
-the body; all numbers are big endian. The digest covers everything else, so that nothing is believed
-of a frame before all of it is there. Magic and version stay where they are in every version.
+the body; all numbers are big endian. The digest covers everything else, so that nothing in a frame
+is trusted before all of it has arrived. Magic and version have the same place in every version.
 """
 
 import struct
@@ -26,7 +26,7 @@ from vmckpt.replication.protocol.messages import (
 MAGIC = b"VMCR"
 VERSION = 1
 MOST = 32 << 20
-"""Bytes of the largest body."""
+"""Maximum size of a body, in bytes."""
 
 _HEADER = struct.Struct(">4sHHQQI")
 _HEAD = _HEADER.size + DIGEST
@@ -34,9 +34,9 @@ _BEGINNING = struct.Struct(">4sH")
 
 
 def parts(message: Message, *, token: int) -> tuple[bytes, bytes]:
-    """A message's frame in two pieces, to be sent one behind the other; a large body is not copied.
+    """Return the frame of a message in two pieces to send in order; a large body is not copied.
 
-    Raises TooLong for a body above `MOST`, ValueError for a number that has no room.
+    Raises TooLong for a body above `MOST`, and ValueError for a number that is out of range.
     """
     fixed, tail = body(message)
     length = len(fixed) + len(tail)
@@ -46,15 +46,15 @@ def parts(message: Message, *, token: int) -> tuple[bytes, bytes]:
     try:
         header = _HEADER.pack(MAGIC, VERSION, message.kind, token, epoch, length)
     except struct.error as exc:
-        raise ValueError(f"token {token} or epoch {epoch} has no room: {exc}") from exc
+        raise ValueError(f"token {token} or epoch {epoch} is out of range: {exc}") from exc
     return header + digest(header, fixed, tail) + fixed, tail
 
 
 class Reader:
-    """Finds the messages in what comes over a connection, cut anywhere.
+    """Finds the messages in received data, which may be in pieces of any size.
 
-    `token`: the lease's token that every frame must carry, or what says whether one is good. After
-    an error it takes nothing more, and says the same again.
+    `token`: the token that every frame must carry, or a function that returns whether to accept a
+    token. After an error every further call raises the same error.
     """
 
     def __init__(self, *, token: Callable[[int], bool] | int) -> None:
@@ -63,9 +63,9 @@ class Reader:
         self._broken: WireError | None = None
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are whole now.
+        """Add received data. Returns the messages that are complete now.
 
-        Raises WireError. Those of the same piece before the fault are lost then, as if the
+        Raises WireError. Messages in the same piece before the error are lost then, as if the
         connection had ended a little earlier.
         """
         if self._broken is None:
@@ -74,12 +74,12 @@ class Reader:
                 return list(self._messages())
             except WireError as exc:
                 self._broken = exc
-                # Not cleared in place: the error's traceback still has views of it.
+                # It cannot be cleared in place: the error's traceback still has views of it.
                 self._data = bytearray()
         raise self._broken
 
     def close(self) -> None:
-        """Say that nothing more comes. Raises CutOff in the middle of a frame."""
+        """Note the end of the connection. Raises CutOff in the middle of a frame."""
         if self._data:
             raise CutOff(f"the connection ended {len(self._data)} bytes into a message", hint=AGAIN)
 
@@ -94,9 +94,9 @@ class Reader:
             yield message
 
     def _body_length(self) -> int | None:
-        """How long the next body is, None while that is not known.
+        """Return the length of the next body, or None while it is not known.
 
-        Raises Damaged, TooNew, TooLong, as soon as it can be told.
+        Raises Damaged, TooNew, TooLong, as soon as that is known.
         """
         begins = bytes(self._data[: len(MAGIC)])
         if not MAGIC.startswith(begins):
@@ -106,7 +106,7 @@ class Reader:
         _, version = _BEGINNING.unpack_from(self._data)
         if version > VERSION:
             raise TooNew(
-                f"the agent at the other end speaks version {version}, this one {VERSION}",
+                f"the agent at the other end uses protocol version {version}, this one {VERSION}",
                 hint="upgrade vmckpt on this host",
             )
         if version < VERSION:
@@ -122,11 +122,11 @@ class Reader:
         _, _, kind, token, epoch, _ = _HEADER.unpack_from(frame)
         with frame[: _HEADER.size] as header, frame[_HEAD:] as told:
             if digest(header, told) != frame[_HEADER.size : _HEAD]:
-                raise damaged(f"a message of kind {kind} with another digest")
+                raise damaged(f"a message of kind {kind} with a wrong digest")
             if not (token == self._token if isinstance(self._token, int) else self._token(token)):
                 raise WrongToken(
                     f"the other end sent token {token}, which is not that of the lease",
-                    hint="another host may have taken over; see vmckpt status",
+                    hint="run vmckpt status: another host may have taken over",
                 )
             return parse(kind, epoch, told)
 

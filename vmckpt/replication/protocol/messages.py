@@ -1,6 +1,6 @@
-"""What the agents of a protected guest tell each other: the messages, and an epoch's order. Pure.
+"""The messages between the agents of a protected guest, and the order of an epoch's parts. Pure.
 
-The body of a message is its numbers, big endian, then what is left in one field. The epoch of a
+The body of a message is its numbers, big endian, then one field that takes the rest. The epoch of a
 message is not in its body but in its frame (see `framing`).
 """
 
@@ -14,18 +14,18 @@ from blake3 import blake3
 from vmckpt.errors import VmckptError
 
 DIGEST = 16
-"""Bytes of a digest of a message, and of an epoch."""
+"""Size of the digest of a message or of an epoch, in bytes."""
 
 _PART = struct.Struct(">HQ")
-AGAIN = "the agents connect again by themselves; if it comes back, look at the network between them"
+AGAIN = "the agents reconnect; if it happens again, check the network between the hosts"
 
 
 class WireError(VmckptError):
-    """The other end sent what cannot be taken: the connection is closed, nothing of it is used."""
+    """The other end sent an invalid message. It is not used, and the connection is closed."""
 
 
 class Damaged(WireError):
-    """It is not what anybody sent: wrong magic, digest or body."""
+    """The data is not what the other end sent: wrong magic, digest or body."""
 
 
 class CutOff(WireError):
@@ -33,54 +33,54 @@ class CutOff(WireError):
 
 
 class WrongToken(WireError):
-    """The sender holds no lease, or not any more."""
+    """The sender does not hold the lease, or not any more."""
 
 
 class Replayed(WireError):
-    """It belongs to an epoch that is committed already."""
+    """The message belongs to an epoch that is committed already."""
 
 
 class OutOfOrder(WireError):
-    """The epoch is not whole, or follows another one than the last that was committed."""
+    """The epoch is not complete, or does not follow the last committed epoch."""
 
 
 class TooNew(WireError):
-    """A newer vmckpt speaks at the other end."""
+    """The other end runs a newer vmckpt."""
 
 
 class TooLong(WireError):
-    """The body is larger than any that is allowed."""
+    """The body is larger than the maximum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first word of the primary."""
+    """The first message of the primary."""
 
     kind: ClassVar[int] = 1
     session: str
-    """Id of the protection's session."""
+    """ID of the protection's session."""
     captured: int
-    """The last epoch captured; 0: none."""
+    """The last captured epoch; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelloAck:
-    """The answer of the backup."""
+    """The backup's answer to Hello."""
 
     kind: ClassVar[int] = 2
     session: str
     committed: int
-    """The last epoch committed; 0: none."""
+    """The last committed epoch; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """Pages of one memory file, by `page_codec.encode`."""
+    """Pages of one memory file, encoded by `page_codec.encode`."""
 
     kind: ClassVar[int] = 3
     epoch: int
     file: int
-    """Which of the guest's memory files, from 0."""
+    """Number of the memory file, from 0."""
     data: bytes
 
 
@@ -91,13 +91,13 @@ class Writes:
     kind: ClassVar[int] = 4
     epoch: int
     disk: int
-    """Which of the guest's disks, from 0."""
+    """Number of the replicated disk, from 0."""
     data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """Device state, by `page_codec.encode_state`."""
+    """Device state, encoded by `page_codec.encode_state`."""
 
     kind: ClassVar[int] = 5
     epoch: int
@@ -111,15 +111,15 @@ class EpochEnd:
     kind: ClassVar[int] = 6
     epoch: int
     base: int
-    """The epoch that must be the last committed one, or the epoch's deltas do not hold."""
+    """The last committed epoch, which this epoch's differences refer to."""
     messages: int
-    """How many Pages, Writes and State belong to it."""
+    """Number of Pages, Writes and DeviceState messages in the epoch."""
     digest: bytes
-    """`Tally.digest` of them: 16 bytes."""
+    """`Tally.digest` of these messages: 16 bytes."""
     final: bool
-    """Whether the guest stands still after it: a planned switch."""
+    """Whether the guest stays paused after it, for a planned switchover."""
     taken: float
-    """When it was captured, by the primary's wall clock."""
+    """When the epoch was captured, by the primary's wall clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,31 +132,31 @@ class Ack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A heartbeat, either way."""
+    """A heartbeat, in either direction."""
 
     kind: ClassVar[int] = 8
     sent: float
-    """When, by the sender's wall clock."""
+    """When it was sent, by the sender's wall clock."""
     note: bytes
-    """How the sender stands, as JSON; opaque here."""
+    """The sender's status, as JSON; opaque here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digests:
-    """Digests of whole pages, or of 64 KiB pieces of a disk, that lie one behind the other."""
+    """Digests of consecutive pages of memory, or of consecutive 64 KiB pieces of a disk."""
 
     kind: ClassVar[int] = 9
     file: int
-    """Which memory file, from 0; of a disk it is -1 - its number."""
+    """Number of the memory file, from 0; for a disk, -1 minus its number."""
     first: int
     """Number of the first page or piece."""
     data: bytes
-    """8 bytes for each."""
+    """8 bytes for each page or piece."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """Asks for Digests."""
+    """A request for Digests."""
 
     kind: ClassVar[int] = 10
     file: int
@@ -166,7 +166,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRefused:
-    """The other end will not go on; the connection is closed after it."""
+    """The sender refuses to continue, and closes the connection afterwards."""
 
     kind: ClassVar[int] = 11
     why: str
@@ -174,14 +174,14 @@ class PeerRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The protection has ended: the backup says so, too, and removes its standby."""
+    """The protection has ended. The backup confirms with the same message, and ends the standby."""
 
     kind: ClassVar[int] = 12
     why: str
 
 
 Part: TypeAlias = Pages | Writes | DeviceState
-"""What an epoch is made of."""
+"""A part of an epoch."""
 Message: TypeAlias = (
     Hello
     | HelloAck
@@ -200,7 +200,7 @@ Message: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a message lies in its body: numbers, then what is left in one field."""
+    """The layout of a message's body: numbers, then one field that takes the rest."""
 
     made: type[Message]
     fixed: struct.Struct
@@ -235,12 +235,12 @@ _TEXTS = ("session", "why")
 
 
 def digest_of(part: Part) -> bytes:
-    """What identifies one part of an epoch: kind, epoch and body; 16 bytes."""
+    """Return the digest of a part of an epoch, over kind, epoch and body; 16 bytes."""
     return digest(_PART.pack(part.kind, part.epoch), *body(part))
 
 
 def digest(*pieces: bytes | memoryview) -> bytes:
-    """BLAKE3 over all pieces as if they were one; 16 bytes."""
+    """Return the BLAKE3 digest of all pieces as if they were one; 16 bytes."""
     told = blake3()
     for piece in pieces:
         told.update(piece)
@@ -248,9 +248,9 @@ def digest(*pieces: bytes | memoryview) -> bytes:
 
 
 def body(message: Message) -> tuple[bytes, bytes]:
-    """A message's body in two pieces, the larger one not copied.
+    """Return a message's body in two pieces; the larger one is not copied.
 
-    Raises ValueError for what cannot be told.
+    Raises ValueError for values that cannot be encoded.
     """
     form = _FORMS[message.kind]
     if wrong := _wrong(message):
@@ -258,50 +258,50 @@ def body(message: Message) -> tuple[bytes, bytes]:
     try:
         fixed = form.fixed.pack(*(getattr(message, name) for name in form.names))
     except struct.error as exc:
-        raise ValueError(f"a number of {type(message).__name__} has no room: {exc}") from exc
+        raise ValueError(f"a number of {type(message).__name__} is out of range: {exc}") from exc
     tail = b"" if form.tail is None else getattr(message, form.tail)
     return fixed, tail.encode() if isinstance(tail, str) else tail
 
 
 def _wrong(message: Message) -> str | None:
-    """What is wrong with a message that has room for all its numbers."""
+    """Return what is wrong with a message's values, beyond numbers out of range; None: nothing."""
     match message:
         case EpochEnd(digest=told) if len(told) != DIGEST:
             return f"a digest of {len(told)} bytes instead of {DIGEST}"
         case EpochEnd(taken=at) | Heartbeat(sent=at) if not math.isfinite(at):
-            return f"{at} is no time"
+            return f"invalid time {at}"
         case Digests(data=data) if len(data) % 8:
-            return f"{len(data)} bytes are no digests of 8 bytes each"
+            return f"digests of {len(data)} bytes, not a multiple of 8"
     return None
 
 
 def parse(kind: int, epoch: int, told: memoryview) -> Message:
-    """The message of a body, of which nothing is kept. Raises Damaged if that cannot be one."""
+    """Parse the body of a message; the message keeps no view of it. Raises Damaged."""
     form = _FORMS.get(kind)
     if form is None:
-        raise damaged(f"a message of kind {kind}, which there is not")
+        raise damaged(f"a message of unknown kind {kind}")
     name, size = form.made.__name__, form.fixed.size
     if len(told) < size or (form.tail is None and len(told) > size):
-        raise damaged(f"{name} of {len(told)} bytes")
+        raise damaged(f"a message of type {name} with {len(told)} bytes")
     values: dict[str, Any] = dict(zip(form.names, form.fixed.unpack_from(told), strict=True))
     if form.has_epoch:
         values["epoch"] = epoch
     elif epoch:
-        raise damaged(f"{name} of epoch {epoch}")
+        raise damaged(f"a message of type {name} for epoch {epoch}")
     if form.tail is not None:
         tail = bytes(told[size:])
         try:
             values[form.tail] = tail.decode() if form.tail in _TEXTS else tail
         except UnicodeDecodeError as exc:
-            raise damaged(f"{name} whose {form.tail} is no text") from exc
+            raise damaged(f"a message of type {name} whose {form.tail} is not UTF-8") from exc
     message = form.made(**values)
     if wrong := _wrong(message):
-        raise damaged(f"{name}: {wrong}")
+        raise damaged(f"an invalid message of type {name}: {wrong}")
     return message
 
 
 class Tally:
-    """Counts the parts of an epoch and sums up their digests, at both ends alike."""
+    """Counts the parts of an epoch and combines their digests, at both ends in the same way."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -312,27 +312,28 @@ class Tally:
         self._running.update(digest_of(part))
 
     def digest(self) -> bytes:
-        """For `EpochEnd`: 16 bytes over the parts' digests, in their order."""
+        """Return the digest for `EpochEnd`: 16 bytes over the parts' digests, in their order."""
         return self._running.digest(DIGEST)
 
 
 class Order:
-    """Whether an epoch may be committed: it is whole, and follows the last one that was."""
+    """Checks that an epoch may be committed: it is complete, and follows the last committed one."""
 
     def __init__(self, committed: int) -> None:
-        """`committed`: the last epoch committed; 0: none."""
+        """`committed`: the last committed epoch; 0: none."""
         self.committed = committed
-        """An EpochEnd that was taken counts as committed: a backup that fails to commit makes a new
-        Order."""
+        """The last committed epoch. An EpochEnd that was taken counts as committed: a backup that
+        fails to commit creates a new Order."""
         self.open: int | None = None
-        """The epoch of which parts were taken, and no EpochEnd yet."""
+        """The epoch that parts, but no EpochEnd, were taken of."""
         self._tally = Tally()
 
     def take(self, message: Message) -> None:
-        """Look at the next message; those that belong to no epoch are always in order.
+        """Check the next message. Messages that belong to no epoch are always in order.
 
-        Parts of epoch 0, the bulk copy, are so until an epoch is committed. A part of a newer epoch
-        forgets the open one. Raises Replayed, OutOfOrder; the open epoch is forgotten then.
+        Parts of epoch 0, the first copy, are in order until an epoch is committed. A part of a
+        newer epoch discards the open epoch. Raises Replayed, OutOfOrder; the open epoch is
+        discarded then.
         """
         try:
             match message:
@@ -347,7 +348,7 @@ class Order:
             raise
 
     def discard(self) -> None:
-        """Forget the open epoch: the connection ended, and it will be sent again."""
+        """Discard the open epoch, as when the connection ended: it will be sent again."""
         self.open = None
         self._tally = Tally()
 
@@ -356,7 +357,7 @@ class Order:
             return
         self._not_committed(part.epoch)
         if self.open is not None and part.epoch < self.open:
-            raise _out_of_order(f"a part of epoch {part.epoch} came after some of {self.open}")
+            raise _out_of_order(f"a part of epoch {part.epoch} came after parts of {self.open}")
         if self.open != part.epoch:
             self.discard()
             self.open = part.epoch
@@ -370,22 +371,22 @@ class Order:
         if self.open not in (None, seal.epoch):
             raise _out_of_order(f"{told} was sealed, but epoch {self.open} is open")
         if seal.messages != self._tally.count:
-            raise _out_of_order(f"{told} has {seal.messages} parts; {self._tally.count} came")
+            raise _out_of_order(f"{told} has {seal.messages} parts, but {self._tally.count} came")
         if seal.digest != self._tally.digest():
-            raise _out_of_order(f"what came of {told} is not what was sealed")
+            raise _out_of_order(f"the parts of {told} do not match its digest")
         self.discard()
         self.committed = seal.epoch
 
     def _not_committed(self, epoch: int) -> None:
         if epoch <= self.committed:
             raise Replayed(
-                f"a message of epoch {epoch} came, but {self.committed} is committed",
-                hint="an agent that has been replaced may still run; see vmckpt status",
+                f"a message of epoch {epoch} came, but {self.committed} is committed already",
+                hint="run vmckpt status: an agent that was replaced may still be running",
             )
 
 
 def damaged(what: str) -> Damaged:
-    """The error for what the other end sent."""
+    """Return the error for invalid data; `what` completes "the other end sent …"."""
     return Damaged(f"the other end sent {what}", hint=AGAIN)
 
 

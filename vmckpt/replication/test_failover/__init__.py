@@ -1,1 +1,1 @@
-"""Try a standby out while it goes on standing by."""
+"""Test failover: run a copy of a standby while the protection continues."""

@@ -1,7 +1,8 @@
-"""The standby's disks as they were at one instant, to be read while later epochs are written.
+"""Serve the standby's disks as they were at one instant, while later epochs are written to them.
 
-QEMU copies what is about to be overwritten into an image of ours, whose backing is the disk itself,
-and serves that image over the socket through which we write. All is found again by name alone.
+Before QEMU overwrites data, it copies them into an overlay image whose backing file is the disk. It
+serves that image over the socket that the agent writes through. Jobs, exports and nodes are found
+by their names alone.
 """
 
 import time
@@ -16,7 +17,7 @@ from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 MARK = "vmckpt-test-"
-"""How names of our jobs, exports and nodes begin."""
+"""Prefix of the names of a test's jobs, exports and nodes."""
 _TOP = "-top"
 _PATIENCE = Seconds(10.0)
 _TURN = 0.005
@@ -24,35 +25,38 @@ _TURN = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleece:
-    """One disk."""
+    """The copy of one disk at an instant, as an overlay image (QEMU's image fleecing)."""
 
     number: int
     export: str
-    """The name under which it is served."""
+    """Name of the NBD export."""
     node: str
-    """QEMU's, of the standby's disk."""
+    """QEMU's node name of the standby's disk."""
     image: str
-    """An empty qcow2 image of the same size, for what is overwritten."""
+    """Path of an empty qcow2 image of the same size, for data that is overwritten."""
 
     @property
     def name(self) -> str:
-        """Of its job, its export's id and its node."""
+        """Name of the job, of the export's ID and of the node."""
         return f"{MARK}{self.number}"
 
 
 def prepare(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
-    """Serve the disks as they are when read, until `start_copies`. Raises HypervisorError."""
+    """Serve the disks; until `start_copies` they have their current content when read.
+
+    Raises HypervisorError.
+    """
     for one in fleeces:
         file = {"driver": "file", "filename": one.image}
         node: dict[str, object] = {"driver": "qcow2", "node-name": one.name, "file": file}
         monitor.tell("blockdev-add", node | {"backing": one.node, "discard": "unmap"})
-        # Not before it is served may it be written: a node of a QEMU that waits is inactive.
+        # Serving the node makes it writable: nodes of a QEMU that waits are inactive.
         told: dict[str, object] = {"type": "nbd", "id": one.name, "name": one.export}
         monitor.tell("block-export-add", told | {"node-name": one.name, "writable": False})
 
 
 def start_copies(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
-    """From now on what is read is what the disks are now, all of them. Raises HypervisorError."""
+    """Keep the content of all disks at this instant for readers. Raises HypervisorError."""
     if not fleeces:
         return
     actions = [
@@ -69,22 +73,22 @@ def start_copies(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
 
 
 def end(monitor: Commands) -> bool:
-    """See that nothing of it is left; whether there was anything. May be repeated.
+    """Remove all jobs, exports and nodes of a test. Returns whether there were any.
 
-    Raises HypervisorError.
+    May be repeated. Raises HypervisorError.
     """
     give_up = time.monotonic() + _PATIENCE
     found = False
     while jobs := _ours(monitor.ask("query-block-jobs"), "device"):
         found = True
         for job in jobs:
-            with suppress(QmpRefused):  # it ends by itself just now
+            with suppress(QmpRefused):  # the job is just ending by itself
                 monitor.tell("block-job-cancel", {"device": job, "force": True})
         _wait(monitor, give_up)
     while exports := _ours(monitor.ask("query-block-exports"), "id"):
         found = True
         for export in exports:
-            with suppress(QmpRefused):  # it is on its way out
+            with suppress(QmpRefused):  # the export is being removed already
                 monitor.tell("block-export-del", {"id": export, "mode": "hard"})
         _wait(monitor, give_up)
     for node in _ours(monitor.ask("query-named-block-nodes", flat=True), "node-name"):
@@ -100,7 +104,7 @@ def _ours(told: Sequence[dict[str, Any]], key: str) -> list[str]:
 def _wait(monitor: Commands, give_up: float) -> None:
     if time.monotonic() > give_up:
         raise HypervisorError(
-            f"{monitor.name} on {monitor.host}: what a test set on its disks does not end",
+            f"{monitor.name} on {monitor.host}: disk jobs or exports of a test failover do not end",
             host=monitor.host,
         )
     time.sleep(_TURN)

@@ -1,5 +1,7 @@
-"""How the copy is described to libvirt that a test runs: the same machine under another name, which
-cannot be mistaken for the guest and reaches nobody. Pure."""
+"""The libvirt XML of the copy that a test failover runs. Pure.
+
+The copy is the same machine under another name, which is not connected to any network.
+"""
 
 from collections.abc import Mapping
 from uuid import NAMESPACE_OID, uuid5
@@ -12,9 +14,9 @@ from vmckpt.replication.backup import standby_xml
 MARK = domain_xml.TEST
 _CONSOLES = ("serial", "parallel", "console", "channel")
 _HOSTLESS = ("null", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
-"""Kinds of consoles that nothing of the host is behind."""
+"""Types of consoles that use no resource of the host."""
 _OF_CARDS = ("mac", "model", "driver", "address", "boot", "rom", "mtu", "alias", "acpi")
-"""What a card is to its guest; all else says where it is plugged in."""
+"""Elements of a network card that the guest sees; all others describe the host's side."""
 
 
 def copy(
@@ -26,10 +28,11 @@ def copy(
     disks: Mapping[str, tuple[str, str]],
     nvram: str | None = None,
 ) -> str:
-    """`xml`: the standby's. `disks`: for each replicated disk an image of its own, and the socket
-    where its content is served under the disk's name. `nvram`: a file instead of the standby's.
+    """Return the XML of the copy. `xml`: the standby's; `name`, `uuid`: the copy's.
 
-    Raises ValueError if that is no domain.
+    `disks`: for each replicated disk an image for the copy, and the socket that serves the disk's
+    content under the disk's name. `nvram`: the copy's file in place of the standby's. Raises
+    ValueError if `xml` is not a domain, or lacks an element that is to be replaced.
     """
     root = standby_xml.plain(xml)
     of = root.findtext("name", "")
@@ -37,7 +40,8 @@ def copy(
     _text(root, "name", name)
     _text(root, "uuid", uuid)
     if (genid := root.find("genid")) is not None:
-        # It is to know that it is a copy. Not empty: libvirt reads it twice, and would make two.
+        # A new ID tells the guest that it is a copy. It cannot be empty: libvirt parses the XML
+        # twice, and would generate two different IDs.
         genid.text = str(uuid5(NAMESPACE_OID, uuid))
     if nvram is not None:
         _text(root, "os/nvram", nvram)
@@ -55,12 +59,12 @@ def copy(
 
 
 def firmware(xml: str) -> str | None:
-    """The file that a guest's firmware writes its settings to; None: it has none."""
+    """Return the path of the file that the guest's firmware stores its variables in, or None."""
     return domain_xml.tree(xml, "domain").findtext("os/nvram", "").strip() or None
 
 
 def _unplug(card: ET.Element) -> None:
-    """On no bridge, with its cable out."""
+    """Disconnect a network card from its bridge and set its link down."""
     card.set("type", "ethernet")
     for node in list(card):
         if node.tag not in _OF_CARDS:
@@ -69,7 +73,7 @@ def _unplug(card: ET.Element) -> None:
 
 
 def _own_console(console: ET.Element) -> None:
-    """No file, socket or port that the standby has, too; libvirt chooses."""
+    """Let libvirt choose a file, socket or port that the standby does not use."""
     for log in console.findall("log"):
         console.remove(log)
     kind = console.get("type")
@@ -95,7 +99,7 @@ def _own_screen(screen: ET.Element) -> None:
 
 
 def _mark(root: ET.Element, session: str, of: str) -> None:
-    """Nothing of the guest's metadata: policies and schedules go by it."""
+    """Replace the guest's metadata, which policies and schedules use, by the mark of a test."""
     for old in root.findall("metadata"):
         root.remove(old)
     mark = ET.SubElement(ET.SubElement(root, "metadata"), f"{{{MARK}}}test")

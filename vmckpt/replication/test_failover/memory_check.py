@@ -1,45 +1,49 @@
-"""Whether a backup has room for one more copy of the guest. Pure."""
+"""Check whether a backup has room for another copy of the guest. Pure."""
 
 from dataclasses import dataclass
 
 from vmckpt.units import GIB, MIB, Bytes, show_bytes
 
 _EPOCHS = Bytes(512 * MIB)
-"""What epochs on their way may take: it is theirs, not a test's."""
+"""Memory that is reserved for epochs in flight."""
 KEPT = Bytes(GIB)
-"""What stays free beside images for everybody else."""
+"""Space that must stay free beside the standby's images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What is free."""
+    """The room that a test needs, and what is free on the backup."""
 
     wanted: Bytes
-    """The guest's memory."""
+    """Size of the guest's memory."""
     shared: Bytes
-    """On the tmpfs where its memory is."""
+    """Free space on the tmpfs that has the standby's memory."""
     memory: Bytes
+    """Free memory of the host."""
     disks: Bytes | None
-    """Where the standby's images are; None: it has none."""
+    """Free space where the standby's images are; None: it has none."""
 
 
 def why_not(room: Room) -> str | None:
-    """Why there can be no test; None: there can be one."""
+    """Return why there is no room for a test, to follow the host's name; None: there is room."""
     wanted = Bytes(room.wanted + _EPOCHS)
-    for what, free in (("of memory", room.memory), ("on the tmpfs of memory", room.shared)):
+    for what, free in (("of memory", room.memory), ("on the tmpfs for memory", room.shared)):
         if free < wanted:
             return (
                 f"has {show_bytes(free)} free {what}; another copy of the guest's memory and epochs"
-                f" on their way take {show_bytes(wanted)}"
+                f" in flight need {show_bytes(wanted)}"
             )
     if room.disks is not None and room.disks < KEPT:
         return (
-            f"has {show_bytes(room.disks)} free beside the standby's images, and"
-            f" {show_bytes(KEPT)} must be"
+            f"has {show_bytes(room.disks)} free beside the standby's images;"
+            f" {show_bytes(KEPT)} must stay free"
         )
     return None
 
 
 def runs_out(disks: Bytes) -> bool:
-    """Whether a test that runs must end, before the standby's images cannot grow any more."""
+    """Return whether a running test must end because the standby's images may run out of space.
+
+    `disks`: free space where the images are.
+    """
     return disks < KEPT // 2

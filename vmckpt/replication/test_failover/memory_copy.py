@@ -1,7 +1,7 @@
-"""A second copy of the standby's memory, made while epochs go on being applied to it.
+"""Copy the standby's memory while epochs are still applied to it.
 
-What an epoch touches is noted and copied again, until so little is left that the rest can be copied
-while nothing is applied.
+Pages that an epoch changes are recorded and copied again, until so few are left that they can be
+copied while no epoch is applied.
 """
 
 import threading
@@ -17,15 +17,15 @@ from vmckpt.replication.backup.redo_log import Memory
 _SLICE = 1024
 """Pages copied at once: 4 MiB."""
 ENOUGH = 8192
-"""Pages that are copied while the loop waits, a hundredth of a second: 32 MiB."""
+"""Maximum number of pages to copy while the loop waits: 32 MiB, a hundredth of a second."""
 MOST = 32768
-"""The same for a guest that writes too fast for that."""
+"""The same for a guest that writes too fast to get there."""
 _ROUNDS = 10
-"""So often what was touched is copied again before that is taken for too fast."""
+"""After this many rounds the guest is considered to write too fast."""
 
 
 class Next(Enum):
-    """What follows a round."""
+    """The step after a round: another one, the last one with the loop paused, or none."""
 
     AGAIN = auto()
     CUT = auto()
@@ -33,7 +33,10 @@ class Next(Enum):
 
 
 def decide(left: int, rounds: int) -> Next:
-    """`left`: pages that were touched meanwhile; `rounds`: how often they were copied. Pure."""
+    """Choose the next step. Pure.
+
+    `left`: number of pages changed during the last round; `rounds`: number of rounds so far.
+    """
     if left <= ENOUGH:
         return Next.CUT
     if rounds < _ROUNDS:
@@ -42,19 +45,19 @@ def decide(left: int, rounds: int) -> Next:
 
 
 class Touched:
-    """Pages that were changed since they were last taken from here."""
+    """The pages that were changed since the last `take`."""
 
     def __init__(self, memory: Sequence[Memory]) -> None:
         self._lock = threading.Lock()
         self._flags = [np.zeros(len(one.pages), dtype=np.bool_) for one in memory]
 
     def __call__(self, file: int, numbers: NDArray[np.intp]) -> None:
-        """To be called once they are changed: who copied them before has copied too early."""
+        """Record pages. Call it after they were changed, so that no copy before that counts."""
         with self._lock:
             self._flags[file][numbers] = True
 
     def take(self) -> list[Flags]:
-        """Those of each file; none are left."""
+        """Return the recorded pages of each file, and start again with none."""
         with self._lock:
             taken = self._flags
             self._flags = [np.zeros(len(one), dtype=np.bool_) for one in taken]
@@ -67,7 +70,7 @@ class Touched:
 
 
 def all_pages(memory: Sequence[Memory]) -> list[Flags]:
-    """All pages."""
+    """Return flags for all pages of each file."""
     return [np.ones(len(one.pages), dtype=np.bool_) for one in memory]
 
 
@@ -77,12 +80,12 @@ def copy(
     flags: Sequence[Flags],
     between: Callable[[int], None],
 ) -> None:
-    """Copy those pages; `between` slices it is told how many pages that were."""
+    """Copy the flagged pages. `between` is called after each slice with its number of pages."""
     for old, new, some in zip(source, target, flags, strict=True):
         numbers = np.flatnonzero(some)
         for first in range(0, len(numbers), _SLICE):
             part = numbers[first : first + _SLICE]
-            if part[-1] - part[0] == len(part) - 1:  # without a copy in between
+            if part[-1] - part[0] == len(part) - 1:  # consecutive: no temporary copy is needed
                 stretch = slice(int(part[0]), int(part[-1]) + 1)
                 new.pages[stretch] = old.pages[stretch]
             else:

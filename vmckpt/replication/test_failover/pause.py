@@ -1,7 +1,7 @@
-"""A moment in which the backup's loop does nothing, for somebody beside it who needs the standby as
-it is: between two turns memory, disks and device state are of one epoch.
+"""Pause the backup's loop for another thread that needs the standby unchanged.
 
-The loop does not wait for long, since the primary waits for the loop.
+Between two turns of the loop, memory, disks and device state are those of one epoch. The loop waits
+only for a short time, since the primary waits for the loop.
 """
 
 import threading
@@ -17,7 +17,7 @@ _COMES = Seconds(10.0)
 
 
 class Missed(VmckptError):
-    """There was no such moment, or it was over before all was done."""
+    """The loop was not paused in time, or it continued before the work was done."""
 
 
 class _State(Enum):
@@ -28,17 +28,17 @@ class _State(Enum):
 
 
 class LoopPause:
-    """One at a time, wanted by one thread and granted by another."""
+    """A pause of the loop, which another thread requests; at most one at a time."""
 
     def __init__(self, longest: Seconds = _LONGEST) -> None:
-        """`longest`: so long the loop holds still."""
+        """`longest`: maximum time that the loop waits."""
         self._longest = longest
         self._state = _State.IDLE
         self._over = False
         self._changed = threading.Condition()
 
     def turn(self) -> None:
-        """The loop's: hold still if that is wanted."""
+        """Pause if that was requested; called by the loop between two turns."""
         if not self._is(_State.WANTED):
             return
         with self._changed:
@@ -49,14 +49,17 @@ class LoopPause:
                 self._become(_State.OVERDUE)
 
     def close(self) -> None:
-        """The loop has ended, or will; nobody need wait for it."""
+        """Note that the loop ends: no thread need wait for it any more."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
 
     @contextmanager
     def held(self, comes: Seconds = _COMES) -> Iterator[None]:
-        """The loop holds still meanwhile. Raises Missed, also at the end: it has gone on before."""
+        """Keep the loop paused in the block. `comes`: maximum time to wait for the pause.
+
+        Raises Missed, also at the end of the block if the loop has continued before.
+        """
         with self._changed:
             self._become(_State.WANTED)
             self._changed.wait_for(lambda: self._is(_State.HELD) or self._over, comes)
@@ -71,7 +74,7 @@ class LoopPause:
                 self._become(_State.IDLE)
         if overdue:
             raise Missed(
-                f"the standby could not be held still for more than {self._longest:g} s",
+                f"updates of the standby could not be paused for more than {self._longest:g} s",
                 hint="try again when its host is less busy",
             )
 

@@ -1,1 +1,1 @@
-"""Ends a guest that may have lost its lease, or whose agent has died."""
+"""The watchdog of a protected guest: it kills a guest without a lease and restarts its agent."""

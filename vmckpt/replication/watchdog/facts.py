@@ -1,4 +1,4 @@
-"""What a watchdog must know: JSON that it reads from its standard input."""
+"""The facts that a watchdog needs: JSON that it reads from its standard input."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -12,41 +12,41 @@ class Resumable:
     """How to resume the guest if its agent leaves it paused for an epoch."""
 
     guest: str
-    """Its UUID."""
+    """The guest's UUID."""
     host: str
     uri: str
-    """Its libvirt."""
+    """The URI of its libvirt."""
     undo: str
     """What an epoch changes in QEMU: `migration_settings.Undo` as JSON."""
     lock: str
-    """File that an agent at work has locked."""
+    """The file that a working agent has locked."""
     logs: tuple[str, ...] = ()
     """Control files of the disks' write logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that a watchdog works with."""
+    """The facts of one watchdog."""
 
     page: str
-    """The page's path."""
+    """Path of the shared page."""
     qemu: int
     """The `shared_page.identity` of the guest's process."""
     command: tuple[str, ...]
-    """Starts the agent again; in the foreground, so that its death is seen."""
+    """The command that starts the agent, in the foreground so that its end is noticed."""
     folder: str
     rules: Rules = field(default_factory=Rules)
     resumable: Resumable | None = None
-    """None: the guest is never paused for an epoch, as a standby."""
+    """None: the guest is never paused for an epoch, as a standby is not."""
     pair: bool = False
-    """It keeps a spare watchdog beside it."""
+    """The watchdog keeps a spare watchdog running."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Raises ValueError if it is none."""
+        """Parse the text of `to_json`. Raises ValueError if it is invalid."""
         try:
             told = json.loads(text)
             told["command"] = tuple(told["command"])
@@ -55,4 +55,4 @@ class Facts:
                 told["resumable"] = Resumable(**{**paused, "logs": tuple(paused["logs"])})
             return cls(**told)
         except (TypeError, KeyError, AttributeError) as exc:
-            raise ValueError(f"no facts of a watchdog: {text[:60]!r}") from exc
+            raise ValueError(f"invalid watchdog facts: {text[:60]!r}") from exc

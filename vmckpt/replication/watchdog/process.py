@@ -1,14 +1,17 @@
-"""The watchdog beside a protected guest: it kills QEMU when the lease has ended.
+"""The watchdog process of a protected guest: it kills QEMU when the lease has ended.
 
-`python -m vmckpt.replication.watchdog.process FOLDER <FACTS` returns when it is armed; the watchdog
-itself goes on in a session of its own, locked in memory. With `--stay` it does not return: a
-systemd unit runs it so. It also resumes a guest that a dead agent left paused, ends an agent that
-hangs and starts one that is gone. Its folder must be on tmpfs: it waits for no disk. Markers there:
-`over` is made by what ends the protection, `killed` is made here, with time and reason. A folder is
-used for one protection.
+`python -m vmckpt.replication.watchdog.process FOLDER <FACTS` returns when the watchdog is armed;
+the watchdog itself keeps running in a session of its own, locked in memory. With `--stay` the
+command does not return, as a systemd unit needs it. The watchdog also resumes a guest that a dead
+agent left paused, kills an agent that hangs, and starts the agent again.
 
-A pair is two such processes, of which one acts. The other, its spare, is forked from it and waits
-for its end; then it acts, and forks a spare of its own. Both kill the guest when the lease ends.
+Its directory is used for one protection, and must be on tmpfs, so that the watchdog never waits for
+a disk. It has two marker files: whatever ends the protection creates `over`, and the watchdog
+creates `killed`, with time and reason.
+
+A pair is two such processes, of which one acts. The other process, its spare, is forked from it and
+waits for its end; then the spare acts, and forks a spare of its own. Both kill the guest when the
+lease ends.
 """
 
 import ctypes
@@ -36,25 +39,28 @@ OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log",
 PAGE = "page"
 _STAY = "--stay"
 _CURRENT, _FUTURE, _ON_FAULT = 1, 2, 4  # MCL_*, for mlockall(2)
-# A turn that comes later than this was held up, by more than a busy machine.
+# A turn that is later than this, in seconds, was delayed by more than a busy machine.
 _GAP = 0.5
 _ARMED = b"."
 _ARMING = 10.0
 _TURNS = 0.25
-"""Seconds in which a watchdog that runs has looked."""
+"""A watchdog that runs has looked within this time, in seconds."""
 _OOM = Path("/proc/self/oom_score_adj")
 _RESUMES = 10
-"""Seconds after which a process that resumes the guest is given up."""
+"""Time limit of a process that resumes the guest, in seconds."""
 _SPARE_AGAIN = 0.2
 """A spare is forked at most this often, in seconds."""
 
 
 class WatchdogFailed(VmckptError):
-    """The watchdog could not be armed; without it no lease may be relied upon."""
+    """The watchdog could not be armed; without it the lease is not enforced."""
 
 
 def hold(known: int) -> HeldProcess | None:
-    """A process by `shared_page.identity`, to be closed; None if it has ended. Raises OSError."""
+    """Open a process by its `shared_page.identity`; None if it has ended. Raises OSError.
+
+    The caller must close it.
+    """
     try:
         process = HeldProcess(process_of(known))
     except (ProcessLookupError, OverflowError):
@@ -67,9 +73,9 @@ def hold(known: int) -> HeldProcess | None:
 
 
 def start(facts: Facts, *, unit: bool = False) -> None:
-    """Start a watchdog and wait until it looks; fine if this one runs already.
+    """Start a watchdog and wait until it is active, unless it runs already.
 
-    `unit`: systemd starts it, and again whenever it ends. Raises WatchdogFailed.
+    `unit`: let systemd start it, and restart it whenever it ends. Raises WatchdogFailed.
     """
     try:
         page = WatchdogPage.open(Path(facts.page))
@@ -80,7 +86,7 @@ def start(facts: Facts, *, unit: bool = False) -> None:
         if not (page.guarded > before - _TURNS and _looks(page, before, _TURNS)):
             _start(facts, unit=unit)
             if not _looks(page, before, _ARMING):
-                raise _failed("it does not look at its page")
+                raise _failed("it does not become active")
     except subprocess.CalledProcessError as exc:
         told = exc.stderr.decode(errors="replace").strip().splitlines()
         raise _failed(f"{told[-1:]}") from exc
@@ -91,7 +97,8 @@ def start(facts: Facts, *, unit: bool = False) -> None:
 
 
 def _looks(page: WatchdogPage, since: float, limit: float) -> bool:
-    """Whether a watchdog looks at the page since then; waits for that."""
+    """Wait until a watchdog has looked at the page after `since`. Returns False after `limit`
+    seconds."""
     give_up = boottime() + limit
     while page.guarded < since:
         if boottime() > give_up:
@@ -105,7 +112,10 @@ def _failed(why: str) -> WatchdogFailed:
 
 
 def _locked(folder: Path) -> int | None:
-    """The lock that each watchdog of a folder holds; None: one has it already. Raises OSError."""
+    """Take the lock of a directory's watchdog. Returns None if another watchdog has it.
+
+    Raises OSError.
+    """
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,12 +126,13 @@ def _locked(folder: Path) -> int | None:
 
 
 def _start(facts: Facts, *, unit: bool) -> None:
-    """Raises WatchdogFailed, OSError, subprocess.SubprocessError."""
+    """Start the process or unit. Raises WatchdogFailed, OSError, subprocess.SubprocessError."""
     process = hold(facts.qemu)
     if process is None:
         raise _failed(f"QEMU, process {process_of(facts.qemu)}, is gone")
     process.close()
-    # It runs what the facts say, so they come by a pipe: a file could be another by then.
+    # The watchdog runs a command from the facts, so they are sent over a pipe: a file could be
+    # replaced before it is read.
     command, told = (
         [sys.executable, "-P", "-m", "vmckpt.replication.watchdog.process"],
         facts.to_json().encode(),
@@ -136,12 +147,12 @@ def _start(facts: Facts, *, unit: bool) -> None:
 
 
 class Watchdog:
-    """Looks, decides, does."""
+    """The watchdog that acts: in each turn it looks, decides and acts."""
 
     def __init__(
         self, facts: Facts, page: WatchdogPage, qemu: HeldProcess | None, lock: int
     ) -> None:
-        """`qemu`: None if it has ended; `lock`: of the folder, which a spare inherits."""
+        """`qemu`: None if it has ended; `lock`: that of the directory, which a spare inherits."""
         self._facts, self._page, self._qemu, self._lock = facts, page, qemu, lock
         self._folder = Path(facts.folder)
         self._trigger, self._signs = Trigger(facts, qemu), systemd_unit.Signs()
@@ -149,7 +160,7 @@ class Watchdog:
         self._known = 0
         """The agent's identity."""
         self._told = 0
-        """The one that stood in the page last."""
+        """The identity that was last in the page."""
         self._agent_since: float = boottime()
         self._woke: float = self._agent_since
         self._last: float = self._agent_since
@@ -168,19 +179,22 @@ class Watchdog:
         """The watchdog that acts, in the process of its spare; None: this one acts."""
 
     def run(self) -> None:
-        """Until there is nothing to guard; in a spare that was forked, at once."""
+        """Run until nothing is left to guard; returns at once in a spare that was just forked."""
         while True:
             try:
                 if not self.turn():
                     return
                 self._load()
-            # Whatever it is: the lease must not be left unguarded.
+            # The lease must be enforced whatever fails.
             except (OSError, ImportError) as exc:
                 self.log(f"a turn failed: {exc}")
                 time.sleep(rules.TURN)
 
     def turn(self) -> bool:
-        """Wait for at most a turn; False: it is over, or this process is a new spare."""
+        """Do one turn, of at most `rules.TURN`.
+
+        Returns False if the protection is over, or if this process is a new spare.
+        """
         now = boottime()
         seen = self._look(now)
         if self._facts.pair and not seen.over and self._is_new_spare(now):
@@ -228,7 +242,7 @@ class Watchdog:
         )  # fmt: skip
 
     def _know_agent(self, told: int, now: float) -> None:
-        """Take note of one that came to work."""
+        """Record an agent that has begun to work, and reap children."""
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -246,7 +260,7 @@ class Watchdog:
 
     def _wait(self, until: float) -> None:
         awaited = (None if self._gone else self._qemu, self._agent, self._resumer, self._spare)
-        # The end of one that has ended already is nothing to wait for.
+        # A process that has ended already must not end the wait.
         files = [one.pidfd for one in awaited if one is not None and one.lives()]
         select.select(files, [], [], min(max(0.0, until - boottime()), rules.TURN))
 
@@ -266,7 +280,7 @@ class Watchdog:
             self.log(f"cannot start the agent: {exc}")
 
     def _resume_guest(self, now: float) -> None:
-        """In a process of its own: libvirt may hang, and the lease ends all the same."""
+        """Resume the guest in a separate process: libvirt may hang while the lease ends."""
         facts = self._facts.resumable
         if facts is None:
             return
@@ -289,16 +303,16 @@ class Watchdog:
         except (VmckptError, OSError, ValueError) as exc:
             self.log(f"cannot resume the guest: {exc}")
         else:
-            self.log("the guest runs" if done else "left that to the agent, which is at work")
+            self.log("the guest runs" if done else "left that to the agent, which is working")
 
     def _load(self) -> None:
-        """Load what resumes a guest while there is time; it is three times the watchdog's size."""
+        """Import what resumes a guest in advance; it is three times as large as the watchdog."""
         if not self._loaded and self._facts.resumable is not None:
             self._loaded = True
             import vmckpt.replication.watchdog.resume  # noqa: F401, PLC0415
 
     def _is_new_spare(self, now: float) -> bool:
-        """See that there is a spare; whether this process is a new one."""
+        """Make sure that a spare runs. Returns whether this process is a new spare."""
         spare, looked = self._spare, max(self._page.spared, self._spare_since)
         if spare is not None and spare.lives():
             if not rules.stuck(looked, self._woke, now):
@@ -328,11 +342,11 @@ class Watchdog:
         return False
 
     def as_spare(self, acting: HeldProcess) -> "Spare":
-        """What a forked process does until it must act."""
+        """Return the spare that a forked process is until it must act."""
         return Spare(self._facts, self._page, self._qemu, acting)
 
     def anew(self) -> "Watchdog":
-        """The one that a spare becomes when it must act."""
+        """Return the watchdog that a spare becomes when it must act."""
         return Watchdog(self._facts, self._page, self._qemu, self._lock)
 
     def log(self, line: str) -> None:
@@ -340,7 +354,7 @@ class Watchdog:
 
 
 class Spare:
-    """The watchdog of a pair that waits for the end of the other one."""
+    """The spare watchdog of a pair: it waits for the end of the watchdog that acts."""
 
     def __init__(
         self, facts: Facts, page: WatchdogPage, qemu: HeldProcess | None, acting: HeldProcess
@@ -351,7 +365,7 @@ class Spare:
         self._last: float = self._woke
 
     def waits(self) -> bool:
-        """Return True when it must act; False: the protection is over."""
+        """Wait until this process must act. Returns False if the protection is over instead."""
         while True:
             now = boottime()
             match rules.stand_by(self._look(now), now):
@@ -385,14 +399,14 @@ class Spare:
 
 
 class Trigger:
-    """Kills the guest, and leaves word why."""
+    """Kills the guest, and records the reason in the log and in a marker file."""
 
     def __init__(self, facts: Facts, qemu: HeldProcess | None) -> None:
         self._folder, self._qemu = Path(facts.folder), qemu
         self._shot = False
 
     def kill(self, why: str) -> None:
-        """Send SIGKILL and wait for a turn; may be repeated."""
+        """Send SIGKILL and wait for the end for at most a turn. May be repeated."""
         if self._qemu is None:
             return
         self._qemu.kill()
@@ -407,7 +421,7 @@ class Trigger:
 
 
 def _is_over(folder: Path) -> bool:
-    """Whether the protection has ended: the folder is removed when everything is seen to."""
+    """Return whether the protection has ended: its directory is removed after the cleanup."""
     return os.access(folder / OVER, os.F_OK) or not os.access(folder, os.F_OK)
 
 
@@ -421,7 +435,10 @@ def _date() -> str:
 
 
 def _forked(work: Callable[[], None]) -> int:
-    """Do that in a child process, which ends with it. Returns its number. Raises OSError."""
+    """Call `work` in a child process, which ends with it. Returns its process ID.
+
+    Raises OSError.
+    """
     child = os.fork()
     if child:
         return child
@@ -434,14 +451,17 @@ def _forked(work: Callable[[], None]) -> int:
 
 
 def _spawn(command: Sequence[str], log: Path) -> int:
-    """Start it as an ordinary process in a session of its own; its number. Raises OSError."""
+    """Start a command as an ordinary process in a session of its own. Returns its process ID.
+
+    Raises OSError.
+    """
 
     def work() -> None:
         os.setsid()
         for number in _IGNORED:
             signal.signal(number, signal.SIG_DFL)
         _oom(_ORDINARY)
-        with suppress(OSError):  # it does that itself, too, once it has started
+        with suppress(OSError):  # the agent does that, too, once it has started
             priority.raise_own()
         told = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(told, 1)
@@ -461,14 +481,17 @@ def _oom(score: str) -> None:
 
 
 def _hurry() -> None:
-    """Run before ordinary processes; what this one starts is ordinary again. Raises OSError."""
+    """Run this process before ordinary ones; its children are ordinary again. Raises OSError."""
     os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
 def _privileges() -> list[str]:
-    """What keeps it going on a machine in need; what it could not get."""
+    """Acquire the privileges that keep the watchdog running on an overloaded machine.
+
+    Returns the names of those that it could not get.
+    """
     missing = []
-    # All that there is now. What is loaded later is locked as far as it is used.
+    # Lock all current memory. Memory that is mapped later is locked once it is used.
     mlockall = ctypes.CDLL(None).mlockall
     if mlockall(_CURRENT) != 0 or mlockall(_FUTURE | _ON_FAULT) != 0:
         missing.append("locked memory")
@@ -484,9 +507,9 @@ def _privileges() -> list[str]:
 
 
 def _guard(facts: Facts, lock: int, armed: Callable[[], None]) -> None:
-    """The watchdog's process: arm, say so, guard. Raises OSError, ValueError."""
+    """Run the watchdog: call `armed` after its first turn. Raises OSError, ValueError."""
     os.chdir("/")
-    # It guards until all is over, also when the machine is shut down; `over` sends it away.
+    # It guards until the protection is over, also while the machine shuts down; `over` ends it.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     watchdog = Watchdog(facts, WatchdogPage.open(Path(facts.page)), hold(facts.qemu), lock)
@@ -510,7 +533,10 @@ def _guard(facts: Facts, lock: int, armed: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    """Arm a watchdog and leave it; with --stay, be it. Exit status 1: there is none."""
+    """Arm a watchdog in the background; with --stay, run it in this process.
+
+    The exit status is 1 if the watchdog could not be armed.
+    """
     facts = Facts.from_json(sys.stdin.read())
     if (lock := _locked(Path(facts.folder))) is None:
         return

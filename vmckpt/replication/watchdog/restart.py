@@ -1,4 +1,4 @@
-"""An agent sees that its watchdog looks, as the watchdog sees that its agent works."""
+"""Restart a watchdog that is gone: the agent checks its watchdog, as the watchdog checks it."""
 
 import threading
 from collections.abc import Callable
@@ -13,8 +13,8 @@ _UNGUARDED = 1.0
 
 
 class WatchdogRestart:
-    """Starts the watchdog again, in a thread: on a busy host that may take many seconds, and the
-    lease must be renewed meanwhile."""
+    """Restarts the watchdog in a thread: on a busy host that may take many seconds, and the lease
+    must be renewed meanwhile."""
 
     def __init__(self, page: WatchdogPage, begin: Callable[[], None]) -> None:
         """`begin` does nothing if the watchdog runs; it may raise VmckptError."""
@@ -22,7 +22,7 @@ class WatchdogRestart:
         self._thread: threading.Thread | None = None
 
     def look(self) -> None:
-        """Call this now and then."""
+        """Restart the watchdog if it has not looked for a second. Call this regularly."""
         looks = boottime() - self._page.guarded <= _UNGUARDED
         if looks or (self._thread is not None and self._thread.is_alive()):
             return
@@ -30,6 +30,6 @@ class WatchdogRestart:
         self._thread.start()
 
     def _start(self) -> None:
-        # The next look tries again. OSError: no more processes, say.
+        # The next call of `look` tries again. OSError: as when the process limit is reached.
         with suppress(VmckptError, OSError):
             self._begin()

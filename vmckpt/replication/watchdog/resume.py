@@ -19,9 +19,9 @@ from vmckpt.replication.watchdog.shared_page import WatchdogPage
 
 
 def resume(facts: Resumable, page: WatchdogPage) -> bool:
-    """Undo what an epoch has changed in QEMU, and let the guest run, as a new agent would.
+    """Undo what an epoch has changed in QEMU, and resume the guest, as a new agent would.
 
-    Returns False if an agent is at work with the guest, which then does it itself.
+    Returns False if an agent is working with the guest, which then does it itself.
     Raises VmckptError, OSError, ValueError: the guest may still be paused.
     """
     with Path(facts.lock).open("w") as lock:
@@ -39,7 +39,7 @@ def resume(facts: Resumable, page: WatchdogPage) -> bool:
 
 
 def _bound_logs(facts: Resumable) -> None:
-    """Until an agent empties the logs, writes must wait once those are full."""
+    """Make writes wait when the logs are full, until an agent empties them."""
     for path in facts.logs:
         with suppress(OSError, ValueError), Control(Path(path)) as control:
             control.never_wait = False

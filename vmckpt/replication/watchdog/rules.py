@@ -1,7 +1,7 @@
-"""What a watchdog does next, from what it sees. Pure.
+"""Decide what a watchdog does next, from what it sees. Pure.
 
-The lease comes first: nothing that is wrong with the agent delays the end of a guest whose lease
-has ended. All times are CLOCK_BOOTTIME in seconds.
+The lease comes first: no problem of the agent delays the end of a guest whose lease has ended. All
+times are in seconds of CLOCK_BOOTTIME.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from vmckpt.units import Seconds
 
 TURN = Seconds(0.05)
-"""It looks at least this often."""
+"""The watchdog looks at least this often."""
 _STUCK = Seconds(1.0)
 """A watchdog that has not looked for this long hangs: it is locked in memory and runs before
 ordinary processes."""
@@ -38,61 +38,61 @@ def kill_method(*, timer: bool, systemd: bool) -> KillMethod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How patient it is with the agent."""
+    """How patient the watchdog is with the agent."""
 
     patience: Seconds = Seconds(1.0)
     """The guest may be paused this long for an epoch."""
     grace: Seconds = Seconds(5.0)
-    """An agent that has come to work may take this long to resume a guest that it found paused."""
+    """An agent that has begun to work may take this long to resume a guest that it found paused."""
     starts: Seconds = Seconds(60.0)
     """An agent may take this long from its start to its first beat: where processors are busy,
     starting Python alone takes seconds, and another agent would be no faster."""
     silence: Seconds = Seconds(2.0)
-    """An agent that has ever counted its beats up does so at least this often."""
+    """An agent that has counted its heartbeats up once does so at least this often."""
     again: Seconds = Seconds(1.0)
-    """It is started, and the guest is resumed, at most this often."""
+    """The agent is started, and the guest is resumed, at most this often."""
     leaves: Seconds = Seconds(60.0)
-    """The agent of a guest that has ended may take so long to see to what is left."""
+    """The agent of a guest that has ended may take this long to clean up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchdogFacts:
-    """How things stand."""
+    """What the watchdog sees."""
 
     guest_lives: bool
-    """QEMU's process is there."""
+    """QEMU's process exists."""
     over: bool
     """The protection has ended."""
     gone: float
-    """Since when QEMU is not there; 0: it is."""
+    """Since when QEMU is gone; 0: it is not."""
     renewed: float
-    """When the last renewal that succeeded was sent; 0: no lease is enforced."""
+    """When the last successful renewal was sent; 0: no lease is enforced."""
     lasts: float
-    """How long that is good."""
+    """How long a renewal is valid."""
     stopped: float
-    """Since when the guest is paused for an epoch; 0: it is not."""
+    """Since when the guest has been paused for an epoch; 0: it is not."""
     agent_lives: bool
     agent_since: float
-    """Since when there is this agent."""
+    """Since when this agent has existed."""
     came: float
-    """Since when it is at work; 0: it is still starting."""
+    """Since when the agent has been working; 0: it is still starting."""
     spoke: float
-    """When its beats last changed; 0: they never did."""
+    """When the agent's heartbeats last changed; 0: they never did."""
     started: float | None
-    """When the watchdog last started one; None: never."""
+    """When the watchdog last started an agent; None: never."""
     woke: float
-    """When it could look again after a while in which it could not: the agent was frozen, too."""
+    """When the watchdog last continued after a gap in which neither it nor the agent could run."""
     resumable: bool
     """The watchdog can resume the guest itself."""
     resuming: bool
-    """A process of the watchdog's is at it."""
+    """A process of the watchdog is resuming the guest."""
     resumed: float | None
-    """When that was last begun; None: never."""
+    """When the last attempt to resume the guest began; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again then at the latest."""
+    """Nothing to do before `until`, when the watchdog must look again at the latest."""
 
     until: float
 
@@ -106,19 +106,19 @@ class KillGuest:
 
 @dataclass(frozen=True, slots=True)
 class KillAgent:
-    """It hangs."""
+    """The agent hangs."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartAgent:
-    """It is gone, and there is something for it to do."""
+    """The agent is gone, and there is work for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeGuest:
-    """No agent is at work, and the last one left the guest paused."""
+    """No agent is working, and the last one left the guest paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +143,14 @@ def decide(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
         return _without_agent(seen, now, rules)
     if (why := _hangs(seen, now, rules)) is not None:
         return KillAgent(why)
-    # One that is at work does it itself; one that starts may take long.
+    # A working agent resumes the guest itself; an agent that is starting may take long.
     if seen.came == 0 and _may_resume(seen, now, rules):
         return ResumeGuest()
     return _wait(seen.renewed, seen.lasts, now)
 
 
 def _without_agent(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
-    """The guest first: to resume it nothing need be started, and its output stays buffered."""
+    """Resume the guest first: that needs no new process, and its output stays buffered."""
     first = seen.resumed is None or seen.resumed < seen.stopped
     if first and seen.stopped != 0 and seen.resumable and not seen.resuming:
         return ResumeGuest()
@@ -171,9 +171,9 @@ def _may_start(seen: WatchdogFacts, now: float, rules: Rules) -> bool:
 
 
 def _afterwards(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
-    """An agent must leave word of how the guest ended, or its standby does not take over."""
+    """Start the agent of a guest that has ended: the standby takes over only after its report."""
     if now > seen.gone + rules.leaves:
-        return End("the guest's QEMU has ended, and its agent leaves no word")
+        return End("the guest's QEMU has ended, and its agent does not end the protection")
     if not seen.agent_lives and _may_start(seen, now, rules):
         return StartAgent()
     return Wait(now + TURN)
@@ -185,36 +185,36 @@ def _wait(renewed: float, lasts: float, now: float) -> Wait:
 
 
 def _has_ended(renewed: float, lasts: float, now: float) -> bool:
-    """Written so that what is no number counts as an end."""
+    """Return whether the lease has ended; NaN counts as an end."""
     return renewed != 0 and not now <= renewed + lasts
 
 
 def _ended(renewed: float, lasts: float, now: float) -> str:
     if renewed < 0:
-        return "the lease is lost: the witness says that another holds it"
+        return "the lease is lost: the lease store reports another holder"
     return (
-        "the lease has ended: its last renewal that was answered was sent"
-        f" {now - renewed:.2f} s ago and was good for {lasts:.2f} s"
+        "the lease has ended: its last confirmed renewal was sent"
+        f" {now - renewed:.2f} s ago and was valid for {lasts:.2f} s"
     )
 
 
 def _hangs(seen: WatchdogFacts, now: float, rules: Rules) -> str | None:
-    """Why the agent is to be ended; None: it is not."""
+    """Return why the agent must be killed; None: it need not be."""
     if seen.came == 0:
         late = now > max(seen.agent_since, seen.woke) + rules.starts
-        return f"it has not come to work for {now - seen.agent_since:.0f} s" if late else None
+        return f"it is not ready after {now - seen.agent_since:.0f} s" if late else None
     if seen.stopped != 0:
-        # A pause that another left behind it ends later than one of its own.
+        # A pause that an earlier agent left may take longer than one of its own.
         inherited = seen.stopped < seen.came
         since = seen.came + rules.grace if inherited else seen.stopped + rules.patience
         if now > max(since, seen.woke + rules.patience):
             return f"the guest has been paused for {now - seen.stopped:.2f} s"
     if seen.spoke != 0:
-        # The beats of an agent before it are not its own.
+        # Heartbeats of an earlier agent do not count as this agent's.
         own = seen.spoke >= seen.came
         since = seen.spoke + rules.silence if own else seen.came + rules.starts
         if now > max(since, seen.woke + rules.silence):
-            return f"it has said nothing for {now - seen.spoke:.2f} s"
+            return f"it has sent no heartbeat for {now - seen.spoke:.2f} s"
     return None
 
 
@@ -228,7 +228,7 @@ class SpareSeen:
     lasts: float
     partner_lives: bool
     looked: float
-    """When the one that acts last looked."""
+    """When the watchdog that acts last looked."""
     woke: float
     """As in `WatchdogFacts`."""
 
@@ -242,12 +242,15 @@ class KillPartner:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """It is gone: the spare one acts from now on."""
+    """The watchdog that acts is gone: the spare acts from now on."""
 
 
 def stand_by(seen: SpareSeen, now: float) -> Wait | KillGuest | KillPartner | TakeOver | End:
-    """Choose what the spare watchdog does: to end the guest twice is the same as once, and all
-    else is left to the one that acts, for as long as it does."""
+    """Choose what the spare watchdog does.
+
+    It kills the guest as well, since doing that twice does no harm, and leaves all else to the
+    watchdog that acts, for as long as that one lives.
+    """
     if seen.over:
         return End("the protection has ended")
     if seen.guest_lives and _has_ended(seen.renewed, seen.lasts, now):
@@ -260,5 +263,5 @@ def stand_by(seen: SpareSeen, now: float) -> Wait | KillGuest | KillPartner | Ta
 
 
 def stuck(looked: float, woke: float, now: float) -> bool:
-    """Whether a watchdog hangs that last looked then."""
+    """Return whether a watchdog that last looked at `looked` hangs."""
     return now > max(looked, woke) + _STUCK

@@ -1,9 +1,9 @@
-"""What the agent and its watchdog tell each other: one page of memory, as a file on tmpfs.
+"""The page of memory that the agent and its watchdog share, as a file on tmpfs.
 
-Each value is eight bytes at a multiple of eight and is written and read by one instruction
-(`memoryview.cast` copies an item of eight bytes, which compilers make one load or store), so
-nobody sees half of one; and no two must be seen together: a process's number and its start are one
-value. The watchdog locks the page in memory. It must not be removed or cut while either uses it.
+Each value is eight aligned bytes, written and read by one instruction (`memoryview.cast` copies an
+item of eight bytes, which compilers make one load or store). So no process sees a partly written
+value, and no two values need to be consistent: a process ID and its start time are one value. The
+watchdog locks the page in memory. The file must not be removed or truncated while it is in use.
 """
 
 import mmap
@@ -16,14 +16,17 @@ from vmckpt.units import Seconds
 
 SIZE = 4096
 MAGIC = 0x564D434B47415244
-"""Of version 1."""
+"""Identifies version 1 of the page."""
 _MAGIC, _RENEWED, _LASTS, _STOPPED, _PROCESS, _BEATS, _GUARDED, _SPARED = range(8)
-# A process's number has at most 22 bits; its start, in ticks of 10 ms, fits the rest for ages.
+# A process ID has at most 22 bits; the start time, in ticks of 10 ms, fits into the other 42.
 _PID_BITS = 22
 
 
 def identity(process: int) -> int:
-    """A process's number and start in one: never another's. Raises ProcessLookupError."""
+    """Return a process's ID and start time as one number, which no other process ever has.
+
+    Raises ProcessLookupError.
+    """
     try:
         told = Path(f"/proc/{process}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -33,12 +36,12 @@ def identity(process: int) -> int:
 
 
 def process_of(identity: int) -> int:
-    """The number alone."""
+    """Return the process ID in an identity."""
     return identity & (1 << _PID_BITS) - 1
 
 
 class WatchdogPage:
-    """The page, mapped. Use `create` once per protection, `open` ever after; then `close`."""
+    """A mapped page. Use `create` once per protection, `open` afterwards; `close` it at the end."""
 
     def __init__(self, file: int) -> None:
         self._map = mmap.mmap(file, SIZE)
@@ -47,7 +50,10 @@ class WatchdogPage:
 
     @classmethod
     def create(cls, path: Path, *, lasts: Seconds) -> Self:
-        """A new page, no lease enforced. Raises OSError; FileExistsError if there is one."""
+        """Create a page that enforces no lease. `lasts`: how long a renewal is valid.
+
+        Raises OSError; FileExistsError if there is a page.
+        """
         first = struct.pack("=Qdd", MAGIC, 0.0, lasts).ljust(SIZE, b"\0")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_bytes(first)
@@ -59,17 +65,17 @@ class WatchdogPage:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Raises OSError, and ValueError if it is no such page."""
+        """Map an existing page. Raises OSError, and ValueError if it is not a page."""
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(file).st_size != SIZE:
-                raise ValueError(f"{path} is no watchdog's page")
+                raise ValueError(f"{path} is not a watchdog page")
             page = cls(file)
         finally:
             os.close(file)
         if page._words[_MAGIC] != MAGIC:
             page.close()
-            raise ValueError(f"{path} is no watchdog's page of this version")
+            raise ValueError(f"{path} is not a watchdog page of this version")
         return page
 
     def close(self) -> None:
@@ -79,7 +85,7 @@ class WatchdogPage:
 
     @property
     def renewed(self) -> float:
-        """When the last renewal that succeeded was sent; 0: no lease is enforced."""
+        """When the last successful renewal was sent; 0: no lease is enforced."""
         return self._times[_RENEWED]
 
     @renewed.setter
@@ -87,12 +93,12 @@ class WatchdogPage:
         self._times[_RENEWED] = sent
 
     def lose(self) -> None:
-        """The lease is lost: the watchdog kills the guest at its next turn."""
+        """Note that the lease is lost: the watchdog kills the guest at its next turn."""
         self.renewed = float("-inf")
 
     @property
     def lasts(self) -> float:
-        """How long a renewal is good, from when it was sent."""
+        """How long a renewal is valid, from when it was sent."""
         return self._times[_LASTS]
 
     @lasts.setter
@@ -101,7 +107,7 @@ class WatchdogPage:
 
     @property
     def stopped(self) -> float:
-        """Since when the guest stands still for an epoch; 0: it does not."""
+        """Since when the guest has been paused for an epoch; 0: it is not."""
         return self._times[_STOPPED]
 
     @stopped.setter
@@ -110,7 +116,7 @@ class WatchdogPage:
 
     @property
     def agent(self) -> int:
-        """The agent's `identity`; 0: none has come yet."""
+        """The agent's `identity`; 0: no agent has begun to work yet."""
         return self._words[_PROCESS]
 
     @agent.setter
@@ -119,16 +125,16 @@ class WatchdogPage:
 
     @property
     def beats(self) -> int:
-        """The agent's heartbeats. An agent that has begun to count and stops is taken for hung."""
+        """The agent's heartbeat counter. An agent that has counted and stops is considered hung."""
         return self._words[_BEATS]
 
     def beat(self) -> None:
-        """For one process at a time: the agent."""
+        """Count a heartbeat; only the agent may call this."""
         self._words[_BEATS] = (self._words[_BEATS] + 1) % (1 << 64)
 
     @property
     def guarded(self) -> float:
-        """When the watchdog last looked; 0: never. If not, the agent starts another."""
+        """When the watchdog last looked; 0: never. The agent restarts one that does not look."""
         return self._times[_GUARDED]
 
     @guarded.setter

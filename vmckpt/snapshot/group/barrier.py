@@ -1,4 +1,4 @@
-"""The meeting point of a group's agents, while their guests are captured as one cut."""
+"""The barrier at which the agents of a group wait for each other while capturing their guests."""
 
 import asyncio
 import time
@@ -12,11 +12,14 @@ from vmckpt.snapshot.group import rules
 from vmckpt.snapshot.group.rules import Meeting
 from vmckpt.units import Seconds
 
-_NO_SNAPSHOT = "all guests go on, and no snapshot of the group was made"
+_NO_SNAPSHOT = "all guests keep running, and no snapshot of the group was made"
 
 
 class Cutting:
-    """Use as `async with Cutting(...) as cutting`; in it, who is late is noticed."""
+    """The barrier of a group snapshot. Use it as `async with Cutting(...) as cutting`.
+
+    Inside the block, members that are late make the snapshot fail.
+    """
 
     def __init__(
         self,
@@ -25,13 +28,13 @@ class Cutting:
         stop: asyncio.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stop`: the operator's."""
+        """Make a barrier for `members`; `stop` is the operator's request to cancel."""
         self.id = id_
         self.size = len(members)
         self.stop = asyncio.Event()
-        """Set when the agents are to give up, for whatever reason."""
+        """Set when the agents have to give up, for any reason."""
         self.failure: VmckptError | None = None
-        """The first thing that went wrong."""
+        """The first error."""
         self._asked, self._clock = stop, clock
         self._meeting = Meeting(members=members, since=clock())
         self._moved = asyncio.Condition()
@@ -52,27 +55,30 @@ class Cutting:
 
     @property
     def ended(self) -> bool:
-        """All have reached the last phase: from then on they publish."""
+        """Whether all members have reached the last phase, after which they publish."""
         return self._meeting.phase is None
 
     async def reached(self, member: str, phase: Phase) -> None:
-        """A member has come so far; returns when all have. Raises VmckptError if it fails."""
+        """Report that a member has reached a phase, and wait until all members have.
+
+        Raises CaptureFailed if the snapshot of the group fails meanwhile.
+        """
         async with self._moved:
             self._check()
             try:
                 self._meeting = rules.arrived(self._meeting, member, phase, self._clock())
             except ValueError as exc:
-                raise CaptureFailed(f"a cut that nobody ordered: {exc}") from exc
+                raise CaptureFailed(f"unexpected phase in the group: {exc}") from exc
             self._moved.notify_all()
             await self._moved.wait_for(
                 lambda: self.failure is not None or self._meeting.phase is not phase
             )
-            # Whoever is through may go on: another's failure comes to it at the next phase.
+            # A member past this phase continues; it learns of a later failure at the next phase.
             if self._meeting.phase is phase:
                 self._check()
 
     async def fail(self, error: VmckptError) -> None:
-        """All are let go."""
+        """Make the snapshot fail: all members stop waiting. The first error is kept."""
         async with self._moved:
             if self.failure is None:
                 self.failure = error
@@ -97,14 +103,14 @@ class Cutting:
                     CaptureFailed(
                         f"{' and '.join(late)} was not {self._meeting.phase} within {limit:g} s:"
                         f" {_NO_SNAPSHOT}",
-                        hint="see that its host answers, and try again",
+                        hint="check that its host answers, and try again",
                     )
                 )
                 return
             await self._turn(rules.time_left(self._meeting, now))
 
     async def _turn(self, limit: Seconds | None) -> None:
-        """Until somebody arrives, or so long."""
+        """Wait until a member reaches the phase, at most `limit` seconds."""
         async with self._moved:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._moved.wait(), limit)

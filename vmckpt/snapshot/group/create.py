@@ -1,10 +1,10 @@
-"""Create the snapshots of a group at one instant, of guests on any hosts.
+"""Create the snapshots of a group at one moment, of guests on any hosts.
 
-Each guest has its own operation in the journal and its own lease, so each is recovered by itself:
-its output is let go and it runs. All are published or none, while the controller lives. A group
-that a crash left half published is reported as incomplete, and its members stay good snapshots of
-their guests: before they could be deleted it would have to be certain that no host, which may not
-answer now, will publish the rest.
+Each guest has its own operation in the journal and its own lease, so it is recovered by itself: its
+output is released and it resumes. As long as the controller is alive, all snapshots are published
+or none. After a crash a group may be published in part; it is reported as incomplete, and its
+members remain good snapshots of their guests. They are not deleted automatically, because a host
+that does not answer now may still publish the rest.
 """
 
 import asyncio
@@ -33,7 +33,10 @@ from vmckpt.units import Seconds
 
 
 def listening(caller: Caller) -> Callable[[str], Caller]:
-    """Makes one, by the name of a member, who hears of it; `caller` is told of all together."""
+    """Return a function that makes a caller for each member's name.
+
+    These callers combine the progress of all members and report it to `caller`.
+    """
     progress: dict[str, Copied] = {}
 
     def of(name: str) -> Caller:
@@ -48,12 +51,12 @@ def listening(caller: Caller) -> Callable[[str], Caller]:
 
 
 _GRACE = Seconds(40.0)
-"""How long an agent may take to put its guest back; QEMU 7.2 sends all of a memory first."""
+"""How long an agent may take to restore its guest; QEMU 7.2 sends the whole memory first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTaken:
-    """A cut that is in the store."""
+    """A group snapshot that was taken and stored."""
 
     id: str
     members: tuple[Taken, ...]
@@ -84,19 +87,19 @@ async def take(
     *,
     hosts: Mapping[str, Host],
 ) -> GroupTaken:
-    """Take a snapshot of several guests, each found on a host, as one cut, and put it into a store.
+    """Take consistent snapshots of several guests, each found on a host, and store them.
 
-    Raises as `snapshot.create.take`; then all guests go on, and nothing of it is in the store, or
-    the error says what is.
+    Raises as `snapshot.create.take`. All guests then keep running, and the store has no snapshot
+    of the group unless the error reports one.
     """
     if not request.memory:
-        raise BadInput("a group is captured with its memory", hint="leave --no-memory out")
+        raise BadInput("a group snapshot always includes memory", hint="omit --no-memory")
     create.check_words(request)
     name = request.name or create.named_now()
     tags = {**request.tags, rules.SIZE: str(len(places))}
     async with AsyncExitStack() as stack:
         members = []
-        # Everybody takes several leases in the same order, so no two wait for each other.
+        # All controllers take leases in the same order, which prevents deadlocks.
         for host, guest in sorted(_different(places), key=lambda one: one[1].uuid):
             mine = replace(request, guest=guest.uuid, name=name, tags=tags)
             new = create.operation(host, store, guest, mine)
@@ -109,7 +112,7 @@ async def take(
 
 
 def _different(places: Sequence[tuple[Host, Guest]]) -> Sequence[tuple[Host, Guest]]:
-    """Raises BadInput, GuestLocked if they cannot be captured together."""
+    """Check that guests can be captured together. Raises BadInput, GuestLocked."""
     found: set[str] = set()
     for host, guest in places:
         create.require_capturable(guest, host)
@@ -125,7 +128,7 @@ async def _ended(tasks: Sequence["asyncio.Task[Taken]"]) -> bool:
 
 
 class _Group:
-    """One cut that is being taken."""
+    """A group snapshot that is being taken."""
 
     def __init__(
         self, members: Sequence[_Member], store: StorePlace, keys: Keyring, caller: Caller
@@ -143,7 +146,7 @@ class _Group:
         ]
 
     async def take(self) -> GroupTaken:
-        """Raises VmckptError."""
+        """Take the snapshots. Raises VmckptError."""
         async with self._cut:
             tasks = [asyncio.create_task(self._one(i)) for i in range(len(self._members))]
             try:
@@ -172,7 +175,7 @@ class _Group:
         return replace(taken, warnings=(*member.late, *taken.warnings))
 
     async def _all_ended(self, tasks: Sequence["asyncio.Task[Taken]"]) -> None:
-        """Once one has failed, the others have so long to put their guests back."""
+        """Wait for all agents; at most `_GRACE` seconds after one of them has failed."""
         gave_up = asyncio.create_task(self._cut.stop.wait())
         whole = asyncio.create_task(_ended(tasks))
         try:
@@ -186,7 +189,7 @@ class _Group:
     async def _failed(
         self, ended: Sequence[Taken | BaseException], taken: Sequence[Taken]
     ) -> BaseException:
-        """What is to be raised, with everything told that is known."""
+        """Return the error to raise, after deleting what was published and recording outcomes."""
         unexpected = [
             one
             for one in ended
@@ -197,7 +200,7 @@ class _Group:
             return unexpected[0]
         error = self._cut.failure or Cancelled("the snapshot of the group was stopped")
         stayed = await asyncio.to_thread(self._unpublished, taken)
-        note = f"; {', '.join(stayed)} could not be deleted again" if stayed else ""
+        note = f"; could not delete {', '.join(stayed)} from the store" if stayed else ""
         unknown = [
             member.name
             for member, one in zip(self._members, ended, strict=True)
@@ -206,20 +209,20 @@ class _Group:
         ]
         if not unknown:
             if note:
-                return StoreError(error.message + note, hint="vmckpt snapshot delete")
+                return StoreError(error.message + note, hint="run vmckpt snapshot delete")
             return error
-        # Only those of which nobody knows are left to recovery.
+        # Only members with an unknown outcome are left to recovery.
         outcome = Outcome.CANCELLED if isinstance(error, Cancelled) else Outcome.FAILED
         for member in self._members:
             if member.name not in unknown:
                 member.recorder.finish(outcome, {"error": str(error)})
         return RemoteError(
-            f"{error.message}; how it ended for {' and '.join(unknown)} is not known{note}",
+            f"{error.message}; the outcome for {' and '.join(unknown)} is unknown{note}",
             hint="run vmckpt recover",
         )
 
     def _unpublished(self, taken: Sequence[Taken]) -> list[str]:
-        """All or none: delete what is in the store already; those that stayed."""
+        """Delete the snapshots that were published. Returns those that could not be deleted."""
         stayed = []
         for one in taken:
             try:

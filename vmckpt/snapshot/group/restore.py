@@ -1,7 +1,8 @@
-"""Bringing a group back as the one cut that it is.
+"""Restore the guests of a group consistently.
 
-None of its guests is ended before all can be, none comes back while another one still runs as it
-was, and none runs before all are back: so what one of them has received was sent by the others.
+No guest is stopped before all can be, none is restored while another one still runs in its old
+state, and none runs before all are restored. So every message that a restored guest has received
+was also sent by the restored others.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ Member = tuple[Host, Opened]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRestored:
-    """A group that is back."""
+    """A group that was restored."""
 
     id: str
     members: tuple[Restored, ...]
@@ -35,10 +36,10 @@ async def restore(
     id_: str, members: Sequence[Member], request: RestoreRequest, caller: Caller,
     *, hosts: Mapping[str, Host],
 ) -> GroupRestored:  # fmt: skip
-    """Bring the snapshots of a group back, each on its host, as `restore.restore` does.
+    """Restore the snapshots of a group, each on its host, as `restore.restore` does.
 
-    Raises as that. If it fails before all are ready, no guest was touched; after that the error
-    says how it stands with each, and none of them runs.
+    Raises as `restore.restore`. If it fails before all are ready, no guest was touched. If it fails
+    later, none of the guests runs, and the error reports the state of each.
     """
     apart(members, request)
     gate, stop = Gate(len(members)), asyncio.Event()
@@ -67,7 +68,7 @@ async def restore(
     ]
     if failures:
         error = summed_up(failures)
-        # All who were stopped may have waited then.
+        # If only timeouts were raised, all members were waiting when the operator cancelled.
         raise Cancelled(error.message) if isinstance(error, TimedOut) else error
     return GroupRestored(id=id_, members=tuple(one for one in ended if isinstance(one, Restored)))
 
@@ -79,7 +80,7 @@ async def _pass_on(asked: asyncio.Event, stop: asyncio.Event, gate: Gate) -> Non
 
 
 def apart(members: Sequence[Member], request: RestoreRequest) -> None:
-    """See that no two of them would have one image. Raises BadInput. Pure."""
+    """Check that no two guests would use the same image on a host. Raises BadInput. Pure."""
     whose: dict[tuple[str, str], str] = {}
     for host, opened in members:
         guest = opened.public.guest
@@ -87,13 +88,16 @@ def apart(members: Sequence[Member], request: RestoreRequest) -> None:
             other = whose.setdefault((host.name, path), guest)
             if other != guest:
                 raise BadInput(
-                    f"{path} on {host.name} would be an image of {other} and of {guest}",
+                    f"{path} on {host.name} would be an image of both {other} and {guest}",
                     hint="restore them on different hosts, one by one",
                 )
 
 
 def summed_up(failures: Sequence[tuple[str, BaseException]]) -> BaseException:
-    """The error that explains the others, given what all of them tell, by guest."""
+    """Return the most significant of the errors, with the messages of the others added.
+
+    `failures` are guests and their errors.
+    """
     error = min((one for _, one in failures), key=_rank)
     if isinstance(error, VmckptError):
         others = [
@@ -106,8 +110,9 @@ def summed_up(failures: Sequence[tuple[str, BaseException]]) -> BaseException:
 
 
 def _rank(error: BaseException) -> int:
-    """Unexpected errors and unknown outcomes first, then failures, then guests that were stopped,
-    last those that only waited."""
+    """Rank an error: unexpected errors first, then unknown outcomes, failures, cancelled guests,
+    and last guests that only waited.
+    """
     if not isinstance(error, VmckptError):
         return 0
     if isinstance(error, RemoteError) or not error.undone:

@@ -1,7 +1,8 @@
-"""A cut through several guests: who is waited for, who is late, what a group is worth. Pure.
+"""Rules of a group snapshot: the phases of its guests, late guests, completeness. Pure.
 
-All stop, all are captured, all go on. A guest goes on to the next phase when all have reached this
-one; if one fails or is late in one, all are let go and nothing of the group is published.
+All guests are paused, all are captured, all resume. A guest enters the next phase when all guests
+have reached the current phase. If a guest fails or is late, all guests resume and no snapshot of
+the group is published.
 """
 
 import re
@@ -21,11 +22,11 @@ LIMITS: Mapping[Phase, Seconds | None] = {
     Phase.CAPTURED: Seconds(5.0),
     Phase.STORED: None,
 }
-"""How long the first waits for the last. While they stand still or their output is held, less than
-an agent waits (agent.snapshot.create) and output is held at the most (capture.network_hold); nobody
-is harmed by one that takes long to store."""
+"""How long the first guest waits for the last one. While guests are paused or their output is
+buffered, the limit is below an agent's own limit (agent.snapshot.create) and the limit for buffered
+output (capture.network_hold). Storing may take any time, as the guests run meanwhile."""
 SIZE = "group-size"
-"""The tag that says how many snapshots a whole group has."""
+"""The tag with the number of snapshots of a complete group."""
 _ID = re.compile(r"g-[a-z2-7]{16}")
 _PHASES = ("capture", "store")
 _NEXT = {
@@ -38,20 +39,23 @@ _NEXT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """The phase that is waited for, and who has reached it."""
+    """The phase that a group waits for, and the members that have reached it."""
 
     members: frozenset[str]
     phase: Phase | None = Phase.READY
-    """None: all have reached the last."""
+    """None: all members have reached the last phase."""
     since: float
-    """When the one before was reached by all."""
+    """When all members had reached the previous phase."""
     here: frozenset[str] = frozenset()
 
 
 def arrived(meeting: Meeting, member: str, phase: Phase, now: float) -> Meeting:
-    """One has reached a phase. Raises ValueError if nobody waits for it there."""
+    """Record that a member has reached a phase. Returns the new state.
+
+    Raises ValueError if the member or phase is not expected now.
+    """
     if member not in meeting.members or phase is not meeting.phase or member in meeting.here:
-        raise ValueError(f"{member} says {phase} while {meeting.phase} is waited for")
+        raise ValueError(f"{member} reports {phase} while the group waits for {meeting.phase}")
     here = meeting.here | {member}
     if here == meeting.members:
         return replace(meeting, phase=_NEXT[phase], since=now, here=frozenset())
@@ -59,20 +63,20 @@ def arrived(meeting: Meeting, member: str, phase: Phase, now: float) -> Meeting:
 
 
 def time_left(meeting: Meeting, now: float) -> Seconds | None:
-    """How long the others are waited for yet; None: as long as it takes."""
+    """Return how long the group still waits for the phase; None: without limit."""
     limit = None if meeting.phase is None else LIMITS[meeting.phase]
     return None if limit is None else Seconds(max(0.0, meeting.since + limit - now))
 
 
 def late(meeting: Meeting, now: float) -> tuple[str, ...]:
-    """Who has let the others wait too long."""
+    """Return the members that have not reached the phase in time."""
     if time_left(meeting, now) != 0.0:
         return ()
     return tuple(sorted(meeting.members - meeting.here))
 
 
 def together(progress: Sequence[Copied]) -> Copied:
-    """How far several are, as one: those that are still in the phase that comes first."""
+    """Combine the progress of several members: the sum of those in the earliest phase."""
     phase = min((one.phase for one in progress), key=_rank)
     those = [one for one in progress if one.phase == phase]
     totals = [one.total for one in those if one.total is not None]
@@ -89,19 +93,19 @@ def _rank(phase: str) -> int:
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The guests of a group as an operator names them. Raises BadInput."""
+    """Return the names of a group's guests, stripped. Raises BadInput if they are invalid."""
     told = tuple(name.strip() for name in names)
     twice = [name for name, count in Counter(told).items() if count > 1]
     if twice:
         raise BadInput(f"--group names {twice[0]!r} twice")
     if len(told) < 2 or not all(told):
-        raise BadInput("a group has at least two guests", hint="say --group web1,db1")
+        raise BadInput("a group has at least two guests", hint="use --group web1,db1")
     return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCompleteness:
-    """What is there of a group."""
+    """How many snapshots of a group exist."""
 
     id: str
     there: int
@@ -118,16 +122,15 @@ class GroupCompleteness:
 
 
 def is_id(word: str) -> bool:
-    """Whether this is what groups are called by, and no snapshot."""
+    """Return whether a word is a group ID."""
     return _ID.fullmatch(word) is not None
 
 
 def standing(publics: Iterable[Public]) -> dict[str, GroupCompleteness]:
-    """What is there of each group.
+    """Return the completeness of each group among these snapshots.
 
-    A group counts only if all of it is there: this is told by what is in the store and nothing
-    else, so no crash leaves a record that is wrong. What is left of another is a good snapshot of
-    its guest.
+    Completeness is derived only from the snapshots in the store, so no crash can leave a wrong
+    record. The snapshots of an incomplete group are still good snapshots of their guests.
     """
     there: Counter[str] = Counter()
     sizes: dict[str, int] = {}

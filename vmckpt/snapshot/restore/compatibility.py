@@ -1,4 +1,4 @@
-"""Can this host run that snapshot? Every reason against it, by name. Pure."""
+"""Find every reason why a host cannot run a snapshot. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,20 +12,20 @@ from vmckpt.units import Bytes, show_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What is known of the host that is to run it, and of what is there already."""
+    """What is known about the host and the files and images on it."""
 
     host: str
     facts: HostFacts
     cpu_fits: bool | None = None
-    """Whether it can give the guest its CPU; None: libvirt cannot tell."""
+    """Whether it can provide the guest's CPU; None: libvirt cannot compare."""
     on_host: Mapping[str, bool] = field(default_factory=dict)
-    """For each boot file and each of `drives` whether it is there; absent: not asked."""
+    """Whether each boot file and each file in `drives` exists; missing: not asked."""
     drives: Mapping[str, str] = field(default_factory=dict)
-    """Files in CD drives, which are not in the snapshot and must be there all the same."""
+    """Files in CD drives by drive; they are not in the snapshot but must exist on the host."""
     no_networks: Sequence[str] = ()
-    """libvirt networks that the guest is plugged into, and that are not active there."""
+    """libvirt networks that the guest uses and that are not active on the host."""
     disks: Mapping[str, Bytes] = field(default_factory=dict)
-    """Size of each image that is to be written over, by target; absent: it is made anew."""
+    """Size of each image that is overwritten, by target; missing: the image is created."""
     ram: Mapping[str, Bytes] | None = None
     """RAM blocks of the machine that waits for the memory; None: it was not started yet."""
 
@@ -33,9 +33,9 @@ class Side:
 def check_compatibility(
     public: Public, facts: PrivateFacts, files: Mapping[str, bytes], side: Side
 ) -> list[Finding]:
-    """All findings, blockers first. `files`: what the manifest keeps (NVRAM, TPM state).
+    """Return all findings, blockers first. `files` are the small files (NVRAM, TPM state).
 
-    A snapshot without memory boots anew: what only a running machine minds is a warning then.
+    A snapshot without memory boots, so reasons that matter only to a running machine are warnings.
     """
     found = [
         *_emulator(public, side),
@@ -51,17 +51,17 @@ def check_compatibility(
 
 
 def version(text: str) -> tuple[int, ...] | None:
-    """A version as numbers; None if it is none: "7.2.22 (Debian)" is 7, 2, 22."""
+    """Parse a version: "7.2.22 (Debian)" is (7, 2, 22). Returns None if it is not a version."""
     match = re.match(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}", text)
     return tuple(int(number) for number in match[0].split(".")) if match else None
 
 
 def _emulator(public: Public, side: Side) -> Iterator[Finding]:
     made, here = version(public.qemu), version(side.facts.qemu_version)
-    text = f"made by QEMU {public.qemu}; {side.host} has {side.facts.qemu_version}"
+    text = f"made with QEMU {public.qemu}; {side.host} has {side.facts.qemu_version}"
     if made is None or here is None:
-        yield _warning("qemu-version-unknown", side, f"{text}: not comparable")
-    # Device state can be loaded by a newer QEMU; of one release, the last number does not matter.
+        yield _warning("qemu-version-unknown", side, f"{text}; cannot compare the versions")
+    # A newer QEMU can load the device state; the last number of a version does not matter.
     elif here[:2] < made[:2]:
         least = ".".join(str(number) for number in made[:2])
         yield _against(
@@ -74,8 +74,8 @@ def _machine(public: Public, side: Side) -> Iterator[Finding]:
         yield _blocker(
             "machine-missing",
             side,
-            f"{side.host}'s QEMU does not offer the machine {public.machine}",
-            "restore on a host that does: vmckpt hosts shows them",
+            f"{side.host}'s QEMU does not support machine type {public.machine}",
+            "restore on a host that supports it; see vmckpt hosts",
         )
     if public.accelerator not in side.facts.accelerators:
         offered = ", ".join(sorted(side.facts.accelerators)) or "none"
@@ -83,7 +83,7 @@ def _machine(public: Public, side: Side) -> Iterator[Finding]:
             public,
             "accelerator-missing",
             side,
-            f"made under {public.accelerator}; {side.host} offers {offered}",
+            f"made with accelerator {public.accelerator}; {side.host} has {offered}",
             f"restore on a host with {public.accelerator}",
         )
 
@@ -96,12 +96,12 @@ def _cpu(public: Public, facts: PrivateFacts, side: Side) -> Iterator[Finding]:
             public,
             "cpu-lacks-features",
             side,
-            f"{side.host}'s CPU lacks what the guest's has",
-            "restore on a host with the same CPU or a newer one",
+            f"{side.host}'s CPU lacks features of the guest's CPU",
+            "restore on a host with the same or a newer CPU",
         )
     elif side.cpu_fits is None:
         yield _warning(
-            "cpu-not-compared", side, f"{side.host} cannot tell whether its CPU fits the guest's"
+            "cpu-not-compared", side, f"{side.host} cannot compare its CPU with the guest's CPU"
         )
 
 
@@ -116,15 +116,15 @@ def _firmware(facts: PrivateFacts, files: Mapping[str, bytes], side: Side) -> It
                 "install or copy it there",
             )
         elif there is None:
-            yield _warning("boot-file-not-asked", side, f"{path}: not known if {side.host} has it")
+            yield _warning("boot-file-not-asked", side, f"unknown whether {side.host} has {path}")
     for element, name, code in (("nvram", "nvram", "nvram-missing"), ("tpm", "tpm", "tpm-missing")):
         kept = any(file == name or file.startswith(f"{name}/") for file in files)
         if re.search(rf"<{element}[\s/>]", facts.domain_xml) and not kept:
             yield _warning(
                 code,
                 side,
-                f"the guest has {element.upper()} state, and the snapshot does not",
-                "it takes what is on the host, or starts with that of a new machine",
+                f"the guest has {element.upper()} state, but the snapshot does not include it",
+                "expect the host's current state, or that of a new machine",
             )
 
 
@@ -134,8 +134,8 @@ def _drives(side: Side) -> Iterator[Finding]:
             yield _blocker(
                 "drive-missing",
                 side,
-                f"{path}, which is in the drive {target}, is not on {side.host}",
-                "copy it there; if the guest does not need it, an empty file will do",
+                f"{path}, which is in drive {target}, is not on {side.host}",
+                "copy it there, or create an empty file if the guest does not need it",
             )
 
 
@@ -144,7 +144,7 @@ def _networks(side: Side) -> Iterator[Finding]:
         yield _blocker(
             "network-missing",
             side,
-            f"{side.host} has no active network {name}, which the guest is plugged into",
+            f"{side.host} has no active network {name}, which the guest uses",
             f"run virsh net-start {name} there",
         )
 
@@ -157,7 +157,7 @@ def _disks(facts: PrivateFacts, side: Side) -> Iterator[Finding]:
             yield _blocker(
                 "disk-size",
                 side,
-                f"{disk.target} has {show_bytes(size)} ({size} bytes) there and"
+                f"disk {disk.target} has {show_bytes(size)} ({size} bytes) on the host and"
                 f" {show_bytes(disk.size)} ({disk.size} bytes) in the snapshot",
                 "restore into new images with --as",
             )
@@ -165,7 +165,7 @@ def _disks(facts: PrivateFacts, side: Side) -> Iterator[Finding]:
         yield _blocker(
             "disk-unknown",
             side,
-            f"{target} is not in the snapshot: it would stay as it is now",
+            f"disk {target} is not in the snapshot and would not change",
             "detach it first, or restore with --as",
         )
 
@@ -177,8 +177,8 @@ def _memory(public: Public, facts: PrivateFacts, side: Side) -> Iterator[Finding
         yield _warning(
             "memory-short",
             side,
-            f"{side.host} has {show_bytes(side.facts.memory_free)} free, and the guest takes"
-            f" {show_bytes(public.memory)}",
+            f"{side.host} has {show_bytes(side.facts.memory_free)} of free memory, but the guest"
+            f" needs {show_bytes(public.memory)}",
             "stop another guest first",
         )
     if side.ram is None:
@@ -191,8 +191,8 @@ def _memory(public: Public, facts: PrivateFacts, side: Side) -> Iterator[Finding
         yield _blocker(
             "ram-block",
             side,
-            f"RAM block {name}: {_size(made)} in the snapshot, {_size(here)} there",
-            "the machine was put together differently: restore on the QEMU that made it",
+            f"RAM block {name}: {_size(made)} in the snapshot, {_size(here)} on the host",
+            "the virtual hardware differs; restore with the QEMU version that made the snapshot",
         )
 
 
@@ -201,7 +201,7 @@ def _size(size: int | None) -> str:
 
 
 def _against(public: Public, code: str, side: Side, text: str, hint: str) -> Finding:
-    """A blocker for memory and device state; disks alone can be booted by anything like it."""
+    """Return a blocker for a snapshot with memory; a warning for disks only, which just boot."""
     running = public.contents is Contents.MEMORY
     return _blocker(code, side, text, hint) if running else _warning(code, side, text, hint)
 

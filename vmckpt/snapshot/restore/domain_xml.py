@@ -1,11 +1,11 @@
-"""The domain XML of a restored guest: as itself or a fork, and what is stored of it. Pure.
+"""The domain XML of a restored guest: as itself or as a fork, and its stored definition. Pure.
 
-A fork must not be mistaken for the original, nor write into files beside its captured disks: it
-remembers them as they were when the snapshot was created, and would ruin what others use now.
+A fork must not be mistaken for the original. Nor may it write to files other than its captured
+disks: its memory matches their old content, so its writes would damage what other guests use.
 
-A stored definition that describes the hardware of the snapshot stays as it is, with all that only a
-stored one has. One that is missing, or describes another machine, is replaced by the snapshot's: at
-its next start the guest must find the disks and devices that it has now.
+A stored definition that describes the same hardware as the snapshot is kept, with everything that
+only a stored definition has. If it is missing or describes another machine, the snapshot's
+definition replaces it, because the guest must find the same disks and devices at its next start.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -19,9 +19,9 @@ from vmckpt.model.guest import Guest
 
 
 def xml_for_replace(xml: str, images: Mapping[str, str]) -> str:
-    """The guest as it was, with its disks at other paths where these are given.
+    """Return the definition of the original guest, with disks at other paths if given.
 
-    Raises ValueError if that is no domain.
+    `images` are paths by disk target. Raises ValueError if the definition is invalid.
     """
     root = domain_xml.tree(xml, "domain")
     _place(root, images)
@@ -31,19 +31,21 @@ def xml_for_replace(xml: str, images: Mapping[str, str]) -> str:
 def xml_for_fork(
     xml: str, images: Mapping[str, str], *, name: str, uuid: str, macs: list[str], link_up: bool
 ) -> str:
-    """Another guest with the same inside: name, UUID and MACs are its own, and so is the id that
-    tells the guest that it was restored. Its links are down unless `link_up`.
+    """Return the definition of a fork, with its own name, UUID, MAC addresses and generation ID.
 
-    `macs`: one for each card. Raises ValueError.
+    The generation ID (genid) lets the guest detect that it was restored. Its links are down unless
+    `link_up` is set. `images` are paths by disk target, `macs` has one address per network card.
+    Raises ValueError if the definition is invalid or does not match `macs`.
     """
     root = domain_xml.tree(xml, "domain")
     _place(root, images)
     _text(root, "name", name)
     _text(root, "uuid", uuid)
     for entry in root.findall("sysinfo/system/entry[@name='uuid']"):
-        entry.text = uuid  # libvirt takes no other than the guest's
+        entry.text = uuid  # libvirt accepts only the guest's own UUID here
     if (genid := root.find("genid")) is not None:
-        # Not an empty one: libvirt reads this twice, would make two, and find that they differ.
+        # An empty element does not work: libvirt parses the XML twice, generates two different IDs
+        # and reports that they differ.
         genid.text = str(uuid5(NAMESPACE_OID, uuid))
     root.attrib.pop("id", None)
     cards = root.findall("devices/interface")
@@ -57,21 +59,24 @@ def xml_for_fork(
 
 
 def cards(xml: str) -> int:
-    """How many network cards a guest has."""
+    """Return the number of network cards of a guest."""
     return len(domain_xml.tree(xml, "domain").findall("devices/interface"))
 
 
 def image_of(xml: str, disk: str) -> str:
-    """Where a disk's image was. Raises ValueError if it has none, BadInput if what it has is not
-    an image that can be made anew: then nothing of it may be written."""
+    """Return the path of a disk's image.
+
+    Raises ValueError if the disk has no image, and BadInput if the image is of a kind that vmckpt
+    cannot create; it must not be written then.
+    """
     for node in domain_xml.tree(xml, "domain").findall("devices/disk"):
         target, source = node.find("target"), node.find("source")
         if target is not None and source is not None and target.get("dev") == disk:
             why = _no_image(node, source)
             if why is not None:
                 raise BadInput(
-                    f"disk {disk} {why}: it cannot be restored by this vmckpt",
-                    hint="look into it with vmckpt snapshot open, and copy it from there by hand",
+                    f"disk {disk} {why}, which vmckpt cannot restore",
+                    hint="open it with vmckpt snapshot open, and copy the data by hand",
                 )
             if path := source.get("file"):
                 return path
@@ -81,11 +86,11 @@ def image_of(xml: str, disk: str) -> str:
 def _no_image(disk: ET.Element, source: ET.Element) -> str | None:
     kind = disk.get("type", "file")
     if kind != "file":
-        return f"is of the kind {kind} ({source.get('dev') or source.get('name') or 'no path'})"
+        return f"is of type {kind} ({source.get('dev') or source.get('name') or 'no path'})"
     if disk.find("encryption") is not None or source.find("encryption") is not None:
         return "is encrypted by QEMU"
     if source.find("dataStore") is not None:
-        return "has its data in a file of its own"
+        return "has an external data file"
     if source.find("slices") is not None:
         return "is a slice of a file"
     return None
@@ -111,7 +116,7 @@ def _card(card: ET.Element, mac: str, *, link_up: bool) -> None:
         node = ET.SubElement(card, "mac")
     node.set("address", mac)
     if (target := card.find("target")) is not None:
-        card.remove(target)  # the host's name for it is the other guest's
+        card.remove(target)  # the original guest uses this host interface
     if not link_up:
         link = card.find("link")
         link = ET.SubElement(card, "link") if link is None else link
@@ -119,7 +124,7 @@ def _card(card: ET.Element, mac: str, *, link_up: bool) -> None:
 
 
 def _own_file(node: ET.Element, uuid: str) -> None:
-    """A file or socket of a console cannot be shared."""
+    """Give a console's file or socket a name of its own, as guests cannot share it."""
     for key in ("path", "file"):
         if (path := node.get(key)) is not None and not path.startswith("/dev/"):
             node.set(key, f"{path}.{uuid[:8]}")
@@ -132,21 +137,24 @@ def _text(root: ET.Element, tag: str, text: str) -> None:
     node.text = text
 
 
-# QEMU has no read-only disk on these.
+# Buses on which QEMU does not support read-only disks.
 _NO_READ_ONLY = ("ide", "sata")
 _OURS = ("file", "block", "network", "volume")
 
 
 def beside(xml: str, captured: Collection[str]) -> tuple[str, ...]:
-    """What is not in the snapshot and writable, each in a few words. Raises ValueError."""
+    """Describe each writable device that is not in the snapshot. Raises ValueError.
+
+    `captured` are the targets of the disks in the snapshot.
+    """
     return tuple(what for _, what, _ in _beside(domain_xml.tree(xml, "domain"), captured))
 
 
 def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str, tuple[str, ...]]:
-    """A fork's definition that writes into nothing it shares, and what there is to say of it.
+    """Make the shared writable devices of a fork read-only. Returns its definition and warnings.
 
-    With its memory a machine must have all its devices: one that cannot be read-only is an error
-    then, BadInput. Else it is left out. Raises ValueError.
+    A device that cannot be read-only is removed, unless the fork has `memory`: a running machine
+    needs all its devices, so BadInput is raised. Raises ValueError if the definition is invalid.
     """
     root = domain_xml.tree(xml, "domain")
     holders = {node: parent for parent in root.iter() for node in parent}
@@ -159,8 +167,8 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
             said.append(f"{what} is read-only for the fork")
         elif memory:
             raise BadInput(
-                f"{what} is not in the snapshot, and a fork would write into it",
-                hint="restore it in its own place, or fork a snapshot without memory",
+                f"{what} is not in the snapshot, and a fork would write to it",
+                hint="restore the original guest, or fork a snapshot without memory",
             )
         else:
             holders[node].remove(node)
@@ -169,9 +177,10 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
 
 
 def drives(xml: str) -> dict[str, str]:
-    """The files in CD and floppy drives, by drive: no guest starts without. Raises ValueError.
+    """Return the files in CD and floppy drives, by drive; the guest cannot start without them.
 
-    Those that may be missing are left out: libvirt starts the guest with an empty drive then.
+    Files with a startup policy are left out, as libvirt can start the guest with an empty drive.
+    Raises ValueError.
     """
     found = {}
     for node in domain_xml.tree(xml, "domain").findall("devices/disk"):
@@ -185,7 +194,9 @@ def drives(xml: str) -> dict[str, str]:
 
 
 def _beside(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.Element, str, bool]]:
-    """Each device, what it is, and whether it can be made read-only."""
+    """Yield each writable device that is not captured, what it is, and whether it can be made
+    read-only.
+    """
     yield from _disks(root, captured)
     for node in root.findall("devices/filesystem"):
         if node.find("readonly") is None:
@@ -205,7 +216,7 @@ def _beside(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.El
 
 
 def _states(root: ET.Element) -> Iterator[tuple[ET.Element, str, bool]]:
-    """NVRAM and TPMs that are not among the snapshot's small files."""
+    """Yield NVRAM and TPMs whose state is not among the snapshot's small files."""
     nvram = root.find("os/nvram")
     if nvram is not None and nvram.get("type", "file") != "file":
         yield nvram, f"the NVRAM on a {nvram.get('type')} disk", False
@@ -235,21 +246,24 @@ _SOURCES = ("file", "dev", "name", "volume", "dir", "network", "bridge")
 
 
 def wanted(stored: str | None, came_back: str) -> str | None:
-    """What to store instead; None: nothing. Raises ValueError if one of them is no domain."""
+    """Return the definition to store for a restored guest; None: keep the stored one.
+
+    Raises ValueError if one of the definitions is invalid.
+    """
     if stored is None:
         return came_back
     return came_back if differs(stored, came_back) else None
 
 
 def differs(stored: str, came_back: str) -> tuple[str, ...]:
-    """In which parts two definitions describe different hardware; empty if they do not."""
+    """Return the parts in which two definitions describe different hardware. Raises ValueError."""
     first, second = (dict(_hardware(domain_xml.tree(one, "domain"))) for one in (stored, came_back))
     known = sorted(first.keys() | second.keys())
     return tuple(key for key in known if first.get(key) != second.get(key))
 
 
 def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
-    """Parts and what they are; what libvirt fills in by itself is left out."""
+    """Yield the parts of the hardware and their descriptions, without what libvirt adds itself."""
     guest = guest_of(ET.tostring(root, encoding="unicode"))
     yield "machine", f"{guest.accelerator} {guest.arch} {guest.machine}"
     yield "memory", str(guest.memory)
@@ -269,7 +283,7 @@ def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
 
 
 def guest_of(xml: str) -> Guest:
-    """A guest that is off, by its definition. Raises ValueError."""
+    """Return a guest, as shut off, by its definition. Raises ValueError."""
     return domain_xml.guest(xml, state=5, persistent=True, autostart=False, snapshots=0, job=None)
 
 

@@ -1,4 +1,4 @@
-"""A guest never runs twice, and its images are nobody else's: every host is asked."""
+"""Check on all hosts that a guest runs nowhere else and no other guest has its images."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -13,18 +13,18 @@ from vmckpt.model.host import Host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAnswer:
-    """What one host says."""
+    """What one host reported."""
 
     host: str
     runs: bool = False
-    """The guest is active there."""
+    """Whether the guest is active there."""
     users: Mapping[str, User] | None = None
-    """Images of its other guests."""
+    """Images of the host's other guests, by path."""
     error: str | None = None
 
 
 async def query_hosts(hosts: Iterable[Host], uuid: str) -> list[HostAnswer]:
-    """All hosts at once."""
+    """Ask all hosts at once. A host that fails is returned with its error."""
 
     async def one(host: Host) -> HostAnswer:
         async with Hypervisor(host) as hypervisor:
@@ -42,7 +42,11 @@ async def query_hosts(hosts: Iterable[Host], uuid: str) -> list[HostAnswer]:
 def require_exclusive(
     heard: Iterable[HostAnswer], host: str, guest: str, images: Iterable[str]
 ) -> None:
-    """May a guest be put in its old place on `host`? Raises GuestLocked, HostUnreachable. Pure."""
+    """Check that a guest may be restored as itself on `host`. Pure.
+
+    `images` are the paths of its images. Raises GuestLocked if it runs on another host or another
+    guest has one of its images, and HostUnreachable if a host did not answer.
+    """
     heard, mine = list(heard), set(images)
     for one in heard:
         if one.runs and one.host != host:
@@ -53,7 +57,7 @@ def require_exclusive(
         for path in sorted(mine & set(one.users or {})):
             user = (one.users or {})[path].guest
             raise GuestLocked(
-                f"{path} is an image of guest {user} on {one.host}, too; nothing was changed",
+                f"{path} is also an image of guest {user} on {one.host}; nothing was changed",
                 hint="restore it as another guest with --as",
             )
     silent = next((one for one in heard if one.error is not None), None)
@@ -62,12 +66,12 @@ def require_exclusive(
             f"{guest} may run on {silent.host}, which does not answer ({silent.error});"
             " nothing was changed",
             host=silent.host,
-            hint="mend that host, or restore it as another guest with --as",
+            hint="fix that host, or restore it as another guest with --as",
         )
 
 
 def image_users(heard: Iterable[HostAnswer]) -> dict[str, tuple[str, str]]:
-    """Whose the images of others are, and their formats, by path."""
+    """Return, by path, the owner and the format of the images of other guests."""
     return {
         path: (f"{user.guest} on {one.host}", user.format)
         for one in heard

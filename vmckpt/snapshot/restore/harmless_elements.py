@@ -1,7 +1,7 @@
-"""Elements of a domain definition that reach nothing of the host but what is named here. Pure.
+"""Elements of a domain definition that are known to be harmless to the host. Pure.
 
-All others are refused by name: libvirt gets new ones with each version, and what a dishonest host
-writes into a definition is chosen by that host. Names are those of libvirt's domain schema
+All other elements are refused by name: each version of libvirt adds new elements, and a dishonest
+host can write any of them into a definition. Names are those of libvirt's domain schema
 (formatdomain.html, libvirt 11).
 """
 
@@ -38,7 +38,8 @@ devices/tpm/backend/active_pcr_banks devices/filesystem/target devices/filesyste
 devices/filesystem/space_hard_limit devices/filesystem/space_soft_limit devices/redirfilter
 devices/emulator devices/hostdev
 """
-"""With all that is in them, but for paths. `xml_safety` judges programs and devices of the host."""
+"""Elements allowed with everything in them except paths. `xml_safety` checks programs and devices
+of the host."""
 
 _SOME = {
     "": "type id", "resource": "", "resource/partition": "", "os": "firmware", "devices": "",
@@ -72,7 +73,7 @@ _SOME = {
         for name in (f"devices/{kind}", f"devices/{kind}/source", f"devices/{kind}/log")
     },
 }  # fmt: skip
-"""With these attributes; what is in them is looked at by itself."""
+"""Elements allowed with these attributes; their children are checked separately."""
 
 _KINDS: Mapping[str, frozenset[str]] = {
     "": frozenset({"kvm", "qemu", ""}),
@@ -85,10 +86,10 @@ _KINDS: Mapping[str, frozenset[str]] = {
     "devices/redirdev": frozenset({"spicevmc"}),
     "devices/filesystem": frozenset({"mount", "file", ""}),
 }
-"""What its `type` may be."""
+"""Allowed values of an element's `type`."""
 _READ = ("/usr/share/", "/usr/lib/ipxe/", "/dev/dri/render", "/dev/pts/", "/machine")
-"""Firmware and ROMs that every host has, render nodes of graphics cards, terminals that are made
-anew, and libvirt's group of processes."""
+"""Paths that every guest may use: firmware and ROMs of the host, render nodes of graphics cards,
+pseudo-terminals, which are created for each guest, and libvirt's resource partition."""
 _DEVICES = frozenset({
     "/dev/urandom", "/dev/random", "/dev/hwrng", "/dev/net/tun", "/dev/vhost-net",
 })  # fmt: skip
@@ -97,19 +98,19 @@ _NO_PATHS = frozenset({
     "devices/disk/serial", "devices/emulator", "devices/hostdev", "devices/interface/script",
     "devices/interface/downscript",
 })  # fmt: skip
-"""In which a text that begins with a slash is no path, or is judged by `xml_safety`."""
+"""Elements in which text that begins with a slash is not a path, or is checked by `xml_safety`."""
 
 
 def unknown(root: ET.Element, *, but: frozenset[str]) -> Iterator[str]:
-    """Each element, attribute or kind of device that is not known to be harmless, as a reason.
+    """Yield a reason for each element, attribute or type that is not known to be harmless.
 
-    `but`: what the guest has on this host already; see `written`.
+    `but` are elements that the guest already has on this host, as made by `written`.
     """
     yield from _unknown(root, "", but)
 
 
 def paths(root: ET.Element) -> Iterator[tuple[str, str]]:
-    """All paths of the host in a definition that it may not simply have: where, and which one."""
+    """Yield the host's paths in a definition that need a check: element and path."""
     for name, node in _elements(root, ""):
         parts = name.split("/")
         if not _NO_PATHS.isdisjoint("/".join(parts[:end]) for end in range(1, len(parts) + 1)):
@@ -124,7 +125,7 @@ def _everywhere(path: str) -> bool:
 
 
 def written(node: ET.Element) -> str:
-    """The same text for the same element, however it is laid out."""
+    """Return an element as normalised text, so that equal elements have equal text."""
     own = sorted(node.attrib.items())
     return f"{node.tag} {own} {(node.text or '').strip()} {[written(child) for child in node]}"
 
@@ -156,11 +157,11 @@ def _unknown(node: ET.Element, name: str, but: frozenset[str]) -> Iterator[str]:
 
 
 def _allowed(name: str) -> frozenset[str] | None:
-    """The attributes that an element may have; None: it is not known."""
+    """Return the attributes that an element may have; None if the element is not allowed."""
     general = "/".join((*name.split("/")[:1], "*", *name.split("/")[2:]))
     if general in _KNOWN_WHOLE:
         return _ANY
-    # What a backing file lies on is like it.
+    # The backing file of a backing file is treated like a backing file.
     deeper = name
     while "backingStore/backingStore" in deeper:
         deeper = deeper.replace("backingStore/backingStore", "backingStore")

@@ -1,4 +1,4 @@
-"""on_restore: what must be compensated outside once a guest is back, as a line of shell."""
+"""The on_restore hook: a shell command that compensates for effects outside a restored guest."""
 
 import asyncio
 import signal
@@ -11,7 +11,7 @@ from vmckpt.store.format.metadata import Public
 
 
 def hook_env(public: Public, store: str, *, guest: str, uuid: str, host: str) -> Mapping[str, str]:
-    """What the hook finds in its environment: who is back where, and from when it is. Pure."""
+    """Return the hook's environment: the restored guest, its host and its snapshot. Pure."""
     made_at = datetime.fromtimestamp(public.made_at, UTC).isoformat(timespec="seconds")
     return {
         "VMCKPT_SNAPSHOT": public.id,
@@ -27,9 +27,10 @@ def hook_env(public: Public, store: str, *, guest: str, uuid: str, host: str) ->
 
 
 async def run_hook(command: str, environment: Mapping[str, str], stop: asyncio.Event) -> int:
-    """Run the hook here; its exit status. Setting `stop` ends it: the guest is back all the same.
+    """Run the hook on the controller. Its output goes to stderr.
 
-    What it prints goes to stderr.
+    Setting `stop` kills the hook, but does not undo the restore. Returns its exit status, or minus
+    the signal that killed it.
     """
     running = asyncio.create_task(Outside(quiet=True).shell(command, environment, None))
     stopped = asyncio.create_task(stop.wait())
@@ -42,10 +43,13 @@ async def run_hook(command: str, environment: Mapping[str, str], stop: asyncio.E
     try:
         return running.result()
     except BadInput:
-        return 127  # as a shell that finds no program
+        return 127  # the status of a shell that does not find a program
 
 
 def hook_complaint(command: str, status: int, *, links_down: bool) -> str:
-    """What is said of a hook that failed. Pure."""
+    """Return the message for a hook that failed. Pure."""
     links = "; its links stay down" if links_down else ""
-    return f"the guest is back, but on_restore failed ({command!r}: {in_words(status)}){links}"
+    return (
+        f"the guest was restored, but its on_restore hook failed ({command!r}: {in_words(status)})"
+        f"{links}"
+    )

@@ -1,4 +1,4 @@
-"""Whether a host can run a snapshot: asked before the guest that is there is touched."""
+"""Check whether a host can run a snapshot, before the existing guest is touched."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,19 @@ from vmckpt.store.format.private_part import Private
 
 
 async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> tuple[str, ...]:
-    """Warnings. Raises BadInput with all reasons against it."""
+    """Check that a host can run a snapshot. Returns warnings.
+
+    Raises BadInput with all reasons against it, and HypervisorError.
+    """
     host = hypervisor.host.name
     try:
         guest = domain_xml.guest_of(private.facts.domain_xml)
     except ValueError as exc:
-        raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
+        raise BadInput(f"snapshot {public.id}: invalid guest definition: {exc}") from exc
     facts = await host_host_facts.host_facts(hypervisor)
     nets = {one.source for one in guest.nics if one.kind == "network" and one.source is not None}
     drives = domain_xml.drives(private.facts.domain_xml)
-    # The sizes of images that are there do not matter: each is made anew.
+    # The sizes of existing images do not matter, as each image is created again.
     side = Side(
         host=host,
         facts=facts,
@@ -49,8 +52,10 @@ async def bounded(
     hypervisor: Hypervisor, public: Public, private: Private, *, xml: str,
     images: Mapping[str, str], folder: str | None,
 ) -> None:  # fmt: skip
-    """See that it reaches no further into the host than a guest may, as `xml` with its disks at
-    `images`; `folder`: where the operator wants them. Raises BadInput with all reasons against it.
+    """Check that a snapshot's definition uses nothing on the host that it may not use.
+
+    `xml` is the definition with its disks at `images`; `folder` is the operator's choice of a
+    folder for them. Raises BadInput with all reasons against it, and HypervisorError.
     """
     host = hypervisor.host
     known = await domains.inspect_guest(hypervisor, public.guest_uuid)
@@ -62,18 +67,18 @@ async def bounded(
     try:
         reasons = xml_safety.unsafe_references(xml, images, private.facts.disks, here)
     except ValueError as exc:
-        raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
+        raise BadInput(f"snapshot {public.id}: invalid guest definition: {exc}") from exc
     if reasons:
         raise BadInput(
-            f"{public.id} is not restored on {host.name}: {'; '.join(reasons)}",
-            hint=f"if that is as it should be, add the folder to {host.name}'s storage in the"
-            f" inventory, define {public.guest} there first with what it may use, or pass"
+            f"refusing to restore {public.id} on {host.name}: {'; '.join(reasons)}",
+            hint=f"if this is intended, add the folder to {host.name}'s storage in the"
+            f" inventory, define {public.guest} there first with what it may use, or use"
             " --trust-definition",
         )
 
 
 async def _present(host: Host, files: Sequence[str]) -> dict[str, bool]:
-    """Whether each file is on the host; of those that cannot be asked for, nothing."""
+    """Return whether each file is on the host; empty if the host cannot be asked."""
     if not files:
         return {}
     if host.ssh is None:

@@ -1,6 +1,6 @@
-"""Restore a snapshot: the controller's part. The work is done by an agent on the chosen host.
+"""Restore a snapshot: the controller's part. An agent on the chosen host does the work.
 
-Guests that are restored together wait for each other.
+Guests of a group wait for each other.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ from vmckpt.store.format.private_part import Private
 
 
 class Gate:
-    """All of a group come to it several times, and go on when all are here.
+    """A barrier that the members of a group pass several times, each time together.
 
-    Unlike with asyncio.Barrier, nobody who was let through is told afterwards that it has failed.
+    Unlike with asyncio.Barrier, a later failure is not reported to members that have passed.
     """
 
     def __init__(self, size: int) -> None:
@@ -51,9 +51,10 @@ class Gate:
         self._opens: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def all_here(self, meanwhile: str) -> None:
-        """Wait for the others. `meanwhile`: how it stands with the one that waits.
+        """Wait for the other members.
 
-        Raises TimedOut if they cannot all come.
+        Raises TimedOut, with `meanwhile` (the state of the member that waits) as its message, if
+        the group fails.
         """
         if self._failed:
             raise TimedOut(meanwhile)
@@ -67,7 +68,7 @@ class Gate:
             raise TimedOut(meanwhile)
 
     def fail(self) -> None:
-        """Let nobody wait any longer, now or later."""
+        """Make all waits fail, now and later."""
         self._failed = True
         if not self._opens.done():
             self._opens.set_result(False)
@@ -83,12 +84,12 @@ class Opened:
     data_key: bytes | None
     trusted: frozenset[bytes]
     others: tuple[StorePlace, ...] = ()
-    """Stores that are asked for what that one has lost."""
+    """Other stores, for chunks that `store` has lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What is started, and where its disks go."""
+    """The guest that is restored, and the paths of its images."""
 
     guest: str
     uuid: str
@@ -101,13 +102,15 @@ async def restore(
     host: Host, opened: Opened, request: RestoreRequest, caller: Caller,
     *, hosts: Mapping[str, Host], gate: Gate | None = None,
 ) -> Restored:  # fmt: skip
-    """Bring a snapshot back on a host. A guest's old place is its own only if none of `hosts` runs
-    it, and no other guest there has its images; a fork does not ask them. With a gate it waits for
-    the others of its group before it is ended, before it comes back, and before it runs.
+    """Restore a snapshot on a host.
 
-    Setting `caller.stop` gives it up until the guest is started. Raises Cancelled then, and
-    VmckptError: nothing is left of it then, but a guest that was ended for it is off, and the error
-    says so.
+    A guest is restored as itself only if none of `hosts` runs it and no guest on them has its
+    images; they are not asked for a fork. With a gate the guest waits for the others of its group
+    before it is stopped, before it is restored, and before it runs.
+
+    Setting `caller.stop` cancels the restore until the guest is started, and raises Cancelled.
+    Raises VmckptError. After an error nothing of the restore is left, but a guest that was stopped
+    for it stays off; the error says so.
     """
     plan = planned(opened, request)
     async with Hypervisor(host) as hypervisor:
@@ -127,23 +130,24 @@ async def restore(
             await _in_the_way(hypervisor, plan, request)
             known = await domains.inspect_guest(hypervisor, plan.uuid)
             restored = await work.run(plan, warnings, hosts, users)
-            # A guest that ran without a stored definition is not given one.
+            # A transient guest, which ran without a stored definition, stays transient.
             if not (known and known.active and known.stored is None):
                 said = await _define(hypervisor, plan)
                 restored = replace(restored, warnings=(*restored.warnings, *said))
-            await work.all_here(f"is back on {host.name} and stands still", plan)
+            await work.all_here(f"is restored on {host.name} and paused", plan)
             if work.stands and (told := await work.let_go(plan)):
                 restored = replace(restored, warnings=(*restored.warnings, told))
-            # What still comes in is recovery's: the guest runs, and its keeper goes on.
+            # A lazy restore stays open for recovery: the guest runs, and its disks are still being
+            # restored.
             if restored.whole:
                 recorder.finish(Outcome.COMPLETED, restored.as_json())
             return restored
 
 
 async def rehearse(host: Host, opened: Opened, request: RestoreRequest) -> tuple[str, ...]:
-    """Whether it could be brought back there, as far as can be seen before; warnings.
+    """Check, as far as possible without changes, that a restore would succeed. Returns warnings.
 
-    Raises BadInput with all reasons against it.
+    Raises BadInput with all reasons against it, and HypervisorError.
     """
     planned(opened, request)
     async with Hypervisor(host) as hypervisor:
@@ -151,7 +155,7 @@ async def rehearse(host: Host, opened: Opened, request: RestoreRequest) -> tuple
 
 
 def planned(opened: Opened, request: RestoreRequest) -> _Plan:
-    """What the guest becomes. Raises BadInput."""
+    """Return the definition and images of the restored guest. Raises BadInput."""
     facts, public = opened.private.facts, opened.public
     memory = public.contents is Contents.MEMORY
     try:
@@ -162,7 +166,7 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
             beside = domain_xml.beside(xml, {one.target for one in facts.disks})
             return _Plan(
                 guest=public.guest, uuid=public.guest_uuid, xml=xml, images=images,
-                warnings=tuple(f"{one} is not in the snapshot: as it is now" for one in beside),
+                warnings=tuple(f"{one} is not in the snapshot and is kept" for one in beside),
             )  # fmt: skip
         macs = [_new_mac() for _ in range(domain_xml.cards(facts.domain_xml))]
         own = str(uuid.uuid4())
@@ -174,12 +178,12 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
         xml, said = domain_xml.unshared(xml, {one.target for one in facts.disks}, memory=memory)
         images |= firmware.places(opened.private.files, xml, own)
     except ValueError as exc:
-        raise BadInput(f"snapshot {public.id}: its guest makes no sense: {exc}") from exc
+        raise BadInput(f"snapshot {public.id}: invalid guest definition: {exc}") from exc
     return _Plan(guest=request.fork, uuid=own, xml=xml, images=images, warnings=said)
 
 
 def _image(xml: str, target: str, request: RestoreRequest) -> str:
-    """Where a disk goes: to its own place, or under the fork's name."""
+    """Return the path for a disk's image: its original path, or one with the fork's name."""
     path = PurePosixPath(domain_xml.image_of(xml, target))
     if request.fork is None:
         return str(path)
@@ -188,44 +192,50 @@ def _image(xml: str, target: str, request: RestoreRequest) -> str:
 
 
 def _new_mac() -> str:
-    """One of QEMU's, that nobody else has."""
+    """Return a random MAC address with QEMU's prefix."""
     return "52:54:00:" + ":".join(f"{byte:02x}" for byte in secrets.token_bytes(3))
 
 
 async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreRequest) -> bool:
-    """Whether a guest must be ended for it. Raises GuestLocked, BadInput if none may be."""
+    """Return whether a running guest must be stopped first.
+
+    Raises GuestLocked if it may not be stopped, and BadInput if a name or saved memory conflicts.
+    """
     guest = await domains.find_guest(hypervisor, plan.uuid)
     if request.fork is not None:
         if await domains.find_guest(hypervisor, plan.guest) is not None:
             raise BadInput(
-                f"{hypervisor.host.name} has a guest {plan.guest} already",
+                f"{hypervisor.host.name} already has a guest {plan.guest}",
                 hint="choose another name with --as",
             )
         return False
     if guest is not None and guest.name != plan.guest:
         raise BadInput(
-            f"the guest is called {guest.name} on {hypervisor.host.name} by now, and {plan.guest}"
-            " in the snapshot: libvirt takes no second name",
-            hint=f"virsh domrename {guest.name} {plan.guest}, or add --as to make a fork",
+            f"the guest is named {plan.guest} in the snapshot and {guest.name} on"
+            f" {hypervisor.host.name}; libvirt allows one name per UUID",
+            hint=f"run virsh domrename {guest.name} {plan.guest}, or use --as to make a fork",
         )
     if guest is None or not guest.state.is_active:
         if guest is not None and await lifecycle.is_saved(hypervisor, plan.uuid):
             raise BadInput(
-                f"{plan.guest} has saved memory on {hypervisor.host.name}, which belongs to the"
-                " disks that would be replaced: its next start would put both together",
-                hint=f"virsh managedsave-remove {plan.guest} gives that memory up",
+                f"{plan.guest} has saved memory on {hypervisor.host.name} that does not match the"
+                " disks in the snapshot; its next start would combine both",
+                hint=f"to discard the saved memory, run virsh managedsave-remove {plan.guest}",
             )
         return False
     if not request.end_running:
         raise GuestLocked(
             f"{guest.name} runs on {hypervisor.host.name}; nothing was changed",
-            hint="shut it down, or say --replace to end it and put the snapshot in its place",
+            hint="shut it down, or use --replace to stop it and restore the snapshot in its place",
         )
     return True
 
 
 async def _define(hypervisor: Hypervisor, plan: _Plan) -> tuple[str, ...]:
-    """See that what is stored of the guest fits what came back; what there is to say of that."""
+    """Replace the guest's stored definition if it does not match the restored guest.
+
+    Returns warnings.
+    """
     host = hypervisor.host.name
     changed: list[str] = []
 
@@ -238,10 +248,12 @@ async def _define(hypervisor: Hypervisor, plan: _Plan) -> tuple[str, ...]:
     try:
         await domains.put_right(hypervisor, plan.uuid, decide)
     except (HypervisorError, ValueError) as exc:
-        return (f"{plan.guest} is back, but its definition on {host} could not be stored: {exc}",)
+        return (
+            f"{plan.guest} was restored, but its definition on {host} could not be stored: {exc}",
+        )
     if changed:
         parts = ", ".join(changed)
-        return (f"the stored definition on {host} was another one ({parts}): it was replaced",)
+        return (f"the stored definition on {host} differed ({parts}) and was replaced",)
     return ()
 
 
@@ -256,7 +268,7 @@ def _operation(host: Host, opened: Opened, plan: _Plan) -> NewOperation:
 
 
 class _Restoring:
-    """One restore under way."""
+    """A restore that is in progress."""
 
     def __init__(
         self, hypervisor: Hypervisor, opened: Opened, request: RestoreRequest, caller: Caller,
@@ -268,13 +280,16 @@ class _Restoring:
         self._caller, self._recorder = caller, recorder
         self._step_log = JournalStepLog(recorder)
         self.stands = gate is not None and not request.paused
-        """It comes back paused, and runs when all of its group are back."""
+        """Whether it is restored paused, and resumes when its whole group is restored."""
         self._hook: int | None = None
         self._ended = False
 
     async def alone(self, plan: _Plan, hosts: Mapping[str, Host]) -> dict[str, tuple[str, str]]:
-        """See that it runs nowhere else, and that its images are nobody else's; whose all others
-        are. Raises GuestLocked, HostUnreachable."""
+        """Check that the guest runs nowhere else and no other guest has its images.
+
+        Returns the owners and formats of the images of other guests, by path; empty for a fork.
+        Raises GuestLocked, HostUnreachable.
+        """
         if self._request.fork is not None:
             return {}
         heard = await exclusivity.query_hosts(hosts.values(), plan.uuid)
@@ -285,6 +300,7 @@ class _Restoring:
         self, plan: _Plan, warnings: tuple[str, ...], hosts: Mapping[str, Host],
         users: Mapping[str, tuple[str, str]],
     ) -> Restored:  # fmt: skip
+        """Order the restore from the agent and wait for it. Raises VmckptError."""
         opened, step_log = self._opened, self._step_log
         order = RestoreOrder(
             guest=plan.uuid,
@@ -328,7 +344,9 @@ class _Restoring:
             )
         except VmckptError as exc:
             if self._ended and exc.undone and not isinstance(exc, RemoteError):
-                exc.message += f"; {plan.guest} was ended for it and is off, its disks as before"
+                exc.message += (
+                    f"; {plan.guest} was stopped for the restore and is off, its disks unchanged"
+                )
                 exc.hint = f"start it with virsh start {plan.guest} on {self._host.name}"
             raise
         await self.follow(plan)
@@ -346,7 +364,7 @@ class _Restoring:
         return self._request.link_up and self._request.on_restore is None
 
     async def follow(self, plan: _Plan) -> bool:
-        """Run the hook, if there is one and it has not been run; whether links may come up."""
+        """Run the hook, if there is one and it was not run yet. Returns whether links may be up."""
         command = self._request.on_restore
         if command is not None and self._hook is None:
             await self._step_log.intend(Step.HOOK, {"on_restore": command})
@@ -361,13 +379,14 @@ class _Restoring:
     async def make_way(
         self, plan: _Plan, hosts: Mapping[str, Host], about: Mapping[str, Any]
     ) -> None:  # fmt: skip
-        """End the guest that is there: its images are about to be replaced.
+        """Stop the existing guest, because its images are replaced next.
 
-        Writing them may have taken an hour: who runs it, and where, is asked again.
+        Writing the new images may have taken an hour, so all hosts are asked again. Raises
+        GuestLocked, HostUnreachable, TimedOut.
         """
         await self.alone(plan, hosts)
         ends = await _in_the_way(self._hypervisor, plan, self._request)
-        await self.all_here("is as it was", plan)
+        await self.all_here("is unchanged", plan)
         await self._step_log.intend(
             Step.MAKE_WAY, {"made": dict(about["made"]), "empty": list(about["empty"])}
         )
@@ -378,17 +397,20 @@ class _Restoring:
         await self.all_here("is not restored", plan)
 
     async def all_here(self, meanwhile: str, plan: _Plan) -> None:
-        """Wait for the others of the group, if it is one. Raises TimedOut."""
+        """Wait for the other guests if this is a group restore. Raises TimedOut."""
         if self._gate is not None:
             await self._gate.all_here(f"{plan.guest} {meanwhile}")
 
     async def let_go(self, plan: _Plan) -> str | None:
-        """All of the group are back: it runs; what there is to say if it may not."""
+        """Resume the guest after its whole group was restored. Returns a warning if that fails."""
         try:
             self._step_log.check()
             await domains.resume(self._hypervisor, plan.uuid)
         except HypervisorError as exc:
-            return f"{plan.guest} is back and may stand still, see virsh resume: {exc}"
+            return (
+                f"{plan.guest} was restored but may still be paused, run virsh resume"
+                f" {plan.guest}: {exc}"
+            )
         return None
 
     def _emit(self, event: Event) -> None:
@@ -397,7 +419,7 @@ class _Restoring:
 
 
 class _Answers:
-    """What the agent may ask for."""
+    """Answers the agent's questions during a restore."""
 
     def __init__(self, work: _Restoring, plan: _Plan, hosts: Mapping[str, Host]) -> None:
         self._work, self._plan, self._hosts = work, plan, hosts
@@ -405,7 +427,7 @@ class _Answers:
     async def __call__(self, asked: str, about: Mapping[str, Any]) -> dict[str, Any]:
         try:
             if asked == "ready":
-                await self._work.all_here("is as it was", self._plan)
+                await self._work.all_here("is unchanged", self._plan)
                 return {"answer": True}
             if asked == "started":
                 return {"answer": {"links_up": await self._work.follow(self._plan)}}

@@ -1,11 +1,11 @@
-"""What of a snapshot's definition reaches into the host it is restored on, beyond the guest. Pure.
+"""Find what a snapshot's definition would use of the host beyond the guest itself. Pure.
 
-Only what is known to be harmless passes (see `harmless_elements`), and what the guest has on that
-host already.
+Allowed is what is known to be harmless (see `harmless_elements`), and what the guest already uses
+on that host.
 
-Disks and definition are what the host that took the snapshot has told: the signature says which
-snapshot it is, and not that this host was honest. Whoever had it could else write any file of
-another host as root, or have a program run there.
+Disks and definition come from the host that took the snapshot. The signature proves which snapshot
+it is, but not that the host was honest. Without this check, an attacker in control of that host
+could write any file on another host as root, or run a program there.
 """
 
 import posixpath
@@ -22,23 +22,24 @@ _FOLDERS = (
     "/var/lib/libvirt/images", "/var/lib/libvirt/qemu/nvram", "/var/lib/libvirt/swtpm",
     "/var/lib/libvirt/qemu/channel", "/run/libvirt/qemu/channel", "/var/log/libvirt",
 )  # fmt: skip
-"""libvirt's own: nothing in them runs."""
+"""libvirt's own folders, which contain no programs."""
 _FORMATS = ("raw", "qcow2", "qed", "vmdk", "vdi", "vpc", "vhdx")
 _TARGET = re.compile("[a-z][a-z0-9]{0,15}")
 _EMULATOR = re.compile(r"/usr/(local/)?(bin|libexec|lib/[\w.-]+)/(qemu-system-\w+|qemu-kvm|kvm)")
 _FILES = ("file", "pipe", "dev", "unix")
-"""Kinds of consoles for which libvirt makes, opens or removes a file of the host."""
+"""Types of consoles for which libvirt creates, opens or removes a file on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """What may be written on the host."""
+    """What a guest may use on the host."""
 
     host: str
     definition: str | None
-    """The guest's, as the host has stored it: what that reaches it may reach."""
+    """The guest's definition as stored on the host; everything in it is allowed. None: it has no
+    definition there."""
     storage: Sequence[str]
-    """Folders that the inventory names, and what the operator has chosen for this once."""
+    """Storage folders of the inventory, and the folder that the operator chose for this restore."""
     paths: frozenset[str] = field(init=False)
     uses: frozenset[str] = field(init=False)
     has: frozenset[str] = field(init=False)
@@ -55,7 +56,11 @@ class Here:
         object.__setattr__(self, "has", frozenset(has))
 
     def holds(self, path: str) -> bool:
-        """Whether a file may be at a path: also beside one that the guest has there already."""
+        """Return whether a file may be at a path.
+
+        It may be in a storage folder, in one of libvirt's folders, or beside a file that the guest
+        already has on the host.
+        """
         if path in self.paths:
             return True
         beside = {posixpath.dirname(one) for one in self.paths if not one.startswith("/dev/")}
@@ -67,24 +72,24 @@ class Here:
 def unsafe_references(
     xml: str, images: Mapping[str, str], disks: Sequence[DiskMake], here: Here
 ) -> tuple[str, ...]:
-    """Every reason not to start it or to write its images there; `images`: where they go.
+    """Return every reason not to start a guest or write its images on the host.
 
-    Raises ValueError if that is no domain.
+    `images` are the paths of the images. Raises ValueError if the definition is invalid.
     """
     root = domain_xml.tree(xml, "domain")
     found = []
     for disk in disks:
         if not _TARGET.fullmatch(disk.target):
-            found.append(f"no disk is called {disk.target!r}")
+            found.append(f"disk target {disk.target!r} is invalid")
         if disk.format not in _FORMATS:
-            found.append(f"disk {disk.target} would be of format {disk.format!r}")
+            found.append(f"disk {disk.target} has the unsupported format {disk.format!r}")
     reached = {path: f"{name} would be written" for name, path in images.items()}
     for what, path in _files(root):
         reached.setdefault(path, f"{what} would be used")
     for where, path in harmless_elements.paths(root):
         reached.setdefault(path, f"<{where}> would be read")
     found += [
-        f"{what} at {path!r}, which is in no storage folder of {here.host}"
+        f"{what} at {path!r}, outside the storage folders of {here.host}"
         for path, what in reached.items()
         if not here.holds(path)
     ]
@@ -93,7 +98,10 @@ def unsafe_references(
 
 
 def _files(root: ET.Element) -> Iterator[tuple[str, str]]:
-    """Files of the host that a guest writes, or has made or removed: what each is, and its path."""
+    """Yield the host's files that a guest writes or that are created or removed for it.
+
+    Each is a description and a path.
+    """
     for what, node, keys in (*_shared(root), *_consoles(root)):
         source = node.find("source")
         for key in keys:
@@ -127,14 +135,14 @@ def _consoles(root: ET.Element) -> Iterator[tuple[str, ET.Element, Sequence[str]
 
 
 def _uses(root: ET.Element) -> Iterator[tuple[str, str]]:
-    """What runs or opens something of the host, as a reason, and in letters that can be compared.
+    """Yield elements that run a program or use a device of the host: a reason, and comparable text.
 
-    Emulators in their usual places are what every guest runs.
+    Emulators at their usual paths are left out, as every guest runs one.
     """
     for node in root:
         if node.tag.startswith("{"):
             name = node.tag.rpartition("}")[2]
-            yield f"it has words of its own for QEMU ({name})", harmless_elements.written(node)
+            yield f"it has QEMU-specific elements ({name})", harmless_elements.written(node)
     for node in root.findall("seclabel"):
         if node.get("type", "dynamic") in ("static", "none"):
             yield (
@@ -147,8 +155,10 @@ def _uses(root: ET.Element) -> Iterator[tuple[str, str]]:
             yield f"its emulator is {program!r}", harmless_elements.written(node)
     for tag in ("script", "downscript"):
         for node in root.findall(f"devices/interface/{tag}"):
-            yield f"a card runs {node.get('path', '')!r}", harmless_elements.written(node)
+            yield (
+                f"a network card runs {node.get('path', '')!r}", harmless_elements.written(node)
+            )  # fmt: skip
     for node in root.findall("devices/hostdev"):
         source = node.find("source")
         told = "" if source is None else harmless_elements.written(source)
-        yield f"it takes a {node.get('type', '')} device of the host", told
+        yield f"it uses a {node.get('type', '')} device of the host", told

@@ -1,4 +1,4 @@
-"""Proving a snapshot by bringing it to life: beside the original, without network, for a while."""
+"""Test a snapshot by running it for a while, beside the original guest and without network."""
 
 import asyncio
 import secrets
@@ -33,7 +33,7 @@ _AGENT = "org.qemu.guest_agent.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booted:
-    """What came of it."""
+    """The result of a boot test."""
 
     snapshot: str
     name: str
@@ -58,10 +58,11 @@ class Booted:
 async def boot(
     host: Host, opened: Opened, folder: str | None, watch: Seconds, caller: Caller
 ) -> Booted:
-    """Restore a snapshot as a guest of its own, watch it, and take it away again.
+    """Restore a snapshot as a fork, watch it for `watch` seconds, and remove it.
 
-    Nothing is left of it, also if `caller.stop` is set; if this process is killed, recovery takes
-    it away. Raises Cancelled, and what restoring raises.
+    `folder` is the folder for the fork's disks; None: beside those of the original guest. The fork
+    is removed also if `caller.stop` is set; if this process is killed, recovery removes it. Raises
+    Cancelled, and what restoring raises.
     """
     began = time.monotonic()
     request = RestoreRequest(
@@ -100,7 +101,7 @@ async def boot(
 
 
 async def _tidied(host: Host, snapshot: str, name: str, images: Mapping[str, str]) -> bool:
-    """After something went wrong; whether nothing is left. Else recovery takes the rest away."""
+    """Remove the fork after an error. Returns False if that failed; recovery removes it then."""
     try:
         await discard(host, snapshot, name, images)
     except (HypervisorError, RemoteError):
@@ -115,10 +116,10 @@ async def _proved(
     async with Hypervisor(host) as hypervisor:
         guest = await domains.find_guest(hypervisor, request.fork or "")
         if guest is None:
-            return HeartbeatResult(lives=False, why="it ended by itself")
-        caller.warn(f"{request.fork} runs on {host.name} without network: watched for {watch:g} s")
+            return HeartbeatResult(lives=False, why="it stopped by itself")
+        caller.warn(f"{request.fork} runs on {host.name} without network; watching it {watch:g} s")
         facts = opened.private.facts
-        # One that is not known to have answered before may not be installed.
+        # An agent that did not answer when the snapshot was made may not be installed.
         asks = _AGENT in facts.domain_xml
         agent = False if asks and facts.agent else None
         return await _watched(hypervisor, guest.uuid, watch, caller.stop, asks=asks, agent=agent)
@@ -128,20 +129,24 @@ async def _watched(
     hypervisor: Hypervisor, uuid: str, watch: Seconds, stop: asyncio.Event,
     *, asks: bool, agent: bool | None,
 ) -> HeartbeatResult:  # fmt: skip
-    """`asks`: the guest agent, too; `agent`: what its silence means, see heartbeat.evaluate."""
+    """Watch the guest for `watch` seconds, or until its guest agent answers.
+
+    `asks`: whether to ask the guest agent; `agent`: see heartbeat.evaluate, until it answers.
+    Raises Cancelled.
+    """
     began = time.monotonic()
     pulses = [await liveness.sample_liveness(hypervisor, uuid, Seconds(0.0))]
     try:
         await liveness.measure_writes(hypervisor, uuid, int(watch / 2))
     except HypervisorError:
-        pass  # an old QEMU: what else is seen must do
+        pass  # an old QEMU cannot measure writes; the other signs have to suffice
     while True:
         try:
             await asyncio.wait_for(stop.wait(), _TURN)
         except TimeoutError:
             pass
         if stop.is_set():
-            raise Cancelled("stopped while the restored guest was watched; nothing of it is left")
+            raise Cancelled("stopped while watching the restored guest; it is removed")
         now = Seconds(time.monotonic() - began)
         pulses.append(await liveness.sample_liveness(hypervisor, uuid, now))
         over = now >= watch or bool(heartbeat.ended(pulses[-1]))
@@ -164,7 +169,7 @@ async def _agent(hypervisor: Hypervisor, uuid: str) -> bool:
 
 
 async def discard(host: Host, snapshot: str, name: str, images: Mapping[str, str]) -> None:
-    """End a proof's guest and remove its images; may be repeated. Raises VmckptError."""
+    """Stop the guest of a boot test and remove its images; may be repeated. Raises VmckptError."""
     async with Hypervisor(host) as hypervisor:
         await domains.remove(hypervisor, name)
     order = DiscardOrder(snapshot=snapshot, images=images)

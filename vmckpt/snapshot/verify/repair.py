@@ -1,9 +1,8 @@
-"""Takes away what is damaged in a store, saves what is whole of it, and brings back the rest from
-other stores. No key is needed.
+"""Repair a store without any key: salvage damaged packs, and fetch the rest from other stores.
 
-A damaged pack is in the way: whoever adds to the store counts on all its chunks, and so they are
-never stored anew. Its whole boxes go into a new pack, and then it is removed: a box whose hash is
-wrong can be opened by nobody. A pack without an index stays until no snapshot lacks anything.
+A damaged pack does harm: writers rely on all its chunks, so the damaged chunks are never stored
+again. Its intact boxes are copied to a new pack, and then the pack is removed; a box with a wrong
+hash cannot be opened anyway. A pack without an index is kept until no snapshot lacks a chunk.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,21 +25,21 @@ from vmckpt.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What was done, and what is lost still."""
+    """What was repaired, and what is still lost."""
 
     removed: tuple[str, ...]
-    """Damaged objects that are gone."""
+    """Damaged objects that were removed or, if pins, replaced."""
     left: tuple[str, ...]
-    """Packs that cannot be read, and may hold what is missing."""
+    """Packs that cannot be read and may have missing chunks."""
     saved: int
-    """Chunks that were whole in damaged packs."""
+    """Intact chunks that were copied from damaged packs."""
     brought: int
-    """Boxes that came from other stores."""
+    """Boxes that were copied from other stores."""
     brought_bytes: Bytes
     snapshots: tuple[str, ...]
-    """That came anew from other stores, as their manifests or wrapped keys were damaged."""
+    """Snapshots copied from other stores, as their manifests or wrapped keys were damaged."""
     lost: Mapping[str, int]
-    """Chunks that are missing still, by snapshot."""
+    """Number of chunks still missing, by snapshot."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -56,7 +55,7 @@ class Repaired:
 
 @dataclass(slots=True)
 class _Work:
-    """A repair under way."""
+    """A repair in progress."""
 
     store: Store
     sources: Sequence[Store]
@@ -72,15 +71,19 @@ class _Work:
 
     @property
     def doubtful(self) -> frozenset[str]:
-        """Ids of packs whose index may be known here from before it was damaged: nobody else can
-        read them, so nobody may count on them."""
+        """IDs of packs without an index. This client may have cached the index from before the
+        damage, but other clients cannot read these packs, so they must not be relied on.
+        """
         return frozenset(
             pack for key in self.unread if (pack := format_pack.pack_of(key)) is not None
         )
 
 
 def repair(store: Store, sources: Sequence[Store] = (), progress: Progress = silent) -> Repaired:
-    """Mend a store; no collection runs meanwhile. Raises StoreError; then it can be done again."""
+    """Repair a store, fetching from `sources` what is missing.
+
+    Garbage collection is locked out meanwhile. Raises StoreError; the repair can be repeated then.
+    """
     lock = gc.take_lock(store.backend, LIFE)
     try:
         work = _Work(store, sources, lock, progress)
@@ -108,22 +111,25 @@ def _packs(progress: Progress) -> verify.VerifyProgress:
 
 
 def _small(work: _Work, key: str) -> None:
-    """What is gone of condemnations and checks is made anew; a pin holds whatever is in it."""
+    """Remove a damaged small object. A pin is replaced, as the snapshot must stay pinned.
+
+    Pending deletions and results of checks can be made again.
+    """
     backend = work.store.backend
     work.lock.still_ours()
     if key.startswith("pins/"):
-        backend.put(key, manifest.written(key, {"why": "damaged, and mended"}), replace=True)
+        backend.put(key, manifest.written(key, {"why": "damaged, and repaired"}), replace=True)
     else:
         backend.delete(key)
     work.removed.append(key)
 
 
 def _salvage(work: _Work, keys: Sequence[str]) -> None:
-    """Put what is whole into new packs, and remove the old ones once those are durable."""
+    """Copy intact boxes to new packs, and remove the damaged packs when those are durable."""
     backend = work.store.backend
     saved: list[str] = []
     for key in keys:
-        # Read once more: what went wrong on the way from the store is no damage in it.
+        # The pack is read again, as the first read may have failed in transit.
         pack = format_pack.pack_of(key)
         try:
             data = backend.get(key)
@@ -139,7 +145,7 @@ def _salvage(work: _Work, keys: Sequence[str]) -> None:
 
 
 def _whole(pack: str, data: bytes) -> bool:
-    """Raises StoreNewer."""
+    """Return whether a pack is intact. Raises StoreNewer."""
     try:
         format_pack.parse(pack, data)
     except StoreDamaged:
@@ -174,7 +180,7 @@ def _take_away(work: _Work, keys: Sequence[str]) -> None:
 
 
 def _manifests(work: _Work) -> None:
-    """Bring back manifests and wrapped keys that are damaged."""
+    """Fetch damaged manifests and wrapped keys from other stores."""
     for one in work.store.manifests():
         try:
             found = manifest.decode(work.store.manifest(one.id), one.id, None)
@@ -199,7 +205,7 @@ def _copied(work: _Work, source: Store, id_: str) -> bool:
 
 
 def _chunks(work: _Work) -> dict[str, int]:
-    """Bring back what snapshots lack; what is lost still."""
+    """Fetch missing chunks. Returns the number still missing, by snapshot."""
     for encrypted in (False, True):
         missing = NameSet(names for _, own, names in _lacking(work) if own is encrypted)
         for source in work.sources:
@@ -209,7 +215,7 @@ def _chunks(work: _Work) -> dict[str, int]:
 
 
 def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -> NameSet:
-    """What one store has of it; the rest."""
+    """Fetch missing chunks from one store. Returns those still missing."""
     with work.store.receiver(encrypted=encrypted) as receiver:
         done = 0
         try:
@@ -218,7 +224,7 @@ def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -
                 done += len(box)
                 work.progress(copied_so_far("repair", done))
         except StoreDamaged:
-            pass  # it does not have all of it
+            pass  # the source does not have all of them
         written = receiver.finish()
     work.brought += written.chunks_new
     work.brought_bytes += written.bytes_new
@@ -227,7 +233,7 @@ def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -
 
 
 def _lacking(work: _Work) -> Iterator[tuple[str, bool, Names]]:
-    """Snapshots that lack chunks: whether they are encrypted, and which."""
+    """Yield snapshots that lack chunks: ID, whether encrypted, and the missing names."""
     store = work.store
     index = store.catalog.load(work.doubtful).index
     for one in store.manifests():

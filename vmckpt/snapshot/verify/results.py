@@ -1,8 +1,8 @@
-"""What checks of a snapshot found, written beside it: `verified/<id>` (docs/formats.md).
+"""The results of a snapshot's checks, stored beside it in `verified/<id>` (docs/formats.md).
 
-Each check is signed by who made it and bound to its store, for whoever may write into the store may
-write here, too. What no trusted writer signed is as if it was not there; what is taken away, or put
-back from earlier, makes a snapshot unknown or as it was, and never better than it was found.
+Each check is signed by its writer and bound to its store, because these objects are writable by
+every client of the store. Checks without a trusted signature are ignored. Removing checks, or
+replacing them by older ones, makes a snapshot's state unknown or old, but never better than it was.
 """
 
 import json
@@ -24,18 +24,18 @@ from vmckpt.store.repository import Store
 PREFIX = "verified/"
 VERSION = 1
 BOOT = "boot"
-"""It was restored, and ran."""
+"""Depth of a boot test: the snapshot was restored and ran."""
 _RANKS = {str(Depth.SEALED): 0, str(Depth.OPENED): 1, str(Depth.DEEP): 2, BOOT: 3}
 _MARK = b"vmckpt verified 1\n"
 _MOST = 32
-"""Checks in one object."""
+"""The largest number of checks in one object."""
 _LONGEST = 200
 _LARGEST = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What one check found."""
+    """The result of one check."""
 
     depth: str
     at: float
@@ -43,9 +43,9 @@ class Checked:
     what: str
     """What was wrong; empty if nothing was."""
     by: str
-    """Who checked: "root@controller"."""
+    """The user and host that checked: "root@controller"."""
     signer: str
-    """Public key, as hex."""
+    """The writer's public key, in hex."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -59,14 +59,14 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifySummary:
-    """What all checks of a snapshot say together."""
+    """The combined result of all checks of a snapshot."""
 
     good: bool | None
-    """None: nobody knows."""
+    """None: unknown."""
     last: Checked | None
-    """The check that says so."""
+    """The check that decided this."""
     looked_at: Mapping[str, float]
-    """By depth: when it was last checked that deep or deeper."""
+    """By depth: when it was last checked at least that deep."""
 
     def as_json(self) -> dict[str, Any] | None:
         if self.last is None:
@@ -79,9 +79,9 @@ UNKNOWN = VerifySummary(good=None, last=None, looked_at={})
 
 
 def verdict(checks: Iterable[Checked]) -> VerifySummary:
-    """Whether a snapshot is good. Pure.
+    """Combine the checks of a snapshot. Pure.
 
-    Damage stands until a later check that looked as deep, or deeper, finds none.
+    A snapshot counts as damaged until a later check, at least as deep, finds no damage.
     """
     known = sorted(checks, key=lambda one: one.at)
     if not known:
@@ -104,7 +104,7 @@ def verdict(checks: Iterable[Checked]) -> VerifySummary:
 
 
 def load(store: Store, id_: str, trusted: Collection[bytes]) -> tuple[Checked, ...]:
-    """What trusted writers found; what makes no sense is left out. Raises StoreError."""
+    """Return the valid checks of a snapshot by trusted writers. Raises StoreError."""
     key = PREFIX + id_
     try:
         raw = store.backend.get(key, 0, _LARGEST + 1)
@@ -119,7 +119,7 @@ def load(store: Store, id_: str, trusted: Collection[bytes]) -> tuple[Checked, .
 
 
 def verdicts(store: Store, trusted: Collection[bytes]) -> dict[str, VerifySummary]:
-    """By snapshot: what is known of those of which anything is. Raises StoreError."""
+    """Return the combined result of each snapshot that has checks, by ID. Raises StoreError."""
     ids = [one.key.removeprefix(PREFIX) for one in store.backend.keys(PREFIX)]
     return {id_: verdict(load(store, id_, trusted)) for id_ in ids}
 
@@ -127,7 +127,7 @@ def verdicts(store: Store, trusted: Collection[bytes]) -> dict[str, VerifySummar
 def _checked(
     store: str, id_: str, row: object, trusted: Collection[bytes]
 ) -> Checked | None:  # fmt: skip
-    """A row of such an object, if somebody trusted signed it."""
+    """Parse a check. Returns None if it is invalid or has no trusted signature."""
     if not isinstance(row, dict):
         return None
     try:
@@ -150,7 +150,7 @@ def _message(store: str, id_: str, one: Checked) -> bytes:
 
 
 def record(store: Store, id_: str, one: Checked, keys: Signer) -> None:
-    """Write down what a check found, in place of what the same writer found that deep before.
+    """Store the result of a check, replacing the same writer's last result of that depth.
 
     Raises StoreError.
     """
@@ -166,7 +166,7 @@ def record(store: Store, id_: str, one: Checked, keys: Signer) -> None:
 
 
 def _rows(backend: Backend, key: str) -> list[dict[str, Any]]:
-    """What others wrote, as it is."""
+    """Return the stored checks without verifying them."""
     try:
         values = manifest.parsed(key, backend.get(key, 0, _LARGEST + 1), backend.where)
     except (NotInStore, StoreDamaged):
@@ -177,10 +177,10 @@ def _rows(backend: Backend, key: str) -> list[dict[str, Any]]:
 
 
 def findings(proved: Proved, *, by: str, at: float) -> dict[str, Checked]:
-    """By snapshot: what a proof found of it. Pure.
+    """Return the result of a verification for each snapshot, by ID. Pure.
 
-    What could not be judged (an unknown writer, a newer version, a store that gave no answer) is
-    left out.
+    Snapshots with an unknown result (untrusted writer, newer version, unreadable object) are left
+    out. `by` is the user and host, `at` the time in seconds since 1970.
     """
     unclear = {id_ for one in proved.flaws if one.kind is not StoreDamaged for id_ in one.snapshots}
     found = {}
@@ -195,8 +195,8 @@ def findings(proved: Proved, *, by: str, at: float) -> dict[str, Checked]:
 
 
 def write_down(store: Store, proved: Proved, keys: Signer, *, by: str, at: float) -> None:
-    """Record what a proof found. Raises StoreError."""
+    """Store the results of a verification; arguments as in `findings`. Raises StoreError."""
     there = {one.id for one in store.manifests()}
     for id_, one in findings(proved, by=by, at=at).items():
-        if id_ in there:  # one that was deleted meanwhile would leave this behind
+        if id_ in there:  # the results of a deleted snapshot would never be removed
             record(store, id_, one, keys)

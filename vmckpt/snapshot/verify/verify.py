@@ -1,7 +1,7 @@
 """Verify snapshots: their objects bit by bit, their signatures, and with a key every chunk.
 
-What is wrong is reported by object, once, with the snapshots that need it. Without a key only what
-the named snapshots need is read.
+Each flaw is reported once, with its object and the snapshots that need it. If snapshots are named,
+only the objects that they need are read.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from vmckpt.store.verify import Verified, VerifyProgress, Wrong, lacking, unread
 from vmckpt.units import Bytes
 
 Lengths = NDArray[np.uint32]
-"""Of chunks; 0: it could not be read, or was not read yet."""
+"""Lengths of chunks in bytes; 0: the chunk could not be read, or was not read yet."""
 _BLOCK = 1 << 20
 _AHEAD = 64
 _MOST_NAMED = 8
@@ -47,29 +47,29 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What reading all of a snapshot gave."""
+    """The result of reading all chunks of a snapshot."""
 
     chunks: int
-    """That are whole."""
+    """Number of intact chunks."""
     wrong: tuple[str, ...]
 
 
 class Known:
-    """Chunks of one domain that were read and are whole: each is read once for all snapshots."""
+    """Intact chunks of one domain that were read, so each is read once for all snapshots."""
 
     def __init__(self) -> None:
         self._names = NameSet(())
         self._lengths: Lengths = np.zeros(0, dtype=np.uint32)
 
     def lengths(self, digests: Names) -> Lengths:
-        """How long each one is; 0 if that is not known."""
+        """Return the length of each chunk in bytes; 0 if it is unknown."""
         at = self._names.positions(digests)
         found = np.zeros(len(digests), dtype=np.uint32)
         found[at >= 0] = self._lengths[at[at >= 0]]
         return found
 
     def add(self, digests: Names, lengths: Lengths) -> None:
-        """Take in what was read now."""
+        """Add the lengths of chunks that were read; chunks of length 0 are ignored."""
         good = lengths > 0
         names = NameSet([self._names.names, digests[good]])
         merged = np.zeros(len(names), dtype=np.uint32)
@@ -81,7 +81,10 @@ class Known:
 def read_contents(
     store: Store, private: Private, sealing: Sealing, known: Known, progress: Progress
 ) -> Read:  # fmt: skip
-    """Read what is not known yet, and compare all with the maps. Raises StoreError."""
+    """Read the chunks of a snapshot that are not in `known`, and compare all with its maps.
+
+    Raises StoreError.
+    """
     chunks = private.chunks
     digests = Digests.of(chunks).array()
     lengths = known.lengths(digests)
@@ -103,19 +106,19 @@ def read_contents(
 
 
 def misfits(private: Private, lengths: Lengths) -> Iterator[str]:
-    """Where maps and chunks do not go together. Pure. What could not be read is left out."""
+    """Yield where maps and chunk lengths contradict each other. Unread chunks are ignored. Pure."""
     for region in private.regions:
         count = _too_short(region, lengths)
         if count:
-            yield f"{count} units of {region.name} are not in the chunks that its map names"
+            yield f"{count} units of {region.name} are not in the chunks that its map refers to"
     for part in private.facts.stream:
         sizes = lengths[np.array(part.chunks, dtype=np.int64)]
         if sizes.all() and int(sizes.sum(dtype=np.int64)) != part.size:
-            yield f"part {part.name} of its stream is not as long as its chunks"
+            yield f"part {part.name} of its stream does not have the length of its chunks"
 
 
 def _too_short(region: RegionMap, lengths: Lengths) -> int:
-    """Units that lie behind the end of their chunk, or in one of another make."""
+    """Count units beyond the end of their chunk, or in a chunk of another unit size."""
     unit, count = UNIT[region.kind], 0
     for start in range(0, len(region.map), _BLOCK):
         part = region.map[start : start + _BLOCK]
@@ -127,7 +130,7 @@ def _too_short(region: RegionMap, lengths: Lengths) -> int:
 
 
 def _ahead(reader: Reader, chunks: Sequence[bytes], wanted: list[int]) -> Iterator[int]:
-    """The same, with those that come next being fetched."""
+    """Yield the wanted indexes, while the chunks after them are fetched ahead."""
     reader.expect([chunks[one] for one in wanted[:_AHEAD]])
     for at in range(0, len(wanted), _AHEAD):
         coming = wanted[at + _AHEAD : at + 2 * _AHEAD]
@@ -139,29 +142,32 @@ def _unreadable(bad: "dict[int, str]", count: int) -> str:
     names = sorted(set(bad.values()))
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return (
-        f"{len(names)} of its {count} chunks cannot be read whole:"
+        f"{len(names)} of its {count} chunks are damaged or missing:"
         f" {', '.join(names[:_MOST_NAMED])}{more}"
     )
 
 
 @dataclass(slots=True)
 class _Walk:
-    """Packs that were looked at."""
+    """The state of reading the packs that snapshots need."""
 
     store: Store
     wanted: NameSet
     good: Flags
-    """Which of the chunks that are wanted were found whole."""
+    """Which of the wanted chunks were found intact."""
     needed: Mapping[str, Names]
     seen: set[str] = field(default_factory=set)
     wrong: list[Wrong] = field(default_factory=list)
     damaged: list[tuple[str, str, Names]] = field(default_factory=list)
-    """Packs, what is wrong with each, and the chunks that are damaged in it."""
+    """Damaged packs: key, what is wrong, and the names of the damaged chunks."""
     bytes: int = 0
 
 
 def verify_some(store: Store, ids: Sequence[str], progress: VerifyProgress) -> Verified:
-    """As `store.verify.verify`, for these snapshots. Manifests that cannot be read are left out."""
+    """Verify the packs that these snapshots need, as `store.verify.verify` does for all.
+
+    Manifests that cannot be read are left out. Raises StoreError.
+    """
     needed = {}
     for id_ in ids:
         try:
@@ -170,12 +176,12 @@ def verify_some(store: Store, ids: Sequence[str], progress: VerifyProgress) -> V
             continue
     wanted = NameSet(needed.values())
     walk = _Walk(store, wanted, np.zeros(len(wanted), dtype=bool), needed)
-    # A collection may put some into packs that were not there before.
+    # A garbage collection may move chunks to new packs meanwhile.
     while not walk.good.all() and _look(walk, progress):
         pass
     walk.wrong += [_damaged(walk, *one) for one in walk.damaged]
     if not walk.good.all():
-        # Nobody knows what is in a pack without an index: it may be what is missing.
+        # The content of a pack without an index is unknown; it may have the missing chunks.
         walk.wrong += [
             Wrong(
                 key=format_pack.key_of(pack),
@@ -198,7 +204,7 @@ def verify_some(store: Store, ids: Sequence[str], progress: VerifyProgress) -> V
 
 
 def _look(walk: _Walk, progress: VerifyProgress) -> bool:
-    """Look at packs that have any of it and were not looked at; whether there was any."""
+    """Read the packs that have wanted chunks and were not read. Returns whether there were any."""
     sizes: dict[str, int] = {}
     for run in walk.store.catalog.load().index.runs:
         usable = {info.id for info in run.usable}
@@ -221,7 +227,7 @@ def _pack(walk: _Walk, pack: str) -> None:
     try:
         data = walk.store.backend.get(key)
     except NotInStore:
-        return  # a collection has taken it; what is needed of it is in another one
+        return  # a garbage collection removed it; its needed chunks are in another pack
     except StoreError as exc:
         walk.wrong.append(Wrong(key=key, what=exc.message, kind=unread(exc)))
         return
@@ -235,7 +241,10 @@ def _pack(walk: _Walk, pack: str) -> None:
 
 
 def _damaged(walk: _Walk, key: str, what: str, bad: Names) -> Wrong:
-    """With who needs it: of what is damaged in it there may be another copy, which is whole."""
+    """Return the finding for a damaged pack, with the snapshots that need its damaged chunks.
+
+    Chunks of which another pack has an intact copy do not count.
+    """
     at = walk.wanted.positions(bad)
     at = at[at >= 0]
     lost = NameSet([walk.wanted.names[at[~walk.good[at]]]])
@@ -244,25 +253,25 @@ def _damaged(walk: _Walk, key: str, what: str, bad: Names) -> Wrong:
 
 
 class Depth(StrEnum):
-    """How much is looked at."""
+    """How thoroughly snapshots are verified."""
 
     SEALED = "sealed"
-    """What can be proved without a private key."""
+    """Everything that can be verified without a private key."""
     OPENED = "opened"
-    """And that each snapshot's private part can be opened and names these chunks."""
+    """Also that each snapshot's private part can be opened and matches its chunks."""
     DEEP = "deep"
-    """And every chunk is read, and fits its place."""
+    """Also that every chunk can be read and matches the maps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """One thing that is not as it should be."""
+    """An object that is damaged, unreadable or not trusted."""
 
     key: str
     """The object."""
     what: str
     snapshots: tuple[str, ...] = ()
-    """Those that need it."""
+    """Snapshots that need it."""
     kind: type[StoreError] = StoreDamaged
 
     def __str__(self) -> str:
@@ -271,7 +280,7 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proved:
-    """What was looked at, and what is wrong."""
+    """The result of verifying snapshots."""
 
     where: str
     depth: Depth
@@ -280,16 +289,20 @@ class Proved:
     objects: int
     bytes: Bytes
     opened: int
-    """Snapshots of which the private part was read."""
+    """Number of snapshots whose private part was read."""
     chunks: int
-    """That were read and are what they are named for."""
+    """Number of chunks that were read and match their digests."""
     closed: Mapping[str, str]
     """Snapshots that were not opened, and why."""
     ids: tuple[str, ...] = ()
-    """Those that were looked at."""
+    """The snapshots that were verified."""
 
     def check(self) -> None:
-        """Raises the gravest of what is wrong, and KeyRefused if what was asked was not done."""
+        """Raise the most serious flaw, if there is one.
+
+        Raises StoreDamaged, StoreNewer, KeyRefused or StoreError; KeyRefused also if a deep
+        verification could not open all snapshots.
+        """
         for kind in (StoreDamaged, StoreNewer, KeyRefused, StoreError):
             these = [one for one in self.flaws if one.kind is kind]
             if len(these) == 1:
@@ -298,10 +311,10 @@ class Proved:
                 raise kind(f"{self.where}: {len(these)} {_WORDS[kind]}", hint=_MENDS[kind])
         if self.depth is Depth.DEEP and self.closed:
             id_, why = next(iter(self.closed.items()))
-            more = f", nor {len(self.closed) - 1} more" if len(self.closed) > 1 else ""
+            more = f" and {len(self.closed) - 1} more" if len(self.closed) > 1 else ""
             raise KeyRefused(
-                f"snapshot {id_}{more} could not be read: {why}",
-                hint="name the identity that opens it, or the snapshots to be read",
+                f"could not open snapshot {id_}{more}: {why}",
+                hint="give the right file with --identity, or name the snapshots to verify",
             )
 
     def as_json(self) -> dict[str, Any]:
@@ -323,22 +336,23 @@ class Proved:
 
 
 _WORDS = {
-    StoreDamaged: "things are not what was written",
-    StoreNewer: "objects are of a newer version",
-    KeyRefused: "snapshots were signed by writers that are not trusted here",
-    StoreError: "objects could not be read, and nothing is known of them",
+    StoreDamaged: "objects are damaged",
+    StoreNewer: "objects have a newer version",
+    KeyRefused: "snapshots were signed by untrusted writers",
+    StoreError: "objects could not be read",
 }
 _MENDS = {
-    StoreDamaged: "vmckpt snapshot verify --repair --from STORE brings back what another store has",
+    StoreDamaged: "to restore them from another store, run vmckpt snapshot verify --repair --from"
+    " STORE",
     StoreNewer: "use the vmckpt that wrote it, or a newer one",
-    KeyRefused: "if you know the writer: vmckpt snapshot keys trust NAME KEY",
+    KeyRefused: "if you trust the writer, run vmckpt snapshot keys trust NAME KEY",
     StoreError: "verify again once the store answers",
 }
 
 
 @dataclass(slots=True)
 class _Run:
-    """A verification at work."""
+    """A verification in progress."""
 
     store: Store
     depth: Depth
@@ -362,15 +376,16 @@ def prove(
     identity: Identity | None,
     progress: Progress = silent,
 ) -> Proved:
-    """Look at some snapshots and all they need, or without ids at all of a store.
+    """Verify snapshots and all objects that they need; without IDs, the whole store.
 
-    Raises StoreError if the store cannot be read at all, and KeyRefused if the identity cannot.
+    `trusted` are the public keys of trusted writers. Raises StoreError if the store cannot be
+    listed, and KeyRefused if the identity cannot be loaded. Flaws are returned, not raised.
     """
     found = _sealed(store, ids, progress)
     run = _Run(store, depth, trusted, identity, progress)
     looked_at = tuple(ids) or tuple(one.id for one in store.manifests())
     own = list(_snapshots(run, looked_at))
-    # Wraps and manifests that cannot be read were looked at twice: the closer look tells more.
+    # Wraps and manifests that cannot be read were checked twice; the second check reports more.
     twice = run.unread | {one.key for one in own if one.key.startswith("wraps/")}
     flaws = [
         Flaw(one.key, one.what, one.snapshots, one.kind)
@@ -411,8 +426,8 @@ def _snapshots(run: _Run, ids: Iterable[str]) -> Iterator[Flaw]:
             yield Flaw(key, bare(exc, run.store, key), (id_,), type(exc))
             continue
         if bytes.fromhex(found.public.signer) not in run.trusted:
-            # What somebody unknown wrote is not opened: it may be made to do harm.
-            yield Flaw(key, "its writer is not trusted here", (id_,), KeyRefused)
+            # The private part of an unknown writer is not parsed, as it may be malicious.
+            yield Flaw(key, "its writer is not trusted", (id_,), KeyRefused)
             continue
         yield from _one(run, found)
 
@@ -429,7 +444,7 @@ def _one(run: _Run, found: Manifest) -> Iterator[Flaw]:
         yield Flaw(key, bare(exc, run.store, key), (id_,), type(exc))
         return
     except KeyRefused as exc:
-        # It is for this identity, and does not open: that is damage, or somebody's doing.
+        # It is wrapped for this identity but does not open: it was damaged or manipulated.
         yield Flaw(key, bare(exc, run.store, key), (id_,))
         return
     yield from _inside(run, found, opens)
@@ -456,15 +471,15 @@ def _inside(run: _Run, found: Manifest, opens: bytes | None) -> Iterator[Flaw]:
 
 
 def _may_open(run: _Run, found: Manifest, wrapped: bytes | None) -> bool:
-    """Whether there is a key for it; if not, that is noted."""
+    """Return whether the identity opens a snapshot; if not, record why."""
     if wrapped is None:
         return True
     id_ = found.public.id
     if run.identity is None:
-        run.closed[id_] = "it is encrypted, and no identity was named"
+        run.closed[id_] = "it is encrypted, and no identity was given"
         return False
     own = fingerprint(public_of(run.identity()))
     if own not in wrapped_keys.recipients(wrapped, id_):
-        run.closed[id_] = f"it is not for this identity (key {own})"
+        run.closed[id_] = f"it is not encrypted for this identity (key {own})"
         return False
     return True

@@ -1,1 +1,1 @@
-"""Where a store's objects are: a directory or S3."""
+"""Where a store keeps its objects: a folder or S3."""

@@ -1,4 +1,4 @@
-"""What a store is kept in: a few calls that a folder and an object store both know."""
+"""The interface to a store's objects, which a folder and an object store both implement."""
 
 import re
 from collections.abc import Iterator
@@ -13,59 +13,65 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object as a listing tells it."""
+    """An object as listed."""
 
     key: str
     size: int
     modified_at: Seconds
-    """Unix time by the clock of whoever keeps the store: good for comparing with another one."""
+    """Unix time by the store's clock: compare it only with other times of the same store."""
 
 
 class Backend(Protocol):
-    """Objects by key. May be used from several threads; every call may raise StoreError."""
+    """Objects by key. Safe to use from several threads; every call may raise StoreError."""
 
     where: str
-    """For messages: the folder, or s3://bucket/prefix."""
+    """The folder, or s3://bucket/prefix, for messages."""
 
     def put(self, key: str, data: Data, *, replace: bool = False) -> bool:
-        """Write an object, whole or not at all; it is durable on return.
+        """Write an object atomically; it is durable on return.
 
-        False if there is one already and `replace` is not set; that one stays as it is. Raises
+        Returns False, and changes nothing, if the object exists and `replace` is not set. Raises
         StoreFull.
         """
 
     def prove_locks(self) -> None:
-        """Try whether what is there stays, if it is not to be replaced: locks depend on it.
+        """Test that a put without `replace` keeps an existing object, as locks depend on it.
 
-        Writes something and removes it. Raises StoreError if it is written over.
+        Writes a test object and removes it. Raises StoreError if the object was overwritten.
         """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """An object or a part of it; less if it ends before. Raises NotInStore."""
+        """Return an object or a part of it; less than `length` bytes at its end.
+
+        Raises NotInStore.
+        """
 
     def keys(self, prefix: str) -> Iterator[Stored]:
-        """All objects below a prefix that ends with a slash, or the one object of that key."""
+        """List all objects below a prefix that ends with a slash, or the one object of that key."""
 
     def delete(self, key: str) -> None:
-        """Remove an object; it is gone for good on return. No error if there is none."""
+        """Remove an object durably. Does nothing if it does not exist."""
 
     def leftovers(self) -> Iterator[Stored]:
-        """What puts that never ended have left, by names that `clear` knows."""
+        """List the remains of interrupted puts, by names that `clear` takes."""
 
     def clear(self, leftover: str) -> None:
-        """Remove what a put has left. No error if it is gone."""
+        """Remove the remains of an interrupted put. Does nothing if they do not exist."""
 
 
 _KEY = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 def is_key(key: str) -> bool:
-    """Whether an object may have this name."""
+    """Return whether a word is a valid object key."""
     return _KEY.fullmatch(key) is not None
 
 
 def checked(key: str) -> str:
-    """A key that is one: it may become a path, and some come from outside. Raises BadInput."""
+    """Return a key if it is valid. Raises BadInput.
+
+    A key may become a path, and some keys come from untrusted input.
+    """
     if not is_key(key):
-        raise BadInput(f"{key[:80]!r} is no name for an object of a store")
+        raise BadInput(f"{key[:80]!r} is not a valid object key")
     return key

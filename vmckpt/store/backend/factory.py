@@ -1,4 +1,4 @@
-"""From what an operator calls a store to the back end that keeps it."""
+"""Choose the backend for a store's path or URL."""
 
 import os
 from pathlib import Path
@@ -8,23 +8,26 @@ from vmckpt.errors import BadInput
 from vmckpt.store.backend.base import Backend
 from vmckpt.store.backend.local import LocalFolder
 
-_EXAMPLE = "write s3://bucket/prefix?endpoint=https://host:9000&region=name"
+_EXAMPLE = "use s3://bucket/prefix?endpoint=https://host:9000&region=name"
 
 
 def backend_of(place: str | Path) -> Backend:
-    """A folder, or s3://bucket/prefix with its endpoint. Raises BadInput."""
+    """Return the backend for a folder or an s3://bucket/prefix URL. Raises BadInput.
+
+    The URL's query may have `endpoint` and `region`.
+    """
     if not isinstance(place, str) or "://" not in place:
         return LocalFolder(Path(os.path.abspath(Path(place).expanduser())))  # noqa: PTH100
     try:
         parts = urlsplit(place)
         asked = parse_qs(parts.query, strict_parsing=bool(parts.query))
     except ValueError as exc:
-        raise BadInput(f"{place} is no place for a store: {exc}", hint=_EXAMPLE) from exc
+        raise BadInput(f"{place} is not a valid store URL: {exc}", hint=_EXAMPLE) from exc
     if parts.scheme != "s3":
-        raise BadInput(f"{place}: a store is a folder or s3://", hint=_EXAMPLE)
+        raise BadInput(f"{place}: a store is a folder or an s3:// URL", hint=_EXAMPLE)
     if not parts.netloc or set(asked) - {"endpoint", "region"}:
-        raise BadInput(f"{place} is no place for a store", hint=_EXAMPLE)
-    # Only who keeps a store there pays for loading the client.
+        raise BadInput(f"{place} is not a valid store URL", hint=_EXAMPLE)
+    # Importing the S3 client is slow, so only S3 stores import it.
     from vmckpt.store.backend.s3 import S3  # noqa: PLC0415
 
     first = {key: values[0] for key, values in asked.items()}

@@ -1,6 +1,6 @@
-"""A store in a folder: objects are files that appear by rename, after they are on the disk.
+"""A store in a folder: objects are files, synced to disk and then given their name.
 
-Its keeper may be another user: no link of others in it is followed, and no FIFO is read.
+The folder may belong to another user, so no symbolic link in it is followed and no FIFO is read.
 """
 
 import contextlib
@@ -20,14 +20,18 @@ from vmckpt.util.atomic_file import sync_folder
 from vmckpt.util.host_files import Folder
 
 _TEMPORARY = "tmp"
-_FULL = {errno.ENOSPC: "no room left", errno.EDQUOT: "the quota is used up"}
-_REFUSED = {errno.EROFS: "it is read-only", errno.EACCES: "no leave", errno.EPERM: "no leave"}
-# What file systems without hard links say.
+_FULL = {errno.ENOSPC: "no space left", errno.EDQUOT: "quota exceeded"}
+_REFUSED = {
+    errno.EROFS: "read-only file system",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+}
+# Error numbers of file systems without hard links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalFolder:
-    """A folder, on a disk of this host or on one that is mounted here."""
+    """A folder on a local or mounted file system."""
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
@@ -52,7 +56,7 @@ class LocalFolder:
                 drafts.remove(temporary)
 
     def prove_locks(self) -> None:
-        """Nothing to try: the kernel makes no second file of a name."""
+        """Do nothing: the kernel does not create a second file of the same name."""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         inside, name = _split(key)
@@ -118,11 +122,14 @@ class LocalFolder:
             os.close(file)
 
     def _opened(self, inside: str) -> Folder:
-        """A folder inside the store. Raises OSError."""
+        """Open a folder inside the store. Raises OSError."""
         return Folder.below(self._folder, inside)
 
     def _made(self, inside: str) -> Folder:
-        """The same, made if it is missing; that it is there is durable too."""
+        """Open a folder inside the store, creating it durably if it is missing.
+
+        Raises OSError, and StoreError if the store's parent folder does not exist.
+        """
         with contextlib.suppress(FileNotFoundError):
             return self._opened(inside)
         if not inside:
@@ -138,14 +145,14 @@ class LocalFolder:
     def _make_root(self) -> None:
         if not self._folder.parent.is_dir():
             raise StoreError(
-                f"{self.where}: there is no folder {self._folder.parent}",
-                hint="make it, or mount it",
+                f"{self.where}: folder {self._folder.parent} does not exist",
+                hint="create it, or mount it",
             )
         self._folder.mkdir(mode=0o750, exist_ok=True)
         sync_folder(self._folder.parent)
 
     def _below(self, folder: str) -> Iterator[Stored]:
-        """All files below a folder, which may be gone or change meanwhile."""
+        """List all files below a folder, which may be missing or change meanwhile."""
         folders = []
         for name, status in self._listed(folder):
             if stat.S_ISDIR(status.st_mode):
@@ -165,7 +172,7 @@ class LocalFolder:
             os.scandir(listed) as entries,
         ):
             for entry in entries:
-                # What is no key is of somebody else: NFS (.nfs…), rsync, a desktop.
+                # Names that are not keys belong to others: NFS (.nfs…), rsync, a desktop.
                 if not is_key(entry.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):
@@ -179,39 +186,42 @@ class LocalFolder:
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
-        """Say what the system said, in the store's words."""
+        """Turn OSError into NotInStore, StoreFull or StoreError."""
         try:
             yield
         except FileNotFoundError as exc:
             if not self._folder.is_dir():
                 raise StoreError(
-                    f"{self.where}: there is no such folder",
-                    hint="mount it, or make a store there: vmckpt snapshot init",
+                    f"{self.where}: no such folder",
+                    hint="mount it, or create a store there with vmckpt snapshot init",
                 ) from exc
             raise NotInStore(f"{self.where} has no {key}") from exc
         except OSError as exc:
             code = exc.errno or 0
             if code in _FULL:
                 raise StoreFull(
-                    f"{self.where}: {_FULL[code]} to write {key}",
-                    hint="make room there, or prune and gc",
+                    f"{self.where}: cannot write {key}: {_FULL[code]}",
+                    hint="free space there, or run vmckpt snapshot prune and vmckpt snapshot gc",
                 ) from exc
             if code in _REFUSED:
                 raise StoreError(
                     f"{self.where}: {key}: {_REFUSED[code]}",
-                    hint="see its owner, mode and mount options",
+                    hint="check its owner, mode and mount options",
                 ) from exc
             raise StoreError(f"{self.where}: {key}: {exc.strerror or exc}") from exc
 
 
 def _split(key: str) -> tuple[str, str]:
-    """The folder inside the store, and the name in it. Raises BadInput if it is no key."""
+    """Split a key into the folder inside the store and the name. Raises BadInput."""
     inside, _, name = checked(key).rpartition("/")
     return inside, name
 
 
 def _publish(drafts: Folder, temporary: str, folder: Folder, name: str, *, replace: bool) -> bool:
-    """Give a file its name; False if there is one of that name, which stays."""
+    """Give a file its name. Returns False, and keeps the existing file, if the name is taken.
+
+    With `replace` the file takes the place of an existing one.
+    """
     if replace:
         drafts.rename(temporary, name, folder)
         return True
@@ -222,7 +232,7 @@ def _publish(drafts: Folder, temporary: str, folder: Folder, name: str, *, repla
     except OSError as exc:
         if exc.errno not in _NO_LINKS:
             raise
-        # The names that matter are random: two writers do not choose the same one.
+        # The names that matter are random, so two writers do not choose the same one.
         if folder.look(name) is not None:
             return False
         drafts.rename(temporary, name, folder)

@@ -1,7 +1,7 @@
-"""A store in a bucket of an S3-speaking object store.
+"""A store in a bucket of an S3-compatible object store.
 
-Objects appear whole by themselves there; that none is written over is asked of the server by a
-condition. The client tries again by itself what failed on the way; what then still fails is told.
+S3 writes objects atomically; a conditional write (If-None-Match) keeps the server from overwriting
+an existing object. The client retries failed requests; an error is raised if the retries fail too.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from vmckpt.store.backend.base import Data, Stored, checked, is_key
 from vmckpt.units import Seconds
 
 _PART = 32 << 20
-"""Larger objects go in parts of this size, at least."""
+"""Bytes: objects larger than two parts are uploaded in parts of at least this size."""
 _MOST_PARTS = 10_000
 _GONE = {"NoSuchKey", "404", "NotFound", "NoSuchUpload"}
 _THERE = {"PreconditionFailed", "412"}
@@ -51,7 +51,11 @@ class S3:
         endpoint: str | None = None, region: str | None = None,
         patience: Seconds = Seconds(60.0), attempts: int = 5,
     ) -> None:  # fmt: skip
-        """Who we are is found where every S3 client looks. `endpoint`: other than Amazon's."""
+        """Connect to a bucket, with credentials from where every S3 client looks for them.
+
+        `endpoint` is the server's URL; None: Amazon. `patience` is the read timeout of a request in
+        seconds, `attempts` how often the client tries it. Raises StoreError.
+        """
         self.where = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         config = Config(
@@ -61,9 +65,9 @@ class S3:
             max_pool_connections=16,
         )
         self._keeps = False
-        """The server was seen to keep what is there, when it is asked to."""
+        """The server passed the test that it keeps an existing object when asked to."""
         with self._explained(""):
-            # A session of its own: the library's common one remembers whose keys it found first.
+            # boto3's default session would keep the first credentials that it found.
             self._client: Any = boto3.session.Session().client(
                 "s3", endpoint_url=endpoint, region_name=region, config=config
             )
@@ -82,7 +86,7 @@ class S3:
             )
 
     def prove_locks(self) -> None:
-        self._must_keep_what_is_there("a trial of If-None-Match")
+        self._must_keep_what_is_there("test of If-None-Match")
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
@@ -118,7 +122,7 @@ class S3:
         pages = self._client.get_paginator("list_multipart_uploads").paginate(
             Bucket=self._bucket, Prefix=self._prefix
         )
-        for page in self._pages(pages, "uploads that never ended"):
+        for page in self._pages(pages, "unfinished uploads"):
             for one in page.get("Uploads", ()):
                 begun = Seconds(one["Initiated"].timestamp())
                 yield Stored(f"{one['UploadId']} {one['Key']}", 0, begun)
@@ -145,7 +149,7 @@ class S3:
                     Key=name, UploadId=upload, MultipartUpload={"Parts": told},
                 )  # fmt: skip
             except BaseException:
-                # What cannot be undone now is found by a collection.
+                # A garbage collection removes the upload if it cannot be aborted now.
                 with contextlib.suppress(ClientError, BotoCoreError):
                     self._client.abort_multipart_upload(
                         Bucket=self._bucket, Key=name, UploadId=upload
@@ -156,7 +160,7 @@ class S3:
             return done
 
     def _unless_there(self, replace: bool, call: Any, **arguments: Any) -> bool:
-        """Write; False if there is an object of that name and it must stay."""
+        """Write an object. Returns False if it exists and `replace` is not set."""
         if replace:
             call(Bucket=self._bucket, **arguments)
             return True
@@ -173,8 +177,11 @@ class S3:
         raise AssertionError("the last attempt returns or raises")
 
     def _must_keep_what_is_there(self, key: str) -> None:
-        """Locks hold because a server refuses to write over what is there. One that does it all the
-        same says nothing of that, so it is tried. Raises StoreError."""
+        """Test that the server refuses to overwrite an object, as locks depend on it.
+
+        A server that ignores the condition does not report that, so it has to be tried. Raises
+        StoreError.
+        """
         name = f"{self._prefix}probe-{secrets.token_hex(8)}"
         put, written = self._client.put_object, True
         with self._explained(key):
@@ -190,9 +197,9 @@ class S3:
         if written:
             at = self._client.meta.endpoint_url
             raise StoreError(
-                f"{self.where}: the server at {at} ignores If-None-Match and writes over what is"
-                " there, so no lock on this store would hold",
-                hint="use a server that honours conditional writes, or a newer version of it",
+                f"{self.where}: the server at {at} ignores If-None-Match and overwrites existing"
+                " objects, so locks on this store would not work",
+                hint="use a server that supports conditional writes, or a newer version of it",
             )
         self._keeps = True
 
@@ -210,7 +217,7 @@ class S3:
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Say what the server or the client said, in the store's words."""
+        """Turn errors of the server and the client into StoreError and its subclasses."""
         place = f"{self.where}: {what}" if what else self.where
         try:
             yield
@@ -218,30 +225,33 @@ class S3:
             raise self._said_no(_code(exc), exc, what, place) from exc
         except (NoCredentialsError, PartialCredentialsError) as exc:
             raise StoreError(
-                f"{self.where}: no access key is known",
+                f"{self.where}: no access key found",
                 hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
             ) from exc
         except (BotoCoreError, ValueError, OSError) as exc:
             raise StoreError(
                 f"{place}: no answer: {' '.join(str(exc).split())[:160]}",
-                hint="is the server up, and its address right?",
+                hint="check that the server is up and its address is right",
             ) from exc
 
     def _said_no(self, code: str, exc: Exception, what: str, place: str) -> StoreError:
         if code == "NoSuchBucket":
-            return StoreError(f"{self.where}: there is no such bucket", hint="make it first")
+            return StoreError(f"{self.where}: no such bucket", hint="create the bucket first")
         if code in _GONE:
             return NotInStore(f"{self.where} has no {what}")
         if code in _FULL:
-            return StoreFull(f"{place}: no room left ({code})", hint="make room, or prune and gc")
+            return StoreFull(
+                f"{place}: no space left ({code})",
+                hint="free space, or run vmckpt snapshot prune and vmckpt snapshot gc",
+            )
         if code in _REFUSED:
             return StoreError(
-                f"{place}: the server refuses it ({code})",
-                hint="see the access key and the bucket's policy",
+                f"{place}: the server refuses access ({code})",
+                hint="check the access key and the bucket's policy",
             )
         return StoreError(
             f"{place}: {' '.join(str(exc).split())[:160]}",
-            hint="try again later" if code in _BUSY else "look at the server's log",
+            hint="try again later" if code in _BUSY else "check the server's log",
         )
 
 

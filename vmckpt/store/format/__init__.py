@@ -1,1 +1,1 @@
-"""What the objects of a store consist of."""
+"""The formats of a store's objects."""

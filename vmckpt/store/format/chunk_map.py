@@ -1,10 +1,10 @@
-"""Regions of a snapshot, their units, and the map from units to chunks, as numbers and as bytes.
+"""Regions of a snapshot, their units, and the map from units to chunks, in memory and encoded.
 
 A region is one RAM block or one disk, cut into units of fixed size; a chunk holds up to `SLOTS`
 units one after the other. A map has one number per unit: `ZERO`, or the chunk's index in the
-manifest's chunk table times `SLOTS` plus the unit's place in the chunk.
+manifest's chunk table times `SLOTS` plus the unit's position in the chunk.
 
-As bytes, a map is cut into blocks of 2^20 units. A block is a length (4 bytes, little endian) and a
+Encoded, a map is cut into blocks of 2^20 units. A block is a length (4 bytes, little endian) and a
 zstd frame with one bit per unit, the first unit's highest: 0 for zeros; then, for each other unit,
 its number less the one before (4 bytes, little endian, modulo 2^32; the first of a block less 0).
 Units of one chunk follow each other, so nearly all of these differences are 1.
@@ -29,11 +29,11 @@ ZERO = np.uint32(0xFFFFFFFF)
 MOST_CHUNKS = int(ZERO) // SLOTS
 """2^26 - 1 chunks: 16 TiB of memory or 64 TiB of disk in one snapshot."""
 BLOCK = 1 << 20
-"""Units; see `blocks`."""
+"""Units per block; see `blocks`."""
 
 
 class Kind(StrEnum):
-    """What a region is."""
+    """The type of a region."""
 
     RAM = "ram"
     DISK = "disk"
@@ -41,21 +41,21 @@ class Kind(StrEnum):
 
 UNIT = {Kind.RAM: Bytes(4096), Kind.DISK: Bytes(65536)}
 GROUP = {Kind.RAM: 64, Kind.DISK: 16}
-"""Units at fixed places that make one chunk: 256 KiB of memory, 1 MiB of disk."""
+"""Units of an aligned group that makes one chunk: 256 KiB of memory, 1 MiB of disk."""
 
 
 class What(StrEnum):
-    """What is known of some units before they are read."""
+    """What is known about units before they are read."""
 
     ZEROS = "zeros"
     DATA = "data"
     SAME = "same"
-    """As in the snapshot that was named as the last one."""
+    """Unchanged since the parent snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Some units in a row."""
+    """Consecutive units."""
 
     start: int
     count: int
@@ -63,7 +63,7 @@ class Extent:
 
 
 class Region(Protocol):
-    """One RAM block or disk of a guest that stands still, or seems to."""
+    """A RAM block or disk of a guest, as it was at one moment."""
 
     @property
     def name(self) -> str: ...
@@ -75,55 +75,59 @@ class Region(Protocol):
     def size(self) -> Bytes: ...
 
     def extents(self) -> Iterable[Extent]:
-        """All of its units, in order. SAME is only said of units that did not change."""
+        """Return all units in order. SAME is used only for units that did not change."""
 
     def read(self, start: int, count: int) -> memoryview:
-        """The bytes of some units, whatever was said of them; the last unit is filled up with
-        zeros. Good until the next call."""
+        """Return the bytes of units, whatever their extent says.
+
+        The last unit of the region is padded with zeros. The view is valid until the next call.
+        """
 
 
 def units(kind: Kind, size: int) -> int:
-    """How many units a region has."""
+    """Return the number of units of a region. `size` is in bytes."""
     return -(-size // UNIT[kind])
 
 
 def nothing(kind: Kind, size: int) -> Map:
-    """The map of a region that is all zeros."""
+    """Return the map of a region of zeros. `size` is in bytes."""
     return np.full(units(kind, size), ZERO, dtype=np.uint32)
 
 
 def blocks(map_: Map) -> Iterator[Map]:
-    """A map in parts: what is worked out of a whole one may take several times its memory."""
+    """Split a map into blocks: intermediate results for a whole map may take several times its
+    memory.
+    """
     return (map_[at : at + BLOCK] for at in range(0, len(map_), BLOCK))
 
 
 def slots_of(map_: Map) -> tuple[Map, Map]:
-    """Chunk index and slot of each unit; meaningless where it is ZERO."""
+    """Return chunk index and slot of each unit; both are meaningless where the map is ZERO."""
     return map_ // np.uint32(SLOTS), map_ % np.uint32(SLOTS)
 
 
 MOST_UNITS = 1 << 28
-"""All regions of a snapshot together: 1 TiB of memory, or 16 TiB of disks. What no snapshot has is
-not given memory when a manifest claims it."""
+"""Units of all regions of a snapshot together: 1 TiB of memory, or 16 TiB of disks. The limit keeps
+an invalid manifest from making the reader allocate too much memory."""
 _BLOCK = 1 << 20
 _LENGTH = 4
 _DELTA = np.dtype("<u4")
 
 
 class Digests(Sequence[bytes]):
-    """Digests or names in a row; a list of them would take three times the memory."""
+    """An array of digests or names; a list of bytes would take three times the memory."""
 
     __slots__ = ("raw",)
 
     def __init__(self, raw: bytes | bytearray | memoryview = b"") -> None:
-        """Raises ValueError if the bytes are no whole number of them."""
+        """Take concatenated digests. Raises ValueError if the length is not a multiple of one."""
         if len(raw) % DIGEST:
-            raise ValueError(f"{len(raw)} bytes are no digests")
+            raise ValueError(f"{len(raw)} bytes are not a whole number of digests")
         self.raw = bytes(raw)
 
     @classmethod
     def of(cls, digests: "Sequence[bytes]") -> "Digests":
-        """Those of a sequence."""
+        """Return the digests of a sequence."""
         return digests if isinstance(digests, cls) else cls(b"".join(digests))
 
     def __len__(self) -> int:
@@ -151,24 +155,25 @@ class Digests(Sequence[bytes]):
         return hash(self.raw)
 
     def array(self) -> NDArray[np.void]:
-        """The same as numpy has them, without a copy."""
+        """Return the digests as a numpy array, without a copy."""
         return np.frombuffer(self.raw, dtype=f"V{DIGEST}")
 
 
 def ordered(names: Iterable[bytes]) -> Digests:
-    """Names in ascending order, each once."""
+    """Sort names in ascending order and remove duplicates."""
     raw = bytearray()
     for name in names:
         raw += name
-    # numpy leaves out zeros at the end of what it hands out, and not of what it compares or keeps.
+    # numpy strips trailing zeros from the bytes it returns, but not from those it compares or
+    # stores.
     return Digests(np.unique(np.frombuffer(raw, dtype=f"S{DIGEST}")).tobytes())
 
 
 def ascending(names: Digests) -> bool:
-    """Whether names are in ascending order, each once."""
+    """Return whether names are in strictly ascending order."""
     if len(names) < 2:
         return True
-    # A name as four numbers, the most significant first; equal ones decide nothing.
+    # A name is compared as four numbers, the most significant first; equal numbers decide nothing.
     words = np.frombuffer(names.raw, dtype=">u8").reshape(-1, DIGEST // 8)
     lower, higher = words[:-1], words[1:]
     less = np.zeros(len(lower), dtype=np.bool_)
@@ -180,7 +185,7 @@ def ascending(names: Digests) -> bool:
 
 
 def pack(map_: Map) -> bytes:
-    """A map as bytes."""
+    """Encode a map."""
     zstd = zstandard.ZstdCompressor(level=3)
     parts = []
     for start in range(0, len(map_), _BLOCK):
@@ -198,22 +203,22 @@ def _block(part: Map) -> bytes:
 
 
 def unpack(data: memoryview, count: int, chunks: int) -> Map:
-    """The map of `count` units over a table of `chunks`. Raises StoreDamaged."""
+    """Decode a map of `count` units over a table of `chunks` chunks. Raises StoreDamaged."""
     if not 0 <= count <= MOST_UNITS:
-        raise StoreDamaged(f"a map of {count} units")
+        raise StoreDamaged(f"a map has {count} units; at most {MOST_UNITS} are allowed")
     zstd = zstandard.ZstdDecompressor()
-    # Not touched, and so no memory, before there are bytes for it.
+    # The array takes no memory until it is written to.
     map_ = np.empty(count, dtype=np.uint32)
     at = 0
     for start in range(0, count, _BLOCK):
         part = map_[start : start + _BLOCK]
         end = at + _LENGTH + int.from_bytes(data[at : at + _LENGTH], "little")
         if end > len(data):
-            raise StoreDamaged("a map is cut off")
+            raise StoreDamaged("a map is truncated")
         _fill(part, _plain(zstd, data[at + _LENGTH : end], len(part)), chunks)
         at = end
     if at != len(data):
-        raise StoreDamaged("a map has something behind it")
+        raise StoreDamaged("a map has trailing bytes")
     return map_
 
 
@@ -221,7 +226,7 @@ def _plain(zstd: zstandard.ZstdDecompressor, frame: memoryview, count: int) -> b
     most = -(-count // 8) + count * _DELTA.itemsize
     try:
         if not 0 <= zstandard.frame_content_size(frame) <= most:
-            raise StoreDamaged("a map claims to be longer than its region")
+            raise StoreDamaged("a map is longer than its region")
         plain: bytes = zstd.decompress(frame, max_output_size=most, allow_extra_data=False)
     except zstandard.ZstdError as exc:
         raise StoreDamaged("a map cannot be decompressed") from exc
@@ -232,15 +237,15 @@ def _fill(part: Map, plain: bytes, chunks: int) -> None:
     bits = -(-len(part) // 8)
     flags = np.frombuffer(plain[:bits], dtype=np.uint8)
     if len(flags) != bits:
-        raise StoreDamaged("a map is cut off")
+        raise StoreDamaged("a map is truncated")
     filled = np.unpackbits(flags).astype(np.bool_)
     there = int(filled.sum())
     if filled[len(part) :].any() or len(plain) != bits + there * _DELTA.itemsize:
-        raise StoreDamaged("a map does not fit its region")
+        raise StoreDamaged("a map does not match its region")
     deltas = np.frombuffer(plain, dtype=_DELTA, offset=bits)
     numbers = np.cumsum(deltas, dtype=np.uint32)
-    # ZERO is no number of a unit that is there, and every chunk must be in the table.
+    # A unit with data never has the number ZERO, and every chunk must be in the table.
     if there and int(numbers.max()) >= min(chunks * SLOTS, int(ZERO)):
-        raise StoreDamaged("a map names a chunk that the snapshot does not have")
+        raise StoreDamaged("a map refers to a chunk that the snapshot does not have")
     part.fill(ZERO)
     part[filled[: len(part)]] = numbers

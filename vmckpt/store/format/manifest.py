@@ -1,4 +1,4 @@
-"""A manifest: all that is known of one snapshot, in one object, written last.
+"""A manifest: the object that describes one snapshot completely and is written last.
 
      0   8   magic "vmckptM" and a line feed
      8   2   version, little endian: 1; all numbers are
@@ -12,9 +12,9 @@
         64   Ed25519 signature of the id and the BLAKE3 of all before it
         32   BLAKE3 of all before it
 
-Every version begins with magic and version and ends with that BLAKE3: damage is told from a newer
-version. Small objects of a store are a text or bytes, and behind it a line with the BLAKE3 of key
-and body: a changed bit is noticed, and so is an object that was put in another one's place.
+Every version begins with magic and version and ends with that BLAKE3, so damage is not mistaken for
+a newer version. A small object of a store is text or bytes followed by a line with the BLAKE3 of
+key and body. This reveals a changed bit, and an object that was put in another object's place.
 """
 
 import json
@@ -39,44 +39,47 @@ from vmckpt.store.keys.key_files import KeyKind, key_text
 MAGIC = b"vmckptM\n"
 VERSION = 1
 LARGEST = 1 << 30
-"""Bytes of the longest manifest that is read or written."""
+"""Bytes of the largest manifest that is read or written."""
 _LARGEST_PUBLIC = 256 << 10
 _HEAD = 32
 _SIGNATURE = 64
 _SUM = 32
 _ENCRYPTED = 1
-# A data key encrypts one private part and nothing else.
+# The nonce is constant because a data key encrypts one private part and nothing else.
 _NONCE = bytes(12)
 
 
 class Signer(Protocol):
-    """Signs with a writer's Ed25519 key, which may be on another host."""
+    """Signs with a writer's Ed25519 key, which may be held on another host."""
 
     @property
     def public(self) -> bytes:
         """The writer's public key."""
 
     def sign(self, message: bytes) -> bytes:
-        """Sign what `signed` made. Raises KeyRefused, or what asking for it raises."""
+        """Return the signature of a message made by `signed`.
+
+        Raises KeyRefused, and errors of the connection to the host with the key.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a manifest is written with."""
+    """The keys that a manifest is written with."""
 
     signing: Signer
     salt: bytes | None = field(default=None, repr=False)
     data_key: bytes | None = field(default=None, repr=False)
-    """Fresh 32 bytes for each manifest; None with no salt: it is not encrypted."""
+    """32 fresh random bytes for each manifest; None, as the salt, if it is not encrypted."""
 
     def sealing(self) -> Sealing:
-        """How the snapshot's chunks are sealed."""
+        """Return how the snapshot's chunks are sealed. Raises KeyRefused for an invalid salt."""
         return Plain() if self.salt is None else Encrypted(self.salt)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest of which everything was checked that needs no private key."""
+    """A manifest after all checks that need no private key."""
 
     public: Public
     names: Digests
@@ -85,15 +88,18 @@ class Manifest:
 
     @property
     def encrypted(self) -> bool:
-        """Whether a data key is needed for the rest."""
+        """Whether the private part needs a data key."""
         return self.public.data_key_id is not None
 
     def private(self, data_key: bytes | None = None) -> Private:
-        """The private part. Raises KeyRefused, StoreDamaged or StoreError."""
+        """Return the private part.
+
+        Raises KeyRefused if the data key is missing or of another snapshot, and StoreDamaged.
+        """
         return self.opened(data_key)[0]
 
     def opened(self, data_key: bytes | None = None) -> tuple[Private, Sealing]:
-        """The private part and how the snapshot's chunks are sealed; errors as in `private`."""
+        """Return the private part and how the snapshot's chunks are sealed. Raises as `private`."""
         where = _where(self.public.id)
         plain = self._opened(data_key, where)
         try:
@@ -108,32 +114,37 @@ class Manifest:
             return self.stored
         if data_key is None:
             raise KeyRefused(
-                f"snapshot {self.public.id} is encrypted", hint="name an identity with --identity"
+                f"snapshot {self.public.id} is encrypted",
+                hint="give an identity file with --identity",
             )
         if data_key_id(data_key) != self.public.data_key_id:
-            raise KeyRefused(f"the data key in wraps/{self.public.id} is of another snapshot")
+            raise KeyRefused(f"the data key in wraps/{self.public.id} belongs to another snapshot")
         try:
             return memoryview(AESGCM(data_key).decrypt(_NONCE, self.stored, self._bound()))
         except InvalidTag as exc:
-            raise _damaged(where, "its private part is not what was encrypted") from exc
+            raise _damaged(where, "its private part cannot be decrypted") from exc
 
     def _bound(self) -> bytes:
         return _bound(self.public.id)
 
     def _fits(self, private: Private, salt: bytes | None) -> None:
-        """Refuse a private part that says other things than the public one."""
+        """Check that the private part agrees with the public part. Raises ValueError."""
         if (salt is None) == self.encrypted or self.public.domain != _domain(salt):
-            raise ValueError("its salt is not that of its domain")
+            raise ValueError("its salt does not belong to its domain")
         sealing: Sealing = Plain() if salt is None else Encrypted(salt)
-        # Collecting garbage goes by the names: a chunk without one would be lost.
+        # Garbage collection goes by the names, so a chunk without a name would be lost.
         if ordered(sealing.name_of(digest) for digest in private.chunks) != self.names:
-            raise ValueError("its chunks are not those it names")
+            raise ValueError("its chunks do not match its list of names")
 
 
 def encode(public: Public, private: Private, keys: Keys) -> bytes:
-    """A manifest, ready to be published. Raises StoreError if it cannot be written."""
+    """Return a signed manifest, ready to be published.
+
+    Raises StoreError if a field is invalid or it is too large, KeyRefused, and what the signer
+    raises.
+    """
     if (keys.salt is None) != (keys.data_key is None):
-        raise ValueError("a salt and a data key go together")
+        raise ValueError("a salt and a data key are given together or not at all")
     sealing = keys.sealing()
     try:
         stored = private_part.written(private, keys.salt)
@@ -152,7 +163,7 @@ def encode(public: Public, private: Private, keys: Keys) -> bytes:
             ),
         )
     except ValueError as exc:
-        raise StoreError(f"snapshot {public.id} cannot be written: {exc}") from exc
+        raise StoreError(f"cannot write snapshot {public.id}: {exc}") from exc
     head = _head(len(told), len(names.raw), len(stored), encrypted=keys.data_key is not None)
     if len(told) > _LARGEST_PUBLIC or _whole(head) > LARGEST:
         raise StoreError(f"snapshot {public.id}: its manifest would be too large")
@@ -164,30 +175,32 @@ def encode(public: Public, private: Private, keys: Keys) -> bytes:
 
 
 def decode(data: bytes, snapshot: str, trusted: Collection[bytes] | None) -> Manifest:
-    """Check and read a manifest; `trusted`: public keys of writers; None: whoever signed it.
+    """Check a manifest and parse it.
 
-    Raises StoreDamaged, StoreNewer, or KeyRefused if nobody who is trusted signed it.
+    `trusted` are the public keys of trusted writers; None accepts every writer. Raises
+    StoreDamaged, StoreNewer, and KeyRefused if no trusted writer signed it.
     """
     where = _where(snapshot)
     public, names, stored = _parse(data, where)
     if public.id != snapshot:
         raise _damaged(where, f"it is the manifest of {public.id}")
     if blake3(stored).hexdigest() != public.private_hash:
-        raise _damaged(where, "its private part is of another snapshot")
+        raise _damaged(where, "its private part belongs to another snapshot")
     _check_signature(data, public, where)
     if trusted is not None and bytes.fromhex(public.signer) not in trusted:
         key = key_text(KeyKind.WRITER, bytes.fromhex(public.signer))
         raise KeyRefused(
             f"snapshot {snapshot} was signed by a writer that is not trusted here",
-            hint=f"if you know it: vmckpt snapshot keys trust NAME {key}",
+            hint=f"if you trust the writer, run vmckpt snapshot keys trust NAME {key}",
         )
     return Manifest(public, names, stored)
 
 
 def head(data: bytes, snapshot: str, size: int) -> Public | None:
-    """What the beginning of a manifest of that size says, if it makes sense: nothing is proved.
+    """Parse the public part from the beginning of a manifest, without verifying it.
 
-    None: only the whole of it can tell what is wrong, or `data` is not long enough.
+    `size` is the size of the whole manifest in bytes. Returns None if `data` is too short or
+    invalid; `decode` of the whole manifest then reports what is wrong.
     """
     if len(data) < _HEAD or not data.startswith(MAGIC + VERSION.to_bytes(2, "little")):
         return None
@@ -202,27 +215,31 @@ def head(data: bytes, snapshot: str, size: int) -> Public | None:
 
 
 def references(data: bytes, snapshot: str = "?") -> Digests:
-    """The names of all its chunks, whoever signed it: what must not be collected.
+    """Return the names of all chunks that a manifest needs, without checking its signature.
 
-    Raises StoreDamaged or StoreNewer: then nothing at all may be collected.
+    Garbage collection keeps these chunks. Raises StoreDamaged or StoreNewer; garbage collection
+    must not remove anything then.
     """
     return _parse(data, _where(snapshot))[1]
 
 
 def signed(snapshot: str, digest: bytes) -> bytes:
-    """What is signed of a manifest: a signature for anything else must not pass for one."""
+    """Return the message that is signed for a manifest with this digest.
+
+    The prefix makes sure that a signature of anything else is not valid for a manifest.
+    """
     return b"vmckpt manifest v1\0" + snapshot.encode() + b"\0" + digest
 
 
 def is_for(message: bytes, snapshot: str) -> bool:
-    """Whether who is asked to sign a message signs a manifest of that snapshot and nothing else."""
+    """Return whether a message to be signed is for a manifest of that snapshot."""
     return len(message) == len(signed(snapshot, bytes(_SUM))) and message.startswith(
         signed(snapshot, b"")
     )
 
 
 def data_key_id(data_key: bytes) -> str:
-    """Which data key is meant, for who has it."""
+    """Return the public ID of a data key."""
     return derive(data_key, "vmckpt data key id v1")[:16].hex()
 
 
@@ -232,7 +249,7 @@ def _parse(data: bytes, where: str) -> tuple[Public, Digests, memoryview]:
     encrypted = int.from_bytes(head[10:12], "little")
     told, named, stored = _lengths(head)
     if told > _LARGEST_PUBLIC or _whole(head) != len(data) or encrypted > _ENCRYPTED:
-        raise _damaged(where, "its lengths make no sense")
+        raise _damaged(where, "its lengths are invalid")
     view = memoryview(data)
     end = _HEAD + told
     try:
@@ -241,30 +258,30 @@ def _parse(data: bytes, where: str) -> tuple[Public, Digests, memoryview]:
     except ValueError as exc:
         raise _damaged(where, str(exc)) from exc
     if (public.data_key_id is not None) != bool(encrypted) or not public.signer:
-        raise _damaged(where, "its head does not fit the rest")
+        raise _damaged(where, "its header contradicts its public part")
     if (public.domain == PLAIN) == bool(encrypted):
-        raise _damaged(where, "its domain makes no sense")
+        raise _damaged(where, "its domain is invalid")
     if not ascending(names):
-        raise _damaged(where, "the names of its chunks are not in order")
+        raise _damaged(where, "the names of its chunks are not in ascending order")
     return public, names, view[end + named : end + named + stored]
 
 
 def _check_frame(data: bytes, where: str) -> None:
     if len(data) > LARGEST:
-        raise _damaged(where, f"{len(data)} bytes are too many for a manifest")
+        raise _damaged(where, f"{len(data)} bytes is too large for a manifest")
     if len(data) < _HEAD + _SIGNATURE + _SUM or not data.startswith(MAGIC):
         raise _damaged(where, "it is not a manifest")
-    # The checksum goes first: a flipped bit must not pass for a newer version.
+    # The checksum is checked before the version, so a flipped bit is not taken for a newer version.
     if blake3(memoryview(data)[:-_SUM]).digest() != data[-_SUM:]:
         raise _damaged(where, "its checksum is wrong")
     version = int.from_bytes(data[8:10], "little")
     if version > VERSION:
         raise StoreNewer(
-            f"{where} has version {version}, and this vmckpt reads up to {VERSION}",
+            f"{where} has version {version}; this vmckpt supports up to {VERSION}",
             hint="use the vmckpt that wrote it, or a newer one",
         )
     if version != VERSION:
-        raise _damaged(where, "its version makes no sense")
+        raise _damaged(where, "its version is invalid")
 
 
 def _check_signature(data: bytes, public: Public, where: str) -> None:
@@ -316,7 +333,7 @@ def _where(snapshot: str) -> str:
 
 
 def _damaged(where: str, what: str) -> StoreDamaged:
-    return StoreDamaged(f"{where}: {what}", hint="bring it back from another tier or a copy")
+    return StoreDamaged(f"{where}: {what}", hint="restore it from another store or a copy")
 
 
 _MARK = b"\nblake3 "
@@ -324,35 +341,38 @@ _TAIL = len(_MARK) + 64 + 1
 
 
 def framed(key: str, body: Data) -> bytes:
-    """The object's bytes."""
+    """Return the bytes of a small object: the body and its checksum."""
     return b"".join((body, _MARK, _sum(key, body), b"\n"))
 
 
 def unframed(key: str, raw: bytes, where: str) -> bytes:
-    """The body of an object. Raises StoreDamaged."""
+    """Return the body of a small object. Raises StoreDamaged if the checksum does not match.
+
+    `where` is the store's name for messages.
+    """
     body, tail = raw[: max(0, len(raw) - _TAIL)], raw[-_TAIL:]
     if tail != _MARK + _sum(key, body) + b"\n":
         raise StoreDamaged(
             f"{where}: {key} is damaged: its checksum does not match",
-            hint="vmckpt snapshot verify tells what else is",
+            hint="run vmckpt snapshot verify to look for more damage",
         )
     return body
 
 
 def written(key: str, values: Mapping[str, Any]) -> bytes:
-    """The bytes of an object that is JSON."""
+    """Return the bytes of a small object whose body is JSON."""
     return framed(key, json.dumps(values, indent=1).encode())
 
 
 def parsed(key: str, raw: bytes, where: str) -> dict[str, Any]:
-    """What an object of JSON tells. Raises StoreDamaged."""
+    """Return the values of a small object whose body is a JSON object. Raises StoreDamaged."""
     body = unframed(key, raw, where)
     try:
         values = json.loads(body)
     except (ValueError, RecursionError) as exc:
-        raise StoreDamaged(f"{where}: {key} is no JSON: {str(exc)[:80]}") from exc
+        raise StoreDamaged(f"{where}: {key} is not valid JSON: {str(exc)[:80]}") from exc
     if not isinstance(values, dict):
-        raise StoreDamaged(f"{where}: {key} is not what a store writes")
+        raise StoreDamaged(f"{where}: {key} is not a JSON object")
     return values
 
 

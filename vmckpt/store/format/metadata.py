@@ -1,7 +1,7 @@
-"""What a snapshot tells of itself: the part that everybody may read, and the part behind the key.
+"""The metadata of a snapshot: the public part, and the private part that may be encrypted.
 
-The fields are the format: their names are the keys of the manifest's JSON. A field that is added,
-dropped or read in another way makes a new version of the manifest.
+The fields are the format: their names are the keys of the manifest's JSON. Adding or dropping a
+field, or changing its meaning, makes a new version of the manifest.
 
 Pure.
 """
@@ -19,7 +19,7 @@ from vmckpt.store.format.chunk_map import Kind
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 Word = Annotated[str, Field(max_length=255, pattern=_PRINTABLE)]
-"""Goes to a terminal as it is: no control characters."""
+"""Text that can be printed to a terminal as it is: no control characters."""
 FilePath = Annotated[str, Field(max_length=4096, pattern=_PRINTABLE)]
 Document = Annotated[str, Field(max_length=4 << 20)]
 SnapshotId = Annotated[str, Field(pattern=r"^s-[a-z2-7]{16}$")]
@@ -34,7 +34,7 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Contents(StrEnum):
-    """What of a guest is in a snapshot."""
+    """The parts of a guest that a snapshot contains."""
 
     MEMORY = "memory+disks"
     DISKS = "disks"
@@ -42,7 +42,7 @@ class Contents(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Public:
-    """What everybody may read who can read the store."""
+    """The part that can be read without a key."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -52,53 +52,53 @@ class Public:
     guest_uuid: Uuid
     contents: Contents
     made_at: Annotated[float, Field(ge=0, lt=1 << 40)]
-    """Seconds since 1970, when the guest stood still."""
+    """When the guest was paused, in seconds since 1970."""
     by: Word
-    """Who asked for it, and where: "root@controller"."""
+    """The user and host that requested it: "root@controller"."""
     host: Word
-    """Where the guest ran."""
+    """The host on which the guest ran."""
     parent: SnapshotId | None
-    """The one before in the guest's life; it is not needed to read this one."""
+    """The guest's previous snapshot; it is not needed to read this one."""
     group: Annotated[str, Field(pattern=r"^g-[a-z2-7]{16}$")] | None
-    """The consistent cut it is part of."""
+    """The group of snapshots of several guests, taken at the same moment."""
     memory: Count
     disks: Count
-    """Bytes the guest sees."""
+    """Bytes as the guest sees them."""
     new: Count
-    """Bytes that the store took for it."""
+    """Bytes added to the store."""
     qemu: Word
-    """The emulator's version: "7.2.22"."""
+    """QEMU's version: "7.2.22"."""
     machine: Word
     accelerator: Word
     arch: Word
     epoch: Count
-    """How many snapshots the guest's line had before."""
+    """The number of earlier snapshots in the guest's chain."""
     owner: Word
     """Token of the lease under which it was made."""
     tags: Labels
-    """`SCHEDULE` and what the operator likes."""
+    """`SCHEDULE` and the operator's own tags."""
     domain: Word = ""
-    """Who shares chunks with it. This and what follows is filled in when it is written."""
+    """ID of the domain whose snapshots share chunks. `encode` sets this and the fields below."""
     signer: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """The writer's public key."""
     private_hash: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """BLAKE3 of the private part as it is stored."""
     data_key_id: Hex16 | None = None
-    """Of which data key the private part needs; None: it is not encrypted."""
+    """ID of the data key that the private part needs; None: it is not encrypted."""
 
     @property
     def schedule(self) -> str | None:
-        """The schedule that made it; None: a person did."""
+        """The schedule that made it; None if it was made by hand."""
         return self.tags.get(SCHEDULE)
 
 
 SCHEDULE = "schedule"
-"""The tag that names the schedule that made a snapshot, and may remove it."""
+"""The tag that names the schedule which made a snapshot and may delete it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RamBlock:
-    """A block of memory as QEMU has it."""
+    """A RAM block of QEMU."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -108,35 +108,35 @@ class RamBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskMake:
-    """How to make a disk's image anew; it has no backing file then."""
+    """How to recreate a disk's image, without a backing file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     target: Word
-    """Its name in the guest, and its region's: "vda"."""
+    """The disk's target in the domain XML, which is also its region's name: "vda"."""
     format: Word
     size: Count
     options: Word
-    """As `qemu-img create -o` takes them."""
+    """Options for `qemu-img create -o`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A piece of a stream: some chunks, one after the other."""
+    """A part of the migration stream: consecutive chunks."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     name: Word
     """"head" (up to the memory) or "tail" (device state)."""
     size: Count
-    """Bytes, all chunks together."""
+    """Bytes of all chunks together."""
     chunks: Annotated[tuple[Count, ...], Field(max_length=1 << 16)]
     """Indexes into the chunk table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateFacts:
-    """What only who has the key may read, but for maps, digests and files."""
+    """The metadata in the private part; maps, digests and files are stored beside it."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -144,15 +144,15 @@ class PrivateFacts:
     cpu_xml: Document | None
     """The CPU with all its features; None: QEMU's default."""
     boot_files: Annotated[tuple[FilePath, ...], Field(max_length=64)]
-    """Kernel, initrd and firmware that QEMU reads from its host."""
+    """Paths of kernel, initrd and firmware, which QEMU reads from its host."""
     ram: Annotated[tuple[RamBlock, ...], Field(max_length=1024)]
     disks: Annotated[tuple[DiskMake, ...], Field(max_length=1024)]
     stream: Annotated[tuple[Part, ...], Field(max_length=16)] = ()
-    """QEMU's state but for the memory; empty without memory."""
+    """QEMU's state except the memory; empty for a snapshot without memory."""
     agent: Labels = field(default_factory=dict)
-    """What the guest agent said; empty: there is none."""
+    """What the guest agent reported; empty if the guest has no agent."""
     warnings: Annotated[tuple[Word, ...], Field(max_length=64)] = ()
-    """What was not as it should be when it was made."""
+    """Warnings from when it was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ class RegionRow:
     size: Count
     unit: Count
     map: Count
-    """Bytes of its map."""
+    """Bytes of its encoded map."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,7 @@ class Inside:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     salt: Hex32 | None
-    """The domain's; None: nothing is encrypted."""
+    """The domain's salt; None: nothing is encrypted."""
     chunks: Count
     regions: Annotated[tuple[RegionRow, ...], Field(max_length=1024)]
     files: Annotated[tuple[FileRow, ...], Field(max_length=1024)]
@@ -199,7 +199,7 @@ INSIDE: TypeAdapter[Inside] = TypeAdapter(Inside)
 
 
 def dumped(form: TypeAdapter[T], value: T) -> bytes:
-    """As JSON. Raises ValueError in one line if it could not be read back."""
+    """Return a value as JSON. Raises ValueError, with a one-line message, if it is invalid."""
     try:
         text = form.dump_json(value)
     except PydanticSerializationError as exc:
@@ -209,7 +209,7 @@ def dumped(form: TypeAdapter[T], value: T) -> bytes:
 
 
 def loaded(form: TypeAdapter[T], text: bytes) -> T:
-    """From JSON. Raises ValueError in one line."""
+    """Parse a value from JSON. Raises ValueError with a one-line message."""
     try:
         return form.validate_json(text, strict=True)
     except ValidationError as exc:
@@ -220,5 +220,5 @@ def loaded(form: TypeAdapter[T], text: bytes) -> T:
 
 
 def new_id(entropy: bytes, letter: str = "s") -> str:
-    """An id of a snapshot, or a group's with "g", from 10 random bytes."""
+    """Return a snapshot ID made of 10 random bytes; with the letter "g" a group's ID."""
     return f"{letter}-{base64.b32encode(entropy[:10]).decode().lower()}"

@@ -1,17 +1,18 @@
 """Packs: many sealed chunks in one object. Pure.
 
     header   magic, version, 16 random bytes
-    boxes    one after the other
+    boxes    sealed chunks, one after the other
     index    a row per box, in their order: name, offset, length, plain length, box hash
     footer   hash of index and footer, number of rows, generation, version, magic
 
-A pack's id is the BLAKE3 of all of it, so nothing in it can change unseen; the random bytes keep
-two packs of the same boxes from being one object, which one writer could use while a collection
-removes what it takes for another one's. A reader that knows the size finds the index from the end.
+A pack's ID is the BLAKE3 of all of it, so every change is detected. The random bytes make two packs
+of the same chunks two objects; otherwise a writer could rely on a new pack while a garbage
+collection removes an old one of the same ID. A reader that knows the size finds the index from the
+end.
 
-A *foreign* pack holds boxes that another store gave and that nobody here could open: whether they
-are what their names say is not known, so nobody counts on them but the snapshots they came with. It
-has version 2, and is the same otherwise. docs/formats.md tells the rest.
+A *foreign* pack holds encrypted chunks that came from another store and could not be decrypted
+here. Whether they match their names is not known, so only the snapshots that they came with rely on
+them. A foreign pack has version 2 and is otherwise the same. See docs/formats.md.
 """
 
 import struct
@@ -26,7 +27,7 @@ from vmckpt.errors import BadInput, StoreDamaged, StoreNewer
 
 VERSION = 1
 FOREIGN = 2
-"""The version of a foreign pack, and the newest there is."""
+"""The version of a foreign pack, which is the newest version."""
 NAME = 32
 HASH = 16
 MOST_PLAIN = 4 << 20
@@ -39,7 +40,7 @@ ROW = np.dtype(
     ]
 )  # fmt: skip
 Rows = NDArray[Any]
-"""Rows of an index: an array of ROW."""
+"""Rows of an index: an array of dtype ROW."""
 
 _HEADER = struct.Struct("<8sII16s")
 _FOOTER = struct.Struct("<32sIIII8s")
@@ -49,39 +50,39 @@ HEADER, FOOTER = _HEADER.size, _FOOTER.size
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What a pack says of itself."""
+    """The index of a pack."""
 
     generation: int
-    """0: a writer made it; otherwise one more than the packs it was rewritten from."""
+    """0 for a writer's pack; otherwise one more than the packs that it was rewritten from."""
     rows: Rows
     foreign: bool = False
-    """It came from another store, and nobody could see whether its boxes fit their names."""
+    """Its chunks came from another store and could not be compared with their names."""
 
 
 def key_of(pack: str) -> str:
-    """The object of a pack."""
+    """Return the key of a pack's object."""
     return f"packs/{pack[:2]}/{pack}"
 
 
 def pack_of(key: str) -> str | None:
-    """The pack that an object is; None if its name is not one of a pack."""
+    """Return the pack ID of an object's key; None if it is not the key of a pack."""
     pack = key.rpartition("/")[2]
     good = len(pack) == 64 and not set(pack) - set("0123456789abcdef")
     return pack if good and key == key_of(pack) else None
 
 
 def box_hash(box: bytes | memoryview) -> bytes:
-    """What the index tells of a box, for whoever has no key."""
+    """Return the hash of a sealed chunk, by which it can be checked without a key."""
     return blake3(box).digest(HASH)
 
 
 def header(nonce: bytes, *, foreign: bool = False) -> bytes:
-    """The first bytes of a pack."""
+    """Return the first bytes of a pack. `nonce` is 16 random bytes."""
     return _HEADER.pack(_BEGIN, _version(foreign), 0, nonce)
 
 
 def tail(rows: Rows, generation: int, *, foreign: bool = False) -> bytes:
-    """The last bytes of a pack: index and footer."""
+    """Return the last bytes of a pack: index and footer."""
     index, version = rows.tobytes(), _version(foreign)
     return index + _FOOTER.pack(
         _index_hash(index, generation, version), len(rows), generation, version, 0, _END
@@ -89,7 +90,7 @@ def tail(rows: Rows, generation: int, *, foreign: bool = False) -> bytes:
 
 
 def row(name: bytes, offset: int, box: bytes | memoryview, plain: int) -> tuple[Any, ...]:
-    """What the index tells of one box."""
+    """Return the index row of a sealed chunk. `plain` is its length before sealing."""
     return (name, offset, len(box), plain, box_hash(box))
 
 
@@ -97,7 +98,7 @@ def encode(
     boxes: list[tuple[bytes, bytes, int]], nonce: bytes, generation: int = 0, *,
     foreign: bool = False,
 ) -> bytes:  # fmt: skip
-    """A whole pack of (name, box, plain length)."""
+    """Return a complete pack of sealed chunks, given as (name, box, plain length)."""
     parts, rows, at = [header(nonce, foreign=foreign)], [], HEADER
     for name, box, plain in boxes:
         rows.append(row(name, at, box, plain))
@@ -107,22 +108,23 @@ def encode(
 
 
 def tail_length(footer: bytes) -> int:
-    """How long index and footer are. Raises StoreDamaged, StoreNewer."""
+    """Return the length of index and footer in bytes. Raises StoreDamaged, StoreNewer."""
     return FOOTER + _parsed_footer(footer)[1] * ROW.itemsize
 
 
 def parse_tail(data: bytes, size: int) -> Index:
-    """Index and footer of a pack of that size, from its last bytes: at least those.
+    """Parse the index of a pack.
 
+    `data` are the pack's last bytes, at least index and footer; `size` is the size of the pack.
     Raises StoreDamaged, StoreNewer.
     """
     digest, count, generation, version = _parsed_footer(data[-FOOTER:])
     length = count * ROW.itemsize
     if HEADER + length + FOOTER > size or length + FOOTER > len(data):
-        raise StoreDamaged("its index is longer than it")
+        raise StoreDamaged("its index is larger than the pack")
     index = data[len(data) - FOOTER - length : len(data) - FOOTER]
     if _index_hash(index, generation, version) != digest:
-        raise StoreDamaged("its index is not what was written")
+        raise StoreDamaged("the checksum of its index is wrong")
     rows = np.frombuffer(index, dtype=ROW)
     lengths = rows["length"].astype(np.int64)
     ends = HEADER + np.cumsum(lengths)
@@ -132,21 +134,24 @@ def parse_tail(data: bytes, size: int) -> Index:
         or (rows["plain"] > MOST_PLAIN).any()
         or (lengths > MOST_BOX).any()
     ):
-        raise StoreDamaged("its index does not fit its boxes")
+        raise StoreDamaged("its index is invalid")
     return Index(generation, rows, version == FOREIGN)
 
 
 def parse(pack: str, data: bytes) -> Index:
-    """A whole pack, with every bit of it checked. Raises StoreDamaged, StoreNewer."""
+    """Check every bit of a complete pack, and return its index.
+
+    Raises StoreDamaged, StoreNewer.
+    """
     whole = blake3(data).hexdigest() == pack
     try:
         index = _walked(data)
     except StoreNewer as exc:
         if whole:
             raise
-        raise StoreDamaged("its version is not what was written") from exc
+        raise StoreDamaged("its version field is damaged") from exc
     if not whole:
-        raise StoreDamaged("its bytes are not those that its name tells of")
+        raise StoreDamaged("its content does not match its name")
     return index
 
 
@@ -155,23 +160,23 @@ def _walked(data: bytes) -> Index:
         raise StoreDamaged("it is too short")
     magic, version, zero, _ = _HEADER.unpack(data[:HEADER])
     if magic == _BEGIN and version > FOREIGN:
-        raise StoreNewer(f"it has version {version}; this vmckpt knows {FOREIGN}")
+        raise StoreNewer(f"it has version {version}; this vmckpt supports up to {FOREIGN}")
     if magic != _BEGIN or zero:
-        raise StoreDamaged("its beginning is not what was written")
+        raise StoreDamaged("its header is damaged")
     index = parse_tail(data, len(data))
     if version != _version(index.foreign):
-        raise StoreDamaged("its beginning is not what was written")
+        raise StoreDamaged("its header is damaged")
     view = memoryview(data)
     for name, offset, length, _, told in index.rows.tolist():
         if box_hash(view[offset : offset + length]) != told:
-            raise StoreDamaged(f"the box of chunk {name.hex()[:16]} at {offset} is damaged")
+            raise StoreDamaged(f"chunk {name.hex()[:16]} at offset {offset} is damaged")
     return index
 
 
 def salvage(data: bytes) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """The names of boxes that are whole in a pack that is not, and of those that are lost.
+    """Return the names of the intact and of the damaged chunks in a damaged pack.
 
-    Of a pack whose index is damaged nothing is known.
+    Both are empty if the index is damaged.
     """
     try:
         rows = parse_tail(data, len(data)).rows
@@ -190,9 +195,9 @@ def salvage(data: bytes) -> tuple[NDArray[np.void], NDArray[np.void]]:
 
 
 def checked_box(name: bytes, box: bytes | memoryview, plain: int) -> None:
-    """Raises BadInput for what no pack may hold."""
+    """Check the name and the sizes of a sealed chunk. Raises BadInput."""
     if len(name) != NAME or len(box) > MOST_BOX or not 0 < plain <= MOST_PLAIN:
-        raise BadInput(f"a chunk of {plain} bytes is no chunk; at most {MOST_PLAIN} make one")
+        raise BadInput(f"invalid chunk of {plain} bytes; a chunk has 1 to {MOST_PLAIN} bytes")
 
 
 def _version(foreign: bool) -> int:
@@ -204,11 +209,11 @@ def _parsed_footer(footer: bytes) -> tuple[bytes, int, int, int]:
         raise StoreDamaged("it is too short")
     digest, count, generation, version, zero, magic = _FOOTER.unpack(footer)
     if magic != _END:
-        raise StoreDamaged("its end is not one of a pack")
+        raise StoreDamaged("it does not end with a pack footer")
     if version > FOREIGN:
-        raise StoreNewer(f"it has version {version}; this vmckpt knows {FOREIGN}")
+        raise StoreNewer(f"it has version {version}; this vmckpt supports up to {FOREIGN}")
     if version not in (VERSION, FOREIGN) or zero:
-        raise StoreDamaged("its end is not what was written")
+        raise StoreDamaged("its footer is damaged")
     return digest, count, generation, version
 
 

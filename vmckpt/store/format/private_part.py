@@ -1,4 +1,4 @@
-"""The private part of a manifest: digests, maps, small files and what they mean.
+"""The private part of a manifest: metadata, digests, maps and small files.
 
 4   length of the JSON, little endian
     JSON
@@ -47,7 +47,7 @@ _LARGEST_FILES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RegionMap:
-    """A RAM block or a disk, and where its units are."""
+    """A RAM block or disk, and the map to its chunks."""
 
     name: str
     kind: Kind
@@ -57,7 +57,7 @@ class RegionMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Private:
-    """What one can read of a snapshot with its data key."""
+    """The private part of a manifest, decoded."""
 
     facts: PrivateFacts
     chunks: Sequence[bytes]
@@ -67,12 +67,12 @@ class Private:
     """NVRAM and TPM state."""
 
     def region(self, name: str) -> RegionMap | None:
-        """The region of that name; None if there is none."""
+        """Return the region of that name; None if there is none."""
         return next((region for region in self.regions if region.name == name), None)
 
 
 def written(private: Private, salt: bytes | None) -> bytes:
-    """The private part as bytes. Raises ValueError in one line."""
+    """Encode the private part. Raises ValueError with a one-line message."""
     for region in private.regions:
         _fits(region, len(private.chunks))
     maps = [pack(region.map) for region in private.regions]
@@ -103,7 +103,10 @@ def written(private: Private, salt: bytes | None) -> bytes:
 
 
 def read(data: memoryview) -> tuple[Private, bytes | None]:
-    """The private part, and the domain's salt. Raises ValueError or StoreDamaged in one line."""
+    """Decode the private part. Returns it and the domain's salt.
+
+    Raises ValueError or StoreDamaged with a one-line message.
+    """
     length = int.from_bytes(data[:_LENGTH], "little")
     if length > min(_LARGEST_JSON, len(data)):
         raise ValueError("its description is too large")
@@ -112,7 +115,7 @@ def read(data: memoryview) -> tuple[Private, bytes | None]:
     sizes = [told.chunks * DIGEST, *(row.map for row in told.regions)]
     sizes += [row.size for row in told.files]
     if _LENGTH + length + sum(sizes) != len(data):
-        raise ValueError("its lengths do not add up")
+        raise ValueError("its size does not match the lengths that it states")
     chunks, *rest = _cut(data[_LENGTH + length :], sizes)
     maps, files = rest[: len(told.regions)], rest[len(told.regions) :]
     regions = tuple(
@@ -141,13 +144,13 @@ def _cut(data: memoryview, sizes: Iterable[int]) -> list[memoryview]:
 
 
 def _check(told: Inside) -> None:
-    """Refuse what contradicts itself, or would take too much memory. Raises ValueError."""
+    """Check for contradictions and for sizes that take too much memory. Raises ValueError."""
     if told.chunks > MOST_CHUNKS:
         raise ValueError("it has too many chunks")
     if sum(units(row.kind, row.size) for row in told.regions) > MOST_UNITS:
         raise ValueError("it is too large for one snapshot (1 TiB of memory, 16 TiB of disks)")
     if any(row.unit != UNIT[row.kind] for row in told.regions):
-        raise ValueError("its units have another size")
+        raise ValueError("its unit size is not supported")
     if sum(row.size for row in told.files) > _LARGEST_FILES:
         raise ValueError("its NVRAM and TPM files are too large")
     _each_once("region", [row.name for row in told.regions])
@@ -155,7 +158,7 @@ def _check(told: Inside) -> None:
     _each_once("part", [part.name for part in told.facts.stream])
     for part in told.facts.stream:
         if any(index >= told.chunks for index in part.chunks):
-            raise ValueError(f"part {part.name} names a chunk that it does not have")
+            raise ValueError(f"part {part.name} refers to a chunk that is not in the table")
         if part.size > len(part.chunks) * MOST:
             raise ValueError(f"part {part.name} is larger than its chunks")
 
@@ -163,25 +166,28 @@ def _check(told: Inside) -> None:
 def _each_once(what: str, names: Sequence[str]) -> None:
     twice = sorted(name for name in set(names) if names.count(name) > 1)
     if twice:
-        raise ValueError(f"two of its {what}s are called {twice[0]}")
+        raise ValueError(f"it has two {what}s named {twice[0]}")
 
 
 def _fits(region: RegionMap, chunks: int) -> None:
     if len(region.map) != units(region.kind, region.size):
-        raise ValueError(f"the map of {region.name} is not as long as the region")
+        raise ValueError(f"the map of {region.name} does not have the length of the region")
     for part in blocks(region.map):
         there = part[part != ZERO]
         if len(there) and int(there.max()) >= chunks * SLOTS:
-            raise ValueError(f"the map of {region.name} names a chunk that is not in the table")
+            raise ValueError(f"the map of {region.name} refers to a chunk that is not in the table")
 
 
 Flags = NDArray[np.bool_]
 
 
 def compacted(private: Private) -> Private:
-    """Without what nothing names: a group may be stored anew after some of its units were named
-    again, and a chunk that is listed is kept for ever. The maps are changed in place: a second one
-    of 64 GiB would take 64 MiB."""
+    """Remove chunks from the table that no map or stream refers to.
+
+    Such chunks remain when a group is stored again after some of its units were reused from the
+    parent; garbage collection would keep them, as the manifest lists them. The maps are changed in
+    place, because a second map of a 64 GiB region would take 64 MiB.
+    """
     used: Flags = np.zeros(len(private.chunks), dtype=bool)
     for region in private.regions:
         for part in blocks(region.map):

@@ -1,8 +1,8 @@
-"""From a chunk's bytes to the box that lies in the store, and back. Pure.
+"""Seal chunks for the store (compress and encrypt them), and unseal them. Pure.
 
-A chunk's digest says what it holds and opens it; its name says only that it is the same chunk. One
-content gives one name in a domain (all who have the same salt), so it is stored once; in another
-domain it has another name and another key.
+A chunk's *digest* is the hash of its content and, with the salt, the key to it; its *name* only
+identifies the chunk. A *domain* is all writers with the same salt. Within a domain equal content
+has the same name, so it is stored once; in another domain it has another name and another key.
 """
 
 import threading
@@ -18,7 +18,7 @@ from vmckpt.errors import KeyRefused, StoreDamaged
 DIGEST = 32
 SALT = 32
 PLAIN = "plain"
-"""The domain of what is not encrypted."""
+"""The domain of chunks that are not encrypted."""
 MOST = 4 << 20
 """Bytes of the largest chunk: 64 units of a disk."""
 _LEVEL = 3
@@ -26,34 +26,34 @@ _NONCE = 12
 
 
 class Sealing(Protocol):
-    """How one domain seals its chunks. All of it may be called from any thread."""
+    """Seals and unseals the chunks of one domain. Safe to use from several threads."""
 
     @property
     def domain(self) -> str:
-        """Who shares chunks: the salt's id, or `PLAIN`."""
+        """The ID of the domain: derived from the salt, or `PLAIN`."""
 
     def digest_of(self, plain: bytes | memoryview) -> bytes:
-        """What identifies a content."""
+        """Return the digest of a content: BLAKE3, 32 bytes."""
 
     def name_of(self, digest: bytes) -> bytes:
-        """Under which name the store has it."""
+        """Return the name of the chunk with that digest in the store."""
 
     def seal(self, plain: bytes | memoryview, digest: bytes) -> bytes:
-        """The box for a content whose digest is known."""
+        """Seal a content whose digest is known. Raises ValueError if it is too large."""
 
     def unseal(self, box: bytes | memoryview, digest: bytes) -> bytes:
-        """The content of a box. Raises StoreDamaged if it is not what was sealed."""
+        """Return the content of a sealed chunk. Raises StoreDamaged if it does not match."""
 
 
 def damaged(name: bytes, what: str) -> StoreDamaged:
-    """Say of a chunk, by its public name, what is wrong with it."""
+    """Return the error for a damaged chunk. `name` is its public name."""
     return StoreDamaged(
         f"chunk {name.hex()[:16]}: {what}", hint="run vmckpt snapshot verify to see what needs it"
     )
 
 
 class Plain:
-    """Chunks that everybody can read, in the domain of all who do not encrypt."""
+    """Seals chunks without encryption, in the domain `PLAIN`."""
 
     domain = PLAIN
 
@@ -74,10 +74,10 @@ class Plain:
 
 
 class Encrypted:
-    """Chunks that only those can read who know their digest and the domain's salt."""
+    """Seals chunks with encryption: reading them takes their digest and the domain's salt."""
 
     def __init__(self, salt: bytes) -> None:
-        """Raises KeyRefused if that cannot be a salt."""
+        """Derive the domain's keys from its salt. Raises KeyRefused if the length is wrong."""
         if len(salt) != SALT:
             raise KeyRefused(f"a domain's salt has {SALT} bytes, not {len(salt)}")
         self.domain = domain_of(salt)
@@ -94,7 +94,8 @@ class Encrypted:
     def seal(self, plain: bytes | memoryview, digest: bytes) -> bytes:
         packed = self._zstd.pack(flat(plain))
         key = self._key(digest)
-        # Another zstd packs the same content in another way: the same key then needs another nonce.
+        # Another zstd version may compress the same content differently. The key is then the same,
+        # so the nonce has to differ.
         nonce = blake3(packed, key=derive(key, "vmckpt chunk nonce v1")).digest()[:_NONCE]
         return nonce + AESGCM(key).encrypt(nonce, packed, self.name_of(digest))
 
@@ -104,7 +105,7 @@ class Encrypted:
             cipher = AESGCM(self._key(digest))
             packed = cipher.decrypt(bytes(box[:_NONCE]), box[_NONCE:], name)
         except (InvalidTag, ValueError) as exc:
-            raise damaged(name, "it is not what was sealed") from exc
+            raise damaged(name, "it cannot be decrypted") from exc
         return self._zstd.unpack(packed, digest, name)
 
     def _key(self, digest: bytes) -> bytes:
@@ -112,46 +113,49 @@ class Encrypted:
 
 
 def derive(secret: bytes, purpose: str) -> bytes:
-    """A key of 32 bytes for one purpose."""
+    """Derive a key of 32 bytes for one purpose."""
     return blake3(secret, derive_key_context=purpose).digest()
 
 
 def domain_of(salt: bytes) -> str:
-    """The public id of a salt."""
+    """Return the public ID of a salt's domain."""
     return derive(salt, "vmckpt domain id v1")[:16].hex()
 
 
 def flat(data: bytes | memoryview) -> bytes | memoryview:
-    """The same bytes, seen as bytes. Raises ValueError if they do not lie in a row."""
+    """Return the data as a flat view of bytes, without a copy.
+
+    Raises ValueError if it is not contiguous.
+    """
     if isinstance(data, bytes) or (data.format == "B" and data.ndim == 1 and data.contiguous):
         return data
     if not data.c_contiguous:
-        raise ValueError("a chunk's bytes do not lie in a row")
+        raise ValueError("the bytes of a chunk are not contiguous")
     return data.cast("B")
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor for each thread: neither may be shared."""
+    """A compressor and a decompressor per thread, as threads must not share them."""
 
     def __init__(self) -> None:
         self._in = zstandard.ZstdCompressor(level=_LEVEL)
         self._out = zstandard.ZstdDecompressor()
 
     def pack(self, plain: bytes | memoryview) -> bytes:
-        """Compress. Raises ValueError if it is larger than a chunk can be."""
+        """Compress a content. Raises ValueError if it is too large for a chunk."""
         if len(plain) > MOST:
-            raise ValueError(f"{len(plain)} bytes are more than a chunk holds")
+            raise ValueError(f"{len(plain)} bytes is too large for a chunk")
         return self._in.compress(plain)
 
     def unpack(self, packed: bytes | memoryview, digest: bytes, name: bytes) -> bytes:
         """Decompress and compare with the digest. Raises StoreDamaged."""
         try:
-            # The frame names its size; memory is taken for no more than a chunk can have.
+            # The frame states its size; checking it first bounds the memory that is allocated.
             if not 0 <= zstandard.frame_content_size(packed) <= MOST:
-                raise damaged(name, "it claims a size that no chunk has")
+                raise damaged(name, "its stated size is invalid")
             plain = self._out.decompress(packed, max_output_size=MOST, allow_extra_data=False)
         except zstandard.ZstdError as exc:
             raise damaged(name, "it cannot be decompressed") from exc
         if blake3(plain).digest() != digest:
-            raise damaged(name, "its content is not the one it is named for")
+            raise damaged(name, "its content does not match its digest")
         return plain

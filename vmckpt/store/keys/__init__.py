@@ -1,1 +1,1 @@
-"""Keys of a store: who can read snapshots, and which signatures count."""
+"""The keys of a store: which keys open its snapshots, and which writers are trusted."""

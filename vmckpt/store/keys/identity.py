@@ -1,4 +1,4 @@
-"""An administrator's private key: the file that opens snapshots, best kept off the hosts."""
+"""An administrator's private key: the file that opens snapshots. Keep it off the hosts."""
 
 import secrets
 from collections.abc import Callable
@@ -14,47 +14,50 @@ from vmckpt.store.keys import key_files
 from vmckpt.store.keys.key_files import KeyKind, key_text, parse_key
 
 Passphrase = Callable[[], str]
-"""Asks for it, once."""
+"""Asks for the passphrase once."""
 COST = 17
 """scrypt's N is 2^17: 128 MiB and about half a second for each guess."""
-# A file made by somebody else must not take all memory: 256 MiB.
+# An untrusted file must not exhaust the memory: 2^18 takes 256 MiB.
 _DEAREST = 18
 _CHEAPEST = 10
 _SALT = 16
 _KEY = 32
 LOCKED = 1 + _SALT + _KEY + 16
-"""Bytes of 32 secret ones behind a passphrase."""
+"""Bytes of a 32-byte secret that is protected by a passphrase."""
 
 
 def create(path: Path, passphrase: str | None = None, *, cost: int = COST) -> bytes:
-    """Make an identity in a new file; its public key. Raises KeyRefused if the file is there."""
+    """Write a new identity to a new file. Returns its public key.
+
+    `cost` is the base-2 logarithm of scrypt's N. Raises KeyRefused, also if the file exists.
+    """
     private = X25519PrivateKey.generate()
     if not key_files.write(path, text(private, passphrase, cost=cost)):
         raise KeyRefused(
-            f"{path} is there already, and may be the only key to some snapshots",
-            hint="name another file",
+            f"{path} already exists and may be the only key to some snapshots",
+            hint="give another file",
         )
     return public_of(private)
 
 
 def load(path: Path, passphrase: Passphrase | None = None) -> X25519PrivateKey:
-    """The identity in a file. Raises KeyRefused.
+    """Read the identity in a file. Raises KeyRefused.
 
-    `passphrase` is asked if the file needs one; None: there is nobody to ask.
+    `passphrase` is called if the file needs one; None if there is no terminal to ask for it.
     """
     told = key_files.read(path, secret=True)
     if told is None:
-        raise KeyRefused(f"{path}: no such identity file", hint="name it with --identity")
+        raise KeyRefused(f"{path}: no such identity file", hint="give the file with --identity")
     return parse(told, passphrase, where=str(path))
 
 
 def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519PrivateKey:
-    """The identity in a file's text. Raises KeyRefused."""
+    """Parse the text of an identity file; arguments as in `load`. Raises KeyRefused."""
     lines = [line.strip() for line in told.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) != 1:
         raise KeyRefused(
-            f"{where}: an identity file has one key, not {len(lines)}", hint="name the right file"
+            f"{where}: an identity file has one key, not {len(lines)}", hint="give the right file"
         )
     if not lines[0].startswith(f"{KeyKind.LOCKED}:"):
         return X25519PrivateKey.from_private_bytes(
@@ -63,44 +66,46 @@ def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519Priv
     box = parse_key(lines[0], KeyKind.LOCKED, length=LOCKED, where=where)
     if passphrase is None:
         raise KeyRefused(
-            f"{where}: this identity has a passphrase", hint="run it where it can be asked for"
+            f"{where}: this identity needs a passphrase", hint="run the command in a terminal"
         )
     return X25519PrivateKey.from_private_bytes(unlocked(box, passphrase, where))
 
 
 def text(private: X25519PrivateKey, passphrase: str | None, *, cost: int = COST) -> str:
-    """An identity file. Raises KeyRefused if the passphrase is empty."""
+    """Return the text of an identity file. Raises KeyRefused if the passphrase is empty."""
     if passphrase is None:
         line = key_text(KeyKind.IDENTITY, private.private_bytes_raw())
     else:
         line = key_text(KeyKind.LOCKED, locked(private.private_bytes_raw(), passphrase, cost))
     return (
-        "# Who has this file can read the snapshots made for this key:\n"
+        "# Keep this file secret: it opens the snapshots that are encrypted for this key:\n"
         f"# {key_text(KeyKind.ADMIN, public_of(private))}\n{line}\n"
     )
 
 
 def public_of(private: X25519PrivateKey) -> bytes:
-    """What snapshots are made for."""
+    """Return the public key, for which snapshots are encrypted: 32 bytes."""
     return private.public_key().public_bytes_raw()
 
 
 def locked(secret: bytes, passphrase: str, cost: int = COST) -> bytes:
-    """32 secret bytes behind a passphrase. Raises KeyRefused if that is empty."""
+    """Encrypt 32 secret bytes with a passphrase. Raises KeyRefused if the passphrase is empty."""
     if not passphrase:
-        raise KeyRefused("an empty passphrase protects nothing", hint="give one, or give none")
+        raise KeyRefused(
+            "the passphrase is empty", hint="give a passphrase, or choose to have none"
+        )
     head = bytes([cost]) + secrets.token_bytes(_SALT)
-    # The salt is fresh, and so is the key: it has no second message.
+    # The nonce may be constant: the salt is fresh, so the key encrypts nothing else.
     return head + _cipher(head, passphrase).encrypt(bytes(12), secret, head)
 
 
 def unlocked(told: bytes, passphrase: Passphrase, where: str) -> bytes:
-    """What is behind a passphrase. Raises KeyRefused."""
+    """Decrypt a secret that `locked` encrypted. Raises KeyRefused."""
     head, box = told[: 1 + _SALT], told[1 + _SALT :]
     if not _CHEAPEST <= head[0] <= _DEAREST:
         raise KeyRefused(
-            f"{where}: its passphrase would cost 2^{head[0]} rounds",
-            hint=f"make it anew with 2^{COST}",
+            f"{where}: scrypt cost 2^{head[0]} is not between 2^{_CHEAPEST} and 2^{_DEAREST}",
+            hint=f"create the file again with cost 2^{COST}",
         )
     try:
         return _cipher(head, passphrase()).decrypt(bytes(12), box, head)

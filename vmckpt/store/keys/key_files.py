@@ -1,6 +1,6 @@
-"""Small secret files (written whole or not at all, readable by their owner alone) and keys as text.
+"""Small secret files, written atomically and readable by their owner alone, and keys as text.
 
-As text a key is one word, which says what kind of key it is and reveals a typing error.
+As text a key is one word that begins with its kind and ends with a checksum against typing errors.
 """
 
 import base64
@@ -17,12 +17,15 @@ from vmckpt.errors import KeyRefused
 from vmckpt.store.format.sealing import derive
 from vmckpt.util.atomic_file import sync_folder
 
-# The longest that is ever written has a few hundred bytes.
+# Key files have at most a few hundred bytes.
 _MOST = 4096
 
 
 def write(path: Path, text: str, *, replace: bool = False) -> bool:
-    """Write a file, durably, with mode 0600; False if it is there already. Raises KeyRefused."""
+    """Write a file durably, with mode 0600.
+
+    Returns False if the file exists and `replace` is not set. Raises KeyRefused.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         folder(path.parent)
@@ -31,7 +34,7 @@ def write(path: Path, text: str, *, replace: bool = False) -> bool:
             if replace:
                 temporary.replace(path)
             else:
-                # Unlike a rename, this leaves alone what another process has made meanwhile.
+                # Unlike a rename, a link does not replace a file that another process has created.
                 os.link(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -55,9 +58,12 @@ def _fill(path: Path, text: str) -> None:
 
 
 def read(path: Path, *, secret: bool) -> str | None:
-    """A file's text; None if there is none. Raises KeyRefused, also if others may read a secret."""
+    """Return a file's text; None if the file does not exist.
+
+    Raises KeyRefused, also if other users can read a secret file.
+    """
     try:
-        # A pipe would keep us waiting for somebody to write into it.
+        # Without O_NONBLOCK, opening a FIFO would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
@@ -67,20 +73,20 @@ def read(path: Path, *, secret: bool) -> str | None:
         mode = os.fstat(descriptor).st_mode
         if secret and mode & 0o077:
             raise KeyRefused(
-                f"{path}: others can read this key (mode {mode & 0o777:o})",
-                hint=f"chmod 600 {path}",
+                f"{path}: other users can read this key (mode {mode & 0o777:o})",
+                hint=f"run chmod 600 {path}",
             )
         return os.read(descriptor, _MOST).decode("utf-8")
     except OSError as exc:
         raise _refused(path, "read", exc) from exc
     except UnicodeDecodeError as exc:
-        raise KeyRefused(f"{path}: this is no key", hint="name the right file") from exc
+        raise KeyRefused(f"{path} is not a key file", hint="give the right file") from exc
     finally:
         os.close(descriptor)
 
 
 def remove(path: Path) -> bool:
-    """Remove a file, durably; False if there is none. Raises KeyRefused."""
+    """Remove a file durably. Returns False if it does not exist. Raises KeyRefused."""
     try:
         path.unlink()
         sync_folder(path.parent)
@@ -92,7 +98,10 @@ def remove(path: Path) -> bool:
 
 
 def names(path: Path, suffix: str) -> list[str]:
-    """The files of a folder that end so, without their ending, sorted. Raises KeyRefused."""
+    """Return the sorted names, without the suffix, of a folder's files with that suffix.
+
+    Raises KeyRefused.
+    """
     try:
         return sorted(
             entry.name.removesuffix(suffix)
@@ -106,7 +115,7 @@ def names(path: Path, suffix: str) -> list[str]:
 
 
 def folder(path: Path) -> None:
-    """Make a folder, and those above it, for its owner alone; leave one that is there as it is."""
+    """Create a folder and its parents, readable by the owner alone. Keeps an existing folder."""
     if path.is_dir():
         return
     folder(path.parent)
@@ -120,23 +129,23 @@ def _refused(path: Path, done: str, exc: OSError) -> KeyRefused:
 
 
 _CHECK = 4
-# The longest is a locked identity: 112 letters.
+# The longest key is a locked identity: 112 characters.
 _LONGEST = 256
 
 
 class KeyKind(StrEnum):
-    """The word in front of a key."""
+    """The kind of a key: the word in front of it."""
 
     SALT = "vmckpt-salt"
-    """Secret: what makes a domain."""
+    """Secret: the salt that defines a domain."""
     SIGNING = "vmckpt-writer"
-    """Secret: what a writer signs with."""
+    """Secret: the key that a writer signs with."""
     WRITER = "vmckpt-writer-pub"
     ADMIN = "vmckpt-admin-pub"
     IDENTITY = "vmckpt-admin"
-    """Secret: what opens snapshots."""
+    """Secret: the key that opens snapshots."""
     LOCKED = "vmckpt-admin-locked"
-    """The same, behind a passphrase."""
+    """The same, protected by a passphrase."""
     LOCKED_SALT = "vmckpt-salt-locked"
 
 
@@ -152,40 +161,45 @@ _WORDS = {
 
 
 def key_text(kind: KeyKind, key: bytes) -> str:
-    """A key as text."""
+    """Return a key as text."""
     text = base64.urlsafe_b64encode(key + _check(kind, key)).decode().rstrip("=")
     return f"{kind}:{text}"
 
 
 def parse_key(text: str, kind: KeyKind, *, length: int = 32, where: str = "") -> bytes:
-    """A key from its text. Raises KeyRefused, which never repeats a key: it may be a secret."""
+    """Parse a key of `length` bytes from its text.
+
+    `where` is the file for messages. Raises KeyRefused; the message never contains the key, which
+    may be secret.
+    """
     place = f"{where}: " if where else ""
     word, _, rest = text.strip()[:_LONGEST].partition(":")
     if word != kind:
         other = next((_WORDS[known] for known in KeyKind if known == word), "something else")
         raise KeyRefused(
-            f"{place}this is {other}, not {_WORDS[kind]}", hint=f"give one that begins {kind}:"
+            f"{place}this is {other}, not {_WORDS[kind]}",
+            hint=f"give a key that begins with {kind}:",
         )
     try:
         raw = base64.b64decode(rest + "=" * (-len(rest) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         raw = b""
     key, check = raw[:-_CHECK], raw[-_CHECK:]
-    # Text that names the same bytes in another way is a slip too, if a harmless one.
+    # Another base64 text for the same bytes is a typing error, too.
     if len(key) != length or check != _check(kind, key) or key_text(kind, key) != text.strip():
         raise KeyRefused(
-            f"{place}{_WORDS[kind]} is mistyped or cut off", hint="copy the whole of it again"
+            f"{place}{_WORDS[kind]} is mistyped or truncated", hint="copy the complete key again"
         )
     return key
 
 
 def fingerprint(key: bytes) -> str:
-    """A short name of a public key, for messages and lists."""
+    """Return the fingerprint of a public key, in hex, for messages and lists."""
     return key_id(key).hex()
 
 
 def key_id(key: bytes) -> bytes:
-    """Which public key is meant, in 16 bytes."""
+    """Return the ID of a public key: 16 bytes."""
     return derive(key, "vmckpt key id v1")[:16]
 
 

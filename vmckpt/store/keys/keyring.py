@@ -1,12 +1,12 @@
-"""The keys of one writer on its disk: what it seals, signs and trusts with.
+"""The keys of one writer, in a folder: for sealing, signing and verifying.
 
     salt                 the domain's salt; the same on all hosts that share chunks
     signing              this writer's private Ed25519 key
-    admins/NAME.pub      for whom snapshots are encrypted
-    writers/NAME.pub     whose snapshots are believed, besides its own
+    admins/NAME.pub      administrators: snapshots are encrypted for these keys
+    writers/NAME.pub     other writers whose snapshots are trusted
 
-Nothing in here opens a snapshot: that takes an administrator's identity file. A domain's salt can
-be carried in a file to another controller that writes into the same domain.
+None of these keys opens a snapshot: that takes an administrator's identity file. A domain's salt
+can be exported to a file and imported on another controller that writes to the same domain.
 """
 
 import re
@@ -24,14 +24,14 @@ from vmckpt.store.keys.identity import COST, LOCKED, Passphrase
 from vmckpt.store.keys.key_files import KeyKind, fingerprint, key_text, parse_key
 
 FOLDER = "keys"
-"""Below the state folder."""
+"""The keyring's folder, in the state folder."""
 _SUFFIX = ".pub"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._@-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A public key that the operator has given a name."""
+    """A public key and the name that the operator gave it."""
 
     name: str
     key: bytes
@@ -47,7 +47,7 @@ class Named:
 
 
 class OwnKey:
-    """This writer's Ed25519 key: a manifest's `Signer`."""
+    """This writer's Ed25519 key; implements `manifest.Signer`."""
 
     def __init__(self, seed: bytes) -> None:
         self._private = Ed25519PrivateKey.from_private_bytes(seed)
@@ -58,41 +58,45 @@ class OwnKey:
 
 
 class Keyring:
-    """The keys in one folder, read from there each time: others may change them."""
+    """The keys in one folder. They are read each time, as other processes may change them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    # What a snapshot is made with
+    # The keys that a snapshot is made with
 
     @property
     def encrypts(self) -> bool:
-        """Whether new snapshots are encrypted: as soon as an administrator's key is there."""
+        """Whether new snapshots are encrypted: true once an administrator's key was added."""
         return bool(self.admins())
 
     def sealing(self) -> Sealing:
-        """How this writer seals chunks now. Raises KeyRefused."""
+        """Return how this writer seals chunks; makes the salt if it is needed and missing.
+
+        Raises KeyRefused.
+        """
         salt = self.salt()
         if self.encrypts:
             return Encrypted(salt or self._new_salt())
         if salt is not None:
             raise KeyRefused(
-                f"{self.folder}: a salt but no administrator's key: nobody could read a snapshot",
-                hint="vmckpt snapshot keys add NAME KEY",
+                f"{self.folder} has a salt but no administrator's key, so no key could open new"
+                " snapshots",
+                hint="run vmckpt snapshot keys add NAME KEY",
             )
         return Plain()
 
     def salt(self) -> bytes | None:
-        """The domain's salt; None if there is none yet. Raises KeyRefused."""
+        """Return the domain's salt; None if there is none yet. Raises KeyRefused."""
         return self._secret("salt", KeyKind.SALT)
 
     def domain(self) -> str | None:
-        """The public id of the domain; None if there is none yet."""
+        """Return the public ID of the domain; None if there is none yet. Raises KeyRefused."""
         salt = self.salt()
         return None if salt is None else domain_of(salt)
 
     def signing(self) -> OwnKey:
-        """What this writer signs with, made when it is first asked for. Raises KeyRefused."""
+        """Return this writer's signing key; makes it on the first call. Raises KeyRefused."""
         seed = self._secret("signing", KeyKind.SIGNING)
         if seed is None:
             fresh = Ed25519PrivateKey.generate().private_bytes_raw()
@@ -100,38 +104,41 @@ class Keyring:
         return OwnKey(seed)
 
     def writer(self) -> Named:
-        """This writer's public key, under which others can trust it."""
+        """Return this writer's public key, which others add to trust it. Raises KeyRefused."""
         return Named("self", self.signing().public, KeyKind.WRITER)
 
-    # The domain's salt, which hosts must share to share chunks
+    # The domain's salt: writers with the same salt share chunks
 
     def export_salt(self) -> str:
-        """The salt as text: a secret. Raises KeyRefused if there is none."""
+        """Return the salt, which is secret, as text. Raises KeyRefused if there is none."""
         salt = self.salt()
         if salt is None:
             raise KeyRefused(
-                f"{self.folder}: there is no domain yet",
-                hint="vmckpt snapshot keys add NAME KEY begins one",
+                f"{self.folder} has no domain yet",
+                hint="create one with vmckpt snapshot keys add NAME KEY",
             )
         return key_text(KeyKind.SALT, salt)
 
     def import_salt(self, text: str) -> None:
-        """Join the domain of another host. Raises KeyRefused if this one has another salt."""
+        """Join the domain with that salt. Raises KeyRefused if this host has another salt."""
         salt = parse_key(text, KeyKind.SALT)
         if self._made("salt", KeyKind.SALT, salt) != salt:
             raise KeyRefused(
-                f"{self.folder}: this host belongs to another domain already",
-                hint=f"move {self.folder / 'salt'} away to make new snapshots in the other one",
+                f"{self.folder}: this host already belongs to another domain",
+                hint=f"move {self.folder / 'salt'} away to make new snapshots in the new domain",
             )
 
-    # Administrators: for whom snapshots are encrypted
+    # Administrators: snapshots are encrypted for their keys
 
     def admins(self) -> tuple[Named, ...]:
-        """For whom snapshots are encrypted, by name. Raises KeyRefused."""
+        """Return the keys that snapshots are encrypted for, sorted by name. Raises KeyRefused."""
         return self._list("admins", KeyKind.ADMIN)
 
     def add_admin(self, name: str, text: str) -> Named:
-        """Encrypt for one more, from the next snapshot on. Raises KeyRefused."""
+        """Encrypt for another administrator's key, from the next snapshot on.
+
+        Raises KeyRefused.
+        """
         named = Named(name, parse_key(text, KeyKind.ADMIN), KeyKind.ADMIN)
         _usable(named.key)
         self._add("admins", named, self.admins())
@@ -140,42 +147,43 @@ class Keyring:
         return named
 
     def remove_admin(self, name: str) -> None:
-        """Encrypt no more for somebody. Raises KeyRefused, also for the last one.
+        """Stop encrypting for an administrator's key.
 
-        What was wrapped for the key stays so until the wraps are rotated.
+        Existing snapshots stay wrapped for the key until their wraps are rotated. Raises
+        KeyRefused, also for the last key.
         """
-        # Without a key the next snapshot would lie open, with nobody having said so.
+        # Without any key the next snapshot would silently be unencrypted.
         if [admin.name for admin in self.admins()] == [name]:
             raise KeyRefused(
-                f"{name} is the only administrator: without a key nobody can read the snapshots",
+                f"cannot remove {name}, the only administrator: no key could open new snapshots",
                 hint="add another key first",
             )
         self._remove("admins", name)
 
-    # Writers: whose snapshots are believed
+    # Writers: their snapshots are trusted
 
     def writers(self) -> tuple[Named, ...]:
-        """Other writers that are trusted, by name. Raises KeyRefused."""
+        """Return the keys of other trusted writers, sorted by name. Raises KeyRefused."""
         return self._list("writers", KeyKind.WRITER)
 
     def trust(self, name: str, text: str) -> Named:
-        """Believe what one more writer has signed. Raises KeyRefused."""
+        """Trust another writer's signatures. Raises KeyRefused."""
         named = Named(name, parse_key(text, KeyKind.WRITER), KeyKind.WRITER)
         try:
             Ed25519PublicKey.from_public_bytes(named.key)
         except ValueError as exc:
-            raise KeyRefused(f"{name}: this key cannot sign anything") from exc
+            raise KeyRefused(f"{name}: not a valid Ed25519 public key") from exc
         self._add("writers", named, self.writers())
         return named
 
     def distrust(self, name: str) -> None:
-        """Believe no more what a writer has signed. Raises KeyRefused."""
+        """Stop trusting a writer's signatures. Raises KeyRefused."""
         self._remove("writers", name)
 
     def trusted(self) -> frozenset[bytes]:
-        """The keys of all writers that are believed, this one among them. Raises KeyRefused."""
+        """Return the keys of all trusted writers, including this one. Raises KeyRefused."""
         others = frozenset(writer.key for writer in self.writers())
-        # Who only reads needs no key to sign with, and may not be able to write one.
+        # A host that only reads needs no signing key and may not be able to write one.
         signs = self._secret("signing", KeyKind.SIGNING) is not None
         return others | {self.writer().key} if signs else others
 
@@ -187,12 +195,17 @@ class Keyring:
         return None if text is None else parse_key(text, kind, where=str(path))
 
     def _made(self, name: str, kind: KeyKind, key: bytes) -> bytes:
-        """Write a secret; if another process was faster, take its one."""
+        """Write a secret unless it exists. Returns the secret that is in the file.
+
+        Raises KeyRefused.
+        """
         if key_files.write(self.folder / name, key_text(kind, key) + "\n"):
             return key
         found = self._secret(name, kind)
         if found is None:
-            raise KeyRefused(f"{self.folder / name} comes and goes", hint="try again")
+            raise KeyRefused(
+                f"{self.folder / name} was removed while it was written", hint="try again"
+            )
         return found
 
     def _new_salt(self) -> bytes:
@@ -210,15 +223,16 @@ class Keyring:
     def _add(self, folder: str, named: Named, known: tuple[Named, ...]) -> None:
         if not _NAME.fullmatch(named.name):
             raise KeyRefused(
-                f"{named.name[:80]!r} cannot name a key",
-                hint="use letters, digits, points, dashes, @ and _",
+                f"{named.name[:80]!r} is not a valid key name",
+                hint="use letters, digits, dots, dashes, @ and _",
             )
         for one in known:
             if one.key == named.key and one.name != named.name:
-                raise KeyRefused(f"this key is there already, as {one.name}")
+                raise KeyRefused(f"this key already exists as {one.name}")
             if one.name == named.name and one.key != named.key:
                 raise KeyRefused(
-                    f"{named.name} has another key", hint="take another name, or remove that first"
+                    f"{named.name} already has another key",
+                    hint="use another name, or remove that key first",
                 )
         path = self.folder / folder / f"{named.name}{_SUFFIX}"
         key_files.write(path, named.text + "\n", replace=True)
@@ -226,48 +240,59 @@ class Keyring:
     def _remove(self, folder: str, name: str) -> None:
         path = self.folder / folder / f"{name}{_SUFFIX}"
         if not _NAME.fullmatch(name) or not key_files.remove(path):
-            raise KeyRefused(f"no key named {name[:80]!r}", hint="vmckpt snapshot keys list")
+            raise KeyRefused(f"no key named {name[:80]!r}", hint="run vmckpt snapshot keys list")
 
 
 def _usable(key: bytes) -> None:
-    """Refuse points of low order: what is wrapped for them anybody can unwrap."""
+    """Check that a public key is not a point of low order. Raises KeyRefused.
+
+    A data key wrapped for such a point can be unwrapped without a private key.
+    """
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError as exc:
-        raise KeyRefused("nothing can be encrypted for this key") from exc
+        raise KeyRefused("this key is not secure for encryption") from exc
 
 
 def write(ring: Keyring, path: Path, passphrase: str | None, *, cost: int = COST) -> str:
-    """Put the domain's salt into a new file; the domain. Raises KeyRefused."""
+    """Write the domain's salt to a new file, protected by the passphrase if one is given.
+
+    `cost` is the base-2 logarithm of scrypt's N. Returns the domain's public ID. Raises KeyRefused.
+    """
     line = ring.export_salt()
     if passphrase is not None:
         salt = parse_key(line, KeyKind.SALT)
         line = key_text(KeyKind.LOCKED_SALT, identity.locked(salt, passphrase, cost))
     told = (
-        "# Who has this and may read the store can find out whether it has what he can guess.\n"
+        "# Keep this secret: with it and access to a store, guessed content can be confirmed.\n"
         f"{line}\n"
     )
     if not key_files.write(path, told):
-        raise KeyRefused(f"{path} is there already", hint="name another file")
+        raise KeyRefused(f"{path} already exists", hint="give another file")
     domain = ring.domain()
     assert domain is not None
     return domain
 
 
 def load(ring: Keyring, path: Path, passphrase: Passphrase | None) -> str:
-    """Join the domain whose salt is in a file; the domain. Raises KeyRefused."""
+    """Join the domain whose salt is in a file. Returns the domain's public ID.
+
+    `passphrase` is called if the file needs one. Raises KeyRefused.
+    """
     told = key_files.read(path, secret=True)
     if told is None:
-        raise KeyRefused(f"{path}: no such file", hint="vmckpt snapshot keys export-salt makes one")
+        raise KeyRefused(
+            f"{path}: no such file", hint="create one with vmckpt snapshot keys export-salt"
+        )
     lines = [line.strip() for line in told.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) != 1:
-        raise KeyRefused(f"{path}: it has {len(lines)} keys, not one", hint="name the right file")
+        raise KeyRefused(f"{path} has {len(lines)} keys, not one", hint="give the right file")
     [line] = lines
     if line.startswith(f"{KeyKind.LOCKED_SALT}:"):
         box = parse_key(line, KeyKind.LOCKED_SALT, length=LOCKED, where=str(path))
         if passphrase is None:
-            raise KeyRefused(f"{path}: it has a passphrase", hint="run it where it can be asked")
+            raise KeyRefused(f"{path} needs a passphrase", hint="run the command in a terminal")
         line = key_text(KeyKind.SALT, identity.unlocked(box, passphrase, str(path)))
     else:
         parse_key(line, KeyKind.SALT, where=str(path))

@@ -6,9 +6,9 @@
     12  96  for each: 16 bytes that name the public key, 80 bytes of HPKE
         32  BLAKE3 of all before it
 
-HPKE (RFC 9180) in base mode: X25519, HKDF-SHA256, AES-256-GCM; its info names the snapshot, so
-that a wrap is of no use beside another one. Nothing here is signed: who can replace wraps can also
-delete them, and a wrap of another data key opens nothing.
+HPKE (RFC 9180) in base mode: X25519, HKDF-SHA256, AES-256-GCM. Its info names the snapshot, so a
+wrap is useless for another snapshot. Wraps need no signature: an attacker that can replace them can
+also delete them, and a wrap of another data key opens nothing.
 
 Pure.
 """
@@ -28,7 +28,7 @@ MAGIC = b"vmckptW\n"
 VERSION = 1
 DATA_KEY = 32
 MOST = 256
-"""Administrators of one snapshot."""
+"""The largest number of administrators of a snapshot."""
 _ID = 16
 _WRAP = 32 + DATA_KEY + 16
 _HEAD = len(MAGIC) + 4
@@ -36,7 +36,10 @@ _SUM = 32
 
 
 def wrap(data_key: bytes, snapshot: str, admins: Collection[bytes]) -> bytes:
-    """Wrap a data key for some public keys. Raises KeyRefused if there are none, or too many."""
+    """Wrap a data key for public keys. Returns the wraps object.
+
+    Raises KeyRefused if there are no keys or too many, or if a key is not usable.
+    """
     if not 0 < len(set(admins)) <= MOST:
         raise KeyRefused(
             f"a snapshot is encrypted for 1 to {MOST} administrators, not {len(set(admins))}"
@@ -47,40 +50,46 @@ def wrap(data_key: bytes, snapshot: str, admins: Collection[bytes]) -> bytes:
 
 
 def put_together(wrapped: Collection[tuple[bytes, bytes]]) -> bytes:
-    """A wraps object of ids and what HPKE gave for them."""
+    """Return a wraps object made of (key ID, HPKE ciphertext)."""
     head = MAGIC + VERSION.to_bytes(2, "little") + len(wrapped).to_bytes(2, "little")
     body = head + b"".join(name + box for name, box in wrapped)
     return body + blake3(body).digest()
 
 
 def recipients(data: bytes, snapshot: str) -> tuple[str, ...]:
-    """For whom it is wrapped, as fingerprints. Raises StoreDamaged or StoreNewer."""
+    """Return the fingerprints of the keys that a data key is wrapped for.
+
+    Raises StoreDamaged or StoreNewer.
+    """
     return tuple(name.hex() for name, _ in _parse(data, snapshot))
 
 
 def unwrap(data: bytes, snapshot: str, identity: X25519PrivateKey) -> bytes:
-    """The data key. Raises KeyRefused if it is not for this identity, StoreDamaged, StoreNewer."""
+    """Unwrap a data key with an identity.
+
+    Raises KeyRefused if it is not wrapped for this identity, StoreDamaged, StoreNewer.
+    """
     public = public_of(identity)
     boxes = [box for name, box in _parse(data, snapshot) if name == key_id(public)]
     if not boxes:
         raise KeyRefused(
-            f"snapshot {snapshot} is not for this identity (key {fingerprint(public)})",
-            hint="give --identity another file; vmckpt snapshot show names the keys it is for",
+            f"snapshot {snapshot} is not encrypted for this identity (key {fingerprint(public)})",
+            hint="give another file with --identity; vmckpt snapshot show lists the keys",
         )
     try:
         data_key = _suite().decrypt(boxes[0], identity, info(snapshot))
     except InvalidTag as exc:
         raise KeyRefused(
-            f"{_where(snapshot)} holds a wrap for this identity that is not this snapshot's",
-            hint="bring it back from another tier or a copy",
+            f"the wrap for this identity in {_where(snapshot)} belongs to another snapshot",
+            hint="restore it from another store or a copy",
         ) from exc
     if len(data_key) != DATA_KEY:
-        raise _damaged(snapshot, "a wrapped key has a wrong length")
+        raise _damaged(snapshot, "a wrapped key has the wrong length")
     return data_key
 
 
 def info(snapshot: str) -> bytes:
-    """What HPKE binds a wrap to."""
+    """Return HPKE's info parameter, which binds a wrap to its snapshot."""
     return b"vmckpt data key v1\0" + snapshot.encode()
 
 
@@ -88,7 +97,7 @@ def _wrap(data_key: bytes, snapshot: str, public: bytes) -> bytes:
     try:
         return _suite().encrypt(data_key, X25519PublicKey.from_public_bytes(public), info(snapshot))
     except ValueError as exc:
-        raise KeyRefused(f"nothing can be encrypted for key {fingerprint(public)}") from exc
+        raise KeyRefused(f"key {fingerprint(public)} is not secure for encryption") from exc
 
 
 def _suite() -> Suite:
@@ -100,12 +109,12 @@ def _parse(data: bytes, snapshot: str) -> Iterator[tuple[bytes, bytes]]:
         raise _damaged(snapshot, "it is not a wraps object")
     version = int.from_bytes(data[8:10], "little")
     count = int.from_bytes(data[10:12], "little")
-    # The checksum goes first: a flipped bit must not pass for a newer version.
+    # The checksum is checked before the version, so a flipped bit is not taken for a newer version.
     if blake3(data[:-_SUM]).digest() != data[-_SUM:]:
         raise _damaged(snapshot, "its checksum is wrong")
     if version > VERSION:
         raise StoreNewer(
-            f"{_where(snapshot)} has version {version}, and this vmckpt reads up to {VERSION}",
+            f"{_where(snapshot)} has version {version}; this vmckpt supports up to {VERSION}",
             hint="use the vmckpt that wrote it, or a newer one",
         )
     if version != VERSION or len(data) != _HEAD + count * (_ID + _WRAP) + _SUM:
@@ -120,5 +129,5 @@ def _where(snapshot: str) -> str:
 
 def _damaged(snapshot: str, what: str) -> StoreDamaged:
     return StoreDamaged(
-        f"{_where(snapshot)}: {what}", hint="bring it back from another tier or a copy"
+        f"{_where(snapshot)}: {what}", hint="restore it from another store or a copy"
     )

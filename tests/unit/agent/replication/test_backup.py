@@ -81,7 +81,9 @@ def test_it_takes_only_wishes_that_a_backup_can_fulfil() -> None:
     requests = Requests()
     told = cast("Any", Told())
     answers = backup._Answers(SESSION, told, requests, told)
-    assert answers({"wish": "planned"}) == {"error": "the backup cannot planned"}
+    assert answers({"wish": "planned"}) == {
+        "error": "the backup does not support the request 'planned'"
+    }
     assert not requests.any
     assert answers({"wish": "failover"})["peer"] == SESSION.peer
     assert requests.has(Request.FAILOVER)

@@ -110,12 +110,14 @@ PROTECTED = session(lease=LEASE, disks=())
 def test_a_copy_that_nobody_heard_is_killed_and_not_let_out(one: World) -> None:
     (line,) = one.end(PROTECTED, define=False, standby_gone=True)
     assert one.did == ["agent ended", "killed", "forgotten"]
-    assert line == "ended the copy here, whose output was held; the guest runs on beta"
+    assert line == (
+        "ended the copy on alpha and discarded its buffered output; the guest runs on beta"
+    )
 
 
 def test_of_two_that_were_heard_none_is_chosen(one: World) -> None:
     teardown.note_alone(one.folder)
-    with pytest.raises(TwoCopies, match="went out on both") as caught:
+    with pytest.raises(TwoCopies, match="both copies was released") as caught:
         one.end(PROTECTED, define=False, standby_gone=True)
     assert one.did == []
     assert "virsh" in str(caught.value)
@@ -125,7 +127,7 @@ def test_a_copy_that_its_agent_lets_out_as_it_ends_is_not_killed(
     one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orders, "_stop_agent", teardown.note_alone)
-    with pytest.raises(TwoCopies, match="went out on both"):
+    with pytest.raises(TwoCopies, match="both copies was released"):
         one.end(PROTECTED, define=False, standby_gone=True)
     assert one.did == []
 
@@ -183,7 +185,7 @@ def test_a_guest_that_runs_or_went_on_alone_is_given_to_no_standby(
         one.give(PROTECTED)
     monkeypatch.setattr(identity, "runs", lambda _: False)
     teardown.note_alone(one.folder)
-    with pytest.raises(GuestLocked, match="went on without its standby"):
+    with pytest.raises(GuestLocked, match="ran unprotected"):
         one.give(PROTECTED)
     assert not one.give(session(lease=None, disks=()))
     assert one.did == []

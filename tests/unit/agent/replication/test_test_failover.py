@@ -177,13 +177,13 @@ def test_what_cannot_be_is_refused_in_one_line(scene: Scene) -> None:
         scene.trials.begin()
     commit(line, ONE)
     scene.room = Room(wanted=Bytes(GIB), shared=Bytes(GIB), memory=Bytes(9 * GIB), disks=None)
-    with pytest.raises(BadInput, match="on the tmpfs of memory"):
+    with pytest.raises(BadInput, match="on the tmpfs for memory"):
         scene.trials.begin()
-    with pytest.raises(BadInput, match="no test of web1 runs"):
+    with pytest.raises(BadInput, match="no failover test of web1 is running"):
         scene.trials.end()
     scene.room = PLENTY
     scene.trials.begin()
-    with pytest.raises(GuestLocked, match="runs already; end it first"):
+    with pytest.raises(GuestLocked, match="is already running; end it first"):
         scene.trials.begin()
     scene.trials.no_more()
     scene.trials.close()
@@ -215,7 +215,7 @@ def test_a_first_copy_that_begins_anew_fails_the_test_and_nothing_else(
     commit(line, ONE, TWO)
     go_on.set()
     until(lambda: scene.told()["state"] == "failed")
-    assert "gets all of web1 anew" in scene.told()["why"]
+    assert "is receiving a full copy of web1" in scene.told()["why"]
     until(lambda: scene.cleared == 2)
     assert not scene.second.runs
     # It is known until somebody has taken note of it, or tries again.
@@ -225,13 +225,13 @@ def test_a_first_copy_that_begins_anew_fails_the_test_and_nothing_else(
 
 
 def test_a_copy_that_does_not_start_says_why_and_is_taken_away(scene: Scene) -> None:
-    scene.second.fails = "beta: it does not take the device state"
+    scene.second.fails = "beta: cannot load the device state"
     scene.one.begin()
     line, _ = scene.one.hello()
     commit(line, ONE)
     scene.trials.begin()
     until(lambda: scene.told()["state"] == "failed" and scene.cleared == 2)
-    assert "does not take the device state" in scene.told()["why"]
+    assert "cannot load the device state" in scene.told()["why"]
     scene.second.fails = None
     scene.trials.begin()
     until(lambda: scene.told()["state"] == "runs")

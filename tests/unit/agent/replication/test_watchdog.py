@@ -17,7 +17,7 @@ from vmckpt.replication.watchdog import systemd_unit
 from vmckpt.replication.watchdog.facts import Facts
 from vmckpt.replication.watchdog.rules import KillMethod
 
-REFUSED = "process 1: the kernel does not permit to trace it"
+REFUSED = "process 1: the kernel does not permit tracing it"
 
 
 @pytest.fixture

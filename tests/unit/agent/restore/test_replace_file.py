@@ -88,10 +88,10 @@ def test_a_file_is_written_over_only_if_that_was_said_and_never_beside_an_only_c
     place: Path,
 ) -> None:
     replace_file.check_destination(place, ID, replace=True)
-    with pytest.raises(BadInput, match="is there already; say --replace"):
+    with pytest.raises(BadInput, match="already exists; overwrite it with --replace"):
         replace_file.check_destination(place, ID, replace=False)
     replace_file.paths(place, ID)[1].symlink_to("/nowhere")
-    with pytest.raises(BadInput, match="has put aside; run vmckpt recover"):
+    with pytest.raises(BadInput, match="was left by an interrupted restore; run vmckpt recover"):
         replace_file.check_destination(place, ID, replace=True)
 
 

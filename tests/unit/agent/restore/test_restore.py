@@ -125,11 +125,11 @@ def test_images_are_taken_back_only_from_a_guest_that_is_not_there(
 
 
 def test_an_image_that_is_there_is_written_over_only_if_that_was_said(order: RestoreOrder) -> None:
-    with pytest.raises(BadInput, match="is there already; say --replace"):
+    with pytest.raises(BadInput, match="already exists; overwrite it with --replace"):
         carried_out(replace(order, replace=False), YES)
     aside = replace_file.paths(Path(order.images["vda"]), ID)[1]
     aside.write_text("the only copy")
-    with pytest.raises(BadInput, match="has put aside; run vmckpt recover"):
+    with pytest.raises(BadInput, match="was left by an interrupted restore; run vmckpt recover"):
         carried_out(order, YES)
     assert files(order) == {"vda.qcow2": "before", aside.name: "the only copy"}
 
@@ -203,5 +203,5 @@ async def test_a_failure_after_the_guest_was_ended_says_so(
     work = side.work(end_running=True)
     with pytest.raises(HypervisorError) as caught:
         await work.run(PLAN, (), {}, {})
-    assert ("web1 was ended for it and is off" in str(caught.value)) == ends
+    assert ("web1 was stopped for the restore and is off" in str(caught.value)) == ends
     assert ("virsh start web1 on alpha" in str(caught.value)) == ends

@@ -78,7 +78,7 @@ def test_before_it_had_made_way_nothing_there_is_touched(
     monkeypatch.setattr(FakeMonitor, "state", "running")
     told = undo_restore.unrestore(replace(order, made=None))
     assert (told["verdict"], contents(order)) == ("back", {"vda": OLD, "vdb": OLD})
-    assert told["did"] == ["remove images that were not used"]
+    assert told["did"] == ["remove unused images"]
 
 
 def test_killed_between_two_disks_it_is_as_before(order: UnrestoreOrder) -> None:
@@ -120,7 +120,7 @@ def test_a_fork_that_was_not_started_leaves_nothing(order: UnrestoreOrder) -> No
         assert replace_file.mark(Path(path)) == (order.made or {})[name]
     told = undo_restore.unrestore(replace(order, empty=("vda", "vdb")))
     assert (told["verdict"], contents(order)) == ("back", {})
-    assert told["did"] == ["remove the images that were put there"]
+    assert told["did"] == ["remove the restored images"]
 
 
 def test_nvram_goes_as_the_disks_do(order: UnrestoreOrder) -> None:

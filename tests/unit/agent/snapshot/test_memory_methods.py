@@ -39,7 +39,7 @@ def captured(
 
     def check(_: object) -> None:
         if closed:
-            raise CannotCapture("its QEMU may not open a.raw again")
+            raise CannotCapture("its QEMU has no permission to reopen a.raw")
 
     def fails(*_: object, **__: object) -> Captured:
         raise CannotCapture("no userfaultfd")
@@ -66,7 +66,7 @@ def test_libvirt_comes_in_where_the_background_does_not_work(
     assert (plain.way, plain.warnings, plain.copy) == (MemoryMethod.BACKGROUND, (), None)
     other = captured(monkeypatch, MemoryMethod.AUTO, "background")
     assert other.way is MemoryMethod.LIBVIRT
-    assert other.warnings == ("not captured by way of background: no userfaultfd",)
+    assert other.warnings == ("method background failed: no userfaultfd",)
     for way, failing in (
         (MemoryMethod.BACKGROUND, ["background"]), (MemoryMethod.LIBVIRT, ["libvirt"]),
         (MemoryMethod.AUTO, ["background", "libvirt"]),
@@ -81,7 +81,7 @@ def test_what_lets_go_of_no_image_needs_to_open_none_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert captured(monkeypatch, MemoryMethod.AUTO, closed=True).way is MemoryMethod.BACKGROUND
-    with pytest.raises(CannotCapture, match="may not open"):
+    with pytest.raises(CannotCapture, match="no permission to reopen"):
         captured(monkeypatch, MemoryMethod.AUTO, "background", closed=True)
-    with pytest.raises(CannotCapture, match="may not open"):
+    with pytest.raises(CannotCapture, match="no permission to reopen"):
         captured(monkeypatch, MemoryMethod.LIBVIRT, closed=True)

@@ -15,7 +15,7 @@ def test_the_second_one_waits_or_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "spool" / "s-1"
     with (
         spool.held(folder, patience=Seconds(0.0)),
-        pytest.raises(GuestLocked, match="another agent is still at s-1"),
+        pytest.raises(GuestLocked, match="s-1 is locked by another agent"),
         spool.held(folder, patience=Seconds(0.2)),
     ):
         pass

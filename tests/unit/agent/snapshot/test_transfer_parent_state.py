@@ -114,6 +114,6 @@ def test_what_did_not_come_whole_is_thrown_away(tmp_path: Path, lost: str) -> No
     ],
 )
 def test_nonsense_is_refused(tmp_path: Path, piece: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="line state"):
+    with pytest.raises(BadInput, match="parent state"):
         taken(tmp_path, [piece])
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -65,7 +65,7 @@ def put_back(state: Path, url: str, id_: str | None = None) -> dict[str, Any]:
 
 
 def test_the_guest_is_put_back_though_the_store_is_away(tmp_path: Path, done: list[str]) -> None:
-    with pytest.raises(StoreError, match="the guest is put back; "):
+    with pytest.raises(StoreError, match="the guest is back in its normal state; "):
         put_back(tmp_path, "/nowhere/store")
     assert done == ["capture", "backup None"]
     assert not (tmp_path / "spool" / "s-1").exists()
@@ -73,7 +73,9 @@ def test_the_guest_is_put_back_though_the_store_is_away(tmp_path: Path, done: li
 
 def test_another_store_that_lies_there_is_not_asked(tmp_path: Path, done: list[str]) -> None:
     Store.create(LocalFolder(tmp_path / "other"))
-    with pytest.raises(StoreError, match=r"the guest is put back; .* is another store here"):
+    with pytest.raises(
+        StoreError, match=r"the guest is back in its normal state; .* is not the store"
+    ):
         put_back(tmp_path, str(tmp_path / "other"), "the-right-one")
     assert done == ["capture", "backup None"]
 
@@ -147,7 +149,7 @@ def test_what_fails_after_the_publication_is_a_warning() -> None:
     work._afterwards(full, gone, lambda: ran.append(1))
     assert ran == [1]
     assert [one.partition(": ")[0] for one in work._warnings] == [
-        "the next snapshot may be read whole"
+        "the next snapshot may need a full read"
     ] * 2
     with pytest.raises(CaptureFailed):
         work._afterwards(held)

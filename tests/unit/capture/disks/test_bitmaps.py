@@ -85,14 +85,14 @@ def test_an_image_that_went_back_to_its_owner_is_told_before_the_guest_stands_st
     image = folder / "a b\n.raw"
     image.touch(mode=0o600)
     nodes = [{"node-name": "s0", "drv": "file", "ro": False, "file": str(image)}]
-    with pytest.raises(CannotCapture, match="may not open") as caught:
+    with pytest.raises(CannotCapture, match="no permission to reopen") as caught:
         bitmaps.require_reopen(Asked(nodes))
     assert str(image) in caught.value.message
     assert f"chown {NOBODY} " in (caught.value.hint or "")
     image.chmod(0o666)
     bitmaps.require_reopen(Asked(nodes))
     (folder).chmod(0o700)
-    with pytest.raises(CannotCapture, match="may not open"):
+    with pytest.raises(CannotCapture, match="no permission to reopen"):
         bitmaps.require_reopen(Asked(nodes))
 
 

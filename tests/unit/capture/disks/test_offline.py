@@ -110,7 +110,7 @@ def test_a_disk_that_somebody_writes_to_is_told(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_no_file_is_refused(tmp_path: Path) -> None:
     network = DiskFacts(name="vdb", kind="network", device="disk", format="raw", source="pool/x")
-    with off(tmp_path, network) as disks, pytest.raises(BadInput, match="disk vdb is of the kind"):
+    with off(tmp_path, network) as disks, pytest.raises(BadInput, match="disk vdb has type"):
         disks.prepare(None)
 
 

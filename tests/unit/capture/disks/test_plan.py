@@ -30,7 +30,7 @@ KNOWN = Checkpoint(name="vmckpt-s-1", parent=None, made_at=1700000000, disks={"v
         ),
         pytest.param(
             {"bitmaps": (replace(GOOD, inconsistent=True, recording=False),)},
-            How.FULL, True, True, "without writing out", id="inconsistent",
+            How.FULL, True, True, "without saving", id="inconsistent",
         ),
         pytest.param(
             {"bitmaps": (replace(GOOD, recording=False),)}, How.FULL, True, True, "switched off",
@@ -47,7 +47,7 @@ KNOWN = Checkpoint(name="vmckpt-s-1", parent=None, made_at=1700000000, disks={"v
             "raw images cannot", id="raw",
         ),
         pytest.param(
-            {"version": 2, "bitmaps": ()}, How.FULL, False, True, "of version 2", id="qcow2-v2"
+            {"version": 2, "bitmaps": ()}, How.FULL, False, True, "has version 2", id="qcow2-v2"
         ),
         pytest.param({"source": None}, How.LEFT_OUT, False, False, "is empty", id="empty"),
         pytest.param({"device": "cdrom"}, How.LEFT_OUT, False, False, "a cdrom", id="cdrom"),

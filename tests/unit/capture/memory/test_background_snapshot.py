@@ -114,7 +114,7 @@ def test_a_capture_that_breaks_off_leaves_no_image(tmp_path: Path) -> None:
     qemu, given_up = Sending(stream=b""), list[bool]()
     qemu.becomes = {"status": "failed", "error-desc": "the pipe is gone"}
     hooks = Hooks(note=lambda _: None, given_up=lambda: given_up.append(True))
-    with pytest.raises(CaptureFailed, match="broke off: the pipe is gone"):
+    with pytest.raises(CaptureFailed, match="failed: the pipe is gone"):
         background_snapshot.capture(qemu, tmp_path / "image", hooks)
     assert given_up == [True]
     assert qemu.settled()

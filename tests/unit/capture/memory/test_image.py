@@ -75,12 +75,12 @@ def test_an_image_that_is_not_complete_is_none(tmp_path: Path) -> None:
     writer = ImageWriter(tmp_path / "image")
     writer.begin(HEAD)
     writer.close()
-    with pytest.raises(CaptureFailed, match="is no complete image"):
+    with pytest.raises(CaptureFailed, match="is not a complete image"):
         FrozenImage.open(tmp_path / "image")
 
     made = frozen(tmp_path / "other")
     os.truncate(made.file(0), PAGE)
-    with pytest.raises(CaptureFailed, match="is not as its head says"):
+    with pytest.raises(CaptureFailed, match="do not match its head"):
         FrozenImage.open(tmp_path / "other")
 
 
@@ -91,14 +91,14 @@ def test_device_state_that_is_cut_off_makes_no_image(tmp_path: Path, cut: int) -
     parser.feed(recorded("background-7.2")[:-cut])
     parser.finish()
 
-    with pytest.raises(StreamDamaged, match="bytes of device state are not whole"):
+    with pytest.raises(StreamDamaged, match="bytes of device state are incomplete"):
         writer.finish()
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         ImageWriter(tmp_path)
-    with pytest.raises(CaptureFailed, match="an image without memory"):
+    with pytest.raises(CaptureFailed, match="stream has no memory"):
         ImageWriter(tmp_path / "image").finish()
 
 

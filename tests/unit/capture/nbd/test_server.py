@@ -124,7 +124,7 @@ def test_it_listens_only_where_nobody_else_can_reach_or_is(tmp_path: Path) -> No
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(left))
     for place, why in (
-        (Unix(str(file)), "something else"),
+        (Unix(str(file)), "is not a socket"),
         (Unix(str(tmp_path / "no" / "folder")), "cannot listen"),
     ):
         with pytest.raises(BadInput, match=why):

@@ -51,8 +51,8 @@ def block_list(*sizes: int, total: int | None = None) -> bytes:
         (block_list(PAGE + 1, PAGE - 1), "block 'b0' of 4097 bytes"),
         (block_list(0, PAGE), "block 'b0' of 0 bytes"),
         (block_list(2 * PAGE, total=PAGE), "block 'b0' of 8192 bytes, with 4096 left"),
-        (block_list(*[PAGE] * 11), "block 'b0' for the second time"),
-        (block_list(), "memory without any block"),
+        (block_list(*[PAGE] * 11), "block 'b0' occurs twice"),
+        (block_list(), "memory without blocks"),
         (block_list(1 << 60), "bytes"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_list_of_blocks_must_make_sense(data: bytes, message: str) -> None:
 def test_a_head_without_end_is_refused() -> None:
     uuid = b"\x05\x12configuration/uuid\0\0\0\x01" + bytes(16)
     begin = b"QEVM\0\0\0\x03\x07\0\0\0\x02pc"
-    with pytest.raises(StreamDamaged, match="no memory within 1048576 bytes"):
+    with pytest.raises(StreamDamaged, match="head is longer than 1048576 bytes"):
         parsed(begin + uuid * 40000)
 
 

@@ -29,15 +29,15 @@ HEADER = save_image.header("<domain/>", running=True)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "it ends too early"),
-        (HEADER[:95], "it ends too early"),
-        (HEADER.replace(b"Save", b"Part"), "it was never completed"),
-        (b"QEVM" + bytes(200), "no save image that is known here"),
+        (b"", "it is truncated"),
+        (HEADER[:95], "it is truncated"),
+        (HEADER.replace(b"Save", b"Part"), "it is incomplete"),
+        (b"QEVM" + bytes(200), "unknown format"),
         (HEADER[:16] + b"\x09" + HEADER[17:], "version 9"),
         (HEADER[:28] + b"\x02" + HEADER[29:], "compressed by method 2"),
-        (HEADER[:20] + b"\xff\xff\xff\xff" + HEADER[24:], "4294967295 bytes of XML"),
-        (HEADER[:32] + b"\x0a" + HEADER[33:], "bytes of XML"),
-        (HEADER[:92] + b"\xff" * 10, "its XML is no text"),
+        (HEADER[:20] + b"\xff\xff\xff\xff" + HEADER[24:], "length of its XML: 4294967295 bytes"),
+        (HEADER[:32] + b"\x0a" + HEADER[33:], "invalid length of its XML"),
+        (HEADER[:92] + b"\xff" * 10, "its XML is not valid UTF-8"),
     ],
 )
 def test_what_is_no_save_image_is_told(data: bytes, message: str) -> None:

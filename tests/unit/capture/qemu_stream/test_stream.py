@@ -108,7 +108,7 @@ def test_a_stream_that_ends_too_early_is_told(end: int) -> None:
     parser = StreamParser(Collected())
     parser.feed(SHORT_STREAM[:end])
 
-    with pytest.raises(StreamDamaged, match=rf"offset {end}: the end, in the middle of its"):
+    with pytest.raises(StreamDamaged, match=rf"offset {end}: the stream ends within its"):
         parser.finish()
 
 
@@ -117,22 +117,22 @@ def section(*records: bytes) -> bytes:
 
 
 WRONG = {
-    "no magic": (b"LibvirtQemudSave" * 4, "offset 0: b'Libv' where QEMU's"),
+    "no magic": (b"LibvirtQemudSave" * 4, "offset 0: magic b'Libv' instead"),
     "version": (b"QEVM\0\0\0\x02" + made(b"")[8:], "offset 4: version 2"),
-    "flags": (made(section(NAMED, record(PAGE, 0x100))), "flags 0x100, which is not known"),
-    "xbzrle": (made(section(record(PAGE, 0x40))), "flags 0x40, which is not known here"),
+    "flags": (made(section(NAMED, record(PAGE, 0x100))), "unknown flags 0x100"),
+    "xbzrle": (made(section(record(PAGE, 0x40))), "unknown flags 0x40"),
     "multifd": (made(section(record(0, 0x200))), "flags 0x200"),
-    "beyond": (made(section(NAMED, record(16 * PAGE, 0x28, bytes(PAGE)))), "a page at 0x10000 of"),
-    "far": (made(section(record(1 << 62, 0x02, b"\x03rom\0"))), "of a block of 0x2000 bytes"),
+    "beyond": (made(section(NAMED, record(16 * PAGE, 0x28, bytes(PAGE)))), "page at 0x10000 in"),
+    "far": (made(section(record(1 << 62, 0x02, b"\x03rom\0"))), "in a block of 0x2000 bytes"),
     "block": (made(section(record(0, 0x02, b"\x03foo\0"))), "block 'foo', which is not in"),
-    "unprintable": (made(section(record(0, 0x02, b"\x03f\no\0"))), "a name that is none"),
-    "goes on": (made(section(record(0, 0x28, bytes(PAGE)))), "and none has begun"),
+    "unprintable": (made(section(record(0, 0x02, b"\x03f\no\0"))), "invalid name"),
+    "goes on": (made(section(record(0, 0x28, bytes(PAGE)))), "before any block has started"),
     "filled": (made(section(record(0, 0x02, b"\x03rom\x07"))), "zero page filled with 0x07"),
-    "section": (made(struct.pack(">BI", 2, 9) + section()), "more of section 9, which never"),
-    "another": (made(b"\x01\0\0\0\x09"), "a section of type 0x01 between memory and devices"),
-    "command": (made(b"\x08\0\x04\0\0"), "a command 00040000, which is not known here"),
-    "footer": (made(struct.pack(">BIQ", 2, 3, 0x10) + b"\x7e\0\0\0\x04"), "section 3 should end"),
-    "iterable": (HEAD.written().replace(b"\x03ram", b"\x05block"), "state of 'block' that comes"),
+    "section": (made(struct.pack(">BI", 2, 9) + section()), "part of section 9, which has not"),
+    "another": (made(b"\x01\0\0\0\x09"), "section of type 0x01 between memory and devices"),
+    "command": (made(b"\x08\0\x04\0\0"), "unknown command 00040000"),
+    "footer": (made(struct.pack(">BIQ", 2, 3, 0x10) + b"\x7e\0\0\0\x04"), "end of section 3"),
+    "iterable": (HEAD.written().replace(b"\x03ram", b"\x05block"), "unsupported state of 'block'"),
 }
 
 

@@ -12,7 +12,7 @@ __all__ = ["stock"]
 def test_a_store_is_made_once_and_where_the_inventory_says(stock: Stock) -> None:
     (stock.folder / "far").rename(stock.folder / "away")
     code, _, said = stock("init", "--store", "far")
-    assert (code, said) == (0, f"{stock.folder}/far is a store now\n")
+    assert (code, said) == (0, f"created store {stock.folder}/far\n")
     assert list(stock.store("far").manifests()) == []
     assert stock("init", "--store", "far")[0] == 2
     assert stock("init", "--store", "nowhere")[0] == 3

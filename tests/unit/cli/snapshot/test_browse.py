@@ -34,13 +34,13 @@ def serving(*words: str) -> Iterator[dict[str, Any]]:
         assert server.stdout is not None
         assert server.stderr is not None
         for line in server.stderr:
-            if line.startswith("served read-only"):
+            if line.startswith("serving read-only"):
                 break
         yield first_value(server.stdout)
     finally:
         server.send_signal(signal.SIGINT)
         _, said = server.communicate(timeout=30)
-    assert (server.returncode, "served no more" in said) == (0, True), said
+    assert (server.returncode, "stopped serving" in said) == (0, True), said
 
 
 def first_value(stream: IO[str]) -> dict[str, Any]:
@@ -117,13 +117,13 @@ def test_on_a_port_other_users_lack_the_key(stock: Stock, monkeypatch: pytest.Mo
 def test_what_is_wanted_must_be_said_and_be_there(stock: Stock) -> None:
     stock.put("one", [1])
     for words, code, why in (
-        (("--nbd", "x", "--listen", "0"), 2, "say one of --nbd"),
-        (("--nbd", "x", "--core", "y"), 2, "say one of --nbd"),
-        (("--nbd", "x", "--disk", "vdz"), 2, "no disk 'vdz'; it has vda"),
-        (("--nbd", "x", "--disk", "vda:1"), 2, "served whole; say --disk vda"),
+        (("--nbd", "x", "--listen", "0"), 2, "--core are mutually exclusive"),
+        (("--nbd", "x", "--core", "y"), 2, "--core are mutually exclusive"),
+        (("--nbd", "x", "--disk", "vdz"), 2, "no disk 'vdz'; its disks are: vda"),
+        (("--nbd", "x", "--disk", "vda:1"), 2, "only the disk; use --disk vda"),
         (("--listen", "0.0.0.0:0"), 2, "other machines could read"),
-        (("--listen", "99999"), 2, "is no port"),
-        (("--files", "/"), 2, "of ext2, ext3 and ext4"),
+        (("--listen", "99999"), 2, "is not a port"),
+        (("--files", "/"), 2, "only ext2, ext3 and ext4"),
     ):
         got, _, told = stock("open", "one", *words)
         assert (got, why in told, len(told.splitlines())) == (code, True, 1), told

@@ -87,16 +87,16 @@ EXPORT = ("export", "one", "file")
 ALL = (VERIFY, COPY, GC, EXPORT, ("pin", "one"), ("delete", "one", "--yes"))
 BY_ID = ("copy", id_of("one"), "--to", "far")
 CASES: tuple[tuple[Callable[[Stock], None], tuple[tuple[str, ...], ...], int, str, str], ...] = (
-    (newer_store, ALL, 42, "is a store of version 2", "use the vmckpt that made it"),
+    (newer_store, ALL, 42, "is a store of version 2", "use the vmckpt that created it"),
     (damaged_store, ALL, 41, "format is damaged", "snapshot"),
     (newer_manifest, (VERIFY, GC, BY_ID), 42, "version 2", "use the vmckpt that wrote it"),
-    (missing_pack, (VERIFY,), 41, "chunks are in no pack that is whole", "--repair --from STORE"),
-    (missing_pack, (EXPORT,), 41, "in none of its packs", "verify tells which snapshots"),
-    (missing_chunk, (VERIFY,), 41, "chunks are in no pack that is whole", "--repair --from STORE"),
-    (missing_chunk, (EXPORT,), 41, "in none of its packs", "verify tells which snapshots"),
+    (missing_pack, (VERIFY,), 41, "chunks are in no intact pack", "--repair --from STORE"),
+    (missing_pack, (EXPORT,), 41, "in no intact pack", "verify to see which snapshots"),
+    (missing_chunk, (VERIFY,), 41, "chunks are in no intact pack", "--repair --from STORE"),
+    (missing_chunk, (EXPORT,), 41, "in no intact pack", "verify to see which snapshots"),
     (missing_wraps, (VERIFY, COPY, EXPORT), 41, "wraps", ""),
     (nothing, (("show", "three"),), 45, "no snapshot 'three'", "snapshot list"),
-    (nothing, (("import", "hosts.yaml"),), 41, "hosts.yaml: it is cut off", "export it again"),
+    (nothing, (("import", "hosts.yaml"),), 41, "hosts.yaml: it is truncated", "export it again"),
 )
 
 
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_changed(
     before = content(stock.folder / "near") | content(stock.folder / "far")
     ended, said, told = stock(*command)
     # What is being done, and what was not looked at, is told beside.
-    beside = ("not opened: ", "reading what snapshots name")
+    beside = ("not opened: ", "reading manifests")
     wrong = "".join(one for one in told.splitlines(keepends=True) if not one.startswith(beside))
 
     assert (ended, len(wrong.splitlines())) == (code, 1), wrong
@@ -159,7 +159,7 @@ def test_one_flipped_bit_in_each_kind_of_object_is_found_and_named(stock: Stock)
                 at = rng.randrange(len(good) * part // 5, max(1, len(good) * (part + 1) // 5))
                 flip(path, at, 1 << rng.randrange(8))
                 code, said, wrong = stock("verify", "--sealed")
-                named = said if "things are not" not in wrong else said + wrong
+                named = said if "objects are damaged" not in wrong else said + wrong
                 assert (code, name in named or name in wrong) == (41, True), (name, at, said, wrong)
                 path.write_bytes(good)
     finally:
@@ -211,7 +211,7 @@ def bad_server(status: int, word: str) -> Iterator[str]:
         pytest.param(503, "SlowDown", "SlowDown", id="asks for patience"),
         pytest.param(403, "AccessDenied", "AccessDenied", id="denies"),
         pytest.param(0, "", "", id="says nothing"),
-        pytest.param(507, "InsufficientStorage", "no room", id="is full"),
+        pytest.param(507, "InsufficientStorage", "no space", id="is full"),
     ],
 )
 @pytest.mark.parametrize("command", [("list",), ("verify",), ("copy", "one", "--to", "bucket")])

@@ -30,7 +30,7 @@ def test_a_passphrase_comes_from_a_file_that_only_its_owner_reads(
     monkeypatch.setenv("VMCKPT_IDENTITY", bob)
 
     code, _, wrong = stock("diff", "before", "before")
-    assert (code, "nobody can be asked here; name a file" in wrong) == (43, True)
+    assert (code, "stdin is not a terminal; set VMCKPT_PASSPHRASE_FILE" in wrong) == (43, True)
     file = stock.folder / "pass"
     file.write_text("wrong\n")
     monkeypatch.setenv("VMCKPT_PASSPHRASE_FILE", str(file))
@@ -40,7 +40,7 @@ def test_a_passphrase_comes_from_a_file_that_only_its_owner_reads(
     assert "wrong passphrase" in stock("diff", "before", "before")[2]
     file.write_text(f"{PASSPHRASE}\n")
     code, _, wrong = stock("diff", "before", "before")
-    assert (code, "is not for this identity" in wrong) == (43, True)
+    assert (code, "is not encrypted for this identity" in wrong) == (43, True)
 
 
 def test_a_passphrase_is_asked_for_twice(stock: Stock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_a_passphrase_is_asked_for_twice(stock: Stock, monkeypatch: pytest.Monke
     monkeypatch.setattr("vmckpt.store.keys.identity.create.__kwdefaults__", {"cost": 10})
 
     code, _, wrong = stock("keys", "new", "key")
-    assert (code, "are not the same; nothing was made" in wrong) == (43, True)
+    assert (code, "passphrases differ; nothing was written" in wrong) == (43, True)
     code, told, _ = stock("keys", "new", "key")
     assert (code, "vmckpt-admin-locked" in (stock.folder / "key").read_text()) == (0, True)
     assert stock("keys", "add", "me", told.strip())[0] == 0
@@ -102,7 +102,7 @@ def test_who_does_not_say_yes_or_cannot_be_asked_changes_nothing(
 ) -> None:
     options.sure("delete it?", yes=True)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    with pytest.raises(BadInput, match="delete it: nobody can be asked here; nothing was changed"):
+    with pytest.raises(BadInput, match=r"delete it: stdin is not a terminal.*nothing was changed"):
         options.sure("delete it?", yes=False)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     for answer, agreed in (("y\n", True), ("n\n", False), ("\n", False)):

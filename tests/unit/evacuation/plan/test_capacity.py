@@ -31,10 +31,10 @@ def test_who_may_not_go_somewhere_is_told_why_and_nobody_else_is(seed: int, host
 @pytest.mark.parametrize(
     ("tenant", "why"),
     [
-        (guest("x", "b"), "it is there"),
+        (guest("x", "b"), "it is already there"),
         (guest("x", "a", 9), "1.0 GiB of memory short"),
         (guest("x", "a", cpus=65.0), "3 cores short"),
-        (guest("x", "a", apart=frozenset({"db"})), "another of db is there"),
+        (guest("x", "a", apart=frozenset({"db"})), "another guest of group db is there"),
         (guest("x", "a", needs=needs(machine="pc-9")), "no machine type pc-9"),
         (guest("x", "a"), None),
     ],

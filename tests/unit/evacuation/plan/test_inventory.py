@@ -105,7 +105,7 @@ def test_a_standby_that_waits_there_is_to_wait_elsewhere_but_not_with_its_guest(
     )
     (left,) = plans.worded(made.left, nowhere)
     assert "the standby of a, which runs elsewhere" in left.why
-    assert left.hint == "vmckpt unprotect a gives it up"
+    assert left.hint == "remove it with vmckpt unprotect a"
     # Nobody takes it away from there for another host's sake, or against its policy.
     assert seen(told, emptied="alpha").known.keys() == {"a"}
     assert list(placed(told, empty, by("strategy: leave"))[1]) == ["a on beta"]
@@ -186,7 +186,7 @@ def test_who_is_to_be_suspended_stays_if_it_cannot_be_saved() -> None:
     own = dict.fromkeys("abc", kept)
     going, left = placed(told, own=own)
     assert not going
-    assert left == {"b": "it holds a device of its host: hostdev pci"}
+    assert left == {"b": "it uses a host device: hostdev pci"}
     assert EMPTY.to_stop(seen(told, own=own)) == {"a", "c"}
 
 
@@ -248,7 +248,7 @@ def test_a_guest_of_which_something_is_left_keeps_its_host_from_being_empty(
 def test_a_guest_that_is_off_and_defined_twice_stays_and_it_is_said_why() -> None:
     off = vm("a", state=GuestState.SHUT_OFF)
     told = answers(at("alpha", off), at("beta", off), at("gamma"))
-    assert placed(told) == ({}, {"a on alpha": "it is off, and defined on another host, too"})
+    assert placed(told) == ({}, {"a on alpha": "it is off, and also defined on another host"})
 
 
 DEVICE = replace(vm("a").disks[0], kind="block", source="/dev/vg0/a")
@@ -277,15 +277,15 @@ def test_a_guest_that_is_off_goes_only_where_its_disks_are_surely_seen(
 def test_a_guest_that_is_not_defined_is_not_shut_down_for_a_while() -> None:
     told = answers(at("alpha", vm("a", persistent=False)), at("beta"))
     _, left = placed(told, policy=by("strategy: shutdown-and-return"))
-    assert left["a"] == "it is not defined on its host: once stopped it would be gone"
+    assert left["a"] == "it is transient: stopping would delete it"
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
         ({"saved": True}, "its memory is saved on its host"),
-        ({"tpm": True}, "its TPM's state"),
-        ({"host_devices": ("hostdev pci",)}, "it holds a device of its host"),
+        ({"tpm": True}, "its TPM state"),
+        ({"host_devices": ("hostdev pci",)}, "it uses a host device"),
         ({"snapshots": 2}, "with snapshots"),
     ],
 )

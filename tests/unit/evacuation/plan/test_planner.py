@@ -72,4 +72,4 @@ async def test_what_a_guest_moves_by_is_not_chosen_by_another_hosts_copy_of_it(
     hosts: Any = Hosts()
     found = await planner.gather_fleet(hosts, scope, EMPTY)
     (tenant,) = [one for one in found.fleet.tenants if one.host == "alpha"]
-    assert tenant.stays == "its policy r1-stays leaves it where it is"
+    assert tenant.stays == "its policy r1-stays has strategy: leave"

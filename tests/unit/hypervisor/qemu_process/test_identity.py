@@ -53,7 +53,7 @@ def test_libvirts_status_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "<domain/>", "<domstatus pid='1'/>", "<domstatus", "\0"])
 def test_what_is_no_status_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no status of a guest"):
+    with pytest.raises(ValueError, match="not a status file of libvirt"):
         identity.recorded(text)
 
 
@@ -69,11 +69,11 @@ def test_the_recorded_process_matches() -> None:
 @pytest.mark.parametrize(
     ("seen", "why"),
     [
-        (replace(SEEN, users=frozenset({1000})), "it runs as user 1000, and QEMU runs as 64055"),
+        (replace(SEEN, users=frozenset({1000})), "it runs as user 1000, not as QEMU's user 64055"),
         (replace(SEEN, users=frozenset({1000, 64055})), "it runs as user 1000, 64055"),
         (replace(SEEN, executable="/tmp/python3"), "it runs /tmp/python3"),
         (replace(SEEN, command=("qemu", "-name", GUEST)), "does not name the guest"),
-        (replace(SEEN, sockets=frozenset()), "it does not hold /m/monitor.sock"),
+        (replace(SEEN, sockets=frozenset()), "not have the monitor socket /m/monitor.sock open"),
     ],
 )
 def test_another_process_with_its_id_does_not(seen: ProcessFacts, why: str) -> None:
@@ -182,17 +182,17 @@ def test_without_a_recorded_user_it_must_be_one_as_whom_qemu_runs(
 def test_without_the_monitors_socket_it_is_another(start: Start, tmp_path: Path) -> None:
     process = start("m")
     record(tmp_path, "web1", process.pid, "elsewhere")
-    with pytest.raises(QemuUnclear, match=f"libvirt does not know process {process.pid}, which"):
+    with pytest.raises(QemuUnclear, match=f"runs in process {process.pid}, which libvirt"):
         identity.hold(GUEST)
 
 
 def test_two_processes_are_refused(start: Start, tmp_path: Path) -> None:
     first, second = start("m"), start("n")
     record(tmp_path, "web1", first.pid)
-    with pytest.raises(QemuUnclear, match="more than one process can be QEMU"):
+    with pytest.raises(QemuUnclear, match="more than one process may be the QEMU"):
         identity.runs(GUEST)
     record(tmp_path, "web2", second.pid, "n")
-    with pytest.raises(QemuUnclear, match="more than one process can be QEMU"):
+    with pytest.raises(QemuUnclear, match="more than one process may be the QEMU"):
         identity.runs(GUEST)
 
 
@@ -210,7 +210,7 @@ def test_a_status_that_others_may_write_is_refused(
             file.symlink_to(file.rename(tmp_path / "real"))
         case _:
             (tmp_path / "run").chmod(0o777)
-    with pytest.raises(QemuUnclear, match=r"others than root may write|symbolic link"):
+    with pytest.raises(QemuUnclear, match=r"users other than root can write|symbolic link"):
         identity.hold(GUEST)
 
 
@@ -227,10 +227,10 @@ def test_a_process_that_cannot_be_seen_has_not_ended(
     monkeypatch.setattr(identity, "_seen", hidden)
     with monkeypatch.context() as patch:
         patch.setattr(identity, "_strays", lambda *_: [])
-        with pytest.raises(QemuUnclear, match=f"whether process {process.pid} is QEMU of the"):
+        with pytest.raises(QemuUnclear, match=f"whether process {process.pid} is the guest's"):
             identity.hold(GUEST)
     (tmp_path / "run/web1.xml").unlink()  # nor if libvirt knows nothing of it
-    with pytest.raises(QemuUnclear, match=f"whether process {process.pid} is QEMU of the guest"):
+    with pytest.raises(QemuUnclear, match=f"whether process {process.pid} is the guest's QEMU"):
         identity.hold(GUEST)
 
 

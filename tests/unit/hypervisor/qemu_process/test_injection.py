@@ -126,7 +126,7 @@ def test_scratch_bytes_are_written_and_read(qemu: Qemu) -> None:
         return stopped.read(5)
 
     assert injection.run(qemu.held, work) == b"lease"
-    with pytest.raises(ValueError, match="too much"):
+    with pytest.raises(ValueError, match="too large"):
         injection.run(qemu.held, lambda stopped: stopped.write(bytes(injection.SCRATCH + 1)))
     assert qemu.answers()
 
@@ -168,7 +168,7 @@ def test_one_that_never_waits_is_busy(python: Callable[[str], HeldProcess]) -> N
     held = python("print('ready', flush=True)\nwhile True: pass")
     wait_for(held, "State:\tR")
     time.sleep(0.5)  # it may be on its way out of the call that said "ready"
-    with pytest.raises(CannotInject, match="does not wait in a system call") as caught:
+    with pytest.raises(CannotInject, match="is not waiting in a system call") as caught:
         injection.run(held, lambda stopped: stopped.call(_GETPPID), limit=Seconds(2.0))
     assert caught.value.why is Why.BUSY
     assert held.lives()
@@ -274,6 +274,6 @@ def test_without_the_timer_it_lives_on(qemu: Qemu) -> None:
 
 @pytest.mark.parametrize("ends", [0.0, -1.0, float("nan"), float("inf"), 2.0**60])
 def test_what_is_no_time_is_refused(qemu: Qemu, ends: float) -> None:
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="not a valid time"):
         lease_timer.arm(qemu.held, ends)
     assert qemu.answers()

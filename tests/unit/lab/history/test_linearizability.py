@@ -159,10 +159,10 @@ def test_an_explanation_names_what_does_not_fit_and_what_came_before() -> None:
     assert str(found).splitlines() == [
         "key 0: no order of the operations explains client 0: read key 0, was 5"
         " (called 4.0000, returned 5.0000).",
-        "The longest order found, after 0 others:",
+        "The longest order found, after 0 other operations:",
         "  client 0: write 5 to key 0 (called 0.0000, returned 1.0000)",
         "  client 0: write 6 to key 0 (called 2.0000, returned 3.0000)",
-        "Then the state is Cell(value=6, kept=()), and none of these can come next:",
+        "The state is then Cell(value=6, kept=()), and none of these can come next:",
         "  client 0: read key 0, was 5 (called 4.0000, returned 5.0000)",
     ]
 
@@ -264,7 +264,7 @@ def test_a_search_without_time_or_memory_knows_nothing() -> None:
     many = [write(0, 100, n + 1) for n in range(12)] + [read(101, 102, 99)]
 
     late = check([*many, *many], KeyValue(), lambda: True)
-    assert late == Unknown(part="key 0", why="the time for the check is over")
+    assert late == Unknown(part="key 0", why="the check ran out of time")
     full = check(many, KeyValue(), never, most=50)
     assert full == Unknown(part="key 0", why="more than 50 configurations")
 

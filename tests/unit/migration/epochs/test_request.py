@@ -97,8 +97,8 @@ def test_a_disk_that_was_not_seen_to_be_the_same_there_is_a_reason_against_it(
     assert [one.severity for one in unproven] == [Severity.WARNING]
     (one,) = found(unproven)
     assert (one.code, one.severity) == ("storage-unproven", Severity.BLOCKER)
-    assert one.text.endswith("was not seen to be the same on both hosts; by epochs it would not be"
-                             " noticed")  # fmt: skip
+    assert one.text.endswith("is not confirmed to be the same on both hosts; mode checkpoint would"
+                             " not notice")  # fmt: skip
     assert looks["asked"] == 0
 
 
@@ -114,7 +114,7 @@ def test_a_guest_that_cannot_be_captured_is_blocked_with_what_mends_it(
     looks["error"] = CannotCapture("web1's memory is its own")
     (one,) = found()
     assert one.severity is Severity.BLOCKER
-    assert one.text == "cannot be moved by epochs: web1's memory is its own"
+    assert one.text == "cannot be migrated in mode checkpoint: web1's memory is its own"
     assert one.hint == "run vmckpt prepare web1"
     looks["error"] = RemoteError("alpha: no agent", hint="install it")
     assert found()[0].hint == "install it"

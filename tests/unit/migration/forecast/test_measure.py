@@ -109,7 +109,7 @@ async def test_everything_that_can_be_measured_is() -> None:
     assert known.in_use.width < 0.03
     assert known.bandwidth.covers(49 * MIB)
     assert len(known.dirty) == 2
-    assert known.basis[0] == "100 MiB of 256 MiB in use, by 16384 of its pages"
+    assert known.basis[0] == "100 MiB of 256 MiB in use, from 16384 sampled pages"
     assert forecast(known, policy(), Mode.PRECOPY, GUEST).converges is True
 
 

@@ -33,8 +33,8 @@ ENDING = Ending(
 @pytest.mark.parametrize(
     ("mode", "post_copy", "chosen", "why"),
     [
-        ("precopy", True, Mode.PRECOPY, "the policy sets it"),
-        ("hybrid", True, Mode.HYBRID, "the policy sets it"),
+        ("precopy", True, Mode.PRECOPY, "set by the policy"),
+        ("hybrid", True, Mode.HYBRID, "set by the policy"),
         ("hybrid", False, Mode.PRECOPY, "post-copy cannot be used here"),
         ("auto", False, Mode.PRECOPY, "nothing was measured"),
     ],
@@ -54,7 +54,7 @@ def test_by_epochs_it_is_said_how_long_the_last_one_may_take() -> None:
     mode, why = service.mode_of(made, None, post_copy=True)
 
     assert mode is Mode.CHECKPOINT
-    assert why.endswith("no more than 400 ms")
+    assert why.endswith("at most 400 ms")
 
 
 def test_a_forecast_counts_only_for_a_policy_that_leaves_the_mode_open() -> None:

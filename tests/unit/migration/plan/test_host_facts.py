@@ -82,7 +82,7 @@ async def test_a_target_whose_address_names_no_host_is_told_without_ssh(silent: 
     assert silent == set()
     found = await gathered(target=replace(BETA, uri="qemu:///system"))
 
-    assert found.peer_login_error == "qemu:///system names no host; set peer_uri of beta"
+    assert found.peer_login_error == "qemu:///system has no host name; set peer_uri of beta"
 
 
 async def test_files_and_links_are_looked_for_over_ssh(

@@ -96,7 +96,9 @@ def test_a_standby_is_not_taken_for_another_copy_of_the_guest() -> None:
     (found,) = preflight.check_move(on_target("web1", GUEST.uuid, GuestState.PAUSED))
 
     assert found.hint is not None
-    assert found.hint.startswith("vmckpt status web1 tells whether that is its standby; if not, ")
+    assert found.hint.startswith(
+        "run vmckpt status web1 to see whether this is its standby; if not, "
+    )
 
 
 TCG = replace(GUEST, accelerator="qemu")

@@ -111,7 +111,7 @@ async def test_one_that_a_guest_there_has_stays(scene: Scene, way: str) -> None:
         await asyncio.to_thread(subprocess.run, make, check=True)
     other = User("a", "raw")
     scene.there = {str(scene.new): other, str(path): User("b", kind), "/not/there": other}
-    await scene.keeps("guest b has it")
+    await scene.keeps("guest b uses it")
 
 
 async def test_an_image_whose_base_is_gone_keeps_nobody(scene: Scene) -> None:
@@ -122,7 +122,7 @@ async def test_an_image_whose_base_is_gone_keeps_nobody(scene: Scene) -> None:
         await asyncio.to_thread(subprocess.run, make, check=True)
     scene.there = {str(clone): User("b", "qcow2")}
     base.write_text("no image any more")
-    await scene.keeps("cannot be read")
+    await scene.keeps("cannot read an image")
     base.unlink()
     assert (await scene.finish()).removed == (str(scene.old),)
 
@@ -163,15 +163,15 @@ async def test_where_images_cannot_be_told_apart_they_stay(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuses(*_: object, **__: object) -> dict[str, str]:
-        raise RemoteError("alpha: there is no qemu-io")
+        raise RemoteError("alpha: qemu-io is not installed")
 
     monkeypatch.setattr(images, "marks", refuses)
-    await scene.keeps("no qemu-io")
+    await scene.keeps("qemu-io is not installed")
 
 
 async def test_where_an_image_of_another_guest_cannot_be_read_all_stays(scene: Scene) -> None:
     scene.there = {str(scene.new): User("b", "qcow2")}
-    await scene.keeps("cannot be read")
+    await scene.keeps("cannot read an image")
 
 
 async def test_another_file_of_that_name_stays(scene: Scene) -> None:
@@ -184,7 +184,7 @@ async def test_another_file_of_that_name_stays(scene: Scene) -> None:
 async def test_a_link_stays_and_what_it_leads_to(scene: Scene) -> None:
     itself = scene.old.rename(scene.folder / "itself")
     scene.old.symlink_to(itself)
-    await scene.keeps("no plain file")
+    await scene.keeps("not a regular file")
     assert scene.old.is_symlink()
 
 
@@ -203,7 +203,7 @@ async def test_what_other_hosts_may_have_stays(scene: Scene) -> None:
     fake.write_text('#!/bin/sh\n[ "$1" = -f ] && echo nfs || exec /usr/bin/stat "$@"\n')
     fake.chmod(0o755)
     said = await images.marks(Mounted(scene.folder), [str(scene.old)])
-    await scene.keeps("another host's, too: it lies on nfs", said)
+    await scene.keeps("shared with other hosts: its file system is nfs", said)
 
 
 async def test_one_that_a_qemu_has_open_stays(scene: Scene, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ async def test_one_that_a_qemu_has_open_stays(scene: Scene, tmp_path: Path) -> N
 
 async def test_it_stays_while_its_copy_may_not_be_on_its_disk(scene: Scene) -> None:
     scene.new.unlink()
-    await scene.keeps("may not be on its disk")
+    await scene.keeps("to disk: ")
 
 
 async def test_whose_move_it_is_no_more_removes_nothing(scene: Scene) -> None:
@@ -276,5 +276,5 @@ def test_files_behind_what_qemu_calls_a_file_name(name: str, files: list[str]) -
     ],
 )
 def test_nonsense_of_qemu_img_is_refused(told: str) -> None:
-    with pytest.raises(RemoteError, match="makes no sense"):
+    with pytest.raises(RemoteError, match="invalid answer of qemu-img"):
         list(images.below(told))

@@ -169,7 +169,7 @@ def test_two_disks_of_one_name_do_not_go_into_one_folder() -> None:
     plan = planned(VDA, other, wish=CopyOptions(folder="/srv"))
 
     assert [f.text for f in plan.findings if f.code == "disk-twins"] == [
-        "disks vda and vdd would both become /srv/web.raw"
+        "disks vda and vdd would both be copied to /srv/web.raw"
     ]
 
 
@@ -186,7 +186,7 @@ def test_an_image_with_snapshots_inside_is_not_removed() -> None:
         planned(VDB, wish=wish, image=replace(IMAGE, snapshots=2)),
     )
     assert (plain.removes, codes(plain)) == (True, ["disk-copied"])
-    assert "goes once the guest has arrived" in plain.findings[0].text
+    assert "is removed after the guest has arrived" in plain.findings[0].text
     assert [one.code for one in kept.findings if one.severity is Severity.BLOCKER] == [
         "disk-snapshots"
     ]

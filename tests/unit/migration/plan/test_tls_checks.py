@@ -169,7 +169,7 @@ def test_the_answer_of_a_host_is_read() -> None:
     )  # fmt: skip
     found = probe.parse_certificates(f"{text}user qemu\nunreadable ca-cert.pem\n", "beta")
     assert (found.user, found.unreadable) == ("qemu", frozenset({CA}))
-    with pytest.raises(RemoteError, match="makes no sense"):
+    with pytest.raises(RemoteError, match="invalid answer"):
         probe.parse_certificates("Welcome!\n", "beta")
 
 

@@ -54,7 +54,7 @@ def test_the_order_is_the_one_that_was_given_last() -> None:
 
 
 def test_an_order_that_makes_no_sense_is_for_a_person() -> None:
-    with pytest.raises(BadInput, match="m-1: its order in the journal makes no sense"):
+    with pytest.raises(BadInput, match="m-1: its order in the journal is invalid"):
         _ = left(step(Step.MOVE, order={"driver": "a horse"})).order
 
 

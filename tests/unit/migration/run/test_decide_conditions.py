@@ -92,20 +92,23 @@ def test_all_that_held_is_said() -> None:
     )  # fmt: skip
 
     assert why(when, FOUR, now=30.0) == (
-        "pass 4, nothing got better for 26.0 s, a pass leaves 50% of what it sent, 30.0 s used,"
+        "pass 4, no progress for 26.0 s, a pass leaves 50% of what it sent, 30.0 s elapsed,"
         " 50 MiB left"
     )
     assert why(RuleCondition(precopy_excess=0.1), LEVEL) == (
         "pre-copy does not get below 100 ms of downtime"
     )
     assert why(RuleCondition(precopy_excess=0.6), SHRINKING) == (
-        "ending by pre-copy would send 65% of the first pass again"
+        "ending by pre-copy would resend 65% of the first pass"
     )
     assert (
         why(RuleCondition(expected_downtime_above=s(0.1)), THIRTY)
         == "a downtime of 300 ms is expected"
     )
-    assert why(RuleCondition(time_share=0.8), FOUR, now=8.0, limit=10.0) == "80% of the time used"
+    assert (
+        why(RuleCondition(time_share=0.8), FOUR, now=8.0, limit=10.0)
+        == "80% of the time limit used"
+    )
 
 
 def test_a_raised_limit_counts_for_what_precopy_still_costs() -> None:

@@ -122,7 +122,7 @@ async def test_when_hosts_stay_silent_the_outcome_is_not_guessed() -> None:
 
     assert ending.outcome is Outcome.UNKNOWN
     assert ending.elapsed >= PATIENCE
-    assert ending.warnings == ("source says nothing, target says running",)
+    assert ending.warnings == ("the source reports nothing, the target running",)
 
 
 async def test_missing_final_statistics_are_said_not_invented() -> None:

@@ -97,7 +97,7 @@ async def test_one_thing_that_cannot_be_set_back_does_not_keep_the_others() -> N
 
     assert migrations.calls[-1] == "downtime 0.3"
     assert ending.warnings == (
-        "the CPU throttle of the guest's QEMU could not be set back: alpha: busy",
+        "the CPU throttle of the guest's QEMU could not be restored: alpha: busy",
     )
 
 
@@ -145,7 +145,7 @@ async def test_a_pause_without_an_answer_is_asked_for_again() -> None:
     ending = await run(migrations, terms(rule), stops=(30.0,))
 
     assert migrations.calls.count("halt") == 2
-    assert ending.warnings == ("to pause the guest had no answer: alpha: no answer",)
+    assert ending.warnings == ("no answer to the order to pause the guest: alpha: no answer",)
 
 
 async def test_observing_decides_and_does_nothing() -> None:
@@ -202,7 +202,7 @@ async def test_bandwidth_and_downtime_can_be_asked_for() -> None:
     ]
     assert {f"bandwidth {40 * MIB}", "downtime 0.25"} <= set(migrations.calls)
     assert [one.rule for one in ending.decisions] == ["operator"] * 3
-    assert ending.decisions[0].reason == "anna@desk asked for it"
+    assert ending.decisions[0].reason == "requested by anna@desk"
 
 
 async def test_post_copy_can_be_asked_for() -> None:
@@ -219,7 +219,7 @@ async def test_a_pause_can_be_asked_for() -> None:
     )
 
     assert [answer[1:] for answer in step_log.answers] == [
-        (True, "pause the guest"), (False, "the guest stands still already"),
+        (True, "pause the guest"), (False, "the guest is paused already"),
     ]  # fmt: skip
     assert ending.outcome is Outcome.COMPLETED
     assert migrations.calls.count("halt") == 1
@@ -229,7 +229,7 @@ async def test_it_can_be_cancelled_and_then_does_nothing_else() -> None:
     migrations, step_log, ending = await asked(ask(RequestKind.CANCEL), ask(RequestKind.POSTCOPY))
 
     assert step_log.answers == [
-        ("cancel", True, "cancelling"), ("postcopy", False, "it is being stopped"),
+        ("cancel", True, "cancelling"), ("postcopy", False, "the migration is being stopped"),
     ]  # fmt: skip
     assert ending.outcome is Outcome.CANCELLED
     assert "post-copy" not in migrations.calls

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.looptime(end=3000)
 # Switches in the second pass, after some 10 s, and needs 5 s more.
 RULE = "{name: now, when: {iteration: 2}, do: start_postcopy}"
 UNDER = terms(RULE, mode=Mode.HYBRID)
-GOES_ON = ("post-copy", "post-copy goes on")
+GOES_ON = ("post-copy", "post-copy continues")
 KEEPS = ("post-copy", "keep both parts")
 ASKS = ("post-copy", "ask the operator")
 
@@ -179,7 +179,7 @@ async def test_the_operators_stop_does_nothing_in_post_copy_but_is_answered() ->
     ending = await move(migrations, stops=(12.0,))
 
     assert ending.outcome is Outcome.COMPLETED
-    assert told(ending) == [("now", "switch to post-copy"), ("operator", "go on")]
+    assert told(ending) == [("now", "switch to post-copy"), ("operator", "continue")]
     assert "no way back" in ending.decisions[-1].reason
     assert "abort" not in migrations.calls
 
@@ -199,7 +199,7 @@ async def test_in_a_broken_post_copy_it_ends_the_waiting(how: Any) -> None:
 
     assert ending.outcome is Outcome.POST_COPY_PAUSED
     assert ending.elapsed == pytest.approx(40, abs=1)
-    assert ending.decisions[-1].reason == "the operator does not want to wait"
+    assert ending.decisions[-1].reason == "the operator stopped waiting"
     assert not ENDS_A_PART & set(after_the_switch(migrations))
     assert stop.is_set()
 
@@ -233,7 +233,7 @@ async def test_a_switch_whose_order_got_lost_is_given_again() -> None:
     assert ending.outcome is Outcome.COMPLETED
     assert migrations.calls.count("post-copy") == 2
     assert "abort" not in migrations.calls
-    assert "had no answer" in ending.warnings[0]
+    assert "no answer to the order" in ending.warnings[0]
 
 
 async def test_a_switch_that_was_taken_and_forgotten_is_given_again() -> None:

@@ -42,7 +42,7 @@ async def test_called_off_the_source_ends_first_and_the_guest_runs_on_there(host
     assert hosts.running == ["alpha"]
     assert hosts.source.defined
     assert hosts.left == []
-    assert said == ["alpha: ended its mirrors", "beta: ended the standby"]
+    assert said == ["alpha: ended its mirrors", "beta: stopped the standby"]
 
 
 async def test_what_was_given_away_is_not_called_off_but_finished(hosts: Hosts) -> None:
@@ -72,7 +72,7 @@ async def test_what_the_target_cannot_take_runs_on_where_it_was(hosts: Hosts) ->
     assert hosts.running == ["alpha"]
     assert hosts.left == []
     assert hosts.source.defined
-    assert said[0].startswith("beta could not take web1")
+    assert said[0].startswith("beta could not run web1")
 
 
 async def test_a_target_that_has_let_it_run_is_never_taken_back_from(hosts: Hosts) -> None:
@@ -98,7 +98,7 @@ async def test_a_target_that_does_not_answer_leaves_it_open(hosts: Hosts) -> Non
 async def test_a_target_that_has_forgotten_it_is_not_waited_for(hosts: Hosts) -> None:
     hosts.give()
     hosts.target.role = hosts.target.ran = hosts.target.qemu = False
-    with pytest.raises(OutcomeUnknown, match="it knows nothing of it"):
+    with pytest.raises(OutcomeUnknown, match="the host has no record of it"):
         await migration_finish.finish(PAIR, nothing)
 
 
@@ -115,7 +115,7 @@ async def test_a_source_that_cannot_be_tidied_is_told_and_nothing_more(hosts: Ho
     said: list[str] = []
     assert await migration_finish.finish(PAIR, said.append) is not None
     assert hosts.running == ["beta"]
-    assert "is not removed" in said[0]
+    assert "could not clean up" in said[0]
 
 
 class Recorder:
@@ -170,7 +170,7 @@ async def test_without_its_controller_a_guest_that_was_given_away_arrives(hosts:
     hosts.give()
     recorder = Recorder()
     found = await settled(recorder)
-    assert found.truth == "alpha has given web1 to beta"
+    assert found.truth == "alpha has handed web1 over to beta"
     assert hosts.running == ["beta"]
     assert hosts.left == []
     assert recorder.ended == [Outcome.COMPLETED]
@@ -198,7 +198,7 @@ async def test_what_the_target_could_not_take_is_told_so(hosts: Hosts) -> None:
     hosts.give()
     recorder = Recorder()
     found = await settled(recorder)
-    assert found.truth == "beta could not take web1, which stands still on alpha"
+    assert found.truth == "beta could not run web1, which is paused on alpha"
     assert hosts.running == ["alpha"]
     assert recorder.ended == [Outcome.FAILED]
 
@@ -272,7 +272,7 @@ async def test_a_target_that_knows_nothing_of_what_it_was_given_is_a_person_s(ho
     hosts.target.role = hosts.target.ran = hosts.target.qemu = False
     found = await settled(Recorder())
     assert found.outcome is None
-    assert "knows nothing of it any more" in found.truth
+    assert "has no record of it" in found.truth
 
 
 def test_only_the_open_attempt_counts() -> None:

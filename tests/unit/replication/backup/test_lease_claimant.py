@@ -125,7 +125,7 @@ def test_it_is_asked_with_the_newest_token_and_what_it_gives_is_ours(
 ) -> None:
     claim.takes(3)
     client.answer = TakenOver(4)
-    assert claim.ask() == "the lease is ours with token 4"
+    assert claim.ask() == "took over the lease with token 4"
     assert client.asked == [3]
     assert claim.token == 4
     assert not claim.takes(3)
@@ -136,7 +136,7 @@ def test_while_the_primary_s_lease_runs_it_is_asked_again_and_not_all_the_time(
 ) -> None:
     client.answer = Wait(Seconds(0.5))
     assert claim.ask() is None
-    assert "runs for 0.50 s yet" in claim.says
+    assert "ends in 0.50 s" in claim.says
     for _ in range(5):
         assert claim.ask() is None
     assert len(client.asked) == 1
@@ -156,7 +156,7 @@ def test_the_end_of_a_lease_is_not_slept_through(claim: LeaseClaim, client: Clie
 def test_what_is_denied_is_said(claim: LeaseClaim, client: Client) -> None:
     client.answer = Denied("the standby is not valid")
     assert claim.ask() is None
-    assert claim.says == "the lease is not ours to take: the standby is not valid"
+    assert claim.says == "the lease cannot be taken over: the standby is not valid"
     assert claim.token == 1
 
 

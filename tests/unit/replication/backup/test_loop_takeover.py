@@ -59,7 +59,7 @@ def test_after_a_final_epoch_the_lease_is_asked_if_nothing_more_is_heard(one: Fo
     one.claim.free = True
     ours = one.came()
     assert ours is not None
-    assert ours.why == "a switch; the lease is ours with token 2"
+    assert ours.why == "planned switchover; took over the lease with token 2"
 
 
 def test_a_new_agent_knows_that_the_last_epoch_was_final(one: Following) -> None:
@@ -68,7 +68,7 @@ def test_a_new_agent_knows_that_the_last_epoch_was_final(one: Following) -> None
     one.begin(lease=LEASE)
     ours = one.came()
     assert ours is not None
-    assert ours.why.startswith("a switch")
+    assert ours.why.startswith("planned switchover")
 
 
 def test_nobody_who_might_still_connect_is_waited_for(
@@ -114,8 +114,8 @@ def test_a_silent_primary_is_left_when_the_lease_says_so(one: Following) -> None
     one.claim.free = True
     ours = one.came()
     assert ours is not None
-    assert ours.why.startswith("silent for")
-    assert ours.why.endswith("the lease is ours with token 2")
+    assert ours.why.startswith("the primary was silent for")
+    assert ours.why.endswith("took over the lease with token 2")
     assert one.world() == ONE.after
 
 
@@ -153,13 +153,13 @@ def test_a_person_with_a_lease_store_has_it_asked(one: Following) -> None:
     line, _ = one.hello()
     commit(line, ONE)
     one.requests.add(Request.FAILOVER)
-    until(lambda: one.backup.as_json()["says"] == "the primary's lease runs")
+    until(lambda: one.backup.as_json()["says"] == "the primary's lease ends in 1.00 s")
     one.claim.broken = True
     until(lambda: one.backup.as_json()["says"] == "the witness gave no answer")
     one.claim.broken, one.claim.free = False, True
     ours = one.came()
     assert ours is not None
-    assert ours.why.startswith("a person asked; ")
+    assert ours.why.startswith("failover requested; ")
 
 
 def test_a_guest_that_moves_is_nobodys_before_its_last_epoch(one: Following) -> None:
@@ -183,7 +183,7 @@ def test_a_guest_that_moves_is_ours_when_its_controller_knows_that_it_was_given_
     one.requests.add(Request.FAILOVER)
     ours = one.came()
     assert ours is not None
-    assert ours.why == "its controller has seen that it was handed over"
+    assert ours.why == "the controller confirmed the source's hand-over"
     assert one.world() == TWO.after
 
 
@@ -230,7 +230,7 @@ def test_a_person_who_was_wrong_is_not_taken_at_his_word_when_the_line_hiccups_l
     try:
         one.requests.add(Request.FAILOVER)
         until(lambda: not one.requests.has(Request.FAILOVER))
-        assert one.backup.as_json()["says"] == "the primary is heard: it does not run here"
+        assert one.backup.as_json()["says"] == "failover request dropped: the primary answers"
         quiet.set()
         time.sleep(0.3)
         assert one.thread.is_alive()

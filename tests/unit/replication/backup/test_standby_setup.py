@@ -34,9 +34,9 @@ def image(path: Path, *, size: int = MIB, format_: str = "qcow2") -> Path:
     ("found", "why"),
     [
         (FINE, None),
-        (replace(FINE, there=False, size=None), "is gone"),
-        (replace(FINE, regular=False, size=None), "is no file"),
-        (replace(FINE, size=Bytes(MIB + 512)), "has 1049088 bytes, and the disk 1048576"),
+        (replace(FINE, there=False, size=None), "does not exist"),
+        (replace(FINE, regular=False, size=None), "is not a regular file"),
+        (replace(FINE, size=Bytes(MIB + 512)), "has 1049088 bytes, but the disk has 1048576"),
         (replace(FINE, user="db1"), "is used by guest db1"),
         (replace(FINE, size=None, says="Failed to get shared lock"), "is open in another program"),
         (replace(FINE, size=None, says="Image is not in qcow2 format"), "cannot be read: Image is"),
@@ -65,7 +65,7 @@ def test_an_image_that_is_marked_as_damaged_is_none(tmp_path: Path) -> None:
     with made.open("r+b") as out:
         out.seek(79)  # the last byte of its incompatible features
         out.write(b"\x02")
-    assert inspect_image(str(made), "qcow2").says == "it is marked as damaged"
+    assert inspect_image(str(made), "qcow2").says == "it is marked as corrupt"
 
 
 def test_one_that_a_program_writes_to_is_open(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_standby_on_an_image_that_was_there_leaves_it(libvirt: Libvirt, tmp_pa
     assert str(made) in libvirt.started[0]
     assert new.exists()
     did = standby_setup.remove(told, tmp_path / "folder")
-    assert did == (f"left {made}, which was there before", f"removed {new}")
+    assert did == (f"kept {made}, which existed before", f"removed {new}")
     assert made.read_bytes() == before
     assert list(tmp_path.iterdir()) == [made]
 
@@ -143,7 +143,7 @@ def test_an_image_that_became_another_meanwhile_is_not_written_to(
 ) -> None:
     made = image(tmp_path / "a.qcow2", size=2 * MIB)
     new = Disk(target="vdb", size=MIB, path=str(tmp_path / "b.qcow2"), format="qcow2")
-    with pytest.raises(BadInput, match=r"alpha: .* has 2097152 bytes.* taken for vda"):
+    with pytest.raises(BadInput, match=r"alpha: .* has 2097152 bytes.* used for vda"):
         standby_setup.make(lies_on(new, taken(made)), XML)
     assert libvirt.started == []
     assert list(tmp_path.iterdir()) == [made]

@@ -33,26 +33,26 @@ def decided(seen: Seen) -> Decision:
 @pytest.mark.parametrize(
     ("seen", "step", "why"),
     [
-        (FOLLOWS, Step.WAIT, "the primary lives"),
-        (replace(FOLLOWS, silent=PATIENCE), Step.WAIT, "the primary lives"),
+        (FOLLOWS, Step.WAIT, "the primary is alive"),
+        (replace(FOLLOWS, silent=PATIENCE), Step.WAIT, "the primary is alive"),
         (replace(FOLLOWS, silent=Seconds(0.26)), Step.ASK, "silent for 0.26 s"),
-        (replace(FOLLOWS, silent=SILENT, committed=0), Step.WAIT, "no whole epoch"),
-        (replace(BY_HAND, silent=SILENT), Step.WAIT, "left to a person"),
-        (replace(BY_HAND, person=True), Step.ASK, "a person asked"),
-        (replace(BY_HAND, person=True, silent=SILENT), Step.ASK, "a person asked"),
-        (replace(BY_HAND, final=True), Step.ASK, "a switch"),
-        (replace(FOLLOWS, final=True), Step.ASK, "a switch"),
+        (replace(FOLLOWS, silent=SILENT, committed=0), Step.WAIT, "no complete epoch"),
+        (replace(BY_HAND, silent=SILENT), Step.WAIT, "left to the operator"),
+        (replace(BY_HAND, person=True), Step.ASK, "failover requested"),
+        (replace(BY_HAND, person=True, silent=SILENT), Step.ASK, "failover requested"),
+        (replace(BY_HAND, final=True), Step.ASK, "planned switchover"),
+        (replace(FOLLOWS, final=True), Step.ASK, "planned switchover"),
         (replace(FOLLOWS, final=True, handed_over=True), Step.RUN, "handed the guest over"),
-        (replace(FOLLOWS, handed_over=True), Step.WAIT, "the primary lives"),
-        (replace(NO_LEASE, silent=SILENT), Step.WAIT, "only a person can tell"),
-        (replace(NO_LEASE, automatic=True, silent=SILENT), Step.WAIT, "only a person can tell"),
-        (replace(NO_LEASE, final=True), Step.WAIT, "only a person can tell"),
-        (replace(NO_LEASE, handed_over=True), Step.WAIT, "only a person can tell"),
+        (replace(FOLLOWS, handed_over=True), Step.WAIT, "the primary is alive"),
+        (replace(NO_LEASE, silent=SILENT), Step.WAIT, "only the operator"),
+        (replace(NO_LEASE, automatic=True, silent=SILENT), Step.WAIT, "only the operator"),
+        (replace(NO_LEASE, final=True), Step.WAIT, "only the operator"),
+        (replace(NO_LEASE, handed_over=True), Step.WAIT, "only the operator"),
         (replace(NO_LEASE, final=True, handed_over=True), Step.RUN, "handed the guest over"),
-        (replace(NO_LEASE, person=True, silent=SILENT), Step.RUN, "a person said"),
-        (replace(NO_LEASE, person=True, silent=Seconds(0.26)), Step.RUN, "a person said"),
+        (replace(NO_LEASE, person=True, silent=SILENT), Step.RUN, "declared the primary dead"),
+        (replace(NO_LEASE, person=True, silent=Seconds(0.26)), Step.RUN, "the operator declared"),
         (replace(NO_LEASE, person=True, silent=PATIENCE), Step.WAIT, ""),
-        (replace(NO_LEASE, person=True, silent=SILENT, committed=0), Step.WAIT, "no whole epoch"),
+        (replace(NO_LEASE, person=True, silent=SILENT, committed=0), Step.WAIT, "no complete"),
     ],
 )
 def test_each_case_is_decided_and_said(seen: Seen, step: Step, why: str) -> None:
@@ -103,6 +103,6 @@ def test_a_guest_that_moves_runs_only_when_its_source_has_given_it_away(seen: Se
 def test_why_a_guest_that_moves_is_waited_for_is_said() -> None:
     moves = replace(NO_LEASE, moves=True, silent=SILENT)
 
-    assert decided(moves).why == "only its source can give a guest away that moves"
+    assert decided(moves).why == "only the source can hand over a guest in migration"
     given = replace(moves, final=True, person=True)
-    assert decided(given).why == "its controller has seen that it was handed over"
+    assert decided(given).why == "the controller confirmed the source's hand-over"

@@ -260,7 +260,7 @@ def test_a_host_with_such_a_qemu_is_found_to_have_a_dirty_log(tmp_path: Path) ->
     )
     if LEAVES_COLO:
         assert found.finder is select.Finder.COMPARE
-        assert "does not come to COLO: its migration is completed" in found.why
+        assert "cannot start COLO: its migration is completed" in found.why
     else:
         assert found.finder is select.Finder.DIRTY_LOG, found.why
 
@@ -345,7 +345,7 @@ def _is_as_before(rig: Rig) -> None:
 
 def test_a_qemu_that_never_comes_to_colo_is_refused_and_the_guest_runs(rig: Rig) -> None:
     # As QEMU 10 does: it completes like an ordinary migration.
-    with pytest.raises(CannotCapture, match="does not come to COLO: its migration is completed"):
+    with pytest.raises(CannotCapture, match="cannot start COLO: its migration is completed"):
         rig.log.begin(replace(rig.before, capabilities={}))
     assert rig.held.still[-1] is False
     _is_as_before(rig)

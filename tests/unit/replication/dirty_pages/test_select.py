@@ -42,7 +42,7 @@ def test_what_was_right_every_time_is_used_and_tried_once(tmp_path: Path) -> Non
     first = host.chooses()
 
     assert first[0] is Finder.DIRTY_LOG
-    assert f"right {CHECKPOINTS} times" in first[1]
+    assert f"correct {CHECKPOINTS} times" in first[1]
     assert host.chooses() == first
     assert host.tries == 1
 
@@ -53,7 +53,7 @@ def test_what_was_right_every_time_is_used_and_tried_once(tmp_path: Path) -> Non
         (Tried(checkpoints=0, broke="its migration is completed"), "its migration is completed"),
         (Tried(checkpoints=3, broke="timed out"), "timed out"),
         (Tried(checkpoints=CHECKPOINTS, broke="it does not run"), "it does not run"),
-        (Tried(checkpoints=CHECKPOINTS - 1), f"right {CHECKPOINTS - 1} times only"),
+        (Tried(checkpoints=CHECKPOINTS - 1), f"correct only {CHECKPOINTS - 1} times"),
     ],
 )
 def test_what_failed_once_is_not_used_and_the_reason_is_told(
@@ -81,7 +81,7 @@ def test_a_guest_that_nothing_keeps_from_being_migrated_is_compared(tmp_path: Pa
     finder, why = host.chooses(guarded=False)
 
     assert (finder, host.tries) == (Finder.COMPARE, 0)
-    assert "nothing keeps others" in why
+    assert "nothing prevents saving or migrating" in why
     assert host.chooses()[0] is Finder.DIRTY_LOG
 
 

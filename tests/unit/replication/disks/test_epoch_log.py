@@ -99,5 +99,5 @@ def test_a_log_that_makes_no_sense_is_named(served: Served) -> None:
         records(log)
     with served.place.log.open("r+b") as file:
         file.write(write_log.header(0, 8192))
-    with pytest.raises(DiskLogError, match="no whole record at 0"):
+    with pytest.raises(DiskLogError, match="no complete record at 0"):
         records(log, 0, 4096)

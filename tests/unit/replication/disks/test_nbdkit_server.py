@@ -112,7 +112,7 @@ def test_what_cannot_be_served_is_said_and_leaves_nothing(
         nbdkit_server.start(served.place, long, size=Bytes(SIZE), limit=Bytes(LIMIT))
     with monkeypatch.context() as changed:
         changed.setattr(nbdkit_server, "_PLUGIN", Path("/nowhere.py"))
-        with pytest.raises(DiskLogError, match=r"nbdkit does not start: .*nowhere"):
+        with pytest.raises(DiskLogError, match=r"nbdkit did not start: .*nowhere"):
             served.start()
     with monkeypatch.context() as changed:
         changed.setenv("PATH", "/nowhere")

@@ -58,7 +58,7 @@ def test_nobody_can_write_to_them_that_way(qemu: Qmp, folder: Path) -> None:
     place = resync.place_of(folder)
     with (
         resync.opened(qemu, ["a"], place, OWNER),
-        pytest.raises(HypervisorError, match="it can only be read"),
+        pytest.raises(HypervisorError, match="it is read-only"),
     ):
         NbdWriter(Unix(str(place / "disks.sock")), "vmckpt-read-0", host="here")
 

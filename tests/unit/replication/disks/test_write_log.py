@@ -52,7 +52,7 @@ def test_a_log_that_is_cut_off_gives_its_whole_records_and_says_so(
     assert write_log.whole(log[:cut]) == boundary
     assert len(list(write_log.records(log[:boundary]))) == [0, *ends].index(boundary)
     if cut != boundary:
-        with pytest.raises(ValueError, match="cut off"):
+        with pytest.raises(ValueError, match="truncated"):
             list(write_log.records(log[:cut]))
 
 
@@ -78,7 +78,7 @@ def test_what_is_no_log_is_refused_or_is_one(data: bytes) -> None:
     ],
 )
 def test_a_header_without_sense_is_refused(head: bytes) -> None:
-    with pytest.raises(ValueError, match=r"header that is none|no record"):
+    with pytest.raises(ValueError, match=r"invalid record"):
         write_log.whole(head + bytes(2 << 20))
 
 
@@ -87,5 +87,5 @@ def test_no_record_is_made_that_would_not_be_read() -> None:
         (0, 0, DATA), (0, write_log.LONGEST + 1, DATA), (-1, 1, DATA), (1 << 63, 1, TRIM),
         (0, write_log.FURTHEST + 1, ZEROS), (0, 1, 3),
     ]:  # fmt: skip
-        with pytest.raises(ValueError, match="no record"):
+        with pytest.raises(ValueError, match="invalid record"):
             write_log.header(offset, length, kind)

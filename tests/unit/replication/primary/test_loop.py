@@ -146,7 +146,7 @@ def test_the_guest_goes_alone_only_once_that_is_written_down(soon_alone: World) 
         begun = len(one.events)
         one.lease_holder.unreachable = True
         one.peer.away = True
-        until(lambda: "cannot be noted" in one.says())
+        until(lambda: "cannot be recorded" in one.says())
         assert "let all out" not in one.events[begun:]
         assert one.phase() != Phase.ALONE
         one.lease_holder.unreachable = False
@@ -162,7 +162,7 @@ def test_a_standby_whose_end_may_have_been_noted_is_declared_valid_again(soon_al
         one.epochs(1)
         one.lease_holder.unreachable = True
         one.peer.away = True
-        until(lambda: "cannot be noted" in one.says())
+        until(lambda: "cannot be recorded" in one.says())
         begun = len(one.events)
         one.peer.away = False
         one.epochs(2)
@@ -262,7 +262,7 @@ def test_a_backup_that_answers_and_takes_nothing_is_left_as_well(soon_alone: Wor
 def test_another_machine_than_the_standby_is_not_protected(one: World) -> None:
     one.devices.are_same = False
     with one.run():
-        until(lambda: "plugged in or out" in one.says())
+        until(lambda: "plugged or unplugged" in one.says())
         assert one.phase() == Phase.ALONE
     assert "captured" not in one.events
 
@@ -278,7 +278,7 @@ def test_a_guest_that_somebody_paused_is_left_alone(one: World) -> None:
     with one.run():
         one.epochs(1)
         one.qemu.state = "paused"
-        until(lambda: "somebody paused it" in one.says())
+        until(lambda: "the guest is paused" in one.says())
         count = one.capturer.count
         one.qemu.state = "running"
         one.epochs(1)

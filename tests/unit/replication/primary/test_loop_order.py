@@ -122,13 +122,13 @@ def test_an_epoch_that_follows_another_one_is_out_of_order(base: int) -> None:
 @pytest.mark.parametrize(
     ("sent", "what"),
     [
-        pytest.param(epoch(1)[1:], "has 3 parts; 2 came", id="one is missing"),
-        pytest.param([*epoch(1), epoch(1)[0]], "has 3 parts; 4 came", id="one came twice"),
-        pytest.param(epoch(1)[::-1], "not what was sealed", id="another order"),
+        pytest.param(epoch(1)[1:], "has 3 parts, but 2 came", id="one is missing"),
+        pytest.param([*epoch(1), epoch(1)[0]], "has 3 parts, but 4 came", id="one came twice"),
+        pytest.param(epoch(1)[::-1], "do not match its digest", id="another order"),
         pytest.param(
-            [*epoch(1)[:-1], DeviceState(epoch=1, data=b"")], "not what", id="another state"
+            [*epoch(1)[:-1], DeviceState(epoch=1, data=b"")], "do not match", id="another state"
         ),
-        pytest.param([], "has 3 parts; 0 came", id="nothing"),
+        pytest.param([], "has 3 parts, but 0 came", id="nothing"),
         pytest.param(epoch(2), "epoch 2 is open", id="another epoch"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_newer_epoch_takes_the_place_of_the_open_one() -> None:
 def test_an_older_epoch_does_not_take_the_place_of_the_open_one() -> None:
     order = taken(Order(2), epoch(4))
 
-    with pytest.raises(OutOfOrder, match="a part of epoch 3 came after some of 4"):
+    with pytest.raises(OutOfOrder, match="a part of epoch 3 came after parts of 4"):
         order.take(epoch(3)[0])
 
 

@@ -212,5 +212,5 @@ def test_a_card_that_is_unplugged_ends_no_agent() -> None:
             one.epochs(2)
             one.held.unplugged = True
             until(lambda: "let all out" in one.since("hold"))
-            until(lambda: "plugged in or out" in one.says())
+            until(lambda: "plugged or unplugged" in one.says())
         assert "invalidated" in one.since("hold")

@@ -31,7 +31,7 @@ def one() -> Iterator[World]:
 
 
 def goes_alone(one: World) -> None:
-    until(lambda: "plugged in or out" in one.says())
+    until(lambda: "plugged or unplugged" in one.says())
     after = [event for event in one.since("hold") if event in LAST_WORDS]
     assert after == list(LAST_WORDS)
 

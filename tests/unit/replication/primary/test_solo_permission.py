@@ -87,7 +87,7 @@ def test_output_waits_for_it_as_long_as_it_takes(one: World) -> None:
         one.requests.wait(Seconds(0.5))
         assert "let all out" not in one.since("hold")
         assert one.phase() != Phase.ALONE
-        assert "until a controller lets the guest go on alone" in one.says()
+        assert "waits for permission to run unprotected" in one.says()
         one.leave.grant(name)
         until(lambda: one.phase() == Phase.ALONE)
         assert "let all out" in one.since("hold")
@@ -138,6 +138,6 @@ def test_a_lease_store_that_was_away_is_asked_again_once_a_device_was_plugged_in
         one.epochs(1)
         one.lease_holder.unreachable = True
         one.devices.are_same = False
-        until(lambda: "cannot be noted" in one.says())
+        until(lambda: "cannot be recorded" in one.says())
         one.lease_holder.unreachable = False
         until(lambda: one.phase() == Phase.ALONE)

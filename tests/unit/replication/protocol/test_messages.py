@@ -49,17 +49,17 @@ def test_a_body_that_nobody_sends_is_damaged_or_a_message_that_can_be_told_again
         pytest.param(frame(7, b"", version=0), "version 0", id="version"),
         pytest.param(frame(99, b""), "kind 99", id="kind"),
         pytest.param(frame(0, b""), "kind 0", id="no kind"),
-        pytest.param(frame(1, bytes(7)), "Hello of 7 bytes", id="short"),
-        pytest.param(frame(7, b"x", epoch=1), "Ack of 1 bytes", id="long"),
-        pytest.param(frame(1, bytes(8), epoch=1), "Hello of epoch 1", id="epoch"),
-        pytest.param(frame(1, bytes(8) + b"\xff"), "session is no text", id="session"),
-        pytest.param(frame(11, b"\xc3"), "why is no text", id="why"),
-        pytest.param(frame(8, b"\x7f\xf8" + bytes(6)), "nan is no time", id="beat"),
+        pytest.param(frame(1, bytes(7)), "Hello with 7 bytes", id="short"),
+        pytest.param(frame(7, b"x", epoch=1), "Ack with 1 bytes", id="long"),
+        pytest.param(frame(1, bytes(8), epoch=1), "Hello for epoch 1", id="epoch"),
+        pytest.param(frame(1, bytes(8) + b"\xff"), "session is not UTF-8", id="session"),
+        pytest.param(frame(11, b"\xc3"), "why is not UTF-8", id="why"),
+        pytest.param(frame(8, b"\x7f\xf8" + bytes(6)), "invalid time nan", id="beat"),
         pytest.param(
-            frame(6, bytes(29) + b"\x7f\xf0" + bytes(6), epoch=1), "inf is no time", id="seal"
+            frame(6, bytes(29) + b"\x7f\xf0" + bytes(6), epoch=1), "invalid time inf", id="seal"
         ),
-        pytest.param(frame(9, bytes(13)), "1 bytes are no digests", id="digests"),
-        pytest.param(frame(7, b"")[:-1] + b"?", "another digest", id="digest"),
+        pytest.param(frame(9, bytes(13)), "digests of 1 bytes", id="digests"),
+        pytest.param(frame(7, b"")[:-1] + b"?", "wrong digest", id="digest"),
     ],
 )
 def test_what_is_no_message_is_damaged(data: bytes, what: str) -> None:

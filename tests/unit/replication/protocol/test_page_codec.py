@@ -153,7 +153,7 @@ def test_what_is_no_batch_is_not_packed(numbers: list[int], shape: tuple[int, in
 
 
 def test_one_page_before_is_not_taken_for_all() -> None:
-    with pytest.raises(ValueError, match="before"):
+    with pytest.raises(ValueError, match="shape"):
         encode(np.arange(3), random(3), random(1))
 
 
@@ -162,18 +162,18 @@ def test_one_page_before_is_not_taken_for_all() -> None:
     [
         pytest.param(b"", "decompressed", id="nothing"),
         pytest.param(b"no frame", "decompressed", id="no frame"),
-        pytest.param(packed(b"abc"), "cut off", id="no count"),
+        pytest.param(packed(b"abc"), "truncated", id="no count"),
         pytest.param(batch(2, [0], [1]), "2 pages in 9 bytes", id="numbers cut off"),
         pytest.param(batch(MOST_PAGES + 1, [0] * 10_000, []), "8001 pages", id="too many"),
         pytest.param(batch(2, [3, 6], [0, 0]), "page 10 of 10", id="beyond"),
         pytest.param(batch(1, [0xFFFFFFFF], [0]), "page 4294967295 of 10", id="far beyond"),
         pytest.param(batch(1, [0], [3]), "unknown kind", id="kind"),
-        pytest.param(batch(1, [0], [1], b"x" * 63), "maps are cut off", id="maps cut off"),
-        pytest.param(batch(1, [0], [1], FULL + bytes(4095)), "do not fit", id="words cut off"),
-        pytest.param(batch(1, [0], [1], FULL + bytes(4104)), "do not fit", id="words too many"),
-        pytest.param(batch(1, [0], [0], bytes(8)), "do not fit", id="words of a zero page"),
-        pytest.param(batch(0, [], [], b"x"), "do not fit", id="words of no page"),
-        pytest.param(packed(bytes(1 << 26)), "claims to have more", id="bomb"),
+        pytest.param(batch(1, [0], [1], b"x" * 63), "truncated maps", id="maps cut off"),
+        pytest.param(batch(1, [0], [1], FULL + bytes(4095)), "do not match", id="words cut off"),
+        pytest.param(batch(1, [0], [1], FULL + bytes(4104)), "do not match", id="words too many"),
+        pytest.param(batch(1, [0], [0], bytes(8)), "do not match", id="words of a zero page"),
+        pytest.param(batch(0, [], [], b"x"), "do not match", id="words of no page"),
+        pytest.param(packed(bytes(1 << 26)), "more than", id="bomb"),
         pytest.param(batch(0, [], []) + b"x", "decompressed", id="something behind it"),
     ],
 )
@@ -185,7 +185,7 @@ def test_what_is_no_batch_is_damaged(data: bytes, what: str) -> None:
 def test_a_frame_that_does_not_say_how_long_it_is_is_damaged() -> None:
     packer = zstandard.ZstdCompressor(write_content_size=False)
 
-    with pytest.raises(Damaged, match="does not say"):
+    with pytest.raises(Damaged, match="unknown size"):
         decode(packer.compress(bytes(4)), nothing, pages=10)
 
 
@@ -240,7 +240,7 @@ def test_device_state_that_changed_little_and_moved_is_small(size: int) -> None:
 def test_device_state_against_another_one_is_damaged(other: bytes | None) -> None:
     data = encode_state(b"state", b"previous state")
 
-    with pytest.raises(Damaged, match="follows another one"):
+    with pytest.raises(Damaged, match="does not follow the last one"):
         decode_state(data, other)
 
 
@@ -264,7 +264,7 @@ def test_device_state_is_never_longer_than_allowed() -> None:
     frame = b"".join(bomb.compress(piece) for _ in range(MOST_STATE // len(piece)))
     frame += bomb.compress(b"x") + bomb.flush()
 
-    with pytest.raises(Damaged, match="claims to have more"):
+    with pytest.raises(Damaged, match="more than"):
         decode_state(bytes(16) + frame, None)
 
 

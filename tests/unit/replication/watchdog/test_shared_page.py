@@ -45,7 +45,7 @@ def test_a_page_is_made_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"x" * 100, b"\0" * shared_page.SIZE])
 def test_another_file_is_no_page(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "page").write_bytes(content)
-    with pytest.raises(ValueError, match="is no watchdog's page"):
+    with pytest.raises(ValueError, match="is not a watchdog page"):
         WatchdogPage.open(tmp_path / "page")
 
 

@@ -100,7 +100,7 @@ def test_agent_and_one_of_them_killed_at_once_save_no_guest(pair: Bench, which: 
     kill(spare_of(pair)[which], pair.agent.pid)
     ends = pair.page.renewed + 0.4
     assert ends <= until(lambda: dead(pair.qemu)) < ends + PROMPT
-    assert "good for 0.40 s" in (pair.folder / watchdog_process.KILLED).read_text()
+    assert "valid for 0.40 s" in (pair.folder / watchdog_process.KILLED).read_text()
 
 
 def test_one_of_them_that_is_stopped_saves_no_guest_and_is_replaced(pair: Bench) -> None:

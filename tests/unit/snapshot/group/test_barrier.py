@@ -55,7 +55,7 @@ def test_one_fails_and_all_are_let_go(phase: Phase) -> None:
         waiting = asyncio.create_task(cutting.reached("a", phase))
         await asyncio.sleep(0)
         await cutting.fail(RemoteError("beta: the agent ended"))
-        with pytest.raises(CaptureFailed, match="beta: the agent ended; all guests go on"):
+        with pytest.raises(CaptureFailed, match="beta: the agent ended; all guests keep running"):
             await waiting
         with pytest.raises(CaptureFailed, match="the agent ended"):
             await cutting.reached("b", phase)

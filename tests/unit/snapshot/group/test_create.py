@@ -40,8 +40,8 @@ def test_of_all_members_together_one_progress_is_told() -> None:
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        (TakeRequest(guest="", memory=False), "a group is captured with its memory"),
-        (TakeRequest(guest="", name="a\tb"), "printable letters"),
+        (TakeRequest(guest="", memory=False), "a group snapshot always includes memory"),
+        (TakeRequest(guest="", name="a\tb"), "printable characters"),
     ],
 )
 async def test_what_no_group_can_have_is_refused_before_any_host_is_asked(

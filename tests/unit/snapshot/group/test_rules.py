@@ -41,7 +41,7 @@ def test_all_go_on_together(phase: Phase) -> None:
     [("c", Phase.READY, ()), ("a", Phase.STOPPED, ()), ("a", Phase.READY, ("a",))],
 )
 def test_nobody_comes_out_of_turn(member: str, phase: Phase, here: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="is waited for"):
+    with pytest.raises(ValueError, match="the group waits for"):
         rules.arrived(meeting(here=frozenset(here)), member, phase, 11.0)
 
 
@@ -123,7 +123,7 @@ def test_the_check_finds_what_was_received_and_not_sent(
     ("words", "says"),
     [
         ([], "neither a guest nor a group is named"),
-        (["web1", "--group", "web1,web2"], "both a guest and a group is named"),
+        (["web1", "--group", "web1,web2"], "both a guest and a group are named"),
         (["--group", "web1"], "a group has at least two guests"),
         (["--group", "web1,db1,web1"], "--group names 'web1' twice"),
     ],

@@ -24,7 +24,7 @@ THERE = HostAnswer(host="beta", users={"/s/web2.qcow2": User("web2", "qcow2")})
         ([HERE, HostAnswer(host="beta", runs=True, users={})], GuestLocked, "web1 runs on beta"),
         ([HERE, HostAnswer(host="beta", error="off")], HostUnreachable, "may run on beta"),
         ([HostAnswer(host="alpha", users={IMAGE: User("new", "qcow2")}), THERE], GuestLocked,
-         "/s/web1.qcow2 is an image of guest new on alpha"),
+         "/s/web1.qcow2 is also an image of guest new on alpha"),
         ([HERE, HostAnswer(host="beta", users={IMAGE: User("new", "raw")})], GuestLocked,
          "new on beta"),
     ],
@@ -58,9 +58,9 @@ BLOCK = XML.replace("type='file' device='disk'", "type='block' device='disk'").r
 @pytest.mark.parametrize(
     ("xml", "said"),
     [
-        (BLOCK, r"disk vda is of the kind block \(/dev/vg/web1\): it cannot be restored"),
+        (BLOCK, r"disk vda is of type block \(/dev/vg/web1\), which vmckpt cannot restore"),
         (XML.replace(f"file='{IMAGE}'", "pool='p' volume='v'").replace("'file' device='disk'",
-         "'volume' device='disk'"), "of the kind volume"),
+         "'volume' device='disk'"), "of type volume"),
         (XML.replace(f"<source file='{IMAGE}'/>",
          f"<source file='{IMAGE}'><encryption format='luks'/></source>"), "encrypted by QEMU"),
         (XML.replace(f"<source file='{IMAGE}'/>",
@@ -143,7 +143,7 @@ def test_a_fork_writes_into_nothing_it_shares(xml: str, said: str, able: bool) -
         assert len(ET.fromstring(changed).findall("devices/*/readonly")) == bool(said)
         assert told == ((f"{said} is read-only for the fork",) if said else ())
     else:
-        with pytest.raises(BadInput, match="a fork would write into it"):
+        with pytest.raises(BadInput, match="a fork would write to it"):
             domain_xml.unshared(xml, {"vda"}, memory=True)
         changed, told = domain_xml.unshared(xml, {"vda"}, memory=False)
         assert told == (f"{said} was left out of the fork",)

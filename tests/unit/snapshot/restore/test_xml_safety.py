@@ -59,8 +59,8 @@ def test_images_go_into_storage_alone(path: str, good: bool) -> None:
     ("inside", "reason"),
     [
         ("<devices><emulator>/tmp/x</emulator></devices>", "its emulator is '/tmp/x'"),
-        ("<qemu:commandline><qemu:arg value='-x'/></qemu:commandline>", "words of its own"),
-        ("<qemu:override/>", "words of its own"),
+        ("<qemu:commandline><qemu:arg value='-x'/></qemu:commandline>", "QEMU-specific"),
+        ("<qemu:override/>", "QEMU-specific"),
         ("<seclabel type='static' model='dac'><label>root</label></seclabel>", "security label"),
         ("<seclabel type='none'/>", "security label"),
         ("<devices><interface type='ethernet'><script path='/x'/></interface></devices>", "runs"),
@@ -83,7 +83,7 @@ def test_what_reaches_into_the_host_needs_the_guest_to_have_it_there(
 
 def test_what_the_guest_has_there_is_compared_whole() -> None:
     arg = "<qemu:commandline><qemu:arg value='{}'/></qemu:commandline>"
-    assert "for QEMU" in told(domain(arg.format("-x")), here=domain(arg.format("-y")))
+    assert "QEMU-specific" in told(domain(arg.format("-x")), here=domain(arg.format("-y")))
     device = "<devices><disk><source dev='/dev/{}'/></disk></devices>"
     assert "/dev/sdb" in told(domain(device.format("sdb")), here=domain(device.format("sda")))
 

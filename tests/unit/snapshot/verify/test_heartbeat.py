@@ -19,18 +19,18 @@ BUSY = replace(IDLE, worked=Seconds(120.0))
 @pytest.mark.parametrize(
     ("last", "agent", "lives", "why"),
     [
-        (IDLE, None, True, "worked 1% of 10 s, and it wrote hardly anything"),
+        (IDLE, None, True, "busy 1% of 10 s, and it wrote almost nothing"),
         (replace(IDLE, written=Bytes(2000)), None, True, "wrote to its disks"),
-        (replace(BUSY, dirtied=True), None, True, "worked 100% of 10 s, and it wrote to memory"),
-        (BUSY, None, False, "turns in a circle"),
-        (replace(IDLE, worked=FIRST.worked), None, False, "did nothing at all"),
+        (replace(BUSY, dirtied=True), None, True, "busy 100% of 10 s, and it wrote to memory"),
+        (BUSY, None, False, "is in a loop"),
+        (replace(IDLE, worked=FIRST.worked), None, False, "did not run"),
         (replace(BUSY, panicked=True, state=GuestState.CRASHED), True, False, "kernel panicked"),
-        (replace(IDLE, state=None), None, False, "ended by itself"),
-        (replace(IDLE, state=GuestState.SHUT_OFF), True, False, "ended by itself"),
-        (replace(IDLE, state=GuestState.PAUSED), None, False, "stands still"),
-        (replace(IDLE, state=GuestState.PAUSED, io_error=True), None, False, "a disk cannot be"),
-        (BUSY, True, True, "its agent answers"),
-        (IDLE, False, False, "its agent does not answer any more"),
+        (replace(IDLE, state=None), None, False, "stopped by itself"),
+        (replace(IDLE, state=GuestState.SHUT_OFF), True, False, "stopped by itself"),
+        (replace(IDLE, state=GuestState.PAUSED), None, False, "is paused"),
+        (replace(IDLE, state=GuestState.PAUSED, io_error=True), None, False, "I/O error of a disk"),
+        (BUSY, True, True, "its guest agent answers"),
+        (IDLE, False, False, "its guest agent no longer answers"),
     ],
 )
 def test_a_guest_is_judged_by_what_it_did(

@@ -57,8 +57,8 @@ def test_a_damaged_chunk_comes_from_the_other_store_and_that_is_said(stock: Stoc
     again, borrowed, said = chunks(stock, id_)
     assert again == whole
     assert borrowed >= 1
-    assert "chunks came from another store" in said[0]
-    assert "--repair brings them back" in said[0]
+    assert "chunks were read from another store" in said[0]
+    assert "--repair to restore them" in said[0]
 
 
 def test_a_lost_pack_and_a_lost_index_do_no_harm_either(stock: Stock) -> None:
@@ -193,7 +193,7 @@ def test_a_store_that_takes_nothing_is_proved_all_the_same(
 
     monkeypatch.setattr(results, "record", refuses)
     code, _, wrong = stock("verify")
-    assert (code, "what was found is not written down: read-only" in wrong) == (0, True)
+    assert (code, "the result was not recorded: read-only" in wrong) == (0, True)
 
 
 def test_nobody_can_claim_what_only_a_trusted_writer_may_say(stock: Stock) -> None:
@@ -271,5 +271,5 @@ def test_prune_counts_no_damaged_one_and_keeps_the_last_that_was_proved(stock: S
     told = json.loads(stock("prune", "--keep-last", "1", "--dry-run", "--json")[1])
     stays = {one["id"]: one["reasons"] for one in told["snapshots"] if one["stays"]}
     assert stays == {
-        ids[3]: ["the newest one", "last 1 of 1"], ids[1]: ["the last one that was verified"],
+        ids[3]: ["the newest snapshot", "last 1 of 1"], ids[1]: ["the last verified snapshot"],
     }  # fmt: skip

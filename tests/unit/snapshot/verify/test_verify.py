@@ -21,15 +21,15 @@ def test_maps_that_do_not_fit_their_chunks_are_found() -> None:
     lengths = np.array([8192, 4096], dtype=np.uint32)
     assert list(misfits(kept, lengths)) == []
     assert list(misfits(kept, lengths // 2)) == [
-        "2 units of pc.ram are not in the chunks that its map names"
+        "2 units of pc.ram are not in the chunks that its map refers to"
     ]
     assert list(misfits(kept, np.array([8192, 5000], dtype=np.uint32))) == [
-        "1 units of pc.ram are not in the chunks that its map names"
+        "1 units of pc.ram are not in the chunks that its map refers to"
     ]
     assert list(misfits(kept, np.array([8192, 0], dtype=np.uint32))) == []
     part = replace(kept.facts, stream=(Part(name="tail", size=4095, chunks=(1,)),))
     assert list(misfits(replace(kept, facts=part), lengths)) == [
-        "part tail of its stream is not as long as its chunks"
+        "part tail of its stream does not have the length of its chunks"
     ]
 
 
@@ -77,8 +77,8 @@ def test_without_the_key_snapshots_stay_closed_and_that_is_said(stock: Stock) ->
     found = proved(stock, depth=Depth.DEEP, key=False)
 
     assert found.flaws == ()
-    assert found.closed == {one: "it is encrypted, and no identity was named"}
-    with pytest.raises(KeyRefused, match="could not be read"):
+    assert found.closed == {one: "it is encrypted, and no identity was given"}
+    with pytest.raises(KeyRefused, match="could not open"):
         found.check()
     proved(stock, depth=Depth.OPENED, key=False).check()
 

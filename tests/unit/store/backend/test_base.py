@@ -8,5 +8,5 @@ from vmckpt.store.backend.base import checked
 
 @pytest.mark.parametrize("key", ["", "/a", "a/", "../a", "a/../b", "a//b", ".a", "a/b/c/d/e", "ä"])
 def test_a_key_is_no_way_out_of_the_store(key: str) -> None:
-    with pytest.raises(BadInput, match="is no name for an object"):
+    with pytest.raises(BadInput, match="is not a valid object key"):
         checked(key)

@@ -29,9 +29,9 @@ def test_a_read_only_store_can_be_read_and_says_what_it_is(tmp_path: Path) -> No
         store = Store.open(LocalFolder(tmp_path / "m"))
         assert_whole(store)
         assert collect(store, references, dry_run=True).removed == 0
-        with pytest.raises(StoreError, match=r"locks/write-.*: it is read-only; see"):
+        with pytest.raises(StoreError, match=r"locks/write-.*: read-only file system; check"):
             write(store, "two", chunks(3))
-        with pytest.raises(StoreError, match="it is read-only"):
+        with pytest.raises(StoreError, match="read-only file system"):
             store.delete("one")
 
 
@@ -39,7 +39,9 @@ def test_a_full_disk_is_told_and_leaves_the_store_whole(tmp_path: Path) -> None:
     with mounted(tmp_path / "m", "tmpfs", "size=1m", None):
         store = new_store(tmp_path / "m" / "s")
         write(store, "one", chunks(*range(20)))
-        with pytest.raises(StoreFull, match=r"no room left to write packs/.*; make room there"):
+        with pytest.raises(
+            StoreFull, match=r"cannot write packs/.*: no space left; free space there"
+        ):
             write(store, "two", chunks(*range(20, 400)), pack_size=200_000)
         assert list(store.backend.leftovers()) == []
         assert [one.id for one in store.manifests()] == ["one"]
@@ -54,7 +56,7 @@ def test_a_file_that_may_not_grow_is_no_disk_but_told_too(tmp_path: Path) -> Non
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
-        with pytest.raises(StoreError, match=r"packs/.*: (File too large|no room left)"):
+        with pytest.raises(StoreError, match=r"packs/.*: (File too large|no space left)"):
             write(store, "one", chunks(1, 2, 3, 4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -109,9 +109,9 @@ def test_a_wrong_key_is_one_clear_line(
     for work in (Store.create, Store.open):
         with pytest.raises(StoreError) as caught:
             work(stranger)
-        line = f"the server refuses it ({code}); see the access key and the bucket's policy"
+        line = f"the server refuses access ({code}); check the access key and the bucket's policy"
         assert str(caught.value) == f"s3://real/x: format: {line}"
-    with pytest.raises(StoreError, match=rf"refuses it \({code}\)"):
+    with pytest.raises(StoreError, match=rf"refuses access \({code}\)"):
         list(stranger.keys("packs/"))
 
 
@@ -123,7 +123,7 @@ def test_a_server_that_writes_over_what_is_there_is_refused(tmp_path: Path) -> N
         with pytest.raises(StoreError) as caught:
             Store.create(backend)
         assert str(caught.value).startswith(
-            f"s3://bad/x: the server at {rclone.endpoint} ignores If-None-Match and writes over"
+            f"s3://bad/x: the server at {rclone.endpoint} ignores If-None-Match and overwrites"
         )
         assert list(backend.keys("format")) == []
     finally:
@@ -145,7 +145,7 @@ def test_doctor_names_a_server_that_writes_over_what_is_there(
     Store.create(S3("real", "x", endpoint=server.endpoint))
     good = found_by_doctor("real", server.endpoint)
     assert (good.severity, good.text) == (
-        Severity.OK, "store far: can be opened, and its locks hold",
+        Severity.OK, "store far: can be opened, and its locks work",
     )  # fmt: skip
     (tmp_path / "kept").mkdir()
     rclone = Rclone(tmp_path / "kept")
@@ -159,7 +159,7 @@ def test_doctor_names_a_server_that_writes_over_what_is_there(
         assert found.severity is Severity.WARNING
         assert f"the server at {rclone.endpoint} ignores If-None-Match" in found.text
         assert found.hint is not None
-        assert found.hint.startswith("use a server that honours conditional writes")
+        assert found.hint.startswith("use a server that supports conditional writes")
         assert list((tmp_path / "kept").rglob("probe*")) == []
         # Who only looks writes nothing, so it is not known.
         looked = found_by_doctor("bad", rclone.endpoint, read_only=True)
@@ -216,7 +216,9 @@ def test_what_was_published_outlives_a_killed_server(certified: Seaweed) -> None
     time.sleep(random.random() / 5)
     certified.kill()
     thread.join()
-    with pytest.raises(StoreError, match=r"s3://killed: .*no answer: .*; is the server up"):
+    with pytest.raises(
+        StoreError, match=r"s3://killed: .*no answer: .*; check that the server is up"
+    ):
         Store.open(backend)
 
     certified.start()

@@ -92,9 +92,9 @@ def test_what_an_upload_left_is_cleared(backend: S3) -> None:
 
 
 def test_what_is_wrong_is_one_line(server: Server) -> None:
-    with pytest.raises(StoreError, match=r"s3://nowhere: there is no such bucket; make it first"):
+    with pytest.raises(StoreError, match=r"s3://nowhere: no such bucket; create the bucket first"):
         Store.create(S3("nowhere", endpoint=server.endpoint))
-    with pytest.raises(NotInStore, match="s3://snapshots/empty is no store; make one"):
+    with pytest.raises(NotInStore, match="s3://snapshots/empty is not a store; create one"):
         Store.open(S3("snapshots", "empty", endpoint=server.endpoint))
     with pytest.raises(StoreError, match="s3://b"):
         S3("b", endpoint="no address")
@@ -103,9 +103,9 @@ def test_what_is_wrong_is_one_line(server: Server) -> None:
 @pytest.mark.parametrize(
     ("code", "kind", "message"),
     [
-        ("AccessDenied", StoreError, "format: the server refuses it (AccessDenied); see the"),
-        ("SignatureDoesNotMatch", StoreError, "see the access key and the bucket's policy"),
-        ("QuotaExceeded", StoreFull, "no room left (QuotaExceeded); make room"),
+        ("AccessDenied", StoreError, "format: the server refuses access (AccessDenied); check the"),
+        ("SignatureDoesNotMatch", StoreError, "check the access key and the bucket's policy"),
+        ("QuotaExceeded", StoreFull, "no space left (QuotaExceeded); free space"),
         ("SlowDown", StoreError, "format: An error occurred (SlowDown)"),
     ],
 )
@@ -160,7 +160,7 @@ def test_without_an_access_key_the_mend_is_told(
         monkeypatch.delenv(key)
     for key in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(key, str(tmp_path / "none"))
-    with pytest.raises(StoreError, match="no access key is known; set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(StoreError, match="no access key found; set AWS_ACCESS_KEY_ID"):
         Store.create(S3("snapshots", endpoint=server.endpoint))
 
 
@@ -177,7 +177,9 @@ def test_a_server_that_dies_is_told_at_once_by_whoever_works() -> None:
             lambda: Store.open(backend), lambda: write(store, "two", chunks(2)),
             lambda: read(store, "one"), lambda: gc(store), lambda: store.delete("one"),
         ):  # fmt: skip
-            with pytest.raises(StoreError, match=r"s3://short: .*no answer: .*; is the server up"):
+            with pytest.raises(
+                StoreError, match=r"s3://short: .*no answer: .*; check that the server is up"
+            ):
                 work()
     finally:
         server.stop()

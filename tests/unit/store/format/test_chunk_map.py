@@ -50,14 +50,14 @@ def test_the_largest_chunk_index_is_no_zero() -> None:
 @pytest.mark.parametrize(
     ("data", "count", "what"),
     [
-        pytest.param(b"", 1, "cut off", id="nothing"),
-        pytest.param(b"\xff\xff\xff\xff", 1, "cut off", id="long"),
-        pytest.param(b"x", 0, "behind it", id="more"),
+        pytest.param(b"", 1, "truncated", id="nothing"),
+        pytest.param(b"\xff\xff\xff\xff", 1, "truncated", id="long"),
+        pytest.param(b"x", 0, "trailing bytes", id="more"),
         pytest.param(b"\x04\0\0\0abcd", 1, "decompressed", id="no frame"),
-        pytest.param(framed(b""), 1, "cut off", id="no bits"),
-        pytest.param(framed(b"\xc0"), 1, "does not fit", id="bits too many"),
-        pytest.param(framed(b"\x80"), 1, "does not fit", id="no number"),
-        pytest.param(framed(b"\x00\0\0\0\0"), 1, "does not fit", id="number too many"),
+        pytest.param(framed(b""), 1, "truncated", id="no bits"),
+        pytest.param(framed(b"\xc0"), 1, "does not match", id="bits too many"),
+        pytest.param(framed(b"\x80"), 1, "does not match", id="no number"),
+        pytest.param(framed(b"\x00\0\0\0\0"), 1, "does not match", id="number too many"),
         pytest.param(framed(b"\x80\x40\0\0\0"), 1, "does not have", id="no such chunk"),
         pytest.param(framed(b"\x80\xff\xff\xff\xff"), 1, "does not have", id="zero by number"),
         pytest.param(framed(bytes(1 << 24)), 1, "longer than its region", id="bomb"),
@@ -108,5 +108,5 @@ def test_digests_are_a_sequence(names: list[bytes]) -> None:
     assert digests == Digests.of(digests)
     with pytest.raises(IndexError):
         digests[len(names)]
-    with pytest.raises(ValueError, match="no digests"):
+    with pytest.raises(ValueError, match="whole number of digests"):
         Digests(b"x")

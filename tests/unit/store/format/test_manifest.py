@@ -134,7 +134,7 @@ def test_a_newer_version_is_named_and_a_damaged_one_is_not_taken_for_it() -> Non
     body = bytearray(encode(PUBLIC, private(OPEN.sealing()), OPEN)[:-96])
     body[8] = 2
 
-    with pytest.raises(StoreNewer, match=f"{ID} has version 2, and this vmckpt reads up to 1; use"):
+    with pytest.raises(StoreNewer, match=f"{ID} has version 2; this vmckpt supports up to 1; use"):
         decode(resealed(bytes(body)), ID, None)
     with pytest.raises(StoreNewer):
         references(resealed(bytes(body)), ID)
@@ -190,9 +190,9 @@ def test_a_manifest_in_anothers_place_is_refused() -> None:
 def test_without_its_data_key_the_private_part_stays_closed() -> None:
     told = decode(encode(PUBLIC, private(KEYS.sealing()), KEYS), ID, TRUSTED)
 
-    with pytest.raises(KeyRefused, match="is encrypted; name an identity with --identity"):
+    with pytest.raises(KeyRefused, match="is encrypted; give an identity file with --identity"):
         told.private()
-    with pytest.raises(KeyRefused, match="is of another snapshot"):
+    with pytest.raises(KeyRefused, match="belongs to another snapshot"):
         told.private(bytes(32))
 
 
@@ -211,16 +211,16 @@ def test_nothing_of_the_guest_shows_without_a_key() -> None:
     ("broken", "what"),
     [
         pytest.param(lambda p: replace(p, facts=replace(
-            p.facts, stream=(Part(name="tail", size=1, chunks=(9,)),))), "that it does not have",
+            p.facts, stream=(Part(name="tail", size=1, chunks=(9,)),))), "that is not in the table",
             id="stream"),
         pytest.param(lambda p: replace(p, facts=replace(
             p.facts, stream=(Part(name="tail", size=1 << 30, chunks=(1,)),))), "larger than",
             id="long stream"),
-        pytest.param(lambda p: replace(p, regions=p.regions * 2), "two of its regions",
+        pytest.param(lambda p: replace(p, regions=p.regions * 2), "it has two regions named",
             id="region twice"),
         pytest.param(lambda p: replace(p, chunks=p.chunks[:1]), "not in the table", id="map"),
         pytest.param(lambda p: replace(p, regions=(replace(p.regions[0], size=Bytes(4096)),)),
-            "not as long", id="size"),
+            "does not have the length", id="size"),
         pytest.param(lambda p: replace(p, chunks=[b"short"]), "", id="digest"),
         pytest.param(lambda p: replace(p, facts=replace(p.facts, domain_xml="\ud800")), "",
             id="surrogate"),
@@ -232,7 +232,7 @@ def test_nothing_of_the_guest_shows_without_a_key() -> None:
 def test_what_could_not_be_read_back_is_not_written(
     broken: Callable[[Private], Private], what: str
 ) -> None:
-    with pytest.raises(StoreError, match=f"^snapshot {ID} cannot be written: [^\n]*{what}"):
+    with pytest.raises(StoreError, match=f"^cannot write snapshot {ID}: [^\n]*{what}"):
         encode(PUBLIC, broken(private(OPEN.sealing())), OPEN)
 
 
@@ -243,7 +243,7 @@ def test_chunks_that_are_not_among_the_names_are_refused() -> None:
     fewer = bytearray(data[: 32 + told] + data[32 + told + 32 : -96])
     fewer[16:24] = (3 * 32).to_bytes(8, "little")
 
-    with pytest.raises(StoreDamaged, match="its chunks are not those it names"):
+    with pytest.raises(StoreDamaged, match="its chunks do not match its list of names"):
         decode(resealed(bytes(fewer)), ID, TRUSTED).private()
 
 
@@ -253,7 +253,7 @@ def test_a_chunk_under_another_name_is_refused() -> None:
     other = bytearray(data[:-96])
     other[32 + told + named - 1] ^= 1
 
-    with pytest.raises(StoreDamaged, match="its chunks are not those it names"):
+    with pytest.raises(StoreDamaged, match="its chunks do not match its list of names"):
         decode(resealed(bytes(other), OPEN), ID, TRUSTED).private()
 
 
@@ -263,7 +263,7 @@ def test_another_private_part_is_refused_before_it_is_opened(keys: Keys) -> None
     other = bytearray(encode(PUBLIC, private(keys.sealing()), keys)[:-96])
     other[-1] ^= 1
 
-    with pytest.raises(StoreDamaged, match="its private part is of another snapshot"):
+    with pytest.raises(StoreDamaged, match="its private part belongs to another snapshot"):
         decode(resealed(bytes(other), keys), ID, TRUSTED)
 
 

@@ -51,7 +51,7 @@ def test_numbers_of_any_width_are_taken_as_bytes(make: Callable[[], Sealing]) ->
     rows = np.arange(4096, dtype=np.uint64).reshape(8, -1)
 
     assert sealed(make(), rows.data) == sealed(make(), rows.tobytes())
-    with pytest.raises(ValueError, match="in a row"):
+    with pytest.raises(ValueError, match="not contiguous"):
         make().digest_of(rows[:, ::2].data)
 
 
@@ -86,9 +86,9 @@ def test_a_box_that_claims_to_be_huge_takes_no_memory() -> None:
     unsaid = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(100))
 
     for box in (bomb, unsaid):
-        with pytest.raises(StoreDamaged, match="a size that no chunk has"):
+        with pytest.raises(StoreDamaged, match="its stated size is invalid"):
             Plain().unseal(box, blake3(bytes(100)).digest())
-    with pytest.raises(ValueError, match="more than a chunk holds"):
+    with pytest.raises(ValueError, match="too large for a chunk"):
         Plain().seal(bytes(MOST + 1), SALT)
 
 
@@ -96,7 +96,7 @@ def test_another_content_under_a_digest_is_refused_although_it_was_sealed_with_t
     sealing = Encrypted(SALT)
     forged = sealing.seal(b"something else", sealing.digest_of(b"what was meant"))
 
-    with pytest.raises(StoreDamaged, match="not the one it is named for"):
+    with pytest.raises(StoreDamaged, match="does not match its digest"):
         sealing.unseal(forged, sealing.digest_of(b"what was meant"))
 
 

@@ -21,7 +21,9 @@ def test_a_secret_that_others_can_read_is_refused(ring: Keyring, mode: int) -> N
     ring.add_admin("alice", admin())
     (ring.folder / "salt").chmod(mode)
 
-    with pytest.raises(KeyRefused, match=r"others can read this key \(mode 6.*; chmod 600 "):
+    with pytest.raises(
+        KeyRefused, match=r"other users can read this key \(mode 6.*; run chmod 600 "
+    ):
         ring.sealing()
 
 

@@ -58,7 +58,7 @@ def test_administrators_are_added_listed_and_removed(ring: Keyring) -> None:
 def test_the_last_administrator_stays(ring: Keyring) -> None:
     ring.add_admin("alice", admin())
 
-    with pytest.raises(KeyRefused, match=r"alice is the only administrator.*add another key first"):
+    with pytest.raises(KeyRefused, match=r"alice, the only administrator.*add another key first"):
         ring.remove_admin("alice")
 
 
@@ -67,7 +67,9 @@ def test_a_salt_without_an_administrator_does_not_mean_plain(ring: Keyring, tmp_
     other = Keyring(tmp_path / "other")
     other.import_salt(ring.export_salt())
 
-    with pytest.raises(KeyRefused, match="nobody could read a snapshot; vmckpt snapshot keys add"):
+    with pytest.raises(
+        KeyRefused, match="no key could open new snapshots; run vmckpt snapshot keys add"
+    ):
         other.sealing()
     other.add_admin("alice", ring.admins()[0].text)
     assert other.sealing().domain == ring.sealing().domain
@@ -79,15 +81,15 @@ def test_a_host_stays_in_its_domain(ring: Keyring, tmp_path: Path) -> None:
     other.add_admin("alice", admin())
     ring.import_salt(ring.export_salt())
 
-    with pytest.raises(KeyRefused, match="belongs to another domain already"):
+    with pytest.raises(KeyRefused, match="already belongs to another domain"):
         ring.import_salt(other.export_salt())
-    with pytest.raises(KeyRefused, match="there is no domain yet"):
+    with pytest.raises(KeyRefused, match="has no domain yet"):
         Keyring(tmp_path / "third").export_salt()
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "../salt", "a/b", "a b", "x" * 65, "a\n"])
 def test_a_name_that_is_no_name_is_refused(ring: Keyring, name: str) -> None:
-    with pytest.raises(KeyRefused, match="cannot name a key"):
+    with pytest.raises(KeyRefused, match="is not a valid key name"):
         ring.add_admin(name, admin())
     with pytest.raises(KeyRefused, match="no key named"):
         ring.remove_admin(name)
@@ -97,15 +99,15 @@ def test_a_name_has_one_key_and_a_key_one_name(ring: Keyring) -> None:
     key = admin()
     ring.add_admin("alice", key)
 
-    with pytest.raises(KeyRefused, match="alice has another key"):
+    with pytest.raises(KeyRefused, match="alice already has another key"):
         ring.add_admin("alice", admin())
-    with pytest.raises(KeyRefused, match="this key is there already, as alice"):
+    with pytest.raises(KeyRefused, match="this key already exists as alice"):
         ring.add_admin("bob", key)
 
 
 @pytest.mark.parametrize("low", [bytes(32), bytes([1]) + bytes(31)])
 def test_a_key_that_keeps_nothing_secret_is_refused(ring: Keyring, low: bytes) -> None:
-    with pytest.raises(KeyRefused, match="nothing can be encrypted for this key"):
+    with pytest.raises(KeyRefused, match="this key is not secure for encryption"):
         ring.add_admin("eve", key_text(KeyKind.ADMIN, low))
     assert ring.admins() == ()
 
