@@ -18,12 +18,12 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import libvirt
 import numpy as np
 
 from tests.support.images import write_stream
-from tests.support.replacing import put
 from vmckpt.capture import migration_settings
 from vmckpt.capture.memory import background_snapshot, libvirt_save, shared_memory
 from vmckpt.capture.memory.background_snapshot import Hooks
@@ -92,7 +92,8 @@ class Capture:
             self.monitor.before = int(kill)
         if "alone" in self.words:
             for module in (background_snapshot, shared_memory, libvirt_save):
-                put(module, "undo_process_for", lambda *_: nullcontext(Nobody()))
+                nothing = nullcontext(Nobody())
+                mock.patch.object(module, "undo_process_for", return_value=nothing).start()
 
     def hooks(self) -> Hooks:
         return Hooks(

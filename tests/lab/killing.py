@@ -9,8 +9,8 @@ import os
 import signal
 import sys
 from typing import Any
+from unittest import mock
 
-from tests.support.replacing import put
 from vmckpt.agent.replication import main as replication_main
 from vmckpt.agent.replication import primary
 from vmckpt.hypervisor.qmp import QmpMonitor
@@ -55,8 +55,8 @@ def main() -> None:
     Killing.after = at.endswith("+")
     Killing.command, _, left = at.removesuffix("+").partition(":")
     Killing.left = int(left)
-    put(primary, "QmpMonitor", Killing)
-    put(primary, "Capturer", Counting)
+    mock.patch.object(primary, "QmpMonitor", Killing).start()
+    mock.patch.object(primary, "Capturer", Counting).start()
     replication_main.main()
 
 

@@ -58,6 +58,7 @@ _MOVING: tuple[Group, ...] = (
     (ALLOWED, 0, "outgoing migration", GOES_ON, (Asked.GUESTS,)),
 )
 _HELD = "has a job in progress: "
+_ON_BOTH = "it is being migrated, or a copy was left behind; nothing was changed"
 _ROWS: dict[Under, tuple[Group, ...]] = {
     Under.PRECOPY: (
         *_MOVING,
@@ -69,8 +70,8 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
             (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
         ),
         (REFUSED, 18, "is run by process", GOES_ON, (Asked.RESUME_JOB,)),
-        (REFUSED, 18, "a copy was left behind; nothing was changed", GOES_ON, (Asked.LABEL,)),
-        (ALLOWED, 0, "every job has ended or has a live", GOES_ON, (Asked.RECOVER,)),
+        (REFUSED, 18, _ON_BOTH, GOES_ON, (Asked.LABEL,)),
+        (ALLOWED, 0, "every job has ended or has a live controller", GOES_ON, (Asked.RECOVER,)),
         (ALLOWED, 0, "limit to 64 MiB/s", GOES_ON, (Asked.SET,)),
         (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
         (ALLOWED, 0, "cancel", CANCELLED, (Asked.CANCEL,)),
@@ -89,9 +90,9 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
             (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
         ),
         (REFUSED, 18, "is run by process", GOES_ON, (Asked.RESUME_JOB,)),
-        (REFUSED, 18, "a copy was left behind; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 18, _ON_BOTH, GOES_ON, (Asked.LABEL,)),
         (REFUSED, 2, "there is no way back", GOES_ON, (Asked.CANCEL,)),
-        (ALLOWED, 0, "every job has ended or has a live", GOES_ON, (Asked.RECOVER,)),
+        (ALLOWED, 0, "every job has ended or has a live controller", GOES_ON, (Asked.RECOVER,)),
         (ALLOWED, 0, "limit to 64 MiB/s", GOES_ON, (Asked.SET,)),
         (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
         (HARMS, None, "", SOURCE_LEFT, (Asked.DESTROY,)),
@@ -107,7 +108,7 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
             (Asked.MIGRATE, Asked.MIGRATE_ELSEWHERE, Asked.PLAN),
         ),
         (REFUSED, 2, "there is no post-copy of web1 to resume", GOES_ON, (Asked.RESUME_JOB,)),
-        (REFUSED, 18, "a copy was left behind; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 18, _ON_BOTH, GOES_ON, (Asked.LABEL,)),
         (ALLOWED, 0, "done directly on alpha", GOES_ON, (Asked.SET,)),
         (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
         (ALLOWED, 0, "done directly on alpha", STAYS, (Asked.CANCEL,)),
@@ -176,7 +177,7 @@ _VIRSH_ROWS: dict[Under, tuple[Group, ...]] = {
     Under.VIRSH_MIGRATE: (
         *_MOVING,
         (REFUSED, 21, _HELD + "outgoing migration", GOES_ON, _MOVES),
-        (REFUSED, 18, "a copy was left behind; nothing was changed", GOES_ON, (Asked.LABEL,)),
+        (REFUSED, 18, _ON_BOTH, GOES_ON, (Asked.LABEL,)),
         (REFUSED, 2, "", GOES_ON, _NO_JOB),
         (ALLOWED, 0, "", GOES_ON, (Asked.RECOVER, Asked.DEFINE)),
         (ALLOWED, 0, "", ALIVE, (Asked.ABORT,)),

@@ -69,7 +69,7 @@ def _cost_of_postcopy(scene: Scene, _: Answers) -> str:
     left = "memory" if scene.remaining is None else show_bytes(scene.remaining)
     return (
         f"{left} will be fetched over the network while the guest runs on the target; the"
-        " migration can then not be cancelled, and the guest is lost if either host fails"
+        " migration can then no longer be cancelled, and the guest is lost if either host fails"
     )
 
 

@@ -84,7 +84,7 @@ def _cost_of_restore(scene: Scene, answers: Answers) -> str:
         disks = show_bytes(sum(one.disks for one in whole))
         return (
             f"{names} are stopped if they run, and their disks ({disks}) are overwritten: changes"
-            " since then are lost"
+            " since the snapshots are lost"
         )
     later = sum(
         one.guest_uuid == first.guest_uuid and one.made_at > first.made_at
@@ -92,7 +92,8 @@ def _cost_of_restore(scene: Scene, answers: Answers) -> str:
     )
     return (
         f"{first.guest} is stopped if it runs, and its disks ({show_bytes(first.disks)}) are"
-        f" overwritten: changes since then are lost, except for {later} later snapshots"
+        " overwritten: changes since the snapshot are lost, except those in"
+        f" {later} later snapshots"
     )
 
 

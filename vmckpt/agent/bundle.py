@@ -49,7 +49,7 @@ DISTRIBUTIONS = (
     "python-dateutil", "s3transfer", "six", "tenacity", "typing-extensions", "typing-inspection",
     "urllib3", "zstandard",
 )  # fmt: skip
-"""Distributions that those modules import, besides vmckpt itself. A test compares them."""
+"""Distributions that those modules import, besides vmckpt itself. A test checks this list."""
 _PERHAPS = {"psycopg-binary"}  # without it, psycopg uses the host's libpq
 _NEVER = {"__pycache__", "tests"}
 _COMPILERS = {".a", ".c", ".h", ".pxd", ".pyc", ".pyi", ".pyx"}

@@ -177,7 +177,7 @@ def _parcel(host: Host, made: bundle.Bundle) -> Parcel:
 
 
 Answer = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
-"""Answers an agent's request, given its name and its arguments."""
+"""Answers a request from an agent, given the request's name and arguments."""
 
 
 async def _nothing(_: str, __: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def sensible(host: Host) -> Iterator[None]:
 
 def _mapping(told: object) -> dict[str, Any]:
     if not isinstance(told, dict):
-        raise TypeError(f"expected names and values, not {str(told)[:40]!r}")
+        raise TypeError(f"expected a JSON object, not {str(told)[:40]!r}")
     return told
 
 

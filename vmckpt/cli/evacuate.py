@@ -340,9 +340,10 @@ def balance(
 ) -> None:
     """Balance the load of hosts by migrations that pay off.
 
-    A move is proposed if it makes the load lastingly more even, and saves more over the next hour
-    than it costs while it runs. Often there is no such move. The evacuate section of the policies
-    applies: guests that stay, labels, keep_free, the number of concurrent moves.
+    A move is proposed if it evens out the load enough that guests do not move back and forth, and
+    saves more over the next hour than it costs while it runs. Often there is no such move. The
+    evacuate section of the policies applies: guests that stay, labels, keep_free, the number of
+    concurrent moves.
 
     Examples:
 

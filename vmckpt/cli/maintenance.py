@@ -82,7 +82,9 @@ def enter(
     from vmckpt.app import evacuation
 
     held, new = evacuation.enter(_known(inventory), host, why)
-    said = "is in maintenance" if new else f"is already in maintenance, by {held.asked_by}"
+    said = (
+        "is in maintenance" if new else f"is already in maintenance, requested by {held.asked_by}"
+    )
     output.say(f"{held.host} {said}")
 
 

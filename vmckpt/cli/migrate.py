@@ -65,7 +65,7 @@ def _timed_out(report: MigrationReport) -> VmckptError:
 
 def _not_converged(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
-        f"policy {report.policy} gave up the migration; {report.guest} runs on {report.source}",
+        f"policy {report.policy} cancelled the migration; {report.guest} runs on {report.source}",
         hint="see the decisions above, or use --policy must-finish",
     )
 
@@ -78,7 +78,7 @@ def _failed(report: MigrationReport) -> VmckptError:
 
 def _shut_off(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
-        f"{report.guest} shut down during the migration and runs on neither {report.source} nor"
+        f"{report.guest} stopped during the migration and runs on neither {report.source} nor"
         f" {report.target}",
         hint="check its console and log, then run virsh start (if libvirtd reports that a job holds"
         " the domain, restart libvirtd first)",

@@ -226,7 +226,7 @@ def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
     if errors:
         silent = "; ".join(at_host(*one) for one in errors.items())
         raise HostUnreachable(
-            f"no host that answers has guest {name}; no answer from: {silent}",
+            f"guest {name} is on no host that answers; no answer from {silent}",
             host=next(iter(errors)),
             hint="run vmckpt doctor",
         )

@@ -48,7 +48,7 @@ def line(test: dict[str, Any]) -> str:
     if test["state"] == "failed":
         return f"{name} failed: {test['why']}"
     if test["state"] == "copying":
-        return f"{name} has been copying for {show_seconds(time.time() - test['begun'])}"
+        return f"creating {name}, {show_seconds(time.time() - test['begun'])} so far"
     since = show_seconds(time.time() - test["since"])
     return f"{name}, a copy of epoch {test['epoch']}, has been running for {since}"
 
@@ -79,7 +79,7 @@ def protect(
         typer.Option("--reverse", help="After a failover: keep a standby on the former host."),
     ] = False,
     interval: Annotated[
-        str | None, typer.Option(metavar="TIME|auto", help="Time between checkpoints, like 100ms.")
+        str | None, typer.Option(metavar="TIME|auto", help="Time between epochs, like 100ms.")
     ] = None,
     failover: Annotated[
         Failover | None, typer.Option(help="Whether the failover is automatic.")
@@ -218,7 +218,7 @@ def _show(done: "Protected") -> None:
                 " changed"
             )
         return
-    who = "automatically" if done.automatic else "on vmckpt failover"
+    who = "automatically" if done.automatic else "when you run vmckpt failover"
     output.out.print(
         f"{done.guest} on {done.primary} is protected by {done.backup}, which takes over {who};"
         f" ready after {show_seconds(done.took)}"

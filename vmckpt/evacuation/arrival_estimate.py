@@ -43,7 +43,8 @@ class ArrivalEstimates:
             return
         self._checked[name] = checked
         if (total := checked.total) is not None:
-            # Due one setup before its end; its own setup before the forecast is as long.
+            # The move ends after its own setup and the forecast total. It is due one setup before
+            # that, so the two setups cancel out.
             self._due[name] = Range(now + total.middle, now + self._setup + total.high)
 
     def measured(

@@ -43,7 +43,7 @@ _LOOKS = 12
 class Run:
     """One run.
 
-    `stop`: when set, no move begins any more, and running moves finish. `mark`: receives the phase
+    `stop`: when set, no new moves start, and running moves finish. `mark`: receives the phase
     of the run, for a controller that may have to continue it.
     """
 
@@ -125,10 +125,10 @@ class Run:
                 case RequestKind.CANCEL:
                     self._cancelled = True
                     self._stop.set()
-                    self._answer(request, "no move begins any more; running moves finish")
+                    self._answer(request, "no new moves start; running moves finish")
                 case RequestKind.PAUSE:
                     self._state = replace(self._state, paused=True)
-                    self._answer(request, "paused: no move begins until resumed")
+                    self._answer(request, "paused: no new moves start until the run is resumed")
                 case RequestKind.GO_ON:
                     self._state = replace(self._state, paused=False)
                     self._answer(request, "resumed")

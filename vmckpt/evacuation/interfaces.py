@@ -27,7 +27,7 @@ class Turn:
     def __init__(self) -> None:
         self._told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.ready = False
-        """Everything that can be done before the turn is done."""
+        """Whether everything that can be done before the turn has been done."""
 
     async def wait(self) -> None:
         """Wait for the turn. Raises Superseded if the move is not to begin."""

@@ -162,7 +162,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy], resolve: Resolve
     scope = Scope(inventory=case.inventory, policies=in_force(operation, policies))
     caller = case.caller
     if operation.phase in (PAUSED, STOPPING):
-        # The operator had requested that no move begins any more.
+        # The operator had requested that no new moves start.
         caller = replace(caller, stop=asyncio.Event())
         caller.stop.set()
     orders = Orders(scope=scope, task=task, caller=caller, abort=case.caller.stop, resolve=resolve)

@@ -326,7 +326,7 @@ class Hypervisor:
                     await self._long.open()
             except TimeoutError as exc:
                 self._long = _Connection(self.host, "long")
-                raise self._silent("libvirt", OPEN_LIMIT) from exc
+                raise self._silent("libvirt connection", OPEN_LIMIT) from exc
             return await self._long.run(self._guarded(call))
 
     def _guarded(
@@ -372,7 +372,7 @@ class Hypervisor:
             async with asyncio.timeout(OPEN_LIMIT):
                 await line.open()
         except TimeoutError as exc:
-            raise self._no_answer("libvirt", OPEN_LIMIT) from exc
+            raise self._no_answer("libvirt connection", OPEN_LIMIT) from exc
         try:
             async with asyncio.timeout(limit):
                 return await line.run(call)

@@ -31,7 +31,7 @@ async def dirtied(hypervisor: Hypervisor, guest: Guest, seconds: int) -> DirtyPo
     name = hypervisor.host.name
     now = await domains.find_guest(hypervisor, guest.uuid)
     if now is None or now.job is not None:
-        why = "no such guest" if now is None else f"it is busy with a job: {now.job}"
+        why = "no such guest" if now is None else f"it has a job in progress: {now.job}"
         raise HypervisorError(
             f"{name}: cannot measure the dirty rate of {guest.name}: {why}", host=name
         )

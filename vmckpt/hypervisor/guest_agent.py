@@ -82,7 +82,7 @@ class GuestAgent:
             return read(json.loads(answer)["return"])
         except (ValueError, TypeError, LookupError) as exc:
             host = self._seat.host
-            text = f"{host}: {command}: invalid answer of the guest agent: {answer[:80]!r}"
+            text = f"{host}: {command}: invalid answer from the guest agent: {answer[:80]!r}"
             raise HypervisorError(text, host=host) from exc
 
 

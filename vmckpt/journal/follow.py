@@ -42,7 +42,7 @@ class Happening:
         """One line of text; None if it is not worth showing."""
         one = self.operation
         if self.kind == BEGAN:
-            return f"{one.kind} began, started by {one.asked_by}"
+            return f"{one.kind} started by {one.asked_by}"
         if self.kind == ENDED:
             error = self.values["error"]
             return f"{one.kind} ended: {self.values['outcome']}" + (f": {error}" if error else "")

@@ -70,8 +70,8 @@ def begin(
     """Record a new operation and return the recorder for it.
 
     If the journal is turned off ("none"), nothing is recorded and the recorder's `id` is None.
-    `warn` is called with one line, usually once at most, from another thread. Raises JournalError
-    if the operation cannot be recorded.
+    `warn` is called from another thread: with one line about the first failure to record, and with
+    one if another controller takes over. Raises JournalError if the operation cannot be recorded.
     """
     meant = locations.default() if place is None else place
     if meant == locations.NONE:
@@ -224,8 +224,8 @@ class Recorder:
     def holds(self) -> bool:
         """Whether this process may still change something.
 
-        If other machines share the journal: not if its last heartbeat is so old that another
-        controller may have taken over.
+        If other machines share the journal, it may not once its last heartbeat is so old that
+        another controller may have taken over.
         """
         if self._lost is not None:
             return False

@@ -128,7 +128,7 @@ class Operation:
     outcome: str | None
     """None: it has not ended."""
     asked_by: str
-    """user@host; the user started it."""
+    """The user that started it, as user@host."""
     asked_from: str | None
     """Address or terminal that it was started from."""
     controller: ControllerIdentity
@@ -142,7 +142,7 @@ class Operation:
 
     @property
     def way(self) -> str:
-        """ "source → target", or the kind of operation and its host."""
+        """The text "source → target", or the kind of operation and its host."""
         if self.target is None and self.kind != MIGRATE:
             return f"{self.kind} on {self.source or '?'}"
         return f"{self.source or '?'} → {self.target or '?'}"

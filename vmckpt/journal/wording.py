@@ -43,7 +43,7 @@ def numbers(values: Mapping[str, Any]) -> str:
 
 
 def time_left(low: Seconds | None, high: Seconds | None, *, converging: bool | None) -> str:
-    """Format the time left: a range ("3 to 5 s"), "not converging", or "not known yet"."""
+    """Format the time left: "3 to 5 s", "at least 3 s", "not converging" or "not known yet"."""
     if converging is False:
         return "not converging"
     if low is None:

@@ -28,7 +28,7 @@ _TRIES = 5
 class LeaseTerms:
     """Lifetime and margin of a lease, the same for its holder and for other hosts.
 
-    Raises BadInput if no host could keep to them.
+    Raises BadInput if they are out of range.
     """
 
     ttl: Seconds = Seconds(5.0)
@@ -52,12 +52,12 @@ class LeaseTerms:
 
     @property
     def lasts(self) -> Seconds:
-        """How long after its sending a renewal lets the guest run; then the watchdog kills it."""
+        """How long the guest may run after a renewal was sent; then the watchdog kills it."""
         return Seconds(self.ttl - self.margin)
 
     @property
     def waits(self) -> Seconds:
-        """How long after its writing a renewal keeps other hosts from taking over."""
+        """How long other hosts may not take over after a renewal was written."""
         return Seconds(self.ttl + self.margin)
 
     @property
@@ -67,7 +67,7 @@ class LeaseTerms:
 
     @property
     def limit(self) -> Seconds:
-        """How long to wait for an answer of the lease store."""
+        """How long to wait for an answer from the lease store."""
         return Seconds(min(0.5, self.every))
 
 

@@ -210,7 +210,7 @@ class DiskFacts:
     read_only: bool = False
     shareable: bool = False
     size: Bytes | None = None
-    """None: unknown, as the guest is off."""
+    """None: unknown, for example because the guest is off."""
     version: int | None = None
     """Version of a qcow2 image, 2 or 3; None: another format, or unknown."""
     node: str | None = None

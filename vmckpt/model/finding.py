@@ -1,4 +1,4 @@
-"""A result of a check: a blocker, a warning, an information, or that all is well."""
+"""A result of a check: a blocker, a warning, a note, or confirmation that all is well."""
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum

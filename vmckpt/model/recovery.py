@@ -21,7 +21,8 @@ class Settled:
     """Hint: what to do to settle the operation; empty if there is nothing to do."""
     warnings: tuple[str, ...] = ()
     goes_on: bool = False
-    """The operation continues, and recovery leaves it active."""
+    """The operation can continue: recovery leaves it active, or adopts it and follows it to its
+    end."""
     two_copies: bool = False
     """The guest runs on two hosts, or on one while another holds its lease."""
 

@@ -242,7 +242,7 @@ def troubles(now: HealthSnapshot) -> Mapping[str, Trouble]:
         if view.unattended:
             one = view.operation
             found[f"job {one.id}"] = Trouble(
-                text=f"{one.id} ({one.kind} of {one.guest}) has no controller any more",
+                text=f"{one.id} ({one.kind} of {one.guest}) is orphaned: its controller has ended",
                 hint="vmckpt recover", job=one.id, guest=one.guest,
             )  # fmt: skip
         elif view.operation.phase == JobPhase.POST_COPY_PAUSED:

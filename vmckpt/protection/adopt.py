@@ -45,8 +45,8 @@ def decide(guest: str, told: Mapping[str, ProtectionStatus], *, dead: bool) -> F
         raise BadInput(f"{guest} is not protected{unknown}", hint="run vmckpt status")
     if any(one.moves is not False for one in sides.values()):
         raise GuestLocked(
-            f"{guest} is being migrated by epochs, or was protected by an older release, and"
-            " the journal has no record of it",
+            f"{guest} is being migrated in mode checkpoint, or was protected by an older release,"
+            " and the journal has no record of it",
             hint=_DOCS,
         )
     found = {_found(name, one) for name, one in sides.items()}

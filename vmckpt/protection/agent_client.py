@@ -40,7 +40,7 @@ async def request(host: Host, guest: str, **more: Any) -> ProtectionStatus:
     try:
         await asyncio.wait([asked], timeout=_ANSWERS)
         if not asked.done():
-            raise RemoteError(f"{host.name} did not answer in {_ANSWERS:g} s")
+            raise RemoteError(f"{host.name} did not answer within {_ANSWERS:g} s")
         return parse_answer(asked.result())
     finally:
         asked.cancel()  # its connection ends by itself

@@ -39,7 +39,8 @@ _TURN = 0.2
 _PATIENCE = 15.0
 """How long the watchdog of an agent that died may take to restart it."""
 _MARGIN = 0.2
-"""The lease's margin, as a share of its lifetime."""
+"""The lease's margin, as a share of its lifetime: the holder stops this much earlier, and other
+holders begin this much later."""
 # Parts of a lease store's URL that an agent does not need, or whose files are not on its host.
 _CONTROLLERS = frozenset({"user", "password", "passfile", "service", "sslpassword"})
 _NOTHING = MappingProxyType(dict[str, str]())

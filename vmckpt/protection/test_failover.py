@@ -61,7 +61,7 @@ async def begin(known: Known, caller: Caller) -> TestedFailover:
             if caller.stop.is_set():
                 raise Cancelled(f"stopped: no copy of {known.operation.guest} runs")
             raise VmckptError(
-                f"{known.backup.name}: the copy did not start in {_BEGINS:g} s and was removed",
+                f"{known.backup.name}: the copy did not start within {_BEGINS:g} s and was removed",
                 hint="try again when that host is less busy",
             )
         await asyncio.sleep(_TURN)

@@ -42,7 +42,7 @@ async def describe(host: Remote, path: str, kind: str) -> Image:
         return parse(answer.out, mode.out.strip(), kind)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise RemoteError(
-            f"{host.host.name}: {path}: invalid answer of qemu-img: {str(exc)[:80]}",
+            f"{host.host.name}: {path}: invalid answer from qemu-img: {str(exc)[:80]}",
             hint=f"run qemu-img info -U --output=json on the host as user {_user(host)}",
         ) from exc
 
@@ -444,7 +444,7 @@ def below(told: str) -> Iterator[str]:
                 its = str(data)
                 yield from _files(its if _PROTOCOL.match(its) else _beside(name, its))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
-        raise RemoteError(f"invalid answer of qemu-img: {str(exc)[:80]}") from exc
+        raise RemoteError(f"invalid answer from qemu-img: {str(exc)[:80]}") from exc
 
 
 def _files(name: str) -> Iterator[str]:

@@ -46,8 +46,8 @@ _HOSTS, _FEW = 3, 16
 """With fewer hosts than this no host is evacuated, nor is a host with more guests than this."""
 _TURN, _FULL = "its turn", "no host has room for it"
 _ANSWERS = {
-    RequestKind.CANCEL: "no move begins any more; running moves finish",
-    RequestKind.PAUSE: "paused: no move begins until resumed",
+    RequestKind.CANCEL: "no new moves start; running moves finish",
+    RequestKind.PAUSE: "paused: no new moves start until the run is resumed",
     RequestKind.GO_ON: "resumed",
 }
 

@@ -185,10 +185,10 @@ class _Objects:
         return body
 
     def begins(self, beginning: str) -> tuple[str, bytes]:
-        """Return the next object, whose name must begin like that. Raises StoreDamaged."""
+        """Return the next object, whose name must begin with `beginning`. Raises StoreDamaged."""
         found = self._next()
         if found is None or not found[0].startswith(beginning):
-            raise _damaged(self.where, f"it has no {beginning.rstrip('/')} at its place")
+            raise _damaged(self.where, f"it has no {beginning.rstrip('/')} in the expected place")
         return found
 
     def rest(self) -> Iterator[tuple[str, bytes]]:

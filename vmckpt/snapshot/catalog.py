@@ -95,7 +95,7 @@ def find(store: Store, word: str) -> str:
         raise BadInput(f"{word!r} is ambiguous: {shown}{rest}", hint="give the ID of one of them")
     unread = sum(one is None for one in known.values())
     called = [one.name for one in known.values() if one is not None and one.name is not None]
-    beside = f"; the names of {unread} snapshots cannot be read" if unread else ""
+    beside = f"; snapshots with unreadable names: {unread}" if unread else ""
     raise NotInStore(
         f"{store.backend.where} has no snapshot {word!r}{beside}",
         hint=meant(word, called, "run vmckpt snapshot list"),

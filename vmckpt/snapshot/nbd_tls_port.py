@@ -128,7 +128,9 @@ def _loopback(place: Tcp) -> socket.AddressFamily:
     try:
         address = ipaddress.ip_address(place.host)
     except ValueError as exc:
-        raise BadInput(f"{place} has no IP address", hint="use 127.0.0.1, for example") from exc
+        raise BadInput(
+            f"{place}: the host is not an IP address", hint="use 127.0.0.1, for example"
+        ) from exc
     if not address.is_loopback:
         raise BadInput(
             f"{place} is not a loopback address: other machines could read the disk",

@@ -14,7 +14,7 @@ from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind, Map, slots_of
 _WINDOW = 16 << 20
 """Bytes announced to the source together, and the maximum size of a piece."""
 _LONG = 16
-"""Consecutive units of one chunk from which on they are returned without a copy."""
+"""At least this many consecutive units of one chunk are returned without a copy."""
 
 
 class Source(Protocol):
@@ -136,7 +136,7 @@ class Assembly:
         digest = self._chunks[index]
         plain = self._source.read(digest)
         if len(plain) % self._unit or slots * self._unit > len(plain):
-            raise StoreDamaged(f"chunk {digest.hex()[:16]} is too short for its snapshot's map")
+            raise StoreDamaged(f"chunk {digest.hex()[:16]} does not match its snapshot's map")
         return memoryview(plain)
 
     def _fill(self, buffer: NDArray[np.uint8], start: int) -> None:

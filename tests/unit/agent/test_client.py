@@ -299,7 +299,7 @@ async def test_an_order_that_is_given_up_leaves_nothing(machine: Machine) -> Non
 
 
 async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> None:
-    with pytest.raises(RemoteError, match="the host is read-only"):
+    with pytest.raises(RemoteError, match="no vmckpt-agent there, and the host is read-only"):
         await client.ensure_agent(replace(machine.host, read_only=True))
 
     assert not machine.versions.exists()
@@ -307,7 +307,7 @@ async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> 
 
 async def test_looking_whether_there_may_be_an_agent_installs_none(machine: Machine) -> None:
     await client.require_agent(machine.host)
-    with pytest.raises(RemoteError, match="the host is read-only"):
+    with pytest.raises(RemoteError, match="no vmckpt-agent there, and the host is read-only"):
         await client.require_agent(replace(machine.host, read_only=True))
     assert not machine.versions.exists()
 

@@ -46,5 +46,5 @@ def test_it_is_bad_input_to_act_where_only_looking_is_allowed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VMCKPT_READ_ONLY", "1")
-    with pytest.raises(BadInput, match="nothing was changed"):
+    with pytest.raises(BadInput, match="read-only mode forbids this command"):
         asyncio.run(world.run())

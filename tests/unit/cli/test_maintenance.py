@@ -47,7 +47,7 @@ def test_once_more_changes_nothing_and_says_who_it_was(capsys: pytest.CaptureFix
     assert app.run(["maintenance", "enter", "alpha", "--why", "new memory"]) == 0
     assert app.run(["maintenance", "enter", "alpha", "--why", "mine"]) == 0
     said = capsys.readouterr().err
-    assert f"is already in maintenance, by {controller_identity.asked_by()}" in said
+    assert f"is already in maintenance, requested by {controller_identity.asked_by()}" in said
     assert [one["why"] for one in listed(capsys)] == ["new memory"]
 
 

@@ -28,7 +28,12 @@ REFUSED = Settled(truth="safe runs on two hosts", outcome=None, settle="end one"
         ([], [TWO, TWO], 27, "web1 runs on alpha and beta"),
         ([recovered(REFUSED)], [ONE], 27, "safe runs on two hosts"),
         ([recovered(replace(REFUSED, outcome=Outcome.COMPLETED))], [ONE], 0, ""),
-        ([recovered(replace(REFUSED, two_copies=False))], [ONE], 13, "p-9abc: could not be"),
+        (
+            [recovered(replace(REFUSED, two_copies=False))],
+            [ONE],
+            13,
+            "p-9abc: could not be settled",
+        ),
     ],
 )
 def test_recovery_looks_for_it_and_ends_with_an_exit_code_of_its_own(

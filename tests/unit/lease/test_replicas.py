@@ -50,7 +50,10 @@ STORIES = [
     ("none is connected", seen(names="r9"), WARNING, "_standby_names (r9): every change"),
     ("one is away", seen(away=("s1",)), WARNING, "a replica is not connected (slot s1), a"),
     ("commits that wait for none", seen("sync", names="*", commit="local"), WARNING, "is local"),
-    ("a replica itself", seen(follows=True), WARNING, "it is a replica itself, and therefore"),
+    (
+        "a replica itself", seen(follows=True), WARNING,
+        "it is a replica itself, and therefore read-only",
+    ),
 ]  # fmt: skip
 
 

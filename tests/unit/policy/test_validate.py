@@ -10,7 +10,8 @@ from vmckpt.policy import parse
     ("old", "new", "told"),
     [
         ("mode: hybrid", "mode: precopy",
-         "26: start_postcopy is not possible in mode precopy; write mode: hybrid, or remove"),
+         "26: start_postcopy is not possible in mode precopy; write mode: hybrid, or remove the"
+         " rule"),
         ("mode: hybrid", "mode: precopy", "13: limits.postcopy_bandwidth has no effect"),
         ("mode: hybrid", "mode: precopy", "18: on_postcopy_broken has no effect"),
         ("mode: hybrid", "mode: stop-and-copy", "24: the guest is paused already"),
@@ -41,11 +42,13 @@ from vmckpt.policy import parse
         ("compression: xbzrle", "compression: zstd", "30: zstd works only over parallel"),
         ("compression: xbzrle", "compression: mt", "30: mt works only without post-copy"),
         ("zero_copy: false", "zero_copy: true", "30: zero_copy works only over parallel"),
-        ("do: abort", "do: {compress: {}}", "29: compress has no effect: transport.compression is"),
+        ("do: abort", "do: {compress: {}}",
+         "29: compress has no effect: transport.compression is xbzrle from the start"),
         ("copy: thin", "copy: shared", "31: storage.disks has no effect without copy: full or"),
         ("copy: thin", "copy: shared", "31: storage.pool has no effect without copy: full or"),
         ("copy: thin", "copy: shared", "31: storage.left_behind has no effect without copy: full"),
-        ("mode: hybrid", "mode: checkpoint", "31: storage.left_behind: remove is not supported in"),
+        ("mode: hybrid", "mode: checkpoint",
+         "31: storage.left_behind: remove is not supported in mode checkpoint"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_together_is_named_with_its_line(old: str, new: str, told: str) -> None:

@@ -55,7 +55,11 @@ def test_what_hosts_say_is_a_protection(told: Mapping[str, Mapping[str, Any]], d
         ({}, BadInput, "web1 is not protected; run vmckpt status"),
         ({"alpha": {"role": None, "runs": True}}, BadInput, "web1 is not protected"),
         ({"alpha": SILENT}, BadInput, "web1 is not protected; alpha cannot be queried"),
-        ({"alpha": {**PRIMARY, "moves": True}}, GuestLocked, "is being migrated by epochs"),
+        (
+            {"alpha": {**PRIMARY, "moves": True}},
+            GuestLocked,
+            "is being migrated in mode checkpoint",
+        ),
         (
             {"alpha": {key: told for key, told in PRIMARY.items() if key != "moves"}},
             GuestLocked,

@@ -76,7 +76,11 @@ def silent(seconds: float) -> dict[str, Any]:
         (case(ours=WELL, theirs=READY, alone=True), FailoverAction.WAIT, "fail it over by hand"),
         (case(ours=WELL, alone=True), FailoverAction.STANDBY_RESTORED, "complete again"),
         (case(theirs=silent(AFTER), alone=True), FailoverAction.WAIT, "fail it over by hand"),
-        (case(ours=ANEW, theirs=silent(AFTER), alone=True), FailoverAction.WAIT, "by hand"),
+        (
+            case(ours=ANEW, theirs=silent(AFTER), alone=True),
+            FailoverAction.WAIT,
+            "fail it over by hand",
+        ),
         # Silent to all.
         (case(theirs=HEARS), FailoverAction.WAIT, ""),
         (case(theirs=silent(4.9)), FailoverAction.WAIT, "alpha does not answer"),

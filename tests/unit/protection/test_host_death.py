@@ -100,7 +100,8 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
         (
             case(ours=ANEW, watched=True, alone=True),
             GuestLocked,
-            "runs on no host, .*had permission to run unprotected.*--host-is-off",
+            "runs on no host, and its standby on beta may be outdated: the guest had permission to"
+            " run unprotected.*--host-is-off",
         ),
         (case(theirs=HEARS), BadInput, "is not silent .beta still receives heartbeats"),
         (

@@ -49,13 +49,13 @@ BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
     ("tmpfs-short", "beta", shared(768 * MIB, 767 * MIB), "/dev/shm on beta has 767"),
     ("pause-long", "web1", replace(FINE, memory=[2 << 30, 2 << 30]), "takes about 1.0 s"),
     ("disk-shared", "web1", disk(shareable=True), "web1's vda is shareable"),
-    ("disk-unknown", "web1", disk(node=None), "of web1's vda"),
-    ("disk-unknown", "web1", disk(size=None), "of web1's vda"),
+    ("disk-unknown", "web1", disk(node=None), "size or node of web1's vda"),
+    ("disk-unknown", "web1", disk(size=None), "size or node of web1's vda"),
     ("disk-kind", "web1", disk(kind="network"), "web1's vda is a network disk"),
     ("disk-format", "web1", disk(format="vmdk"), "web1's vda is vmdk"),
     ("room-short", "beta", replace(FINE, room=room((1 << 30) - 1)), "the guest's disks need"),
     ("nbdkit-missing", "alpha", replace(FINE, disk_logs=False), "alpha lacks nbdkit"),
-    ("no-lease", "web1", replace(FINE, has_lease=False), "cannot know"),
+    ("no-lease", "web1", replace(FINE, has_lease=False), "vmckpt cannot know"),
     *((f"device-{kind}", "web1", with_device(kind), f"its {kind} device")
       for kind in ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")),
 ]  # fmt: skip

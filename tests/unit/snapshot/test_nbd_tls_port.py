@@ -90,7 +90,7 @@ def test_it_listens_on_this_machine_alone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for place, why in (
             (Tcp("0.0.0.0", 0), "other machines"),
-            (Tcp("example.org", 0), "has no IP address"),
+            (Tcp("example.org", 0), "the host is not an IP address"),
             (Tcp("127.0.0.1", taken.getsockname()[1]), "cannot listen at"),
         ):
             with pytest.raises(BadInput, match=why), nbd_tls_port.served(EXPORTS, place):

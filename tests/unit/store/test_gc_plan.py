@@ -48,7 +48,10 @@ A, B = pack("a"), pack("b", condemned=True)
         pytest.param({}, [B.key], "", id="nobody needs it and nobody is at work"),
         pytest.param({"condemned": [condemn(B.key, age=999)]}, [], "999 s ago", id="too young"),
         pytest.param(
-            {"locks": [lock()]}, [], "process 7 on alpha was already running", id="writer"
+            {"locks": [lock()]},
+            [],
+            "process 7 on alpha was already running when they were marked for deletion",
+            id="writer",
         ),
         pytest.param({"locks": [lock("x")]}, [], "was already running", id="knows of another one"),
         pytest.param({"locks": [lock("c")]}, [B.key], "", id="a writer that knows"),

@@ -112,7 +112,7 @@ def test_a_store_is_made_once_and_opened_only_if_it_is_one(tmp_path: Path) -> No
         Store.open(LocalFolder(tmp_path / "empty"))
     with pytest.raises(StoreError, match="no such folder; mount it, or create a store"):
         Store.open(LocalFolder(tmp_path / "away"))
-    with pytest.raises(StoreError, match="does not exist"):
+    with pytest.raises(StoreError, match=r"folder .*deep does not exist; create it"):
         new_store(tmp_path / "deep" / "deeper")
 
 

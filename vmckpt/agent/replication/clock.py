@@ -22,9 +22,10 @@ _FILE = "clock.json"
 
 
 class ClockKeeper:
-    """Checks the guest's clock every ten seconds. Use as `with ClockKeeper(session, …)`.
+    """Checks the guest's clock at once, and then every ten seconds.
 
-    It has a thread and a libvirt connection of its own, since a guest agent may hang.
+    Use as `with ClockKeeper(session, folder, status)`. It has a thread and a libvirt
+    connection of its own, since a guest agent may hang.
     """
 
     def __init__(self, session: Session, folder: Path, status: PrimaryStatus) -> None:

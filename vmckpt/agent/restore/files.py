@@ -128,7 +128,7 @@ class Images:
     ) -> None:
         """Create an image with qemu-img, whose arguments are `words`, the image's path, and `more`.
 
-        `trouble`: errors of the server that qemu-img reads from. Raises the first of them, and
+        `trouble`: errors from the server that qemu-img reads from. Raises the first of them, and
         BadInput, Cancelled.
         """
         file = image.create()

@@ -46,7 +46,7 @@ def public(
 ) -> Public:
     """Return the metadata that is readable without a key.
 
-    `made_at`: time of the capture, in seconds since the epoch; `new`: bytes added to the store.
+    `made_at`: Unix time of the capture, in seconds; `new`: bytes added to the store.
     """
     guest = _described(private.facts.domain_xml)
     return Public(

@@ -57,7 +57,7 @@ def move(order: LineOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Carry out one end of the transfer.
 
     Returns whether the parent state has moved, under "moved". Raises BadInput, GuestLocked, and
-    VmckptError of the controller.
+    VmckptError from the controller.
     """
     lock = Path(order.state) / "spool" / f"line-{order.guest}-{order.store}"
     with spool.held(lock, patience=Seconds(0.0)):

@@ -224,7 +224,7 @@ def _followed(disk: DiskFacts, parent: Parent | None) -> Choice:
     was = next((name for name, one in parent.sources.items() if one == disk.source), disk.name)
     if was != disk.name:
         return full(
-            f"its image was disk {was} in snapshot {parent.id}", expected=False,
+            f"its image belonged to disk {was} in snapshot {parent.id}", expected=False,
             code="disk-swapped",
         )  # fmt: skip
     if bitmap is None:

@@ -31,7 +31,7 @@ def left_behind(error: BaseException | None) -> CaptureFailed:
     """Return the error for a capture that could not be undone. `error`: the original failure."""
     why = error.message if isinstance(error, VmckptError) else str(error or "the capture ended")
     told = CaptureFailed(
-        f"{why}; some settings that the capture changed could not be restored",
+        f"{why}; some changes of the capture could not be undone",
         hint="run vmckpt recover",
     )
     told.undone = False

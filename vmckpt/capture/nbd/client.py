@@ -85,7 +85,7 @@ class Client:
         """Connect, and select an export.
 
         `contexts`: metadata contexts to request; those that the server lacks are left out. `limit`:
-        maximum time to wait for any data of the server.
+        maximum time to wait for any data from the server.
         """
         self.export = export
         self._said = _Said(f"{host}: disk {export} over NBD ({place})", host, limit)
@@ -319,7 +319,7 @@ class _Said:
         except wire.NbdRefused as exc:
             raise self.error(f"refused by the server: {exc}") from exc
         except Nonsense as exc:
-            raise self.error(f"invalid reply of the server: {exc}") from exc
+            raise self.error(f"invalid reply from the server: {exc}") from exc
         except wire.Gone as exc:
             raise self.error("the server closed the connection") from exc
         except TimeoutError as exc:

@@ -27,7 +27,7 @@ _MOST_OPTION = 65536
 _MOST_OPTIONS = 1000
 _MOST_EXTENTS = 8192
 _CHOOSING = 30.0
-"""Seconds to wait for data of a client during negotiation."""
+"""Seconds to wait for data from a client during negotiation."""
 _TAKING = 300.0
 """Seconds to wait for a client to receive a reply; it may be paused for good reasons."""
 _CONTEXT_NUMBER = 1

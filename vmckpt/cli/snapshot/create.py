@@ -37,7 +37,7 @@ def create(
     ] = True,
     way: Annotated[MemoryMethod, typer.Option(help="How memory is captured.")] = MemoryMethod.AUTO,
     group: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Several guests at one consistent moment.")
+        str | None, typer.Option(metavar="A,B,C", help="Several guests, captured at one instant.")
     ] = None,
     store: STORE = None,
     inventory: INVENTORY = None,
@@ -122,7 +122,7 @@ def _show_group(cut: "GroupTaken") -> None:
         _show_taken(one)
     held = max(one.held or 0.0 for one in cut.members)
     output.out.print(
-        f"{cut.id}: {len(cut.members)} guests at one consistent moment; their output was buffered"
+        f"{cut.id}: {len(cut.members)} guests captured at one instant; their output was buffered"
         f" for at most {show_seconds(Seconds(held))}"
     )
 

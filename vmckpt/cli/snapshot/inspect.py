@@ -298,7 +298,7 @@ def _print_proof(found: "Proved") -> None:
         output.out.print(str(flaw), soft_wrap=True)
     opened = f", {found.opened} of them opened" if found.depth is not Depth.SEALED else ""
     read = f", {found.chunks} chunks read" if found.depth is Depth.DEEP else ""
-    state = f"{len(found.flaws)} damaged" if found.flaws else "all intact"
+    state = f"{len(found.flaws)} failed" if found.flaws else "all intact"
     output.out.print(
         f"{found.where}: {found.snapshots} snapshots{opened}, {found.objects} objects,"
         f" {show_bytes(found.bytes)}{read}: {state}",

@@ -105,16 +105,16 @@ def prune(
         int, typer.Option(min=0, max=_MOST, help="Number of newest snapshots to keep.")
     ] = 0,
     keep_hourly: Annotated[
-        int, typer.Option(min=0, max=_MOST, help="Number of hours to keep a snapshot of.")
+        int, typer.Option(min=0, max=_MOST, help="Number of hourly snapshots to keep.")
     ] = 0,
     keep_daily: Annotated[
-        int, typer.Option(min=0, max=_MOST, help="Number of days to keep a snapshot of.")
+        int, typer.Option(min=0, max=_MOST, help="Number of daily snapshots to keep.")
     ] = 0,
     keep_weekly: Annotated[
-        int, typer.Option(min=0, max=_MOST, help="Number of weeks to keep a snapshot of.")
+        int, typer.Option(min=0, max=_MOST, help="Number of weekly snapshots to keep.")
     ] = 0,
     keep_monthly: Annotated[
-        int, typer.Option(min=0, max=_MOST, help="Number of months to keep a snapshot of.")
+        int, typer.Option(min=0, max=_MOST, help="Number of monthly snapshots to keep.")
     ] = 0,
     schedule: Annotated[
         str | None,

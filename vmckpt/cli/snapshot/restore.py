@@ -46,7 +46,7 @@ def restore(
         bool,
         typer.Option(
             "--replace",
-            help="End the running guest and overwrite its disks; changes since then are lost.",
+            help="End the guest if it runs, and overwrite its disks; later changes are lost.",
         ),
     ] = False,
     paused: Annotated[bool, typer.Option("--paused", help="Leave the guest paused.")] = False,
@@ -92,8 +92,8 @@ def restore(
     an ordinary guest does is therefore refused, and the error names each such element. Elements
     that the guest on the target host already has are accepted; --trust-definition accepts all.
 
-    A group is restored as one consistent moment: no guest is ended before all can be restored, and
-    none runs before all are restored.
+    A group is restored as a unit: no guest is ended before all can be restored, and none runs
+    before all are restored.
 
     Examples:
 

@@ -15,8 +15,8 @@ from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.units import Seconds
 
 LEAST = 0.002
-"""Minimum reduction of the sum of squares by a move: for example two hosts of one size that are 58
-% and 50 % full, and a guest of 3 % between them."""
+"""Minimum reduction of the sum of squares by a move: for example two hosts of one size that are
+58 % and 50 % full, and a guest of 3 % between them."""
 _HOUR = Seconds(3600.0)
 _COST = 0.1
 """Load that a move adds to both of its hosts and their links while it runs."""

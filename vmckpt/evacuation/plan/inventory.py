@@ -41,7 +41,9 @@ def immovable(guest: Guest) -> str | None:
     if (why := tied(guest)) is not None:
         return why
     if guest.saved:
-        return "its memory is saved on its host (managed save); on another host it would boot"
+        return (
+            "its memory is saved on its host (managed save); on another host it would boot afresh"
+        )
     if guest.tpm:
         return "its TPM state is on its host and moves only while the guest runs"
     for disk in guest.disks:

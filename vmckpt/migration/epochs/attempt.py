@@ -44,7 +44,7 @@ from vmckpt.units import Bytes, Seconds
 _TURN = 0.5
 """Seconds between two looks at the source's agent; each starts a program there."""
 _SILENT = Seconds(30.0)
-"""How long the source's agent may not answer, for example while the watchdog starts another."""
+"""How long the source's agent may be silent, for example while the watchdog starts another."""
 
 
 class _Stopped(Exception):
@@ -145,7 +145,7 @@ class _Attempt:
         """Raise VmckptError if the source's agent has ended, or has not answered for too long."""
         if ours.agent:
             self._heard = _now()
-        why = ours.why or ours.says or ours.error or "no reason known"
+        why = ours.why or ours.says or ours.error or "no reason reported"
         ended = ours.outcome is not None or ours.knows_nothing
         if ended or _now() - self._heard > _SILENT:
             raise VmckptError(f"the guest's agent on {pair.source.name} has ended: {why}")
@@ -211,9 +211,7 @@ class _Attempt:
         except VmckptError as exc:
             return await self._unknown(exc)
         if told is None:
-            return await self._ended(
-                Outcome.FAILED, f"{pair.target.name} could not take over the guest"
-            )
+            return await self._ended(Outcome.FAILED, f"{pair.target.name} could not run the guest")
         stood, took = noted.get("stood_s"), told.told.get("took_s")
         downtime = None if stood is None or took is None else Seconds(float(stood) + float(took))
         if self._context.stop.is_set():

@@ -112,8 +112,8 @@ def course(
 
 
 def saturates(points: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the measured curve has levelled off: its end rises by a fifth of the mean
-    slope."""
+    """Return whether the measured curve has levelled off: its end rises by less than a fifth of
+    the mean slope."""
     if len(points) < 2:
         return False
     (t0, u0), (t1, u1) = sorted(points)[-2:]

@@ -73,7 +73,7 @@ class Stage:
         self._state: bytes | None = None
         """Device state of the last committed epoch."""
         self._open: int | None = None
-        """The epoch that parts are staged of."""
+        """The epoch whose parts are being staged; None: there is none."""
         self._open_state: bytes | None = None
         self.noted: redo_log.Noted | None = None
         """Called with the pages that an epoch changes. It may be set only between two calls of this

@@ -298,7 +298,7 @@ def _number(epoch: int) -> bytes:
 
 
 def try_room(folder: Path) -> None:
-    """Check that the directory has room for an epoch of 16 MiB. Raises OSError if it has not."""
+    """Check that the directory has room for an epoch of 16 MiB. Raises OSError if not."""
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, _ROOM)
 

@@ -86,8 +86,8 @@ def begun(monitor: Commands, job: str) -> bool:
     why = _why_over(found)
     if found is None or why is not None:
         raise MirrorEnded(
-            f"{monitor.name} on {monitor.host}: disk writes are no longer logged,"
-            f" the mirror {job} has ended: {why}",
+            f"{monitor.name} on {monitor.host}: disk writes are no longer logged:"
+            f" mirror {job} has ended: {why}",
             host=monitor.host,
         )
     return bool(found["ready"])

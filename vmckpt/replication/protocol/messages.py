@@ -325,7 +325,7 @@ class Order:
         """The last committed epoch. An EpochEnd that was taken counts as committed: a backup that
         fails to commit creates a new Order."""
         self.open: int | None = None
-        """The epoch that parts, but no EpochEnd, were taken of."""
+        """The epoch whose parts were taken, but not yet its EpochEnd; None: there is none."""
         self._tally = Tally()
 
     def take(self, message: Message) -> None:

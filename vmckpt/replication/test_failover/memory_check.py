@@ -27,10 +27,13 @@ class Room:
 def why_not(room: Room) -> str | None:
     """Return why there is no room for a test, to follow the host's name; None: there is room."""
     wanted = Bytes(room.wanted + _EPOCHS)
-    for what, free in (("of memory", room.memory), ("on the tmpfs for memory", room.shared)):
+    for what, free in (
+        ("of free memory", room.memory),
+        ("free on the tmpfs for memory", room.shared),
+    ):
         if free < wanted:
             return (
-                f"has {show_bytes(free)} free {what}; another copy of the guest's memory and epochs"
+                f"has {show_bytes(free)} {what}; another copy of the guest's memory and epochs"
                 f" in flight need {show_bytes(wanted)}"
             )
     if room.disks is not None and room.disks < KEPT:

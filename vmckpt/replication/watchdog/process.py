@@ -86,10 +86,10 @@ def start(facts: Facts, *, unit: bool = False) -> None:
         if not (page.guarded > before - _TURNS and _looks(page, before, _TURNS)):
             _start(facts, unit=unit)
             if not _looks(page, before, _ARMING):
-                raise _failed("it does not become active")
+                raise _failed("it did not become active")
     except subprocess.CalledProcessError as exc:
         told = exc.stderr.decode(errors="replace").strip().splitlines()
-        raise _failed(f"{told[-1:]}") from exc
+        raise _failed(told[-1] if told else "no reason reported") from exc
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise _failed(str(exc)) from exc
     finally:

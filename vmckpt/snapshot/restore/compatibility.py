@@ -21,7 +21,7 @@ class Side:
     on_host: Mapping[str, bool] = field(default_factory=dict)
     """Whether each boot file and each file in `drives` exists; missing: not asked."""
     drives: Mapping[str, str] = field(default_factory=dict)
-    """Files in CD drives by drive; they are not in the snapshot but must exist on the host."""
+    """Files in CD and floppy drives, by drive; not in the snapshot, but needed on the host."""
     no_networks: Sequence[str] = ()
     """libvirt networks that the guest uses and that are not active on the host."""
     disks: Mapping[str, Bytes] = field(default_factory=dict)

@@ -117,7 +117,7 @@ async def _proved(
         guest = await domains.find_guest(hypervisor, request.fork or "")
         if guest is None:
             return HeartbeatResult(lives=False, why="it stopped by itself")
-        caller.warn(f"{request.fork} runs on {host.name} without network; watching it {watch:g} s")
+        caller.warn(f"watching {request.fork} on {host.name} for {watch:g} s; it has no network")
         facts = opened.private.facts
         # An agent that did not answer when the snapshot was made may not be installed.
         asks = _AGENT in facts.domain_xml
@@ -146,7 +146,7 @@ async def _watched(
         except TimeoutError:
             pass
         if stop.is_set():
-            raise Cancelled("stopped while watching the restored guest; it is removed")
+            raise Cancelled("stopped while watching the restored guest; it was removed")
         now = Seconds(time.monotonic() - began)
         pulses.append(await liveness.sample_liveness(hypervisor, uuid, now))
         over = now >= watch or bool(heartbeat.ended(pulses[-1]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vmckpt.model.guest import GuestState, Pulse
 
 _SPINS = 0.95
-"""Share of time from which on busy vCPUs of a guest that writes nothing count as a loop."""
+"""A guest that writes nothing is in a loop if its vCPUs are busy for this share of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,13 @@ class HeartbeatResult:
 
 
 def ended(last: Pulse) -> str:
-    """Return why watching can end, as the guest is not alive; empty if it may be."""
+    """Return why the guest is certainly not alive; empty if it may be alive."""
     if last.panicked:
         return "its kernel panicked"
     if last.state is None or not last.state.is_active:
         return "it stopped by itself"
     if last.io_error:
-        return "it was paused by an I/O error of a disk"
+        return "it was paused by a disk I/O error"
     if last.state is GuestState.PAUSED:
         return "it is paused"
     return ""

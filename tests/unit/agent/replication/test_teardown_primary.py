@@ -185,7 +185,7 @@ def test_a_guest_that_runs_or_went_on_alone_is_given_to_no_standby(
         one.give(PROTECTED)
     monkeypatch.setattr(identity, "runs", lambda _: False)
     teardown.note_alone(one.folder)
-    with pytest.raises(GuestLocked, match="ran unprotected"):
+    with pytest.raises(GuestLocked, match="ran unprotected before it ended"):
         one.give(PROTECTED)
     assert not one.give(session(lease=None, disks=()))
     assert one.did == []

@@ -203,7 +203,9 @@ def test_a_wrong_answer_to_a_read_is_one_clear_line(
         pytest.param(status(), "status of 4 bytes", id="none"),
         pytest.param(status((0, 0)), "with a length of 0", id="length-0"),
         pytest.param(status((4096, 0), number=8), "not requested", id="other-context"),
-        pytest.param(chunk(wire.CHUNK_NONE, b""), "block status for base:alloc", id="nothing"),
+        pytest.param(
+            chunk(wire.CHUNK_NONE, b""), "no block status for base:allocation", id="nothing"
+        ),
         pytest.param(chunk(wire.CHUNK_STATUS, b"\0" * 13), "of 13 bytes", id="form"),
         pytest.param(data(0, FULL), "of type 1", id="data"),
         pytest.param(

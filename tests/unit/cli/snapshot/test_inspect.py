@@ -1,6 +1,7 @@
 """vmckpt snapshot show, diff and verify, and how snapshots are named."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -141,11 +142,12 @@ def test_verify_takes_either_sealed_or_deep(stock: Stock) -> None:
 
 def test_deep_says_so_if_it_could_not_open_what_it_should_read(stock: Stock) -> None:
     stock.encrypt()
-    stock.put("one", [1])
+    id_ = stock.put("one", [1])
 
     code, told, wrong = stock("verify", "--deep")
     assert (code, "all intact" in told) == (43, True)
-    assert "it is encrypted, and no identity was given" in wrong
+    why = "it is encrypted, and no identity was given"
+    assert f"could not open snapshot {id_}: {why}" in wrong
 
 
 def files_of(stock: Stock) -> list[Path]:
@@ -186,7 +188,7 @@ def test_a_damaged_chunk_is_named_with_the_snapshots_that_need_it(stock: Stock) 
     code, told, wrong = stock("verify")
     assert code == 41
     assert f"needed by {only}" in told
-    assert " at offset " in told
+    assert re.search(r": chunk \w+ at offset \d+ is damaged", told)
     assert " objects are damaged" in wrong
     assert stock("verify", "one", "--deep")[0] == 0
     code, told, _ = stock("verify", "two", "--deep")

@@ -50,7 +50,7 @@ def test_keys_are_added_and_removed_but_for_the_last(stock: Stock) -> None:
     assert stock("keys", "add", "bob", BOB_KEY, "--json")[0] == 0
     assert stock("keys", "remove", "alice")[0] == 0
     code, _, wrong = stock("keys", "remove", "bob")
-    assert (code, "the only administrator" in wrong) == (43, True)
+    assert (code, "cannot remove bob, the only administrator" in wrong) == (43, True)
     assert stock("keys", "add", "x", "nonsense")[0] == 43
     assert stock("keys", "add", "x", WRITER_KEY)[0] == 43
     assert stock("keys", "trust", "other", WRITER_KEY)[0] == 0
@@ -106,7 +106,8 @@ def test_a_rotation_needs_an_identity_and_leaves_somebody(stock: Stock) -> None:
     alice = str(stock.encrypt())
     assert "add --identity" in stock("keys", "rotate")[2]
     code, _, wrong = stock("keys", "rotate", "--identity", alice, "--drop", "alice", "--yes")
-    assert (code, "would be left to read the snapshots" in wrong) == (43, True)
+    assert code == 43
+    assert "no administrator's key would be left to read the snapshots" in wrong
     code, _, wrong = stock("keys", "rotate", "--identity", alice, "--drop", "eve", "--yes")
     assert (code, "rotate without --drop" in wrong) == (43, True)
     assert stock("keys", "rotate", "--identity", "none", "--yes")[0] == 43
@@ -123,5 +124,6 @@ def test_a_rotation_leaves_what_is_damaged_as_it_is_and_says_so(stock: Stock) ->
     assert (code, f"unchanged: {one}: its checksum is wrong" in told) == (41, True)
     assert "1 damaged snapshots were not changed" in wrong
     assert "a writer that is not trusted here" in told
-    assert (stock.store().wraps(one), "1 snapshots are encrypted for" in told) == (before, True)
+    assert stock.store().wraps(one) == before
+    assert "1 snapshots are encrypted for alice" in told
     assert two in {one.id for one in stock.store().manifests()}

@@ -102,7 +102,8 @@ def test_who_does_not_say_yes_or_cannot_be_asked_changes_nothing(
 ) -> None:
     options.sure("delete it?", yes=True)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    with pytest.raises(BadInput, match=r"delete it: stdin is not a terminal.*nothing was changed"):
+    why = "delete it: stdin is not a terminal, so no confirmation is possible; nothing was changed"
+    with pytest.raises(BadInput, match=why):
         options.sure("delete it?", yes=False)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     for answer, agreed in (("y\n", True), ("n\n", False), ("\n", False)):

@@ -250,7 +250,7 @@ async def test_what_the_target_cannot_take_has_failed_and_runs_on(one: One) -> N
     one.hosts.target.loads = False
     done = await one.move()
 
-    assert (done.outcome, done.error) == (Outcome.FAILED, "beta could not take over the guest")
+    assert (done.outcome, done.error) == (Outcome.FAILED, "beta could not run the guest")
     assert one.hosts.running == ["alpha"]
     assert one.hosts.left == []
 

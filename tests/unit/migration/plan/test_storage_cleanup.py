@@ -221,7 +221,7 @@ async def test_one_that_a_qemu_has_open_stays(scene: Scene, tmp_path: Path) -> N
 
 async def test_it_stays_while_its_copy_may_not_be_on_its_disk(scene: Scene) -> None:
     scene.new.unlink()
-    await scene.keeps("to disk: ")
+    await scene.keeps(f"cannot sync {scene.new} to disk: ")
 
 
 async def test_whose_move_it_is_no_more_removes_nothing(scene: Scene) -> None:
@@ -276,5 +276,5 @@ def test_files_behind_what_qemu_calls_a_file_name(name: str, files: list[str]) -
     ],
 )
 def test_nonsense_of_qemu_img_is_refused(told: str) -> None:
-    with pytest.raises(RemoteError, match="invalid answer of qemu-img"):
+    with pytest.raises(RemoteError, match="invalid answer from qemu-img"):
         list(images.below(told))

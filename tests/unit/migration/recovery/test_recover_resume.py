@@ -31,7 +31,9 @@ async def resumed(folder: Path, *steps: StoredStep) -> Any:
 
 
 async def test_where_no_order_was_given_there_is_nothing_to_resume(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="of web1 to resume: the guest had not begun to move"):
+    with pytest.raises(
+        BadInput, match="no post-copy of web1 to resume: the guest had not begun to move"
+    ):
         await resumed(tmp_path)
 
 

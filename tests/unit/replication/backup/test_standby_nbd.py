@@ -259,7 +259,7 @@ def test_zeros_take_no_room_in_the_window(tmp_path: Path) -> None:
         ),
         pytest.param(
             lambda handle: chunk(handle, wire.CHUNK_DATA, struct.pack(">Q", 512) + b"xy"),
-            "invalid reply of the server: data that was not", id="data for a write",
+            "invalid reply from the server: data that was not", id="data for a write",
         ),
         pytest.param(
             lambda handle: simple(handle + 1), "server: reply without a request",

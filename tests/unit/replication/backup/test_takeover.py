@@ -52,7 +52,11 @@ def decided(seen: Seen) -> Decision:
         (replace(NO_LEASE, person=True, silent=SILENT), Step.RUN, "declared the primary dead"),
         (replace(NO_LEASE, person=True, silent=Seconds(0.26)), Step.RUN, "the operator declared"),
         (replace(NO_LEASE, person=True, silent=PATIENCE), Step.WAIT, ""),
-        (replace(NO_LEASE, person=True, silent=SILENT, committed=0), Step.WAIT, "no complete"),
+        (
+            replace(NO_LEASE, person=True, silent=SILENT, committed=0),
+            Step.WAIT,
+            "no complete epoch",
+        ),
     ],
 )
 def test_each_case_is_decided_and_said(seen: Seen, step: Step, why: str) -> None:

@@ -151,7 +151,9 @@ def test_a_log_that_dies_harms_no_guest_and_is_seen_at_once(rig: Rig) -> None:
         guest.write(0, b"b" * 4096)
         guest.wait()
         # No later than that, or the epoch would be sealed without it.
-        with pytest.raises(mirror_job.MirrorEnded, match=r"here: disk writes .* error"):
+        with pytest.raises(
+            mirror_job.MirrorEnded, match=r"here: disk writes are no longer .* error"
+        ):
             mirror_job.begun(rig.qmp, JOB)
         guest.write(4096, b"c" * 4096)
         guest.flush()

@@ -28,7 +28,7 @@ BUSY = replace(IDLE, worked=Seconds(120.0))
         (replace(IDLE, state=None), None, False, "stopped by itself"),
         (replace(IDLE, state=GuestState.SHUT_OFF), True, False, "stopped by itself"),
         (replace(IDLE, state=GuestState.PAUSED), None, False, "is paused"),
-        (replace(IDLE, state=GuestState.PAUSED, io_error=True), None, False, "I/O error of a disk"),
+        (replace(IDLE, state=GuestState.PAUSED, io_error=True), None, False, "by a disk I/O error"),
         (BUSY, True, True, "its guest agent answers"),
         (IDLE, False, False, "its guest agent no longer answers"),
     ],

@@ -32,8 +32,11 @@ def test_for_whom_it_is_can_be_told_without_a_key() -> None:
 
 
 def test_wraps_are_of_no_use_beside_another_snapshot() -> None:
-    with pytest.raises(KeyRefused, match=r"the wrap for this identity in .* belongs to another"):
-        unwrap(FOR_BOTH, "s-zzzzzzzzzzzzzzzz", ALICE)
+    other = "s-zzzzzzzzzzzzzzzz"
+    with pytest.raises(
+        KeyRefused, match=f"the wrap for this identity in wraps/{other} belongs to another snapshot"
+    ):
+        unwrap(FOR_BOTH, other, ALICE)
 
 
 def test_two_wraps_of_one_key_have_nothing_in_common() -> None:
