@@ -54,7 +54,7 @@ class Writes:
 def test_what_is_measured_is_what_the_guest_and_the_link_do(bench: Bench) -> None:
     bench.guest(memory="256MiB", dirty="64MiB@20MiB/s")
     for host in ("alpha", "beta"):
-        network.shape(bench.plan, host, parse_rate("400mbit"))
+        network.shape(bench.plan, host, parse_rate("100mbit"))
 
     async def look(source: Hypervisor, here: Remote, guest: Guest) -> Facts:
         beta = bench.inventory.host("beta")
@@ -71,9 +71,9 @@ def test_what_is_measured_is_what_the_guest_and_the_link_do(bench: Bench) -> Non
         for host in ("alpha", "beta"):
             network.shape(bench.plan, host, None)
 
-    # 400 Mbit/s less the headers, of which other work on these cores takes a little; the region and
-    # a kernel; what the guest wrote, up to 64 MiB.
-    assert known.bandwidth.middle == pytest.approx(45.6 * MIB, rel=0.08)
+    # 100 Mbit/s less the headers: four times that was lost in part to other work on these cores;
+    # the region and a kernel; what the guest wrote, up to 64 MiB.
+    assert known.bandwidth.middle == pytest.approx(11.4 * MIB, rel=0.08)
     assert known.bandwidth.width < 0.1
     assert 100 * MIB < known.in_use.low < known.in_use.high < 160 * MIB
     at_once = next(one for one in known.dirty if 0.8 < one.time < 1.3)
