@@ -171,7 +171,7 @@ class Campaign:
             self._first.start("repair", self._folder, *args)
             _, said = self._first.end()
             # The killed command's lock lasts for a quarter of an hour; this does not wait for that.
-            if "is already collecting" in said:
+            if "is already running a garbage collection" in said:
                 (self._folder / args[0] / "locks" / "gc").unlink()
                 self._first.start("repair", self._folder, *args)
                 self._first.end()
@@ -302,7 +302,10 @@ def _kill(child: int) -> None:
 
 def _refused(said: str) -> bool:
     """Whether a command was refused for what another one did, in one clear line."""
-    words = ("NotInStore", "is already collecting", "has no snapshot", "did not refresh the lock")
+    words = (
+        "NotInStore", "is already running a garbage collection", "has no snapshot",
+        "did not refresh the lock",
+    )  # fmt: skip
     return any(word in said for word in words)
 
 

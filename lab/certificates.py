@@ -1,4 +1,4 @@
-"""The keys of a lab: a certificate authority, and a certificate and an ssh key for each host."""
+"""Create a lab's keys: a certificate authority, and a certificate and ssh key for each host."""
 
 import datetime
 import ipaddress
@@ -28,7 +28,7 @@ class Authority:
         )
 
     def issue(self, name: str, addresses: list[str]) -> tuple[bytes, bytes]:
-        """Return a key and a certificate, both PEM, for a name and addresses."""
+        """Return a private key and a certificate in PEM format, for a name and its addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.DNSName(name)]
         names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
@@ -96,7 +96,7 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def install(
     authority: Authority, etc: Path, name: str, addresses: list[str], *, qemu_user: str = "root"
 ) -> None:
-    """Write a host's certificates to the default places of libvirt and QEMU."""
+    """Write a host's certificates to the default paths of libvirt and QEMU."""
     key, certificate = authority.issue(name, addresses)
     _write(etc / "pki/CA/cacert.pem", authority.pem)
     for role in ("server", "client"):
@@ -106,7 +106,7 @@ def install(
         _write(etc / f"pki/qemu/{role}-key.pem", key, mode=0o600)
         shutil.chown(etc / f"pki/qemu/{role}-key.pem", qemu_user)
     _write(etc / "pki/qemu/ca-cert.pem", authority.pem)
-    # Without this file, each QEMU that awaits an encrypted migration first generates parameters.
+    # Without this file, each QEMU first generates parameters for an incoming encrypted migration.
     assets = resources.files("vmckpt_lab") / "assets"
     _write(etc / "pki/qemu/dh-params.pem", assets.joinpath("dh-params.pem").read_bytes())
 

@@ -1,4 +1,4 @@
-"""vmckpt lab: libvirt hosts on one machine, and random faults with a check after each."""
+"""The vmckpt lab commands: libvirt hosts on one machine, and campaigns of random faults."""
 
 import itertools
 import os
@@ -35,7 +35,7 @@ def chaos(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed. Default: random.")] = None,
     first: Annotated[int, typer.Option(min=1, help="Number of the first operation.")] = 1,
     postgres: Annotated[
-        bool, typer.Option("--postgres", help="Keep the journal in PostgreSQL, and restart it.")
+        bool, typer.Option("--postgres", help="Keep the journal in PostgreSQL; restart PostgreSQL.")
     ] = False,
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="Lab to use. Default: a temporary lab.")
@@ -45,8 +45,8 @@ def chaos(
     """Run random migrations and faults in a lab, with checks.
 
     After each operation, vmckpt recover runs and the invariants of the guests are checked. The seed
-    determines the operations. The run stops at the first violation, prints the command that repeats
-    it, and keeps the journal and the logs.
+    determines the operations. The run stops at the first violation, prints a command that repeats
+    the run, and keeps the journal and the logs.
 
     Example:
 
@@ -86,7 +86,7 @@ def _journal(plan: LabPlan) -> str:
 def _lab(name: str | None, *, postgres: bool) -> Iterator[LabPlan]:
     """Yield the named lab, or a temporary one that is removed afterwards.
 
-    Raises BadInput if the named lab has too few hosts, or no lease store although it is needed.
+    Raises BadInput if the named lab has too few hosts, or lacks the lease store for `postgres`.
     """
     if name is not None:
         found = lab.load(name)
@@ -115,8 +115,8 @@ def _show(tally: chaos_run.Tally) -> None:
         f"{tally.operations} operations, {each:.1f} s each; {tally.rightly_gone} guests lost as"
         f" expected; {tally.histories} histories with {tally.history_operations} answers:"
         f" {tally.histories_broken} not linearizable, {tally.histories_unknown} unknown;"
-        f" {tally.ledgers_lost} ledgers lost, two copies seen {tally.two_copies_seen} times,"
-        f" {tally.unknown_states_left} unknown states left"
+        f" {tally.ledgers_lost} ledger errors, two running copies {tally.two_copies_seen} times,"
+        f" {tally.unknown_states_left} states unknown after recovery"
     )
 
 
@@ -145,7 +145,7 @@ def up(
     hosts: Annotated[int, typer.Option(min=2, max=4, help="Number of hosts.")] = 2,
     shape: Annotated[
         BytesPerSecond | None,
-        typer.Option(parser=arguments.rate, metavar="RATE", help="Limit every link, like 1gbit."),
+        typer.Option(parser=arguments.rate, metavar="RATE", help="Limit of each link, like 1gbit."),
     ] = None,
     witness: Annotated[
         bool, typer.Option("--witness", help="Also start PostgreSQL, for leases or a journal.")
@@ -215,18 +215,18 @@ def _guest_status(found: LabPlan, guest: guests.LabGuest) -> dict[str, Any]:
 @app.command()
 def guest(
     guest: Annotated[str, typer.Argument(help="Name of the new guest.")],
-    on: Annotated[str, typer.Option("--on", help="Host to start it on.")],
-    memory: Annotated[str, typer.Option(help="Size of its memory.")] = "256MiB",
+    on: Annotated[str, typer.Option("--on", help="Host to start the guest on.")],
+    memory: Annotated[str, typer.Option(help="Memory size of the guest.")] = "256MiB",
     dirty: Annotated[
-        str, typer.Option(help="Size of the region that it rewrites, and the rate.")
+        str, typer.Option(help="Size of the memory region that the guest rewrites, and the rate.")
     ] = "64MiB@20MiB/s",
-    disk: Annotated[str, typer.Option(help="Size of its disk; 0 for none.")] = "64MiB",
+    disk: Annotated[str, typer.Option(help="Disk size of the guest; 0: no disk.")] = "64MiB",
     disk_format: Annotated[str, typer.Option(help="Disk format: raw or qcow2.")] = "raw",
     private_disk: Annotated[
-        bool, typer.Option("--private-disk", help="Disk on the host's own storage, not shared.")
+        bool, typer.Option("--private-disk", help="Put the disk on the host's private storage.")
     ] = False,
     shared_memory: Annotated[
-        bool, typer.Option("--shared-memory", help="Memory in a file that others can map.")
+        bool, typer.Option("--shared-memory", help="Memory in a file that other processes can map.")
     ] = False,
     vcpus: Annotated[int, typer.Option(min=1, max=4, help="Number of vCPUs.")] = 1,
     name: NAME = "lab",
@@ -362,8 +362,8 @@ def observe(
 ) -> None:
     """Show what the observer sees of a guest, once per second.
 
-    The lines show the longest silence, the highest number received, the write rate, numbers sent
-    twice with different contents, and numbers that the guest has forgotten.
+    Each line shows the longest silence, the highest number received, the rate of memory writes, how
+    many numbers were sent twice with different contents, and how many the guest has forgotten.
     """
     found = lab.load(name)
     guests.find(found, guest)
@@ -386,5 +386,7 @@ def _host(name: str, host_name: str) -> tuple[LabPlan, str]:
     found = lab.load(name)
     names = [h.name for h in found.hosts]
     if host_name not in names:
-        raise BadInput(f"lab {name!r} has no host {host_name!r}", hint=f"use {', '.join(names)}")
+        raise BadInput(
+            f"lab {name!r} has no host {host_name!r}", hint=f"use one of {', '.join(names)}"
+        )
     return found, host_name

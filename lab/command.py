@@ -1,4 +1,4 @@
-"""The location of `vmckpt lab`. Imports nothing else of the lab. Pure data."""
+"""Where the CLI finds `vmckpt lab`. Imports no other module of the lab. Pure data."""
 
 from vmckpt.cli.commands import Place
 

@@ -1,4 +1,4 @@
-"""Run vmckpt commands as processes, and follow their progress, to inject faults in time."""
+"""Run vmckpt commands as processes and follow their progress, so that faults can be timed."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _PASS = re.compile(r" iteration=(\d+)")
 
 
 class Moment(StrEnum):
-    """A time in a migration's life."""
+    """A phase of a migration in which a fault can be injected."""
 
     PREFLIGHT = "preflight"
     SETUP = "setup"
@@ -48,7 +48,7 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress that a controller last reported."""
+    """A controller's last progress report."""
 
     phase: str = ""
     iteration: int = 0
@@ -69,7 +69,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The result of a command."""
+    """The result of a command that has exited."""
 
     code: int
     out: str
@@ -77,7 +77,7 @@ class End:
 
     @property
     def report(self) -> dict[str, Any]:
-        """The JSON that the command printed, lists under "all"; empty if it printed none."""
+        """The command's JSON output. A list is under the key "all". Empty if there is no JSON."""
         try:
             told = json.loads(self.out)
         except ValueError:
@@ -91,16 +91,16 @@ class End:
 
     @property
     def said(self) -> str:
-        """The reported outcome; without one, the exit code."""
+        """The outcome that the command reported; the exit code if it reported none."""
         return self.outcome or f"exit code {self.code}"
 
     @property
     def last_words(self) -> str:
-        return (self.err.strip().splitlines() or ["it printed nothing"])[-1]
+        return (self.err.strip().splitlines() or ["the command printed nothing"])[-1]
 
 
 def environment(plan: LabPlan, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a vmckpt command. Its journal is in the lab's folder."""
+    """Return the environment of a vmckpt command, with its journal in the lab's directory."""
     return {
         **os.environ,
         "VMCKPT_INVENTORY": str(plan.inventory),
@@ -155,12 +155,15 @@ class Controller:
         return self._process.poll() is None
 
     def is_at(self, moment: Moment) -> bool:
-        """Return whether the command is at a moment, by its last report."""
+        """Return whether the command is running and its last report is of this moment."""
         with self._changed:
             return self.running and self._progress.is_at(moment)
 
     def reach(self, moment: Moment, *, limit: float) -> bool:
-        """Wait for a moment. Returns False if the command ends first, or after `limit` seconds."""
+        """Wait until the command reports a moment.
+
+        Returns False if the command exits first, or after `limit` seconds.
+        """
         give_up = Deadline(limit)
         with self._changed:
             while not self._progress.is_at(moment):
@@ -180,9 +183,9 @@ class Controller:
         self._process.send_signal(2)
 
     def end(self, *, limit: float) -> End:
-        """Wait for the end of the command.
+        """Wait until the command exits.
 
-        Kills it and raises LabError if it does not end within `limit` seconds.
+        Kills the command and raises LabError if it does not exit within `limit` seconds.
         """
         give_up, code = Deadline(limit), None
         while code is None and not give_up.passed():
@@ -193,7 +196,7 @@ class Controller:
             self._process.wait()
             last = "".join(self._lines[-8:])
             words = " ".join(self._words)
-            raise LabError(f"vmckpt {words} did not end within {limit:g} s; last output:\n{last}")
+            raise LabError(f"vmckpt {words} did not exit within {limit:g} s; last output:\n{last}")
         for thread in self._threads:
             thread.join(10)
         return End(code, self._out, "".join(self._lines))
@@ -202,5 +205,5 @@ class Controller:
 def run(
     plan: LabPlan, *args: str, limit: float = 60.0, more: Mapping[str, str] | None = None
 ) -> End:
-    """Run a vmckpt command. Raises LabError if it does not end within `limit` seconds."""
+    """Run a vmckpt command. Raises LabError if it does not exit within `limit` seconds."""
     return Controller(plan, *args, more=more).end(limit=limit)

@@ -1,4 +1,4 @@
-"""The text of a lab's configuration files. Pure."""
+"""Generate the text of a lab's configuration files. Pure."""
 
 from collections.abc import Sequence
 from shlex import quote
@@ -9,8 +9,8 @@ from vmckpt_lab.plan import CACHE, HostPlan, LabPlan
 def libvirtd(host: HostPlan) -> str:
     """Return libvirtd.conf.
 
-    It allows plain TCP for speed, and TLS as in production. Each host has its own UUID, without
-    which libvirt would consider all hosts the same.
+    libvirtd accepts plain TCP for speed, and TLS as in production. Each host has its own UUID;
+    otherwise libvirt would consider all hosts to be the same host.
     """
     return f"""\
 listen_tcp = 1
@@ -28,7 +28,7 @@ log_outputs = "2:file:/var/log/libvirt/libvirtd.log"
 
 
 def qemu(host: HostPlan, user: str, group: str) -> str:
-    """Return qemu.conf: no sandbox, and migrations arrive at the host's own address."""
+    """Return qemu.conf, without sandboxing. Incoming migrations use the host's own address."""
     return f"""\
 user = "{user}"
 group = "{group}"
@@ -46,7 +46,7 @@ default_tls_x509_verify = 1
 
 
 def sshd(host: HostPlan) -> str:
-    """Return sshd_config: root with a key only, on the host's own address."""
+    """Return sshd_config: root logs in with a key only, on the host's own address."""
     return f"""\
 ListenAddress {host.address}
 HostKey /etc/ssh/lab_host_key
@@ -71,19 +71,20 @@ def hosts_file(plan: LabPlan) -> str:
 
 
 _OWN = ("/tmp", "/root", "/run", "/dev/shm")
-"""Folders that are private to each host."""
+"""Directories that are private to each host."""
 
 
 def boot_script(plan: LabPlan, host: HostPlan, programs: Sequence[str] = ()) -> str:
-    """Return the script that a host's first process runs in its namespaces.
+    """Return the script that a host's first process runs in the host's namespaces.
 
-    It remains process 1: when it dies, the kernel kills all processes of the host, as a power-off
-    does. `programs`: folders that must be visible on the host, even in one of its private folders.
+    The script remains process 1: when it dies, the kernel kills all processes of the host, as in a
+    power-off. `programs`: directories that must be visible on the host, even if they are below one
+    of its private directories.
     """
     root = host.root
     hidden = [path for path in programs if any(path.startswith(f"{own}/") for own in _OWN)]
-    # The folders are opened before something is mounted over them, and bind-mounted back by their
-    # file descriptors; -c, because the paths name other folders by then.
+    # The directories are opened before private ones are mounted over them, and then bind-mounted
+    # back by file descriptor. Without -c, mount would use their paths, which are hidden by then.
     held = "".join(f"exec {8 - n}<{quote(path)}\n" for n, path in enumerate(hidden))
     shown = "".join(
         f"mkdir -p {quote(path)}\nmount -c --bind /proc/self/fd/{8 - n} {quote(path)}\n"
@@ -113,7 +114,7 @@ while :; do sleep 1000 & wait $! || true; done
 def _kvm(plan: LabPlan) -> str:
     """Return a command that creates /dev/kvm as udev does; empty if QEMU runs as root.
 
-    While QEMU's user cannot open /dev/kvm, libvirt probes QEMU's capabilities at every call.
+    If QEMU's user cannot open /dev/kvm, libvirt probes QEMU's capabilities again at every call.
     """
     if plan.qemu_user == "root":
         return ""
@@ -121,7 +122,7 @@ def _kvm(plan: LabPlan) -> str:
 
 
 def inventory(plan: LabPlan, key_file: str, known_hosts: str) -> str:
-    """Return the lab's hosts.yaml, which every command finds by itself; see current.inventory."""
+    """Return the lab's hosts.yaml. Commands find this file automatically: current.inventory."""
     lines = [f"# Written by vmckpt lab up; the hosts of lab {plan.name!r}.", "hosts:"]
     for host in plan.hosts:
         lines += [
@@ -131,7 +132,7 @@ def inventory(plan: LabPlan, key_file: str, known_hosts: str) -> str:
             f" known_hosts: {known_hosts}}}",
             f"    migration_address: {host.address}",
             "    labels: {lab: " + plan.name + "}",
-            f"    storage: [{CACHE}, {plan.shared}, {plan.private}]",  # kernels are in the first
+            f"    storage: [{CACHE}, {plan.shared}, {plan.private}]",  # kernels are in CACHE
             "    networks: [guests]",
             f"    agent_state: {host.root}/agent",
         ]

@@ -1,4 +1,4 @@
-"""The inventory of the running lab, the default of all commands."""
+"""Find the inventory of the running lab, which is the default for all commands."""
 
 from pathlib import Path
 

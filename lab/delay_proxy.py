@@ -1,7 +1,7 @@
 """Delay the migration streams of a host with a proxy.
 
-The kernel may have no netem, so the delay is made in user space: the proxy listens on libvirt's
-migration ports at its own address, which the lab's inventory then names as the host's migration
+The kernel may have no netem, so the delay is added in user space. The proxy listens on libvirt's
+migration ports at its own address, and the lab's inventory has this address as the host's migration
 address. The proxy buffers a limited amount, so that TCP slows the sender down as on a real link.
 """
 
@@ -44,7 +44,7 @@ def put(plan: LabPlan, name: str, one_way: Seconds | None) -> None:
 
 
 def _address(host: HostPlan) -> str:
-    """Return the proxy's address, whose last number is the host's plus 100."""
+    """Return the proxy's address: the host's address with 100 added to its last number."""
     network_part, _, number = host.address.rpartition(".")
     return f"{network_part}.{int(number) + 100}"
 
@@ -62,7 +62,7 @@ def _address_for_streams(plan: LabPlan, host: HostPlan, address: str) -> None:
 
 
 class _Way:
-    """A direction of a connection."""
+    """One direction of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -74,7 +74,7 @@ class _Way:
         self._room.set()
 
     async def carry(self, one_way: float) -> None:
-        """Forward data, each byte after `one_way` seconds, until the sender has closed."""
+        """Forward data with a delay of `one_way` seconds, until the sender closes its side."""
         sending = asyncio.create_task(self._send())
         try:
             while data := await self._reader.read(_CHUNK):

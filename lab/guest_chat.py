@@ -1,6 +1,6 @@
-"""Read from lab guests' memory which messages they have exchanged, and check a cut. Pure.
+"""Extract the messages that lab guests have exchanged from their memory, and check a cut. Pure.
 
-The layout is that of `struct chat` in assets/prover.c.
+A cut is one capture of several guests. The memory layout is `struct chat` in assets/prover.c.
 """
 
 import struct
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 _MAGIC = int.from_bytes(b"VMCCHAT1", "little")
 MARK = struct.pack("<QQ", _MAGIC, ~_MAGIC & (1 << 64) - 1)
-"""The first bytes of the page."""
+"""The first bytes of the memory page that records the messages."""
 _HEAD = struct.Struct("<8Q")
 _PEER = struct.Struct("<4Q")
 _MOST = 8
@@ -20,19 +20,19 @@ class Peer:
     """The messages exchanged with another guest."""
 
     sent: int
-    """The highest number that was sent to it, or is being sent."""
+    """The highest number that was sent to the other guest, or is being sent."""
     received: int
-    """The highest number that was received from it."""
+    """The highest number that was received from the other guest."""
     first: int
     count: int
-    """Number of messages received from it."""
+    """Number of messages received from the other guest."""
 
     @property
     def lost(self) -> int:
-        """Number of messages missing between the first and the last that were received.
+        """Number of missing messages between the first and the last message received.
 
-        A guest that is captured while it receives a message may have counted it but not yet stored
-        its number.
+        A guest that is captured while it receives a message may have counted the message but not
+        yet stored its number.
         """
         return max(0, self.received - self.first + 1 - self.count) if self.count else 0
 
@@ -47,7 +47,7 @@ class Chat:
 
 
 def parse(page: bytes) -> Chat | None:
-    """Parse a page of a guest's memory. Returns None if it is not the page with the messages."""
+    """Parse a page of a guest's memory. Returns None if the page does not record messages."""
     if page[: len(MARK)] != MARK:
         return None
     _, _, run, own, count, *_ = _HEAD.unpack_from(page)
@@ -62,7 +62,7 @@ def parse(page: bytes) -> Chat | None:
 
 
 def violations(cut: Sequence[Chat]) -> list[str]:
-    """Return the messages that were received but not sent in a cut; empty if it is consistent."""
+    """Return the messages of a cut that were received but not sent. Empty: it is consistent."""
     found = []
     for receiver in cut:
         for sender in cut:
@@ -71,5 +71,7 @@ def violations(cut: Sequence[Chat]) -> list[str]:
             came = receiver.peers[sender.own].received
             sent = sender.peers[receiver.own].sent
             if came > sent:
-                found.append(f"{receiver.own} has {came} from {sender.own}, which sent {sent}")
+                found.append(
+                    f"{receiver.own} received {came} from {sender.own}, which sent only {sent}"
+                )
     return found

@@ -1,7 +1,7 @@
-"""The kernel and initramfs of lab guests, built once for each kernel package and cached.
+"""Build the kernel and initramfs of lab guests once for each kernel package, and cache them.
 
-The kernel is Debian's cloud kernel, unpacked but not installed. The initramfs holds busybox, the
-virtio drivers and the prover, which is compiled here.
+The kernel is Debian's cloud kernel, unpacked but not installed. The initramfs contains busybox, the
+virtio drivers and the prover, which is compiled on this machine.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from vmckpt_lab.plan import CACHE
 from vmckpt_lab.shell import run
 
 BUSYBOX = Path("/bin/busybox")
-# In the order in which they must be loaded. A kernel may have some of them built in.
+# Drivers, in the order in which they must be loaded. Some of them may be built into the kernel.
 MODULES = (
     "virtio_ring",
     "virtio",
@@ -49,7 +49,7 @@ class Image:
 def kernel_package() -> str:
     """Return the kernel package that linux-image-cloud-amd64 currently depends on.
 
-    Raises LabError if apt does not know it.
+    Raises LabError if apt does not know linux-image-cloud-amd64.
     """
     answer = run(["apt-cache", "depends", "linux-image-cloud-amd64"])
     for line in answer.splitlines():
@@ -61,7 +61,7 @@ def kernel_package() -> str:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Lock a folder of the cache, so that only one lab fills it. Creates the folder if needed."""
+    """Lock a cache directory, so that only one lab fills it. Creates the directory if needed."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         while True:
@@ -95,7 +95,7 @@ def _prepared(folder: Path) -> Image:
 
 
 def _fetch_kernel(folder: Path, package: str) -> Path:
-    """Download and unpack a kernel package. Its folder appears complete or not at all."""
+    """Download and unpack a kernel package. Its directory appears complete or not at all."""
     with tempfile.TemporaryDirectory(dir=folder) as work:
         subprocess.run(["chmod", "755", work], check=True)
         done = subprocess.run(
@@ -178,6 +178,6 @@ def _pack(root: Path, final: Path) -> None:
         check=True,
     )
     partial = final.with_suffix(f".{os.getpid()}")
-    # Not compressed: without KVM, unpacking would take half a second of each guest's start.
+    # Not compressed: without KVM, decompression would add half a second to each guest's start.
     partial.write_bytes(packed.stdout)
     partial.rename(final)

@@ -1,13 +1,13 @@
 """Start lab guests from templates: saved states of similar guests that have already booted.
 
-Without KVM, booting a guest takes seconds of CPU time. A template is a guest that has booted, waits
-for its settings (assets/prover.c), and was saved by libvirt. To start a guest, its template's state
-is restored with the new guest's own definition. The guest then reads its settings from the command
-line of its new QEMU process, as it would after a boot.
+Without KVM, booting a guest takes seconds of CPU time. A template is the state of a guest that has
+booted and is waiting for its settings (assets/prover.c), as saved by libvirt. To start a guest, its
+template is restored with the new guest's own definition. The guest then reads its settings from the
+command line of its new QEMU process, as it would after a boot.
 
-A template fits all guests whose definitions differ only in what the guest reads from its settings
-or never sees: name, MAC address, paths, image format. Templates are cached, and are valid for one
-version of QEMU, of libvirt and of the image that guests boot from.
+A template fits all guests whose definitions differ only in values that the guest reads from its
+settings or never sees: name, MAC address, paths, image format. Templates are cached. A template is
+valid for one version of QEMU, of libvirt and of the image that guests boot from.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from vmckpt_lab.shell import run
 FOLDER = CACHE / "templates"
 _NAME = "template"
 _SHARED = ("VMC_MEMORY_MIB=",)
-"""Prefixes of settings that a guest uses before it waits, so its template needs the same ones."""
+"""Prefixes of settings that a guest reads before it waits; its template must have the same."""
 _MAC = "52:54:00:00:00:01"
 _WAITS = "waiting for settings"
 _BOOTS = Seconds(120.0)
 """Time limit for a boot, which takes 4 s on an idle machine."""
 _KEPT = 40
-"""Maximum number of cached templates, of 100 to 200 MiB each. The least recently used go."""
+"""Maximum number of cached templates, 100 to 200 MiB each. The least recently used are removed."""
 _PIECE = 1 << 20
 
 
@@ -44,7 +44,7 @@ async def start(hypervisor: Hypervisor, host: HostPlan, xml: str, *, disk: Bytes
     """Define a guest on `host` and start it from a template, which is created if it is missing.
 
     `xml`: the guest's definition, with its settings in the kernel command line, as words that begin
-    with VMC_. `disk`: size of its disk, 0 if it has none. Raises LabError, HypervisorError; the
+    with VMC_. `disk`: size of the guest's disk; 0: no disk. Raises LabError or HypervisorError; the
     guest is then neither defined nor running.
     """
     described = generalised(xml)
@@ -53,18 +53,18 @@ async def start(hypervisor: Hypervisor, host: HostPlan, xml: str, *, disk: Bytes
     saved = _opened(wanted)
     if saved is None:
         with guest_image.held(FOLDER):
-            # Another lab may have created it while this one waited for the lock.
+            # Another lab may have created the template while this lab waited for the lock.
             if not wanted.exists():
                 await _make(hypervisor, host, described, disk, wanted)
             saved = _opened(wanted)
     if saved is None:
-        raise LabError(f"{wanted} was removed while it was created", hint="run the command again")
+        raise LabError(f"template {wanted} was removed before use", hint="run the command again")
     with saved:
         await _restore(hypervisor, host, xml, saved.fileno())
 
 
 def _opened(template: Path) -> FileIO | None:
-    """Open a template, which stays readable if it is removed. Returns None if it is missing."""
+    """Open a template, which then stays readable even if removed. Returns None if missing."""
     try:
         os.utime(template)
         return template.open("rb", buffering=0)
@@ -73,7 +73,7 @@ def _opened(template: Path) -> FileIO | None:
 
 
 def generalised(xml: str) -> str:
-    """Return the definition of a guest's template, the same for all guests that it fits. Pure."""
+    """Return the definition of a guest's template. It is the same for all guests that fit. Pure."""
     root = ElementTree.fromstring(xml)
     _element(root, "name").text = _NAME
     line = _element(root, "os/cmdline")
@@ -131,7 +131,7 @@ async def _until_it_waits(console: Path) -> None:
     while not _waits(console):
         if give_up.passed():
             raise LabError(
-                f"a guest did not boot within {_BOOTS:g} s",
+                f"the template guest did not boot within {_BOOTS:g} s",
                 hint=f"see {console}; try again once the machine is less busy",
             )
         await asyncio.sleep(0.05)

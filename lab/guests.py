@@ -26,7 +26,7 @@ from vmckpt_lab.observer import client
 from vmckpt_lab.plan import GUEST_BRIDGE, LabPlan, check_name
 from vmckpt_lab.shell import run
 
-# The byte that a disk can be filled with, to be found elsewhere.
+# The byte that fills part of a disk, so that a test can search for it in other places.
 FILLING = b"\xa7"
 
 
@@ -47,13 +47,13 @@ class LabGuest:
     private_disk: bool
     shared_memory: bool
     seed: int = 0
-    """Makes its random numbers differ from those of other guests of the same template."""
+    """Gives guests from the same template different random numbers."""
     chat: int = 0
-    """Number of guests, from the lab's first address on, that exchange numbered messages."""
+    """How many guests, from the lab's first address on, exchange numbered messages; 0: none."""
 
 
 def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
-    """Parse "64MiB@20MiB/s": the size of a region, and how fast it is rewritten."""
+    """Parse a text like "64MiB@20MiB/s": the size of a region and its rewrite rate."""
     region, _, rate = text.partition("@")
     return parse_bytes(region), parse_rate(rate) if rate else BytesPerSecond(0)
 
@@ -61,8 +61,8 @@ def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
 def domain_xml(lab: LabPlan, guest: LabGuest, booted: guest_image.Image) -> str:
     """Return the guest's definition for libvirt."""
     mac = "52:54:00:" + ":".join(f"{int(part):02x}" for part in guest.address.split(".")[1:])
-    # pti=on makes QEMU's TCG flush its TLB at every return to user space. Without that, QEMU 7.2
-    # misses writes during a long pre-copy (docs/adr/0005-tcg-lost-writes.md).
+    # pti=on makes QEMU's TCG flush its TLB at every return to user space. Without these flushes,
+    # QEMU 7.2 misses writes during a long pre-copy (docs/adr/0005-tcg-lost-writes.md).
     words = (
         "console=ttyS0 quiet panic=-1 pti=on cryptomgr.notests"
         f" VMC_ADDRESS={guest.address}/24"
@@ -130,9 +130,9 @@ def start(
 ) -> LabGuest:
     """Create and start a guest, and wait until the observer receives its output.
 
-    `written`: size of the area in the middle of its disk that is filled with `FILLING`. `chat`: see
-    LabGuest. `boot`: boot the guest instead of starting it from a template. Raises BadInput, and
-    LabError or HypervisorError if it does not start; it is then removed.
+    `written`: size of the area in the middle of the disk that is filled with `FILLING`. `chat`: see
+    LabGuest. `boot`: boot the guest instead of starting it from a template. Raises BadInput. Raises
+    LabError or HypervisorError if the guest does not start; the guest is then removed.
     """
     try:
         check_name(name)
@@ -206,7 +206,7 @@ def stored(lab: LabPlan) -> list[LabGuest]:
 
 
 def find(lab: LabPlan, name: str) -> LabGuest:
-    """Return the guest of that name. Raises BadInput if the lab has none."""
+    """Return the guest with this name. Raises BadInput if the lab has no such guest."""
     for guest in stored(lab):
         if guest.name == name:
             return guest
@@ -226,7 +226,7 @@ def _free_number(lab: LabPlan) -> int:
 
 
 async def _launch(lab: LabPlan, on: str, xml: str, disk: Bytes | None) -> None:
-    """Start a guest. `disk`: its size, to start the guest from a template; None boots it."""
+    """Start a guest. `disk`: the disk size, to start from a template; None: boot the guest."""
     known = inventory.load(lab.inventory)
     async with Hypervisor(known.host(on)) as hypervisor:
         if disk is None:
@@ -248,9 +248,9 @@ def _wait_until_heard(lab: LabPlan, on: str, name: str, *, limit: float = 60.0) 
 
 
 def remove(lab: LabPlan, name: str) -> None:
-    """Remove a guest from every host that is up, with its disks. It need not exist.
+    """Remove a guest and its disks from every host that is up. The guest need not exist.
 
-    Raises VmckptError and keeps the disks if it cannot be removed from a host that is up.
+    Raises VmckptError and keeps the disks if the guest cannot be removed from a host that is up.
     """
     with suppress(LabError):
         client.ask(lab.observer_socket, op="forget", guest=name)
@@ -271,7 +271,7 @@ async def _remove_everywhere(lab: LabPlan, name: str) -> None:
             raise end
 
 
-# On a busy machine a login may time out, or QEMU may take longer to end than libvirt waits.
+# On a busy machine, a login may time out, or QEMU may take longer to exit than libvirt waits.
 _again = retry(
     retry=retry_if_exception_type(VmckptError), stop=stop_after_attempt(3), wait=wait_fixed(1),
     reraise=True,
@@ -304,7 +304,7 @@ async def _is_active(known: Host, name: str) -> bool:
 
 
 def disk_seen_from(lab: LabPlan, guest: LabGuest, on: str) -> Path:
-    """Return the path on this machine of the disk that a guest uses on host `on`."""
+    """Return the path, as seen from this machine, of the disk that a guest uses on host `on`."""
     known = inventory.load(lab.inventory)
 
     async def asked() -> Guest | None:

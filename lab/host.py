@@ -1,4 +1,4 @@
-"""Lab hosts: their private folders, power and reachability."""
+"""Lab hosts: their private directories, power and reachability."""
 
 import grp
 import os
@@ -22,13 +22,13 @@ _PORTS = {"ssh": 22, "libvirt": 16509, "libvirt over TLS": 16514}
 
 
 def furnish(plan: LabPlan, host: HostPlan, authority: certificates.Authority) -> str:
-    """Create a host's private folders, configuration and keys.
+    """Create a host's private directories, configuration and keys.
 
-    Returns its public ssh host key, as one line.
+    Returns the host's public ssh host key, as one line.
     """
     for name in ("root/.ssh", "libvirt", "log", "cache", "private"):
         (host.root / name).mkdir(parents=True, mode=0o700)
-    for name in ("libvirt", "log", "private"):  # QEMU needs them, whichever user it runs as
+    for name in ("libvirt", "log", "private"):  # QEMU needs access, whichever user it runs as
         (host.root / name).chmod(0o755)
     etc = host.root / "etc"
     shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
@@ -72,7 +72,7 @@ def befriend(plan: LabPlan, host_keys: dict[str, str]) -> None:
 def power_on(plan: LabPlan, host: HostPlan) -> None:
     """Start a host's first process, without waiting until the host answers."""
     script = host.root / "boot.sh"
-    # The agents of this program run on the host as well.
+    # vmckpt's agents on the host run from the same files.
     programs = dict.fromkeys((str(Path(vmckpt.__file__).parents[1]), sys.prefix))
     script.write_text(config_files.boot_script(plan, host, tuple(programs)))
     unshare = [
@@ -92,7 +92,7 @@ def power_on(plan: LabPlan, host: HostPlan) -> None:
 def wait_until_up(host: HostPlan, *, limit: float = 30.0) -> None:
     """Wait until ssh and libvirt accept connections.
 
-    Raises LabError with the last line of the host's log if they do not within `limit` seconds.
+    Raises LabError with the last line of the host's log if one of them takes over `limit` seconds.
     """
     give_up = Deadline(limit)
     for what, port in _PORTS.items():
@@ -108,7 +108,7 @@ def is_up(host: HostPlan) -> bool:
 
 
 def first_process(host: HostPlan) -> int | None:
-    """Return the process ID, as seen from outside, of the host's process 1; None if it is off."""
+    """Return the process ID, on this machine, of the host's process 1; None if the host is off."""
     for pid in network.processes_in(host.namespace):
         with suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
@@ -119,7 +119,7 @@ def first_process(host: HostPlan) -> int | None:
 
 
 def power_off(host: HostPlan) -> None:
-    """Kill the host's first process, with which the kernel kills all others. Raises LabError."""
+    """Kill the host's first process; the kernel then kills all others. Raises LabError."""
     if (pid := first_process(host)) is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -149,4 +149,4 @@ def _last_words(host: HostPlan) -> str:
     for path in (host.root / "boot.log", host.root / "log/libvirtd.log"):
         if path.exists() and (lines := path.read_text(errors="replace").strip().splitlines()):
             return f"{path}: {lines[-1]}"
-    return "it has no log"
+    return "the host has no log"

@@ -1,8 +1,8 @@
-"""Check the invariants of a guest after any fault: a single copy, intact, and nothing left behind.
+"""Check a guest's invariants after a fault: a single copy, intact, and nothing left behind.
 
 `violations`, `truthful` and `Together` decide and are pure; `Checker` and `Lookout` observe. A copy
-runs if the CPU time of its vCPU threads grows, which it does not while the guest is paused. This
-can be observed even without libvirtd.
+is running if the CPU time of its vCPU threads grows; in a paused guest, it stays constant. The CPU
+time can be read even without libvirtd.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from vmckpt_lab.observer import client
 from vmckpt_lab.plan import HostPlan, LabPlan
 from vmckpt_lab.processes import Census, QemuCopy
 
-# The downtime limit of a new QEMU, which must be restored if a guest stays on its source.
+# QEMU's default downtime limit. The limit must be restored if a guest stays on its source.
 USUAL_DOWNTIME = Seconds(0.3)
 _FOLDERS = (
     "run/libvirt/qemu",
@@ -46,17 +46,17 @@ class HostCopy:
     host: str
     processes: int = 0
     in_parts: bool = False
-    """Whether it is in post-copy, with part of its memory on another host."""
+    """Whether the guest is in post-copy, with part of its memory on another host."""
     state: GuestState | None = None
     """None: the host's libvirt does not know the guest."""
     persistent: bool = False
     job: str | None = None
     max_downtime: Seconds | None = None
-    """None: the guest does not run there, or libvirt does not answer."""
+    """None: the guest is not running on this host, or libvirt does not answer."""
     files: tuple[str, ...] = ()
-    """Files that a QEMU process left behind when it ended."""
+    """Files that a QEMU process left behind when it exited."""
     error: str | None = None
-    """Why libvirt does not answer."""
+    """The error message if libvirt does not answer."""
 
     @property
     def runs(self) -> bool:
@@ -66,7 +66,7 @@ class HostCopy:
 
 
 def violations(seen: Sequence[HostCopy], *, allowed: Iterable[str]) -> list[str]:
-    """Return all violations of a guest that must run on exactly one of the allowed hosts."""
+    """Return all violations of the rule that a guest runs on exactly one of the allowed hosts."""
     allowed = set(allowed)
     wrong = [f"{one.host} does not answer: {one.error}" for one in seen if one.error]
     places = [one.host for one in seen if one.processes]
@@ -83,30 +83,30 @@ def violations(seen: Sequence[HostCopy], *, allowed: Iterable[str]) -> list[str]
 def _at_home(one: HostCopy, allowed: set[str]) -> list[str]:
     wrong = []
     if one.host not in allowed:
-        wrong.append(f"it is on {one.host}, not on {' or '.join(sorted(allowed))}")
+        wrong.append(f"the guest is on {one.host}, not on {' or '.join(sorted(allowed))}")
     if one.state is None or not one.state.runs:
-        wrong.append(f"{one.host} reports that it is {one.state}")
+        wrong.append(f"{one.host} reports the guest as {one.state}")
     if one.in_parts:
-        wrong.append(f"part of its memory is not on {one.host}")
+        wrong.append(f"part of the guest's memory is not on {one.host}")
     if not one.persistent:
-        wrong.append(f"it is not defined on {one.host}, where it runs")
+        wrong.append(f"the guest is running but not defined on {one.host}")
     if one.job is not None:
-        wrong.append(f"it has a job on {one.host}: {one.job}")
+        wrong.append(f"the guest has a job on {one.host}: {one.job}")
     if one.max_downtime not in (None, USUAL_DOWNTIME):
-        wrong.append(f"its downtime limit is {one.max_downtime:g} s on {one.host}")
+        wrong.append(f"the guest's downtime limit is {one.max_downtime:g} s on {one.host}")
     return wrong
 
 
 def _away(one: HostCopy, *, several: bool) -> list[str]:
-    """Return the violations on a host without a process of the guest.
+    """Return the violations on a host without a QEMU process of the guest.
 
-    `several`: whether another host has a process, so that a definition here must be removed.
+    `several`: whether another host has one; a definition on this host is then a violation.
     """
     wrong = [f"left on {one.host}: {file}" for file in one.files]
     if one.state is not None and one.state.is_active:
-        wrong.append(f"{one.host} reports that it is {one.state}, but there is no QEMU")
+        wrong.append(f"{one.host} reports the guest as {one.state}, but has no QEMU process")
     elif one.state is not None and several:
-        wrong.append(f"it is still defined on {one.host}")
+        wrong.append(f"the guest is still defined on {one.host}")
     return wrong
 
 
@@ -114,8 +114,8 @@ _STAYED = ("cancelled", "timed-out", "not-converged", "failed")
 
 
 def truthful(outcome: str | None, places: Sequence[str], *, source: str, target: str) -> str | None:
-    """Return how a reported outcome contradicts `places`, where the guest runs; None if it fits."""
-    where = f"it runs on {' and '.join(places) or 'no host'}"
+    """Return how an outcome contradicts `places`, the guest's hosts; None if it does not."""
+    where = f"the guest is on {' and '.join(places) or 'no host'}"
     if outcome == "completed" and list(places) != [target]:
         return f"the reported outcome is {outcome}, but {where}"
     if outcome in _STAYED and list(places) != [source]:
@@ -177,25 +177,25 @@ class Checker:
         return [copy.host for copy in self._census.copies(guest)]
 
     def settled(self, guest: str, allowed: Iterable[str], *, limit: float = 10.0) -> list[str]:
-        """Return the violations of a guest, after up to `limit` seconds for libvirt's cleanup."""
+        """Return the violations by a guest. Waits up to `limit` seconds for libvirt's cleanup."""
         give_up = Deadline(limit)
         while (wrong := violations(self.look(guest), allowed=allowed)) and not give_up.passed():
             time.sleep(0.2)
         return wrong
 
     def ledgers(self, guest: str) -> list[str]:
-        """Return what is wrong with a guest's three ledgers."""
+        """Return the errors in a guest's three ledgers."""
         try:
             audit = ledger.audit(self._plan, guest)
         except LabError as exc:
-            return [f"no ledger: {exc.message}; {self._pulse(guest)}"]
+            return [f"the ledgers are unknown: {exc.message}; {self._pulse(guest)}"]
         return [f"{one.name} ledger: {one.text}" for one in audit.entries if not one.whole]
 
     def _pulse(self, guest: str) -> str:
         """Describe the state of a guest that does not answer."""
         seen = client.status(self._plan.observer_socket, guest)
         since = "never" if seen.answered_at is None else f"{seen.now - seen.answered_at:.1f} s ago"
-        words = [f"it last answered {since} and sent {seen.highest}"]
+        words = [f"last answer: {since}; highest number sent: {seen.highest}"]
         copies = self._census.copies(guest)
         before = [self._census.ran(copy) for copy in copies]
         time.sleep(0.5)
@@ -209,7 +209,7 @@ class Checker:
         return "; ".join(words)
 
     def strays(self, guest: str, source: str) -> list[str]:
-        """Return the images of a guest on hosts other than `source` and where it runs."""
+        """Return the images of a guest on hosts other than `source` and the guest's own host."""
         home = self.places(guest)
         return [
             f"left on {one.name}: {path}"
@@ -219,7 +219,7 @@ class Checker:
         ]
 
     def image(self, guest: str, on: str) -> list[str]:
-        """Check the disk of a lost guest: all numbers that it has sent must be there.
+        """Check the disk of a lost guest: every number that the guest sent must be on the disk.
 
         Returns the violations. For raw disks only.
         """
@@ -231,7 +231,7 @@ class Checker:
         if records.highest < seen.highest:
             wrong.append(f"it sent {seen.highest}, but its disk knows only {records.highest}")
         if seen.conflicts or seen.forgotten:
-            wrong.append(f"output: {seen.conflicts} sent twice, {seen.forgotten} forgotten")
+            wrong.append(f"output: {seen.conflicts} numbers sent twice, {seen.forgotten} forgotten")
         return wrong
 
     def revive(self, guest: str, on: str) -> list[str]:
@@ -245,7 +245,7 @@ class Checker:
         give_up = Deadline(40.0)
         while client.status(self._plan.observer_socket, guest).heard < 5:
             if give_up.passed():
-                return [f"it does not answer after its restart on {on}"]
+                return [f"the guest does not answer after its restart on {on}"]
             time.sleep(0.05)
         return []
 
@@ -255,9 +255,9 @@ class Checker:
 
 
 def _left(where: HostPlan, guest: str) -> list[str]:
-    """Return the files that a QEMU left in a host's own folders when it ended.
+    """Return the files that a QEMU process left in a host's private directories when it exited.
 
-    Files older than the host's power-on are ignored, as libvirt forgets them in a power cut.
+    Files older than the host's power-on are ignored, as libvirt forgets them after a power cut.
     """
     pid = host.first_process(where)
     if pid is None:
@@ -266,7 +266,7 @@ def _left(where: HostPlan, guest: str) -> list[str]:
     root, on_since = Path(f"/proc/{pid}/root"), (where.root / "boot.sh").stat().st_mtime
     found = []
     for folder in _FOLDERS:
-        with suppress(OSError):  # the folder does not exist, or the file was just removed
+        with suppress(OSError):  # the directory does not exist, or the file was just removed
             for path in (root / folder).iterdir():
                 mine = path.name.startswith(f"{guest}.") or path.name.endswith(f"-{guest}")
                 if mine and path.stat().st_mtime > on_since:
@@ -275,7 +275,7 @@ def _left(where: HostPlan, guest: str) -> list[str]:
 
 
 INTERVAL = 0.1
-# A vCPU thread of a paused guest may be woken, but uses less CPU time than this in an interval.
+# The vCPU threads of a paused guest may wake up, but use less CPU time than this per interval.
 RUNS = 4_000_000
 
 
@@ -283,12 +283,12 @@ RUNS = 4_000_000
 class Together:
     """Detects copies that run at the same time, from successive readings of their CPU time.
 
-    In a switchover, the source runs in the first part of an interval and the target in the last.
-    Two copies that both run in two consecutive intervals ran at the same time.
+    In a switchover, the source runs in the first part of an interval and the target in the last
+    part. Two copies that both ran in two consecutive intervals ran at the same time.
     """
 
     seen: list[str] = field(default_factory=list)
-    """The findings, a sentence each."""
+    """The findings, one sentence each."""
     _before: Mapping[QemuCopy, int] = field(default_factory=dict)
     _ran_before: frozenset[QemuCopy] = frozenset()
 
@@ -329,12 +329,12 @@ class Lookout:
         self._thread.join()
 
     def two_copies(self) -> list[str]:
-        """Return and clear the times at which two copies of a guest ran.
+        """Return and clear the findings about two running copies of a guest.
 
-        Raises LabError if the lookout has ended.
+        Raises LabError if the lookout's thread has died.
         """
         if not self._thread.is_alive():
-            raise LabError("the lookout has ended; whether two copies ran is unknown")
+            raise LabError("the lookout's thread has died; whether two copies ran is unknown")
         with self._lock:
             found, self._together.seen = self._together.seen, []
         return found

@@ -1,6 +1,6 @@
-"""Start, find, heal and remove labs; and start a lab's lease store.
+"""Start, find, heal and remove labs, and start a lab's lease store.
 
-The lease store is a PostgreSQL server in a namespace of its own that every host can reach.
+The lease store is a PostgreSQL server in its own namespace, which every host can reach.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ def start(plan: LabPlan) -> None:
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs:
         raise LabError(
-            "PostgreSQL is not installed here; the lease store needs it",
+            "PostgreSQL, which the lease store needs, is not installed on this machine",
             hint="run apt-get install postgresql",
         )
     data = plan.folder / "witness"
@@ -52,7 +52,7 @@ def start(plan: LabPlan) -> None:
     )
     network = f"198.18.{plan.subnet}.0/24"
     with Path(data, "pg_hba.conf").open("a") as hba:
-        # Only the owner needs no password; other users log in as in production.
+        # Only the user postgres logs in without a password; other users log in as in production.
         hba.write(f"host all postgres {network} trust\n")
         hba.write(f"host all all {network} scram-sha-256\n")
         hba.write(f"host replication postgres {network} trust\n")
@@ -80,11 +80,11 @@ Say = Callable[[str], None]
 
 
 def silent(_line: str) -> None:
-    """Ignore progress."""
+    """Discard a progress message."""
 
 
 def _may(name: str) -> None:
-    """Check a lab's name and that the user is root, which namespaces need.
+    """Check a lab's name, and that the user is root, as namespaces require.
 
     Raises BadInput, LabError.
     """
@@ -94,16 +94,16 @@ def _may(name: str) -> None:
         raise BadInput(f"lab name {exc}") from None
     if os.geteuid() != 0:
         raise LabError(
-            "a lab needs root, to create network namespaces", hint="run the command with sudo"
+            "a lab needs root to create network namespaces", hint="run the command with sudo"
         )
 
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Hold the lab's lock, so that only one `lab up` of a name runs at a time.
+    """Hold the lab's lock, so that only one `lab up` runs for a name at a time.
 
-    Commands that run meanwhile hold the lock as well: after `lab up` is killed, its last command
-    may still be running.
+    Commands started meanwhile inherit the lock: after `lab up` is killed, its last command may
+    still be running.
     """
     path = LABS / f".{name}.lock"
     while True:
@@ -126,14 +126,14 @@ def locked(name: str) -> Iterator[None]:
 
 
 def names() -> list[str]:
-    """Return the names of all labs that have a folder or a namespace here, complete or not."""
+    """Return the names of all labs with a directory or a namespace here, complete or not."""
     found = {p.name for p in LABS.iterdir() if p.is_dir()} if LABS.is_dir() else set()
     found |= {name.split(".")[1] for name in network.namespaces("vmckpt.")}
     return sorted(found)
 
 
 def load(name: str) -> LabPlan:
-    """Return the plan of a running lab. Raises LabError if there is none."""
+    """Return the plan of a running lab. Raises LabError if the lab is not running."""
     path = LABS / name / "lab.json"
     try:
         stored = json.loads(path.read_text())
@@ -141,7 +141,7 @@ def load(name: str) -> LabPlan:
     except FileNotFoundError:
         others = ", ".join(names()) or "none"
         raise LabError(
-            f"lab {name!r} is not running (labs here: {others})", hint="run vmckpt lab up"
+            f"lab {name!r} is not running (other labs: {others})", hint="run vmckpt lab up"
         ) from None
     except (OSError, ValueError, TypeError) as exc:
         raise LabError(f"{path}: {exc}", hint=f"run vmckpt lab down --name {name}") from exc
@@ -156,11 +156,11 @@ def up(
     qemu_user: str = "root",
     say: Say = silent,
 ) -> LabPlan:
-    """Build a lab and return its plan. A lab that is already running is left as it is.
+    """Build a lab and return its plan. A lab that is already running is left unchanged.
 
-    Remains of an incomplete lab are removed first; a lab that cannot be built is removed. `shape`:
-    limit of every link. `qemu_user`: user that the hosts' libvirt runs QEMU as. Raises LabError,
-    and BadInput if a lab of this name is running with other settings.
+    Remains of an incomplete lab are removed first. A lab that cannot be built is removed. `shape`:
+    bandwidth limit of every link. `qemu_user`: the user that the hosts' QEMU processes run as.
+    Raises LabError, and BadInput if a lab of this name is running with different settings.
     """
     _may(name)
     made = LabPlan(
@@ -170,9 +170,9 @@ def up(
         if (running := _whole(name)) is not None:
             if replace(running, subnet=0) != made:
                 raise BadInput(
-                    f"lab {name!r} is running with {running.host_count} hosts,"
-                    f" {'a' if running.witness else 'no'} lease store"
-                    f" and QEMU as {running.qemu_user}",
+                    f"lab {name!r} is already running with {running.host_count} hosts,"
+                    f" {'a' if running.witness else 'no'} lease store,"
+                    f" and QEMU as user {running.qemu_user}",
                     hint=f"run vmckpt lab down --name {name} first",
                 )
             say(f"lab {name} is already running")
@@ -200,7 +200,7 @@ def _known(user: str) -> str:
     try:
         pwd.getpwnam(user)
     except KeyError:
-        raise BadInput(f"user {user!r} for QEMU does not exist on this machine") from None
+        raise BadInput(f"the QEMU user {user!r} does not exist on this machine") from None
     return user
 
 
@@ -235,14 +235,14 @@ def _build(made: LabPlan, shape: BytesPerSecond | None, say: Say) -> LabPlan:
 
 
 def _store(made: LabPlan) -> None:
-    """Write lab.json, as the last step: a lab without it is incomplete."""
+    """Write lab.json. This is the last step: a lab without lab.json is incomplete."""
     partial = made.folder / "lab.json.new"
     partial.write_text(json.dumps(asdict(made)))
     partial.rename(made.folder / "lab.json")
 
 
 def down(name: str, say: Say = silent) -> None:
-    """Remove a lab, complete or not. Does nothing if it does not exist. Raises LabError."""
+    """Remove a lab, complete or not. Does nothing if there is no such lab. Raises LabError."""
     _may(name)
     with locked(name):
         _remove(name, say)
@@ -257,7 +257,7 @@ def _remove(name: str, say: Say) -> None:
 
 
 def heal(lab: LabPlan, name: str) -> None:
-    """Restore a host's network, lift its bandwidth limit, and power it on if it is off.
+    """Restore a host's network, remove its bandwidth limit, and power the host on if it is off.
 
     Raises LabError if the host does not start.
     """

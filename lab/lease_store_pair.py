@@ -1,7 +1,7 @@
 """A lease store on two machines: a PostgreSQL server and its asynchronous replica.
 
-In a failover, the server's machine loses its link and all its processes die, and the address that
-hosts know moves to the replica. `follow` then creates the next replica on the old machine.
+In a failover, the server's machine loses its link, all its processes die, and the lease store's
+address moves to the replica. `follow` then creates the next replica on the old machine.
 """
 
 import shutil
@@ -30,12 +30,12 @@ class _Seat:
     namespace: str
     link: str
     address: str
-    """The machine's own address; the address that hosts know is added to the server's machine."""
+    """The machine's own address. The server's machine also has the lease store's address."""
     data: Path
 
 
 class WitnessPair:
-    """A lab's lease store with a replica. Creating it restarts PostgreSQL. Raises LabError."""
+    """A lab's lease store with a replica. Creating a pair restarts PostgreSQL. Raises LabError."""
 
     def __init__(self, plan: LabPlan, environment: Mapping[str, str] | None = None) -> None:
         """`environment`: additional environment of PostgreSQL."""
@@ -64,7 +64,7 @@ class WitnessPair:
         seat = self._seats[1 - self._serving]
         network.kill_all([seat.namespace])
         run(["ip", "link", "set", seat.link, "up"])
-        self._addressed("replace", seat, seat.address)  # may be gone with the hosts' address
+        self._addressed("replace", seat, seat.address)  # may be gone with the store's address
         shutil.rmtree(seat.data, ignore_errors=True)
         seat.data.mkdir(mode=0o700)
         shutil.chown(seat.data, "postgres", "postgres")
@@ -81,7 +81,7 @@ class WitnessPair:
         self._until(lambda: self.sql(told) == "t", "the replica does not catch up")
 
     def hold_back(self) -> None:
-        """Stop replication: the replica receives no commit from now on. Raises LabError."""
+        """Stop replication: the replica receives no more commits. Raises LabError."""
         seat = self._seats[self._serving]
         senders = [
             one for one in network.processes_in(seat.namespace) if "walsender" in _title(one)
@@ -101,7 +101,7 @@ class WitnessPair:
         run(in_namespace(new.namespace, *_AS_POSTGRES, *promote.split()))
         self._addressed("add", new, self._plan.witness_address)
         self._serving = 1 - self._serving
-        # Clients must resolve the address again, as it belongs to another machine now.
+        # Clients must resolve the address again, as it now belongs to another machine.
         for one in (None, *(host.namespace for host in self._plan.hosts)):
             where = ["-n", one] if one else []
             run(["ip", *where, "neigh", "flush", "to", self._plan.witness_address], check=False)

@@ -25,12 +25,12 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """The records of a run that a disk image holds."""
+    """The records of one run of a guest that were found in a disk image."""
 
     highest: int
     whole: int
     broken: int
-    """Number of records of this run whose checksum or place is wrong."""
+    """Number of records of this run whose checksum or position is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +63,10 @@ def checksum(words: tuple[int, ...]) -> int:
 
 
 def read_records(image: bytes, run_id: int, told: int) -> Records:
-    """Read the records of a run from a raw disk image. `told`: the last number that must be there.
+    """Read the records of a run from a raw disk image.
 
-    Only the checksums of the last 2,000 records are verified, which takes a second in Python; the
-    guest itself verifies all of them.
+    `told`: the highest number that the image must contain. Only the checksums of the last 2,000
+    records are verified, which takes a second in Python; the guest itself verifies all records.
     """
     highest = whole = broken = 0
     slots = len(image) // 65536 * 128
@@ -87,10 +87,10 @@ def read_records(image: bytes, run_id: int, told: int) -> Records:
 def judge(guest: str, seen: View, records: Records | None) -> Audit:
     """Compare the ledgers. `records`: None for a guest without a disk.
 
-    `seen` must hold the guest's answer to a request to check itself; otherwise raises ValueError.
+    Raises ValueError if `seen` does not contain the guest's answer to a verify request.
     """
     if seen.verified is None:
-        raise ValueError("the guest has not checked itself")
+        raise ValueError("the guest has not answered a verify request")
     return Audit(
         guest=guest,
         entries=(_memory(seen.verified), _disk(seen, seen.verified, records), _output(seen)),
@@ -129,7 +129,7 @@ def _output(seen: View) -> Entry:
 def audit(lab: LabPlan, name: str) -> Audit:
     """Check a guest's ledgers now.
 
-    Raises LabError if the guest does not answer, or not exactly one host has a QEMU process of it.
+    Raises LabError if the guest does not answer, or is not on exactly one host.
     """
     guest = guests.find(lab, name)
     seen = client.verify(lab.observer_socket, name)
@@ -138,7 +138,7 @@ def audit(lab: LabPlan, name: str) -> Audit:
         raise LabError(f"guest {name} has a QEMU process on {' and '.join(places) or 'no host'}")
     records = None
     if guest.disk:
-        # The numbers sent are read before the image, so each of them must be in the image.
+        # The numbers that were sent are read before the image, so the image must contain them all.
         image = _raw_image(guests.disk_seen_from(lab, guest, places[0]), guest.disk_format)
         records = read_records(image, seen.run, seen.highest)
     return judge(name, seen, records)

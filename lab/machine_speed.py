@@ -1,8 +1,8 @@
-"""Measure the speed of this machine, to scale time limits with it.
+"""Measure the speed of this machine, and scale time limits accordingly.
 
-A time limit that suits an idle machine fails on a machine of half the speed, or under load.
-`Deadline` extends a limit by the time that a fixed piece of work takes now, compared with the time
-on the machine on which the limits were chosen. A limit is never shortened.
+A time limit that suits an idle machine is too short on a machine of half the speed, or under load.
+`Deadline` measures how long a fixed piece of work takes now, relative to the reference machine on
+which the limits were chosen, and extends its limit by this factor. A limit is never shortened.
 """
 
 import time
@@ -13,7 +13,7 @@ REFERENCE = 0.03
 """Seconds for `_ROUNDS` on the idle reference machine: a core of an AMD EPYC, CPython 3.11."""
 _SAMPLES = 3
 _MOST = 6.0
-"""Maximum factor, so that a test that waits for an event that never comes still ends."""
+"""Maximum factor, so that a wait for an event that never happens is still finite."""
 
 
 def slowness() -> float:
@@ -32,7 +32,7 @@ def _sample() -> float:
 
 
 class Deadline:
-    """The end of a wait, `limit` seconds after its creation on an idle machine.
+    """The end of a wait: on an idle machine, `limit` seconds after the Deadline was created.
 
     A slow machine extends the limit, at most `_MOST` times. The speed is measured only when the
     limit is reached, so that a wait that ends in time costs nothing.

@@ -15,7 +15,7 @@ from vmckpt_lab.shell import run
 
 
 def subnets_in_use() -> set[int]:
-    """Return the third bytes of all networks 198.18.x and 198.19.x with a route on this machine."""
+    """Return the third byte of each network 198.18.x or 198.19.x with a route on this machine."""
     routes = json.loads(run(["ip", "-json", "route", "show"]) or "[]")
     found = set()
     for route in routes:
@@ -26,7 +26,7 @@ def subnets_in_use() -> set[int]:
 
 
 def _ip(command: str, namespace: str | None = None) -> None:
-    """Run an ip command, here or in a namespace. Its words must not contain spaces."""
+    """Run an ip command, here or in a namespace. The arguments must not contain spaces."""
     run(["ip", *(["-n", namespace] if namespace else []), *command.split()])
 
 
@@ -66,7 +66,7 @@ def _plug(link: str, bridge: str, namespace: str, address: str) -> None:
 def _guest_cable(plan: LabPlan, name: str, namespace: str) -> None:
     """Create a host's bridge for guests and connect it to the observer's bridge.
 
-    All hosts' guests are thereby on one network, so that a migrated guest keeps its address.
+    This puts the guests of all hosts on one network, so that a migrated guest keeps its address.
     """
     observer = plan.observer_namespace
     _ip(f"link add {GUEST_BRIDGE} type bridge", namespace)
@@ -96,12 +96,12 @@ _NOWHERE = "02:00:00:00:00:01"
 
 
 def mute(namespace: str, address: str) -> None:
-    """Silently drop what a namespace sends to an address; packets from there still arrive."""
+    """Silently drop packets from a namespace to an address; packets in return still arrive."""
     _ip(f"neigh replace {address} lladdr {_NOWHERE} dev eth0 nud permanent", namespace)
 
 
 def unmute(namespace: str) -> None:
-    """Stop dropping what a namespace sends; undoes `mute`."""
+    """Stop dropping packets that a namespace sends; undoes `mute`."""
     _ip("neigh flush dev eth0 nud permanent", namespace)
 
 
@@ -136,8 +136,8 @@ def processes_in(namespace: str) -> list[int]:
 def remove(prefix: str, bridge: str) -> None:
     """Kill all processes in a lab's namespaces, then remove the namespaces, links and the bridge.
 
-    Needs only names, so that it also removes a lab that is incomplete or has lost its files. Raises
-    LabError if a process does not die.
+    Only names are needed, so a lab that is incomplete or has lost its files can also be removed.
+    Raises LabError if a process does not die.
     """
     found = namespaces(prefix)
     kill_all(found)
@@ -157,7 +157,7 @@ def kill_all(found: list[str], *, limit: float = 20.0) -> None:
     give_up = Deadline(limit)
     while pids := [pid for name in found for pid in processes_in(name)]:
         if give_up.passed():
-            raise LabError(f"processes {pids} do not die", hint="inspect them with ps")
+            raise LabError(f"processes {pids} survive SIGKILL", hint="inspect them with ps")
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ _EVERY_PROTOCOL = 0x0003
 _SO_RCVBUFFORCE = 33
 _BUFFER = 128 << 20
 _PACKET = 1 << 17
-# libvirt's default ports for migrations, disks included. Its daemons use ports below this range.
+# libvirt's default ports for migrations, including disks. Its daemons use ports below this range.
 FIRST_PORT, LAST_PORT = 49152, 49215
 
 

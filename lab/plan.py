@@ -1,4 +1,4 @@
-"""Names, addresses and folders of a lab, all derived from its name and a subnet number. Pure.
+"""Names, addresses and directories of a lab, derived from its name and a subnet number. Pure.
 
 Networks are from 198.18.0.0/15, which RFC 2544 reserves for tests of network equipment, so a lab
 never shadows an office or data-centre network.
@@ -24,15 +24,17 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,22}[a-z0-9])?")
 
 
 def check_name(name: str) -> str:
-    """Return the name of a lab or guest. Raises ValueError with the rule if it is invalid."""
+    """Return a valid name of a lab or guest. Raises ValueError, with the rule, if it is invalid."""
     if _NAME.fullmatch(name) is None:
-        raise ValueError(f"{name!r}: use 1 to 24 of a-z, 0-9 and '-', without '-' at the ends")
+        raise ValueError(
+            f"{name!r}: use 1 to 24 of a-z, 0-9 and '-', not beginning or ending with '-'"
+        )
     return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
-    """Name, address and folders of a lab host."""
+    """Name, address and directories of a lab host."""
 
     name: str
     address: str
@@ -42,13 +44,13 @@ class HostPlan:
     link: str
     """Outer end of the host's link, on the lab's bridge; setting it down isolates the host."""
     root: Path
-    """Folder on this machine that holds the host's private folders."""
+    """Directory on this machine that contains the host's private directories."""
     uuid: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabPlan:
-    """The settings of a lab, and all names and addresses that follow from them."""
+    """The settings of a lab, and all names and addresses that are derived from the settings."""
 
     name: str
     subnet: int
@@ -56,7 +58,7 @@ class LabPlan:
     host_count: int
     witness: bool = False
     qemu_user: str = "root"
-    """User that the hosts' libvirt runs QEMU as."""
+    """User that the hosts' QEMU processes run as."""
 
     @property
     def folder(self) -> Path:
@@ -64,7 +66,7 @@ class LabPlan:
 
     @property
     def tag(self) -> str:
-        """Four characters that make this lab's link names unique; a link's name has at most 15."""
+        """Four characters that make link names unique; a link name has at most 15 characters."""
         return hashlib.sha256(self.name.encode()).hexdigest()[:4]
 
     @property
@@ -93,7 +95,7 @@ class LabPlan:
         )
 
     def host(self, name: str) -> HostPlan:
-        """Return the host of that name. Raises KeyError if the lab has none."""
+        """Return the host with this name. Raises KeyError if the lab has no such host."""
         return {host.name: host for host in self.hosts}[name]
 
     def link_to(self, name: str) -> str:
@@ -134,23 +136,23 @@ class LabPlan:
 
     @property
     def private(self) -> Path:
-        """Private storage: the same path on every host, but a different folder on each."""
+        """Private storage: the same path on every host, but a different directory on each host."""
         return self.folder / "private"
 
     def guest_address(self, number: int) -> str:
-        """Return the address of the number-th guest, counted from 0."""
+        """Return the address of guest `number`, counted from 0."""
         return f"198.19.{self.subnet}.{100 + number}"
 
 
 def namespace_prefix(lab: str) -> str:
-    """Return the prefix of a lab's network namespaces; its '.' separates labs "a" and "a-b"."""
+    """Return the prefix of a lab's network namespaces; '.' distinguishes labs "a" and "a-b"."""
     return f"vmckpt.{lab}."
 
 
 def free_subnet(name: str, taken: set[int]) -> int:
-    """Return a subnet number that no other lab uses, the same for the same name if possible.
+    """Return a free subnet number. If possible, a name always gets the same number.
 
-    Raises ValueError if all are taken.
+    Raises ValueError if all numbers are taken.
     """
     first = int(hashlib.sha256(name.encode()).hexdigest()[4:6], 16)
     for step in range(256):

@@ -12,7 +12,7 @@ from vmckpt_lab.plan import LabPlan
 
 _GUEST = re.compile(rb"\0guest=([^,\0]+)")
 _PROC = Path("/proc")
-# Seconds after which a new process has executed its final program.
+# Seconds after which a new process is assumed not to execute another program.
 _SETTLED = 15.0
 
 
@@ -52,12 +52,12 @@ class Census:
         return tuple(sorted(one for one in found if guest in (None, one.guest)))
 
     def daemon(self, host: str, name: str) -> int | None:
-        """Return the process on a host with that name and the lowest process ID, or None."""
+        """Return the lowest ID of the processes with this name on a host; None without any."""
         found = [pid for pid in self._called(name) if self._host_of(pid) == host]
         return min(found, default=None)
 
     def ran(self, copy: QemuCopy) -> int:
-        """Return the CPU time of a copy's vCPU threads, in nanoseconds; 0 if it is gone.
+        """Return the CPU time of a copy's vCPU threads, in nanoseconds; 0 if the copy is gone.
 
         The vCPU threads of a paused guest use no CPU time.
         """
@@ -78,7 +78,7 @@ class Census:
     def _qemus(self) -> list[int]:
         """Return the IDs of all QEMU processes.
 
-        A process that was another program for `_SETTLED` seconds is not read again.
+        A process that has not been a QEMU for `_SETTLED` seconds is not checked again.
         """
         now, others, found = time.monotonic(), dict[int, float](), []
         with os.scandir(_PROC) as entries:

@@ -1,4 +1,4 @@
-"""Run this machine's tools for the lab, with one-line errors."""
+"""Run commands on this machine for the lab, with one-line errors."""
 
 import subprocess
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from pathlib import Path
 from vmckpt.errors import LabError
 
 HELD: list[int] = []
-"""File descriptors of locks. Commands inherit them, so a lock is held until they have ended."""
+"""File descriptors of locks. Commands inherit them, so a lock is held until all have exited."""
 
 
 def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> str:
     """Run a command and return its output. Raises LabError if it fails.
 
-    An interrupted caller kills the command first, so that what it has created can be removed.
+    If the caller is interrupted, the command is killed first, so that its results can be removed.
     """
     try:
         with subprocess.Popen(
@@ -31,9 +31,9 @@ def run(args: Sequence[str], *, check: bool = True, text: str | None = None) -> 
                 running.wait()
                 raise
     except subprocess.TimeoutExpired as exc:
-        raise LabError(f"{' '.join(args)}: did not end within {exc.timeout:g} s") from exc
+        raise LabError(f"{' '.join(args)}: did not exit within {exc.timeout:g} s") from exc
     except FileNotFoundError as exc:
-        raise LabError(f"{args[0]} is not installed here", hint="run ./check --install") from exc
+        raise LabError(f"{args[0]} is not installed", hint="run ./check --install") from exc
     if check and running.returncode != 0:
         reason = (complaint.strip() or printed.strip()).splitlines()[-1:] or ["no error message"]
         raise LabError(f"{' '.join(args)}: {reason[0]}")

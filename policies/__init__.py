@@ -1,1 +1,1 @@
-"""The policies that ship, as data of the package."""
+"""The policies shipped with vmckpt, as package data."""

@@ -1,6 +1,6 @@
 """Actions of the dashboard, and the objects that they apply to. Pure.
 
-Each action is a vmckpt command, which the dashboard shows before it runs it. Help, the footer, the
+Each action is a vmckpt command, which the dashboard shows before running it. Help, the footer, the
 command palette and the dialogs are all built from the table of actions.
 """
 
@@ -61,7 +61,7 @@ class Model:
 
     @property
     def copies(self) -> Sequence[Copies]:
-        """The guests of which two copies exist."""
+        """Guests that have two copies."""
         return merged(self.fleet.copies, of_protections(self.protections.values()))
 
     def host(self, name: str | None) -> HostNow | None:
@@ -81,7 +81,7 @@ class Scene:
     done: float | None = None
     """Progress in the job's last sample, 0 to 1."""
     remaining: int | None = None
-    """Bytes that the job has still to send."""
+    """Bytes that the job still has to send."""
     entry: Mapping[str, Any] | None = None
     """The status of the selected protection; see app.protection.job_status."""
     snapshots: tuple[SnapshotNow, ...] = ()
@@ -106,7 +106,7 @@ class Scene:
         return guest.name if _PLAIN.fullmatch(guest.name) and len(same) == 1 else guest.uuid
 
     def busy(self, guest: GuestNow) -> JobView | None:
-        """Return the active job of a guest, other than its protection; None if there is none."""
+        """Return a guest's active job other than its protection; None if it has no such job."""
         return next(
             (
                 one for one in self.model.active
@@ -166,7 +166,7 @@ class Action:
     help: str
     where: tuple[Where, ...]
     fits: Callable[[Scene], str | None]
-    """Returns why the action is not available now; None if it is."""
+    """Returns why the action is not available now; None if it is available."""
     run: Callable[[Scene, Answers], tuple[Words, ...]] | None = None
     """Returns the commands to run one after the other. None: the action changes nothing."""
     look: Callable[[Scene, Answers], Words | None] = lambda _scene, _answers: None
@@ -193,7 +193,7 @@ def missing(action: Action, scene: Scene, answers: Answers) -> str | None:
 
 
 def why_not(action: Action, scene: Scene) -> str | None:
-    """Return why an action is not available now; None if it is."""
+    """Return why an action is not available now; None if it is available."""
     if scene.where not in action.where:
         return "not available here"
     if action.run is not None and scene.model.read_only:
@@ -222,7 +222,7 @@ def of(table: Sequence[Action], where: Where) -> Sequence[Action]:
 
 
 def line(words: Words) -> str:
-    """Return the command line of a command, quoted for a shell."""
+    """Return a command as a command line, quoted for a shell."""
     return " ".join(("vmckpt", *(_quoted(word) for word in words)))
 
 
@@ -239,7 +239,7 @@ def option(name: str, answers: Answers, key: str) -> Words:
 
 
 def target(scene: Scene, label: str = "to host") -> Field:
-    """Return a field for the target host. The default is the host with most free memory."""
+    """Return a field for the target host. The default is the host with the most free memory."""
     open_ = scene.open_hosts()
     choices = tuple((host_in_words(one), one.name) for one in open_)
     return Field(name="to", label=label, choices=choices, value=open_[0].name if open_ else "")

@@ -45,7 +45,7 @@ _PARTS = ("Fleet", "Jobs", "Replicas", "Snapshots", "Policies", "Doctor", "Outpu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Polling intervals of the sources, in seconds. Sources that answer slowly are polled less."""
+    """Polling intervals of the sources, in seconds. Slow sources are polled less often."""
 
     jobs: float = 0.5
     past: float = 5.0
@@ -112,7 +112,7 @@ class Dashboard(App[None]):
         )  # fmt: skip
         self.runs = Runs(setting.commands)
         self._opens: set[int] = set()
-        """IDs of processes whose jobs are opened once they are in the journal."""
+        """PIDs of commands whose jobs are opened once they appear in the journal."""
         self._footer: tuple[object, ...] = ()
         self._warned = False
         self._looked_back = -self._setting.pace.past
@@ -169,7 +169,8 @@ class Dashboard(App[None]):
         self.run_worker(loop(), group=name)
 
     async def _jobs(self) -> Sequence[JobView]:
-        """Return all jobs; ended jobs are read again only once in `Pace.past` or if one ends."""
+        """Return all jobs. Ended jobs are read again only every `Pace.past` seconds, or when a job
+        ends."""
         now, ask = time.monotonic(), self._setting.source.jobs
         active = [one for one in await ask(0) if one.operation.active]
         self._open_begun(active)
@@ -227,7 +228,7 @@ class Dashboard(App[None]):
         return self.pane.name_of
 
     def scene(self) -> Scene | None:
-        """Return the selection that an action would apply to; None if there is none."""
+        """Return the selection that an action would apply to; None if there is no selection."""
         screen = next(
             (one for one in reversed(self.screen_stack) if not isinstance(one, CommandPalette)),
             self.screen,
@@ -239,7 +240,7 @@ class Dashboard(App[None]):
         return replace(pane.scene(), model=self.model)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return whether a key's action is available now; Textual disables keys that are not."""
+        """Return whether a key's action is available now; if not, Textual disables the key."""
         if action == "search":
             return self.screen is self.screen_stack[0] and bool(self.pane.query(Filter))
         if action != "do":
@@ -273,7 +274,7 @@ class Dashboard(App[None]):
         if waiting and not self._warned:
             self._warned = True
             self.notify(
-                f"{waiting} queued commands would never start; press q again to quit",
+                f"commands still queued: {waiting}; they would never start; press q again to quit",
                 severity="warning",
             )
             return
@@ -327,7 +328,7 @@ class Dashboard(App[None]):
             self._open_job(scene.job)
 
     def _open_job(self, view: JobView) -> None:
-        """Open the screen of a job. Kinds of jobs without a screen show their journal record."""
+        """Open the screen of a job, or show its journal record if its kind has no screen."""
         source, one = self._setting.source, view.operation
         if one.id in self.model.protections:
             self.push_screen(GuardScreen(source, self.model, one.id))

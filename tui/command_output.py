@@ -19,7 +19,7 @@ from vmckpt_tui.widgets.data_grid import Grid
 
 @dataclass(slots=True)
 class Run:
-    """A sequence of commands. The first command that fails ends it."""
+    """A sequence of commands, which stops at the first command that fails."""
 
     number: int
     words: tuple[Words, ...]
@@ -76,7 +76,7 @@ class Runs:
 
     @property
     def waiting(self) -> int:
-        """Number of queued commands. They never start once this process has ended."""
+        """Number of queued commands, which never start if this process exits."""
         return sum(len(one.words) - len(one.begun) for one in self.active)
 
     def begin(self, words: tuple[Words, ...]) -> Run:
@@ -140,7 +140,7 @@ class OutputPane(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Grid(_columns(), lambda one: str(one.number),
-                   empty="no command was started from here yet")  # fmt: skip
+                   empty="no command has been started from the dashboard yet")  # fmt: skip
         with VerticalScroll():
             yield Static("", markup=False)
 
@@ -170,7 +170,7 @@ class OutputPane(Vertical):
         self._read()
 
     def action_interrupt(self) -> None:
-        """Interrupt the selected command, as Ctrl-C does; it cleans up and reports it."""
+        """Interrupt the selected command, like Ctrl-C; the command cleans up before it exits."""
         run: Run | None = self.query_one(Grid).current
         if run is not None and not run.over:
             run.begun[-1].stop()

@@ -121,7 +121,7 @@ class FleetPane(Pane):
         return self.guests
 
     def show(self, model: Model) -> None:
-        """Display new data. 20,000 guests are sorted again only if hosts or guests changed."""
+        """Display new data. Guests, up to 20,000, are sorted again only if the fleet changed."""
         known, self.model = self.model.fleet, model
         fleet = model.fleet
         if not known.at or known.hosts is not fleet.hosts or known.guests is not fleet.guests:
@@ -219,7 +219,7 @@ class GuardPane(Pane):
     def compose(self) -> ComposeResult:
         columns: Sequence[Column[Mapping[str, Any]]] = protection_view.guard_columns()
         yield Grid(columns, lambda one: str(one["job"]),
-                   empty="no guest is protected; choose one in Fleet and press p")  # fmt: skip
+                   empty="no guest is protected; choose a guest in Fleet and press p")  # fmt: skip
 
     def fill(self) -> None:
         self.query_one(Grid).show(list(self.model.protections.values()))
@@ -353,7 +353,7 @@ def findings(text: str) -> Sequence[Finding] | None:
         return [
             Finding(
                 severity=Severity(one["severity"]), code=one["code"], where=one["where"],
-                text=one["text"], hint=one.get("mend"),
+                text=one["text"], hint=one.get("hint", one.get("mend")),
             )
             for one in told
         ]  # fmt: skip

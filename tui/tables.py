@@ -60,7 +60,7 @@ class Index:
 
     now: float
     model: Model
-    """The data that the index was made from."""
+    """The data that the index was built from."""
     jobs: Mapping[str, JobView]
     """Active jobs other than protections, by the guest's UUID."""
     standing: Mapping[str, Cell]
@@ -70,7 +70,7 @@ class Index:
     running: Mapping[str, int]
     """Number of active guests, by host."""
     twice: frozenset[str]
-    """UUIDs of the guests of which two copies exist."""
+    """UUIDs of the guests that have two copies."""
 
 
 def index(model: Model, now: float, before: Index | None = None) -> Index:
@@ -128,15 +128,15 @@ def guarded(entry: Mapping[str, object]) -> Cell:
 
 
 class Finder:
-    """Finds guests by words. The text to search is built once for each list of guests: with 20,000
-    guests, building it takes longer than searching it."""
+    """Finds guests by words. The searchable text is built once per list of guests: for 20,000
+    guests, building the text takes longer than searching it."""
 
     def __init__(self) -> None:
         self._guests: Sequence[GuestNow] = ()
         self._hays: Sequence[str] = ()
 
     def matching(self, guests: Sequence[GuestNow], text: str) -> Sequence[GuestNow]:
-        """Return the guests that have every word in their name, host, state, UUID or labels."""
+        """Return the guests whose name, host, state, UUID and labels contain every word."""
         words = text.casefold().split()
         if not words:
             return guests
@@ -280,7 +280,7 @@ def job_columns(clock_: Callable[[], float]) -> Sequence[Column[JobView]]:
 
 
 def jobs_matching(jobs: Sequence[JobView], text: str) -> Sequence[JobView]:
-    """Return the jobs that have every word in their row."""
+    """Return the jobs whose row contains every word."""
     words = text.casefold().split()
 
     def hay(view: JobView) -> str:
@@ -302,7 +302,7 @@ class Leaf:
 def leaves(snapshots: Sequence[SnapshotNow], text: str = "") -> Sequence[Leaf]:
     """Return snapshots sorted by store and guest, each child below its parent.
 
-    A snapshot whose parent is missing is a root. `text`: words that every snapshot must match.
+    A snapshot whose parent is missing is a root. `text`: words that a snapshot must contain.
     """
     words = text.casefold().split()
     chosen = [
@@ -392,7 +392,7 @@ def finding_columns() -> Sequence[Column[Finding]]:
     )  # fmt: skip
 
 
-UNDECIDED = "(two are equally specific)"
+UNDECIDED = "(two policies are equally specific)"
 """Stands for the policy of a guest that two policies match equally well."""
 
 

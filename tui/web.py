@@ -1,4 +1,4 @@
-"""The dashboard in a browser: textual-serve behind a token."""
+"""The dashboard in a browser: textual-serve, protected by a token."""
 
 import asyncio
 import hmac
@@ -116,14 +116,14 @@ class TokenRequired(Server):
         return app
 
     async def _harden(self, _: web.Request, response: web.StreamResponse) -> None:
-        """Forbid that other pages embed this page, and that it loads anything from other sites."""
+        """Forbid embedding the page in other pages, and loading content from other sites."""
         socket = self._origin.replace("http", "ws", 1)
         response.headers.update(_HEADERS)
         response.headers["Content-Security-Policy"] = f"{_POLICY}; connect-src 'self' {socket}"
 
     @web.middleware
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests without the token, and cross-site requests of browsers that have it."""
+        """Refuse requests without the token, and cross-site requests even with the token."""
         origin = request.headers.get("Origin")
         if origin is not None and origin != self._origin:
             raise web.HTTPForbidden(text=f"cross-site request refused; open {self.public_url}")
@@ -155,7 +155,8 @@ def serve(
     """
     if url is not None and not re.fullmatch(r"https?://[^/\s]+/?", url):
         raise BadInput(
-            f"{url!r} is not a URL without a path", hint="write --url https://ops.example"
+            f"{url!r} must be an http or https URL without a path",
+            hint="use a value like --url https://ops.example",
         )
     if url is None and host in ("0.0.0.0", "::"):
         raise BadInput(

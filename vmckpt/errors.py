@@ -1,4 +1,4 @@
-"""The errors that this package raises on purpose, and the exit code that each gives a command.
+"""The errors that this package raises deliberately, with the exit code of each.
 
     VmckptError                      1   base of the errors below; never raised itself
      +-- BadInput                  2   an argument or a file is invalid; nothing was changed
@@ -6,39 +6,39 @@
      |    +-- PolicyError          4   a policy is invalid or missing, or two match a guest equally
      |    +-- ReadOnly             5   read-only mode forbids the change
      +-- HypervisorError          10   libvirt or QEMU returned an error
-     |    +-- QemuUnclear         10   a guest's QEMU process is ambiguous; none was touched
+     |    +-- QemuUnclear         10   a guest's QEMU process is ambiguous; no process was touched
      |    +-- HostUnreachable     11   no connection to the host's libvirt
      |    +-- OutcomeUnknown      13   it is unknown whether a call took effect
      |    +-- PeerLoginFailed     15   the source's libvirtd cannot log in to the target's
-     +-- RemoteError              12   ssh: no connection, no login, or the command failed
+     +-- RemoteError              12   the ssh connection, the login or the remote command failed
      |    +-- HostKeyRefused      14   the host's ssh key is unknown or has changed
      +-- JournalError             16   the journal cannot be opened, read or written
      +-- OrphanedJobs             17   the job has no live controller, or it does not respond
      +-- GuestLocked              18   another operation holds a lock on the guest
      +-- LeaseLost                19   another controller has taken over; nothing more was changed
-     +-- MigrationFailed          20   the migration failed; the guest runs on the source
-     +-- PostcopyPaused           22   the guest waits on the target for the rest of its memory
+     +-- MigrationFailed          20   the migration failed; the guest is running on the source
+     +-- PostcopyPaused           22   the guest is paused on the target, without all of its memory
      +-- Blocked                  21   preflight found blockers; nothing was changed
      +-- GuardRolledBack          23   a guarded command failed; the guest is as it was before
-     +-- HookFailed               24   the guest is restored, but a command after it failed
+     +-- HookFailed               24   the guest was restored, but a later command failed
      +-- FencingFailed            25   a host may be on; its guest was not started elsewhere
      +-- GuestsRemaining          26   not all guests of a host could be moved
-     +-- TwoCopies                27   two hosts run the guest, or one while another has its lease
-     +-- LabError                 30   the lab could not do what was asked
+     +-- TwoCopies                27   two hosts run the guest, or another host holds its lease
+     +-- LabError                 30   the lab could not carry out the request
      +-- StoreError               40   a snapshot store cannot be opened, read or written
-     |    +-- StoreDamaged        41   an object in it differs from what was written, or is missing
-     |    +-- StoreNewer          42   a newer version of vmckpt wrote it
+     |    +-- StoreDamaged        41   an object differs from what was written, or is missing
+     |    +-- StoreNewer          42   the store was written by a newer version of vmckpt
      |    +-- KeyRefused          43   the key is missing or is the wrong one
      |    +-- StoreFull           44   no space is left
-     |    +-- NotInStore          45   the object does not exist
+     |    +-- NotInStore          45   the store has no such object
      +-- CaptureFailed            50   no checkpoint was made; the guest is unchanged
-     |    +-- CannotCapture       51   this guest cannot be captured, or not by this method
+     |    +-- CannotCapture       51   the guest cannot be captured now, or not by this method
      |    +-- StreamDamaged       52   QEMU's migration stream is invalid or incomplete
-     +-- TimedOut                  1   another guest of the group failed to reach the same step
+     +-- TimedOut                  1   another guest in the group did not reach the same step
      +-- Cancelled               130   the operator stopped it (Ctrl-C or SIGTERM)
           +-- Superseded         130   a prepared move was dropped; nothing was changed
 
-An error message is one line: what is wrong, with the object's name, then what to do. The latter is
+An error message is one line: what is wrong, with the object's name, then what to do, which is the
 `hint`.
 """
 
@@ -123,11 +123,11 @@ class PeerLoginFailed(HypervisorError):
 
 
 class RemoteError(VmckptError):
-    """ssh: no connection, no login, or the command failed."""
+    """The ssh connection, the login or the remote command failed."""
 
     exit_code = 12
     silent: bool = False
-    """Whether the host sent no answer at all. A host that refuses the connection is not silent."""
+    """Whether the host sent no reply at all. A host that refuses the connection is not silent."""
 
 
 class HostKeyRefused(RemoteError):
@@ -161,7 +161,7 @@ class LeaseLost(VmckptError):
 
 
 class MigrationFailed(VmckptError):
-    """The migration failed and the guest runs on the source."""
+    """The migration failed, and the guest is running on the source."""
 
     exit_code = 20
 
@@ -185,7 +185,7 @@ class GuardRolledBack(VmckptError):
 
 
 class HookFailed(VmckptError):
-    """A command that follows a restore or runs during rolling maintenance failed."""
+    """A command after a restore, or during rolling maintenance, failed."""
 
     exit_code = 24
 
@@ -197,19 +197,19 @@ class FencingFailed(VmckptError):
 
 
 class GuestsRemaining(VmckptError):
-    """Some guests were not moved off a host, or not back to it. Completed moves stay."""
+    """Some guests could not be moved off a host, or back to it. Completed moves are kept."""
 
     exit_code = 26
 
 
 class TwoCopies(VmckptError):
-    """A guest runs on two hosts, or on one host while another holds its lease."""
+    """A guest is running on two hosts, or on one host while another host holds its lease."""
 
     exit_code = 27
 
 
 class LabError(VmckptError):
-    """The lab could not do what was asked."""
+    """The lab could not carry out the request."""
 
     exit_code = 30
 
@@ -263,15 +263,15 @@ class CannotCapture(CaptureFailed):
 
 
 class StreamDamaged(CaptureFailed):
-    """A migration stream, as QEMU wrote it or as it was stored, is invalid or incomplete."""
+    """A migration stream, read from QEMU or from a store, is invalid or incomplete."""
 
     exit_code = 52
 
 
 class TimedOut(VmckptError):
-    """Another guest of the group failed to reach the same step.
+    """Another guest in the group did not reach the same step.
 
-    The message gives the state of the guest that waited.
+    The message gives the state of the guest that was waiting.
     """
 
 
@@ -282,15 +282,15 @@ class Cancelled(VmckptError):
 
 
 class Superseded(Cancelled):
-    """A prepared move was dropped in favour of another one; nothing was changed."""
+    """A prepared move was dropped in favour of another move; nothing was changed."""
 
 
 def meant(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Return a hint for an unknown name: up to three similar ones of `known`, else `otherwise`."""
+    """Return a hint for an unknown name: up to three similar `known` names, else `otherwise`."""
     close = difflib.get_close_matches(word, [*known], n=3)
     return f"did you mean {' or '.join(close)}?" if close else otherwise
 
 
 def at_host(host: str, why: str) -> str:
-    """Prefix an error with the name of the host, unless it already begins with it."""
+    """Prefix an error message with the host's name, unless it already begins with that name."""
     return why if why.startswith(f"{host}: ") else f"{host}: {why}"

@@ -2,24 +2,24 @@
 
 hosts:
   alpha:
-    uri: qemu+ssh://root@alpha/system     # required; as seen from here
+    uri: qemu+ssh://root@alpha/system     # required; as seen from the controller
     peer_uri: qemu+tls://alpha/system     # as seen from the other hosts
     ssh: {address: alpha, user: root, port: 22, key_file: ~/.ssh/id_ed25519}
     migration_address: 10.1.0.11
     labels: {rack: a1}
     storage: [/var/lib/libvirt/images]
     networks: [br0]
-    agent_state: /var/lib/vmckpt/agent    # folder on the host where agents keep state
+    agent_state: /var/lib/vmckpt/agent    # directory on the host where agents keep state
     fence:                                # optional: powers the host off before a failover
-      agent: fence_ipmilan                # one of ClusterLabs' fence-agents here, or a path
-      options:                            # the agent's own options, as text
+      agent: fence_ipmilan                # ClusterLabs fence agent on the controller, or a path
+      options:                            # the fence agent's options, as strings
         {ip: 10.9.0.11, username: admin, lanplus: "1", password_file: /etc/vmckpt/alpha.password}
     # or levels, tried in turn; a level succeeds if all of its devices report off:
     # fence: {levels: [[{agent: fence_ipmilan, ...}], [{agent: fence_apc, ...}, {agent: ...}]]}
 stores:                                   # optional: where snapshots are kept
-  near: /srv/vmckpt                       # the first is the default; a folder that all hosts mount
+  near: /srv/vmckpt                       # the first is the default; a directory all hosts mount
   far: s3://bucket/vmckpt?endpoint=https://s3.example.com
-lease: postgresql://vmckpt@pg/vmckpt      # optional: lease store for protections; not on a host
+lease: postgresql://vmckpt@pg/vmckpt      # optional: lease store, which must not be on a host
 observer: /run/observer.sock              # optional: socket of a plugin that observes guests
 webhooks:                                 # optional: URLs to which `vmckpt run` sends alerts
   - url: https://alerts.example.com/vmckpt
@@ -63,7 +63,7 @@ _URI = re.compile(r"[a-z]+(\+[a-z0-9]+)?://.*")
 def _uri(text: str) -> str:
     if _URI.fullmatch(text) is None:
         raise ValueError(
-            f"{text!r} is not a libvirt URI; write it like qemu+ssh://root@alpha/system"
+            f"{text!r} is not a libvirt URI; use a URI like qemu+ssh://root@alpha/system"
         )
     try:
         _ = urlsplit(text).port  # urlsplit checks brackets immediately, the port only on access
@@ -75,7 +75,7 @@ def _uri(text: str) -> str:
 def _store(text: str) -> str:
     if text.startswith("s3://"):
         if not urlsplit(text).netloc:
-            raise ValueError(f"{text!r} has no bucket; write it like s3://bucket/prefix")
+            raise ValueError(f"{text!r} has no bucket; use a URL like s3://bucket/prefix")
         return text
     if not text.startswith("/"):
         raise ValueError(f"{text!r} is neither an absolute path nor s3://bucket/prefix")
@@ -85,22 +85,22 @@ def _store(text: str) -> str:
 def _lease(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("postgresql", "postgres") or not parts.hostname:
-        # The error leaves the URL out, as it may contain a password.
+        # The message omits the URL, which may contain a password.
         raise ValueError(
-            "not a PostgreSQL URL; write it like postgresql://user@lease-store/database"
+            "not a PostgreSQL URL; use a URL like postgresql://user@lease-store/database"
         )
     return text
 
 
 def _http(text: str) -> str:
-    # The error leaves the URL out, as it may contain a secret.
+    # The message omits the URL, which may contain a secret.
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         good = False
     if not good:
-        raise ValueError("not a URL; write it like https://alerts.example.com/vmckpt")
+        raise ValueError("not a URL; use a URL like https://alerts.example.com/vmckpt")
     return text
 
 
@@ -111,7 +111,7 @@ def _name(text: str) -> str:
 
 
 def _store_name(text: str) -> str:
-    # Hosts name folders after the store.
+    # Directories on the hosts are named after the store.
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}", text):
         raise ValueError(f"{text!r} is not a valid store name; use letters, digits, - and _")
     return text
@@ -132,9 +132,9 @@ def _password_file(text: str) -> str:
 
 
 def _fence(value: Any) -> Any:
-    """Check a device, or levels of devices. Raises ValueError.
+    """Check a fence device, or levels of fence devices. Raises ValueError.
 
-    No error contains a value, as it may be a password.
+    Messages contain no values, since a value may be a password.
     """
     if value is None or _kind_of_fence(value) == "(device)":
         return value if value is None else _fence_device(value)
@@ -142,7 +142,7 @@ def _fence(value: Any) -> Any:
     if not isinstance(levels, list) or not all(isinstance(one, list) for one in levels):
         raise ValueError("levels must be a list of levels, each a list of devices")
     if not levels or not all(levels):
-        raise ValueError("levels must not be empty, and each level must have a device")
+        raise ValueError("levels must not be empty, and each level must have at least one device")
     for number, devices in enumerate(levels, start=1):
         for one in devices:
             try:
@@ -167,7 +167,7 @@ def _fence_device(value: Any) -> Any:
         )
     options = value.get("options", {})
     if not isinstance(options, dict):
-        raise ValueError("options must be names and values, like {ip: 10.9.0.11}")
+        raise ValueError("options must be a mapping like {ip: 10.9.0.11}")
     for name, one in options.items():
         fencing.check_option(name, one)
     if {fencing.PASSWORD, fencing.PASSWORD_FILE} <= set(options):
@@ -239,7 +239,7 @@ class _File(_Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """A hosts.yaml that was read and validated."""
+    """The contents of a valid hosts.yaml."""
 
     path: Path
     hosts: Mapping[str, Host]
@@ -262,11 +262,11 @@ class Inventory:
             )
 
     def store(self, name: str | None = None) -> StorePlace:
-        """Return the store of this name, or the first one. Raises InventoryError if missing."""
+        """Return the named store; None: the first store. Raises InventoryError if missing."""
         if not self.stores:
             raise InventoryError(
                 f"{self.path} defines no snapshot store",
-                hint="add stores: {near: /srv/vmckpt} to it",
+                hint="add a line like stores: {near: /srv/vmckpt}",
             )
         if name is None:
             return next(iter(self.stores.values()))
@@ -277,7 +277,7 @@ class Inventory:
         )
 
     def host(self, name: str) -> Host:
-        """Return the host of this name. Raises InventoryError, which suggests a similar name."""
+        """Return the named host. Raises InventoryError with a similar name if it is missing."""
         if name in self.hosts:
             return self.hosts[name]
         raise InventoryError(f"{self.path}: no host {name!r}{config_file.likely(name, self.hosts)}")
@@ -286,7 +286,7 @@ class Inventory:
 def find(explicit: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
     """Find the inventory: `explicit`, else the file in VMCKPT_INVENTORY, else ./hosts.yaml.
 
-    Returns None if there is none.
+    Returns None if there is no inventory.
     """
     if explicit is not None:
         return explicit
@@ -306,7 +306,7 @@ def may_act() -> None:
     if looks_only():
         raise ReadOnly(
             "read-only mode forbids this command; nothing was changed",
-            hint=f"run it without --read-only and {READ_ONLY}",
+            hint=f"omit --read-only, and unset {READ_ONLY}",
         )
 
 

@@ -30,8 +30,8 @@ class Handler(Protocol):
 
 
 async def _settle_snapshot(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """Recover an operation on snapshots, of whatever kind."""
-    # Imported here: a command that finds none to recover does not load what this needs.
+    """Recover a snapshot operation of any kind."""
+    # Imported here, so that a command with nothing to recover does not load these modules.
     from vmckpt.snapshot import recovery as snapshots  # noqa: PLC0415
 
     return await snapshots.BY_KIND[case.operation.kind](case, policies)
@@ -44,7 +44,7 @@ async def _settle_protection(case: OrphanedJob, policies: Sequence[Policy]) -> S
 
 
 async def _settle_move(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """Recover a migration, whether libvirt drove it or agents did, as those of a protection."""
+    """Recover a migration by libvirt, or a migration by epochs, which agents carry out."""
     if not any(step.name == Step.PROTECT for step in case.steps):
         return await moves.settle(case, policies)
     from vmckpt.protection.migration import recovery  # noqa: PLC0415
@@ -90,11 +90,11 @@ class Recovered:
 
     @property
     def in_words(self) -> str:
-        """What is true, and what was done or would settle it, in one line."""
+        """The state that was found, and what was done or remains to be done, in one line."""
         one = self.settled
         more = "; ".join(one.did) if one.outcome is not None else one.settle
         if one.goes_on:
-            more = one.settle or "vmckpt recover watches it to its end"
+            more = one.settle or "vmckpt recover monitors it until it ends"
         return f"{one.truth}: {more}" if more else one.truth
 
     def as_json(self) -> dict[str, Any]:
@@ -114,12 +114,12 @@ class Recovered:
 async def recover_all(
     inventory: Inventory, policies: Sequence[Policy], caller: Caller, *, dry_run: bool
 ) -> list[Recovered]:
-    """Recover all orphaned operations, the oldest first. Returns each with its result.
+    """Recover all orphaned operations, oldest first. Returns each operation with its result.
 
-    Operations that still run are watched to their end, side by side; `caller.stop` ends the
-    watching. With `dry_run` nothing is changed.
+    Operations that are still running are monitored concurrently until they end or `caller.stop`
+    is set. With `dry_run`, nothing is changed.
     """
-    # To stop watching is not to cancel, so the engine that watches gets a stop that is never set.
+    # Ending the monitoring must not cancel an operation, so the engine's stop event is never set.
     deaf = replace(caller, stop=asyncio.Event())
     with jobs.open_journal() as journal:
         one = _One(journal, inventory, policies, deaf)
@@ -131,15 +131,16 @@ async def recover_all(
 
 
 async def recover_before(inventory: Inventory, policies: Sequence[Policy], caller: Caller) -> bool:
-    """Recover what can be recovered at once, before a command acts. Returns whether any was.
+    """Recover operations that can be recovered immediately, before a command acts.
 
-    Operations that still run or cannot be settled are only reported; their guests stay locked.
+    Returns whether any operation was recovered. Operations that are still running or cannot be
+    settled are only reported; their guests stay locked.
     """
     if location.default() == location.NONE:
         return False
-    # Loading the database library takes half a second, in which the hosts can be asked.
+    # Loading the database library takes half a second, in which the hosts can be queried.
     with await asyncio.to_thread(jobs.open_journal) as journal:
-        # Stopping this command must not cancel what another command left.
+        # Stopping this command must not cancel an operation that another command left behind.
         one = _One(journal, inventory, policies, replace(caller, stop=asyncio.Event()))
         found = await one.look_at_all()
         if not found:
@@ -153,14 +154,14 @@ async def recover_before(inventory: Inventory, policies: Sequence[Policy], calle
 async def recover_job(
     inventory: Inventory, policies: Sequence[Policy], caller: Caller, job: str
 ) -> Settled:
-    """Recover one operation whose controller did not record its end. Watch it if it still runs."""
+    """Recover one operation whose end was not recorded. Monitors it if it is still running."""
     with jobs.open_journal() as journal:
         one_ = _One(journal, inventory, policies, caller)
         return await one_.settle(journal.operation(job), adopt=True)
 
 
 class _One:
-    """Recovers operations, one after the other."""
+    """Recovers orphaned operations on behalf of one command."""
 
     def __init__(
         self, journal: "Journal", inventory: Inventory, policies: Sequence[Policy], caller: Caller
@@ -171,7 +172,7 @@ class _One:
         self._caller = caller
 
     async def look_at_all(self, *, entrusted: bool = False) -> list[Recovered]:
-        """Return what would be done with each operation; change nothing.
+        """Return what recovery would do with each operation, without changing anything.
 
         `entrusted`: include operations that are delegated to the agents.
         """
@@ -189,7 +190,7 @@ class _One:
         ]
 
     async def adopt(self, found: Sequence[Recovered], stop: asyncio.Event) -> list[Recovered]:
-        """Watch operations that still run to their end, or until `stop`."""
+        """Monitor operations that are still running, until they end or `stop` is set."""
 
         async def watched(one: Recovered) -> Recovered:
             if not one.settled.goes_on:
@@ -205,19 +206,19 @@ class _One:
         return replace(one, settled=await self.settle(one.operation, adopt=adopt))
 
     async def look(self, operation: Operation) -> Settled:
-        """Return what would be done; change nothing. An error is reported as not settled."""
+        """Return what recovery would do, without changing anything. Errors count as unsettled."""
         try:
             return await self._ask(operation, None, adopt=False)
         except VmckptError as exc:
             return _unsettled(exc)
 
     async def settle(self, operation: Operation, *, adopt: bool) -> Settled:
-        """Recover an operation, as its controller."""
+        """Become the controller of an operation, and recover it."""
         try:
             with recorder.taken_over(self._journal, operation, self._caller.warn) as kept:
                 return await self._ask(operation, kept, adopt=adopt)
         except (GuestLocked, LeaseLost) as exc:
-            return Settled(truth=f"another controller holds it: {exc.message}", outcome=None)
+            return Settled(truth=f"the job has another controller: {exc.message}", outcome=None)
         except VmckptError as exc:
             return _unsettled(exc)
 
@@ -225,9 +226,9 @@ class _One:
         handler = HANDLERS.get(operation.kind)
         if handler is None:
             return Settled(
-                truth=f"this version of vmckpt does not know operation {operation.kind!r}",
+                truth=f"this version of vmckpt does not support operation {operation.kind!r}",
                 outcome=None,
-                settle="run vmckpt recover with the newer version that began it",
+                settle="run vmckpt recover with the newer version that started the operation",
             )
         steps = await asyncio.to_thread(self._journal.steps, operation.id)
         case = OrphanedJob(

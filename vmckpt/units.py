@@ -27,7 +27,7 @@ def _split(text: str, example: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-        raise ValueError(f"{short!r} is not understood; write it like {example}")
+        raise ValueError(f"{short!r} is invalid; use a value like {example}")
     return float(match[1]), match[2]
 
 
@@ -36,18 +36,18 @@ def parse_bytes(text: str) -> Bytes:
     number, suffix = _split(text, "64MiB")
     unit = suffix.lower().removesuffix("b").removesuffix("i")
     if unit not in _BINARY or suffix.lower() == "i":
-        raise ValueError(f"{text!r}: unknown size unit {suffix!r}; write it like 64MiB")
+        raise ValueError(f"{text!r}: unknown size unit {suffix!r}; use a value like 64MiB")
     return Bytes(round(number * _BINARY[unit]))
 
 
 def parse_seconds(text: str) -> Seconds:
     """Parse a time such as "300ms", "5m" or "1.5s".
 
-    Raises ValueError with an example, also for a number without a unit.
+    Raises ValueError, with an example, for an invalid text or a missing unit.
     """
     number, suffix = _split(text, "300ms")
     if suffix not in _TIMES:
-        raise ValueError(f"{text!r}: unknown time unit {suffix!r}; write it like 300ms, 20s or 5m")
+        raise ValueError(f"{text!r}: unknown time unit {suffix!r}; use a value like 300ms or 5m")
     return Seconds(number * _TIMES[suffix])
 
 
@@ -61,7 +61,7 @@ def parse_rate(text: str) -> BytesPerSecond:
         number = _split(text.lower().removesuffix("/s"), "1gbit")[0]
         return BytesPerSecond(round(number * _DECIMAL[unit] / 8))
     if not text.endswith("/s"):
-        raise ValueError(f"{text!r} is not a rate; write it like 200MiB/s or 1gbit")
+        raise ValueError(f"{text!r} is not a rate; use a value like 200MiB/s or 1gbit")
     return BytesPerSecond(parse_bytes(text.removesuffix("/s")))
 
 

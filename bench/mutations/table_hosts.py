@@ -343,7 +343,7 @@ _HOST_DIRECTORIES = (
     Mutation(
         name="verified-too-late", area=Area.HOST_DIRECTORIES,
         file="vmckpt/util/host_directories.py",
-        old="        verify(path)  # before anything is made in it\n",
+        old="        verify(path)  # before anything is created in the directory\n",
         new="    verify(path)\n",
         suite=_HOSTDIRS,
         breaks="Root makes directories in what a local user made.",

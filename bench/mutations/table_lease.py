@@ -358,7 +358,8 @@ _LEASE_TIMER = (
     Mutation(
         name="timer-of-dead-agent-stays", area=Area.LEASE_TIMER,
         file="vmckpt/replication/primary/lease_holder.py",
-        old="                self._disarm()  # an agent before this one may have died",
+        old="                self._disarm()  # an earlier agent may have died and left the timer"
+        " armed",
         new="                pass",
         suite=_TENURE,
         breaks="The kernel kills a guest whose standby is worth nothing.",

@@ -6,14 +6,14 @@
  *   output  each number is sent to the observer only after its record is on the disk
  *
  * It also serves a small key-value store, whose answers show from outside whether one copy of the
- * guest did one thing after the other (lab/linearizability.py).
+ * guest did one thing after the other (lab/history/linearizability.py).
  *
  * Guests can also chat: each sends numbered messages to the others and keeps, in a page that can be
- * found in a capture of its memory, what it has sent and received (lab/chat.py reads it).
+ * found in a capture of its memory, what it has sent and received (lab/guest_chat.py reads it).
  *
  * Settings come from the environment (the kernel hands key=value words of its command line to
- * init). A template (lab/templates.py) is saved where it waits for those of the guest that
- * starts from it. The messages are described in lab/wire.py; both ends must agree.
+ * init). A template (lab/guest_templates.py) is saved where it waits for those of the guest that
+ * starts from it. The messages are described in lab/observer/messages.py; both ends must agree.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

@@ -1,7 +1,7 @@
 """Draw the operations of a chaos campaign from its seed; `chaos.run` carries them out. Pure.
 
-The source of an operation depends on how the operations before it ended, so a target is given as
-its distance from the source in the list of hosts.
+The source of an operation depends on the results of earlier operations, so a target is given as its
+distance from the source in the list of hosts.
 """
 
 import random
@@ -24,7 +24,7 @@ class GuestPlan:
     memory: str
     dirty: str
     busy: bool
-    """Whether it writes fast enough that the late moments of a migration can be made long."""
+    """Whether the guest writes fast enough to prolong the late phases of a migration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Operation:
 
     def __str__(self) -> str:
         words = [f"{self.number}: {self.guest} +{self.further}", self.mode]
-        words.append(f"over {self.link}" if self.link else "over an open link")
+        words.append(f"over {self.link}" if self.link else "over an unlimited link")
         words.append(f"{self.fault} at {self.moment}" + (" of libvirt" if self.inside else ""))
         words += [f"after {self.delay:g} s"] if self.delay else []
         words += ["with a retry"] if self.retry else []
@@ -59,7 +59,7 @@ class Operation:
         return ", ".join(words)
 
 
-# Weights of the faults. Faults that take long are rare.
+# Weights of the faults. Faults that take a long time are rare.
 _FAULTS: Mapping[Fault, int] = {
     Fault.NOTHING: 6,
     Fault.CONTROLLER_KILLED: 14,
@@ -104,12 +104,11 @@ _INSIDE = (
 
 
 def guests(seed: int) -> tuple[GuestPlan, ...]:
-    """Return the guests of a campaign: one that writes much and one that writes little."""
+    """Return the guests of a campaign: one that writes a lot, and one that writes little."""
     dice = random.Random(f"{seed} guests")
     busy, calm = dice.choice((20, 24, 28)), dice.choice((4, 8, 16))
-    # Faster than 200mbit, but not by much: under TCG, QEMU 7.2 loses writes of a guest that is cut
-    # off in a late pass and writes 80 MiB/s, even without vmckpt
-    # (docs/adr/0005-tcg-lost-writes.md).
+    # Only slightly faster than 200mbit: if a guest under TCG writes 80 MiB/s and is cut off in a
+    # late pass, QEMU 7.2 loses writes, even without vmckpt (docs/adr/0005-tcg-lost-writes.md).
     fast, slow = dice.choice((30, 40)), dice.choice((1, 5, 10))
     return (
         GuestPlan(name="busy", memory="128MiB", dirty=f"{busy}MiB@{fast}MiB/s", busy=True),
@@ -118,7 +117,7 @@ def guests(seed: int) -> tuple[GuestPlan, ...]:
 
 
 def operation(seed: int, number: int, *, postgres: bool = False) -> Operation:
-    """Return the number-th operation of a campaign, counted from 1."""
+    """Return operation `number` of a campaign, counted from 1."""
     dice = random.Random(f"{seed} operation {number}")
     wish = dice.choice(guests(seed))
     fault = _drawn(dice, {**_FAULTS, **({Fault.POSTGRES: _POSTGRES} if postgres else {})})
@@ -149,7 +148,7 @@ def _drawn(dice: random.Random, weights: Mapping[T, int]) -> T:
 
 
 def _delay(dice: random.Random, moment: Moment) -> float:
-    """Draw the delay of a fault, in seconds; shorter than the moment lasts."""
+    """Draw the delay of a fault, in seconds. The delay is shorter than the moment."""
     longest = {Moment.PREFLIGHT: 0.5, Moment.FIRST: 0.8, Moment.SWITCHOVER: 0.6}
     return round(dice.choice((0.0, dice.uniform(0.0, longest.get(moment, 0.0)))), 2)
 
@@ -160,7 +159,7 @@ def _mode(dice: random.Random, moment: Moment) -> str:
     if moment in (Moment.LATE, Moment.SWITCHOVER):
         return "precopy"
     modes = ["precopy", "precopy", "hybrid"]
-    if moment is not Moment.FIRST:  # stop-and-copy has no passes while the guest runs
+    if moment is not Moment.FIRST:  # in stop-and-copy, no pass runs with the guest
         modes.append("stop-and-copy")
     return dice.choice(modes)
 
@@ -208,7 +207,8 @@ _BEFORE = (Moment.PREFLIGHT, Moment.SETUP, Moment.FIRST, Moment.LATE)
 def ends(operation: Operation, *, hit: bool) -> Ends:
     """Return how an operation may end. `hit`: whether the fault struck at its moment.
 
-    A moment that was hit determines which host had the guest, and leaves fewer possible ends.
+    If the fault struck at its moment, the guest's host at that time is known, so fewer ends are
+    possible.
     """
     early = hit and operation.moment in _BEFORE
     if operation.fault in _FATAL_ON_SOURCE:

@@ -1,4 +1,4 @@
-"""Run the operations of `chaos.plan`, and check the lab after each, until one is wrong."""
+"""Run the operations of `chaos.plan`, and check the lab after each, until a check fails."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from vmckpt_lab.lab import Say
 from vmckpt_lab.plan import LabPlan
 
 EVIDENCE = Path("/var/tmp")
-# Number of operations after which the ledgers of the other guests are checked as well.
+# After each this many operations, the ledgers of the other guests are checked as well.
 _AUDIT_ALL = 20
 
 
@@ -49,7 +49,7 @@ class Tally:
     """Number of times that each fault was injected."""
     moments_hit: Counter[str] = field(default_factory=Counter)
     moments_missed: Counter[str] = field(default_factory=Counter)
-    """The migration had passed the moment, had ended, or never reached it."""
+    """Missed moments: the migration had passed the moment, was over, or never reached it."""
     outcomes: Counter[str] = field(default_factory=Counter)
     """Outcomes that the controllers reported; "killed" for killed controllers."""
     rightly_gone: int = 0
@@ -57,7 +57,7 @@ class Tally:
     histories: int = 0
     """Histories of clients that were checked for linearizability, one per operation."""
     history_operations: int = 0
-    """Number of clients' operations that were answered in these histories."""
+    """Number of client operations in these histories that were answered."""
     histories_unknown: int = 0
     """Histories that could not be checked within the limits."""
     histories_broken: int = 0
@@ -72,7 +72,7 @@ class Tally:
         return {**told, "seconds": round(self.seconds, 1)}
 
     def blame(self, troubles: Iterable[str]) -> None:
-        """Count violations by their kind, which their texts show."""
+        """Count each violation under its kind, which its text shows."""
         for one in troubles:
             if one.startswith("history: "):
                 self.histories_broken += 1
@@ -90,7 +90,7 @@ class Campaign:
     """Runs operations in a lab. Use as a context manager, which creates and removes the guests."""
 
     def __init__(self, plan: LabPlan, seed: int, say: Say, *, journal: str | None = None) -> None:
-        """`journal`: VMCKPT_JOURNAL of the controllers; None: a file in the lab's folder."""
+        """`journal`: VMCKPT_JOURNAL of the controllers; None: a file in the lab's directory."""
         self._plan = plan
         self._seed = seed
         self._say = say
@@ -155,7 +155,7 @@ class Campaign:
             raise Wrong(operation, wrong)
 
     def _history(self, recorder: Recorder) -> list[str]:
-        """Return what is wrong with the history that clients recorded."""
+        """Return the violations in the history that clients recorded."""
         recorder.stop()
         found = recorder.check(EVIDENCE)
         self.tally.histories += 1
@@ -169,7 +169,7 @@ class Campaign:
         places = self._checker.places(guest)
         if len(places) != 1:
             raise Wrong(
-                operation, [f"at its start {guest} is on {' and '.join(places) or 'no host'}"]
+                operation, [f"{guest} was on {' and '.join(places) or 'no host'} at the start"]
             )
         return places[0]
 
@@ -192,9 +192,9 @@ class Campaign:
         )
 
     def _bystanders(self, operation: Operation, scene: Scene, homes: dict[str, str]) -> list[str]:
-        """Return what is wrong with the other guests.
+        """Return the violations of the other guests.
 
-        They must be where they were, or be lost with a host that was powered off.
+        Each must be on the same host as before, or be lost with a host that was powered off.
         """
         off = {Fault.SOURCE_OFF: scene.source, Fault.TARGET_OFF: scene.target}.get(operation.fault)
         wrong: list[str] = []
@@ -207,7 +207,7 @@ class Campaign:
                 wrong += self._checker.image(guest, home) + self._checker.revive(guest, home)
             elif places != [home]:
                 wrong.append(
-                    f"{guest}, another guest, was on {home} and is on {places or 'no host'}"
+                    f"{guest}, another guest, was on {home} and is now on {places or 'no host'}"
                 )
             elif operation.number % _AUDIT_ALL == 0:
                 wrong += self._checker.ledgers(guest)
@@ -234,7 +234,7 @@ class Campaign:
     def _keep(
         self, operation: Operation, scene: Scene, told: Told | None, wrong: Iterable[str]
     ) -> None:
-        """Save the evidence of a violation: journal, logs and what was seen."""
+        """Save the evidence of a violation: journal, logs and the state of the guest."""
         folder = EVIDENCE / f"vmckpt-chaos-{self._seed}-{operation.number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -252,7 +252,7 @@ class Campaign:
             "commands": [asdict(end) for end in ends if end is not None],
         }
         (folder / "story.json").write_text(json.dumps(story, indent=2, default=str))
-        self._say(f"evidence: {folder}")
+        self._say(f"evidence saved to {folder}")
 
 
 def replay_command(seed: int, first: int, operation: Operation, *, postgres: bool) -> str:

@@ -1,4 +1,4 @@
-"""Faults of processes, disks, memory and clocks in a lab.
+"""Inject faults into processes, disks, memory and clocks of a lab.
 
 Faults of links and power are in `network` and `host`.
 """
@@ -53,9 +53,9 @@ def qemu(plan: LabPlan, guest: str, name: str) -> QemuCopy | None:
 
 
 def start_libvirtd(plan: LabPlan, name: str) -> None:
-    """Start libvirtd on a host where it is not running, and wait until it answers.
+    """Start libvirtd on a host and wait until it answers.
 
-    Does nothing if the host is off. Raises LabError.
+    Does nothing if libvirtd is running or the host is off. Raises LabError.
     """
     chosen = plan.host(name)
     if not host.is_up(chosen) or Census(plan).daemon(name, "libvirtd") is not None:
@@ -65,9 +65,9 @@ def start_libvirtd(plan: LabPlan, name: str) -> None:
 
 
 def starve(plan: LabPlan, name: str, *, spare: int) -> None:
-    """Leave new QEMU processes of a host's libvirtd only `spare` bytes of memory.
+    """Limit the memory of a host's libvirtd to its current size plus `spare` bytes.
 
-    Raises LabError if libvirtd is not running.
+    New QEMU processes inherit the limit. Raises LabError if libvirtd is not running.
     """
     pid = libvirtd(plan, name)
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -84,7 +84,7 @@ def feed(plan: LabPlan, name: str) -> None:
 
 
 class SmallDisk:
-    """A file system of a few MiB that is mounted on a folder, here or on a lab host."""
+    """A file system of a few MiB, mounted on a directory of this machine or of a lab host."""
 
     def __init__(self, folder: Path, *, mib: int, plan: LabPlan, name: str | None = None) -> None:
         """`mib`: size in MiB. `name`: the host; None: this machine."""
@@ -118,7 +118,7 @@ class SmallDisk:
 
     @property
     def seen(self) -> Path:
-        """The path of the folder on this machine. Raises LabError if the host is off."""
+        """The directory's path, as seen from this machine. Raises LabError if the host is off."""
         if self._name is None:
             return self._folder
         pid = host.first_process(self._plan.host(self._name))
@@ -132,7 +132,7 @@ class SmallDisk:
 
 
 class Clock:
-    """The wall clock of a process, which can jump. Its monotonic clock is not affected."""
+    """A wall clock for a process that can be set. The monotonic clock is not affected."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -140,7 +140,7 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of the process. Raises LabError if faketime is not installed."""
+        """Environment of a process that uses this clock. Raises LabError without faketime."""
         found = sorted(Path("/").glob(_FAKETIME.lstrip("/")))
         if not found:
             raise LabError("faketime is not installed", hint="run apt-get install faketime")
@@ -202,10 +202,10 @@ def _until(condition: Callable[[], bool], trouble: str, limit: float) -> None:
 
 
 def root_out(plan: LabPlan, guest: str) -> None:
-    """Kill every QEMU of a guest, and undefine the guest on every host that is up.
+    """Kill every QEMU process of a guest, and undefine the guest on every host that is up.
 
-    libvirtd is restarted where it refuses, as libvirt 9.0 keeps the job of a post-copy whose source
-    has died until then. Raises LabError if the guest cannot be undefined.
+    If libvirtd refuses, it is restarted: after the source of a post-copy migration has died,
+    libvirt 9.0 keeps the job until a restart. Raises LabError if the guest cannot be undefined.
     """
     for copy in Census(plan).copies(guest):
         kill(copy.pid)
@@ -218,7 +218,7 @@ def root_out(plan: LabPlan, guest: str) -> None:
 
 
 def _forgotten(plan: LabPlan, name: str, guest: str, *, limit: float = 5.0) -> bool:
-    """Undefine a guest that has no QEMU any more. Returns whether that succeeded."""
+    """Undefine a guest that has no QEMU process. Returns whether the guest is undefined."""
     give_up = Deadline(limit)
     while True:
         listed = run(host.enter(plan.host(name), "virsh", "-q", "list", "--all", "--name"))
@@ -231,7 +231,7 @@ def _forgotten(plan: LabPlan, name: str, guest: str, *, limit: float = 5.0) -> b
 
 
 def mend_everything(plan: LabPlan) -> None:
-    """Restore power, links, memory and libvirtd of every host, without bandwidth limits.
+    """Restore power, links, memory and libvirtd of every host, and remove bandwidth limits.
 
     Raises LabError if a host does not start.
     """

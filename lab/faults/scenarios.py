@@ -1,6 +1,6 @@
-"""Faults of a migration: how each is prepared, injected at its moment, and repaired.
+"""Faults in a migration: how each fault is prepared, injected at its moment, and repaired.
 
-An `Injury` injects a fault into one migration; `FAULTS` creates one for each kind of fault.
+An `Injury` injects a fault into one migration. `FAULTS` creates the injury for a kind of fault.
 """
 
 import time
@@ -42,7 +42,7 @@ class Fault(StrEnum):
 
 @dataclass(slots=True)
 class Scene:
-    """A migration, and what an injury may need to know about it."""
+    """A migration, with the data that an injury may need."""
 
     plan: LabPlan
     guest: str
@@ -51,9 +51,9 @@ class Scene:
     other: str
     """A third host."""
     order: tuple[str, ...]
-    """Options of the command after guest and target."""
+    """Options of the migrate command, in addition to guest and target."""
     state: Path
-    """Folder of the controllers' journal."""
+    """Directory of the controllers' journal."""
     more: dict[str, str] = field(default_factory=dict)
     """Additional environment of the controllers."""
     controller: Controller | None = None
@@ -69,10 +69,10 @@ class Scene:
 
 
 class Injury:
-    """A fault of a migration. This base class does nothing."""
+    """A fault in a migration. This base class does nothing."""
 
     lasts = 0.0
-    """Seconds until the fault is repaired; infinite: after the controller has ended."""
+    """Seconds until the fault is repaired; infinity: repaired after the controller has exited."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -81,14 +81,14 @@ class Injury:
         """Prepare the fault, before the controller starts."""
 
     def aim(self) -> None:
-        """Find the process to strike. Called while the controller runs, before the moment."""
+        """Find the process to strike. Called while the controller is running, before the moment."""
 
     def strike(self) -> bool:
-        """Inject the fault. Returns whether there was something to strike."""
+        """Inject the fault. Returns False if the process to strike did not exist."""
         return True
 
     def repair(self) -> None:
-        """Repair the fault. May be called twice, and without a strike."""
+        """Repair the fault. May be called twice, or without a strike before."""
 
     def clear(self) -> None:
         """Remove what `prepare` created. Called last."""
@@ -123,9 +123,9 @@ class LibvirtdKilled(Injury):
 
 
 class QemuKilled(Injury):
-    """A QEMU of the guest is killed with SIGKILL, as by the kernel when it is out of memory.
+    """A QEMU process of the guest is killed with SIGKILL, as by the kernel's OOM killer.
 
-    Waits up to `appears` seconds for a QEMU that is about to start on the target.
+    Waits up to `appears` seconds for a QEMU process that is about to start on the target.
     """
 
     appears = 3.0
@@ -157,7 +157,7 @@ class PoweredOff(Injury):
         self._pid = host.first_process(self._host)
 
     def strike(self) -> bool:
-        # The kernel kills all processes with the first one; `power_off` then waits for them.
+        # When the first process dies, the kernel kills all others; `power_off` waits for this.
         struck = self._pid is not None and inject.kill(self._pid)
         host.power_off(self._host)
         return struck
@@ -210,7 +210,7 @@ class DiskFull(Injury):
 
 
 class MemoryFull(Injury):
-    """The target has not enough memory to start the guest's QEMU."""
+    """The target does not have enough memory to start the guest's QEMU process."""
 
     lasts = float("inf")
 
@@ -222,7 +222,7 @@ class MemoryFull(Injury):
 
 
 class JournalFull(Injury):
-    """The disk of the journal becomes full."""
+    """The disk that holds the journal becomes full."""
 
     lasts = float("inf")
 

@@ -12,10 +12,10 @@ from vmckpt_lab.invariants import Checker, HostCopy, truthful
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.processes import Census, QemuCopy
 
-# Longer than every time limit of a controller. A controller that needs more time hangs.
+# Seconds, longer than every time limit of a controller. A controller that takes longer has hung.
 PATIENCE = 150.0
 _TO_THE_MOMENT = 40.0
-# Nanoseconds of CPU time after which an arriving guest certainly runs.
+# Nanoseconds of CPU time after which an arriving guest is certainly running.
 _RUNS = 1_500_000
 # Exit codes for an inventory or a policy that cannot be read.
 _COMMAND_LINE = (3, 4)
@@ -33,7 +33,7 @@ class Ends(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """The course of a trial, before the result is checked."""
+    """The events of a trial, before the result is checked."""
 
     hit: bool
     """Whether the fault was injected at its moment."""
@@ -61,12 +61,12 @@ def play(
     inside: bool = False,
     cancel: bool = False,
 ) -> Told:
-    """Run a migration with a fault, repair the fault, and wait for the controller's end.
+    """Run a migration with a fault, repair the fault, and wait until the controller exits.
 
-    `delay`: seconds between the beginning of the moment and the fault. `inside`: strike in the
-    cleanup of libvirt instead of the controller's. `cancel`: the operator also cancels the
-    migration. The injury must be prepared and is not cleared, as the journal may be on a disk that
-    it created. Raises LabError if a controller does not end within `PATIENCE`.
+    `delay`: seconds between the beginning of the moment and the fault. `inside`: strike during
+    libvirt's cleanup instead of the controller's. `cancel`: the operator also cancels the
+    migration. The caller prepares and clears the injury, as the journal may be on a disk that the
+    injury created. Raises LabError if a controller does not exit within `PATIENCE`.
     """
     hit = False
     try:
@@ -91,7 +91,7 @@ def play(
 
 
 def _after(scene: Scene, injury: Injury, *, killed: bool) -> End | None:
-    """Repair the fault when it is due, and wait for the controller's end."""
+    """Repair the fault at its time, and wait until the controller exits."""
     assert scene.controller is not None
     for_good = injury.lasts == float("inf")
     if not for_good:
@@ -106,7 +106,7 @@ def _after(scene: Scene, injury: Injury, *, killed: bool) -> End | None:
 
 
 def _arrives(scene: Scene) -> bool:
-    """Wait until the guest runs on the target. Returns whether its source QEMU still exists."""
+    """Wait until the guest is running on the target. Returns whether the source QEMU exists."""
     assert scene.controller is not None
     census, first = Census(scene.plan), dict[QemuCopy, int]()
     give_up = Deadline(_TO_THE_MOMENT)
@@ -121,7 +121,7 @@ def _arrives(scene: Scene) -> bool:
 
 
 def recovered(scene: Scene, told: Told) -> Told:
-    """Run vmckpt recover with the trial's journal. Returns `told` with its result."""
+    """Run vmckpt recover with the trial's journal. Returns `told` with the result of recover."""
     more = {"VMCKPT_STATE": str(scene.state), **scene.more}
     end = command_runner.run(scene.plan, "recover", "--json", limit=PATIENCE, more=more)
     return replace(told, recovered=end)
@@ -170,9 +170,9 @@ def check_trial(scene: Scene, told: Told, ends: Ends, checker: Checker) -> Trial
 
 
 def rightly_gone(scene: Scene, told: Told, checker: Checker) -> list[str]:
-    """Check a guest that must be lost: no copy runs, its disk is intact, and it starts again."""
+    """Check a guest that must be lost: no copy is running, and its intact disk can be booted."""
     seen = checker.look(scene.guest)
-    wrong = [f"it should be lost but runs on {one.host}" for one in seen if one.runs]
+    wrong = [f"the guest should be lost, but is on {one.host}" for one in seen if one.runs]
     wrong += _remains(seen, told)
     places = [one.host for one in seen if one.runs]
     if told.end is not None:
@@ -192,5 +192,5 @@ def _remains(seen: Sequence[HostCopy], told: Told) -> list[str]:
     kept = [one.host for one in seen if one.processes]
     said = f"{told.end.out if told.end else ''}{told.recovered.out if told.recovered else ''}"
     if kept and "lost" not in said:
-        return [f"part of it is on {' and '.join(kept)}, but no command reported it as lost"]
+        return [f"part of the guest is on {' and '.join(kept)}, but no command reported a loss"]
     return []

@@ -1,1 +1,1 @@
-"""Record what clients of a guest see, and check that these histories are linearizable."""
+"""Record histories of a guest's clients, and check whether the histories are linearizable."""

@@ -1,9 +1,9 @@
-"""Clients that use a lab guest's key-value store from outside and record what they see.
+"""Run clients that use a lab guest's key-value store from outside, and record the answers.
 
-Runs in the lab's observer namespace; `recorder` starts it and ends it with SIGTERM. All times are
-of the same clock. A call is recorded before its request is sent, and a return after its answer was
-received: a delay in this loop only makes operations longer, so a linearizable history stays
-linearizable. Every call is in the file even if this process is killed.
+This process runs in the lab's observer namespace; `recorder` starts it and stops it with SIGTERM.
+All times are from the same clock. A call is recorded before its request is sent, and a return after
+its answer is received: a delay in this loop only makes operations longer, so a linearizable history
+stays linearizable. Every call is in the file even if this process is killed.
 """
 
 import argparse
@@ -82,7 +82,7 @@ class Clients:
             while True:
                 try:
                     reply = messages.decode_reply(self._socket.recv(256))
-                except ConnectionError:  # an ICMP message: the port is not open now
+                except ConnectionError:  # an ICMP message: the port is closed
                     continue
                 if reply is not None and reply.recording == self._recording:
                     self._hear(reply, time.monotonic())
@@ -108,7 +108,7 @@ def main() -> None:
     words.add_argument("--seed", type=int, default=0)
     given = words.parse_args()
     if not (0 < given.clients <= messages.SESSIONS and 0 < given.keys <= messages.CELLS):
-        words.error(f"at most {messages.SESSIONS} clients and {messages.CELLS} keys")
+        words.error(f"use 1 to {messages.SESSIONS} clients and 1 to {messages.CELLS} keys")
     seen: dict[int, int] = {}
     clients = [
         Client(number, given.keys, random.Random(f"{given.seed} {number}"), seen)

@@ -1,8 +1,8 @@
-"""Histories: the requests of clients to a lab guest's key-value store, and its answers. Pure.
+"""Histories: requests of clients to a lab guest's key-value store, and the answers. Pure.
 
-`clients` writes a history as lines of JSON while it happens, and `parse` reads it. All times are in
-seconds on this machine's monotonic clock. An operation that was called and has not returned is
-pending: the guest may have carried it out already, may do so later, or never.
+`clients` writes a history as lines of JSON while the clients run, and `parse` reads it. All times
+are in seconds on this machine's monotonic clock. An operation that was called and has not returned
+is pending: the guest may have executed it already, may execute it later, or may never execute it.
 """
 
 import json
@@ -26,12 +26,12 @@ class Kind(StrEnum):
     SNAPSHOT = "snapshot"
     """Save all cells under a snapshot's name."""
     RESTORE = "restore"
-    """Set all cells to their values in a snapshot; to 0 if it is older than the recording."""
+    """Set all cells to their values in a snapshot; to 0 if it predates the recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A client's request. Fields that a kind does not use have their default."""
+    """A client's request. Fields that a kind of operation does not use have their default value."""
 
     kind: Kind
     key: int = 0
@@ -58,16 +58,16 @@ class Operation:
     """An operation of a client."""
 
     client: int
-    """A client's operations overlap if it gave up an operation and began the next."""
+    """ID of the client. A client that gives up an operation and begins another has both pending."""
     input: Input
     call: float
-    """Time before the request was sent first."""
+    """Time before the request was first sent."""
     returned: float | None = None
     """Time after the answer was received; None: the operation is pending."""
     output: int | None = None
     """The cell's value right before the operation; None: not reported."""
     run: int = 0
-    """The ID of the guest's run that answered, drawn at its start; 0 if pending."""
+    """The random ID of the guest's run that answered; 0 if the operation is pending."""
 
     def shown(self, since: float) -> str:
         """Return a description, with times in seconds after `since`."""
@@ -96,10 +96,10 @@ class History:
         return sum(one.returned is None for one in self.operations)
 
     def runs(self) -> Mapping[int, tuple[Operation, ...]]:
-        """Split the operations by the guest's run: after a restart, all cells are 0.
+        """Split the operations by run of the guest: each run begins with all cells at 0.
 
-        Pending operations belong to every run, and so do snapshots and restores, which neither
-        change the run's ID nor answer with an ID.
+        Pending operations belong to every run. So do snapshots and restores, which do not change
+        the run's ID and are recorded without an ID.
         """
         numbers = dict.fromkeys(one.run for one in self.operations if one.run)
         return {
@@ -129,8 +129,8 @@ def _line(**event: Any) -> str:
 def parse(lines: Iterable[str]) -> History:
     """Read a recording. Returns the operations in the order of their calls.
 
-    An incomplete last line is ignored, as it may still be being written. Raises ValueError for any
-    other invalid line.
+    An incomplete last line is ignored, as a writer may still be writing it. Raises ValueError for
+    any other invalid line.
     """
     calls: dict[tuple[int, int], tuple[Input, float]] = {}
     returns: dict[tuple[int, int], list[tuple[float, int | None, int]]] = {}
@@ -161,7 +161,7 @@ def parse(lines: Iterable[str]) -> History:
 def _operations(
     client: int, asked: Input, called: float, answers: list[tuple[float, int | None, int]]
 ) -> list[Operation]:
-    """Return an operation for each distinct answer, as each of them was carried out."""
+    """Return an operation for each distinct answer, as each answer shows an execution."""
     if not answers:
         return [Operation(client=client, input=asked, call=called)]
     first: dict[tuple[int, int | None], float] = {}

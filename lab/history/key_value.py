@@ -26,9 +26,9 @@ class KeyValue:
     """A model for `linearizability.check`, in which each key is a separate object.
 
     Linearizability is local (Herlihy and Wing 1990, theorem 1): a history is linearizable if and
-    only if its operations on each object are. For snapshots and restores this holds in only one
-    direction, as they apply to all keys: the model does not check that a restore brings all keys
-    back from the same moment.
+    only if its operations on each object are. Snapshots and restores apply to all keys, so for them
+    this holds in only one direction: the model does not check that a restore sets all keys to their
+    values at the same moment.
     """
 
     start = Cell()
@@ -64,7 +64,7 @@ class KeyValue:
     def changes(self, operation: Operation) -> bool:
         """Return whether an operation can change the cell.
 
-        An operation with an output is possible in one state only.
+        An operation with an output is possible for one value of the cell only.
         """
         asked = operation.input
         if operation.output is not None:
@@ -85,10 +85,11 @@ def _value_after(asked: Input, before: int) -> int:
 
 
 def _noticeable(operations: list[Operation]) -> tuple[Operation, ...]:
-    """Return the operations without pending ones that cannot matter.
+    """Drop pending operations that cannot affect the result of the check.
 
-    A read changes nothing. The value of a pending write or comparison matters only if an answer or
-    a comparison has this value. If anything was added to the cell, every value may matter.
+    A read changes nothing. The value of a pending write or compare-and-set matters only if an
+    answer contains this value or a compare-and-set expects it. If the operations include an
+    addition, every value may matter.
     """
     added = any(one.input.kind is Kind.ADD for one in operations)
     seen = {one.output for one in operations if one.output is not None}

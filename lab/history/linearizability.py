@@ -4,16 +4,16 @@ A history is linearizable if its operations have an order that a sequential mode
 which every operation comes after all operations that returned before it was called (Herlihy and
 Wing, "Linearizability: A Correctness Condition for Concurrent Objects", TOPLAS 12(3), 1990).
 
-The search tries orders as Wing and Gong do ("Testing and Verifying Concurrent Objects", JPDC 17,
-1993): the next operation may be any that was called before the first of the others returned. It
-never enters a configuration twice, that is, the same set of ordered operations with the same state
+The search uses the algorithm of Wing and Gong ("Testing and Verifying Concurrent Objects", JPDC 17,
+1993): the next operation may be any that was called before the first remaining operation returned.
+It never visits a configuration twice; a configuration is a set of ordered operations with a state
 (Lowe, "Testing for linearizability", Concurrency and Computation 29(4), 2017). Parts of a history
 that are independent in the model are searched separately. Two rules prune the search:
 
-* An operation that has returned, is possible now and never changes the state comes next. In any
-  order that has it later, it can be moved to this place.
-* Of pending operations with equal inputs, only the one that was called first comes next. In any
-  order that has another one at this place, the two can be exchanged.
+* If an operation has returned, is possible now and never changes the state, it comes next. In any
+  order in which this operation comes later, it can be moved to this position.
+* Of several pending operations with equal inputs, only the first called can come next. In any order
+  with another of these operations at this position, the two can be exchanged.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ class Model(Protocol[State]):
         """
 
     def changes(self, operation: Operation) -> bool:
-        """Return whether the operation is possible in any state that it changes."""
+        """Return whether the operation changes any state in which it is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +61,18 @@ class Linearizable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotLinearizable:
-    """The history is not linearizable. It is truncated after the culprit's return."""
+    """The history is not linearizable. The explanation covers it up to the culprit's return."""
 
     part: str
     culprit: Operation
-    """The operation whose return cannot be explained. The history up to right before this return
-    is linearizable, unless the search for the culprit ran out of time."""
+    """The operation whose return cannot be explained. The history before this return is
+    linearizable, unless the search for the culprit ran out of time."""
     prefix: tuple[Operation, ...]
-    """The longest order found of the other operations."""
+    """The longest order that was found for the other operations."""
     state: str
     """The state after `prefix`."""
     unplaced: tuple[Operation, ...]
-    """Operations that would have to come next and cannot, including the culprit."""
+    """Operations of which one must come next, but none can; includes the culprit."""
 
     def __str__(self) -> str:
         first = min(one.call for one in (*self.prefix, *self.unplaced))
@@ -82,7 +82,7 @@ class NotLinearizable:
             before = len(self.prefix) - len(shown)
             said.append(f"The longest order found, after {before} other operations:")
             said += [f"  {one.shown(first)}" for one in shown]
-        said.append(f"The state is then {self.state}, and none of these can come next:")
+        said.append(f"The state is then {self.state}. None of these operations can come next:")
         said += [f"  {one.shown(first)}" for one in self.unplaced]
         return "\n".join(said)
 
@@ -108,7 +108,7 @@ def check(
     """Check operations against a model.
 
     `over`: returns whether the time limit has passed. `most`: memory limit, in configurations per
-    part. If any part is not linearizable, neither is the history, even if other parts are unknown.
+    part. If a part is not linearizable, the history is not, even if other parts are unknown.
     """
     checker = _Checker(model, over, most)
     orders: dict[str, tuple[Operation, ...]] = {}
@@ -153,10 +153,10 @@ class _Checker(Generic[State]):
     def explained(
         self, name: str, part: Sequence[Operation], found: _DeadEnd[State]
     ) -> NotLinearizable:
-        """Truncate a part after the first return with which it is not linearizable.
+        """Truncate a part after the first return that makes it non-linearizable.
 
-        A binary search finds this return, as a history with a beginning that is not linearizable is
-        not linearizable either. If the time runs out, the explanation is longer than necessary.
+        A binary search finds this return: if a beginning of a history is not linearizable, no
+        longer beginning is. If the time runs out, the explanation is longer than necessary.
         """
         ends = sorted({one.returned for one in part if one.returned is not None})
         low, high = 0, len(ends) - 1
@@ -198,7 +198,7 @@ class _Node(Generic[State]):
     base: int
     """Index of the first returned operation, by time of call, that is not ordered yet."""
     window: int
-    """Bit mask of the ordered operations from `base` on; as long as operations are concurrent."""
+    """Bit mask of the ordered operations from `base` on. It is short, as concurrency is limited."""
     used: int
     """Bit mask of the pending operations that are ordered."""
     state: State
@@ -259,7 +259,7 @@ class _Search(Generic[State]):
         if configuration in self._known:
             return None
         if len(self._known) >= self._most:
-            raise _GaveUp(f"more than {self._most} configurations")
+            raise _GaveUp(f"the check exceeded {self._most} configurations")
         self._known.add(configuration)
         came = self._done[move] if move >= 0 else self._pending[~move]
         return self._node(base, window, used, state, came)
@@ -308,7 +308,7 @@ class _Search(Generic[State]):
         return moves[::-1]
 
     def _note(self, path: Sequence[_Node[State]]) -> None:
-        """Keep a dead end if it orders more operations, or as many with fewer pending ones."""
+        """Keep a dead end that orders the most operations; of equals, the fewest pending ones."""
         node = path[-1]
         ordered = (node.base + node.window.bit_count(), -node.used.bit_count())
         if ordered > self._best:

@@ -1,6 +1,6 @@
-"""Record what clients see of a lab guest while something is done to it, and check the history.
+"""Record the answers of a lab guest to its clients during a test, and check the history.
 
-`check_runs` decides; it is pure except for its time limit.
+`check_runs` decides. Its result depends only on its input and the time limit.
 """
 
 import subprocess
@@ -34,9 +34,9 @@ class Judgement:
     """Number of operations that returned."""
     pending: int
     wrong: tuple[str, ...]
-    """Why a single copy cannot have given these answers; empty if it can."""
+    """Why a single copy cannot have given these answers; empty if a single copy can."""
     unknown: tuple[str, ...] = ()
-    """Runs that could not be checked within the limits, and why."""
+    """Runs that could not be checked within the limits, each with the reason."""
 
 
 def check_runs(known: History, over: Callable[[], bool]) -> Judgement:
@@ -77,7 +77,7 @@ def keep(recording: Iterable[str], folder: Path) -> Path:
 class Recorder:
     """Runs clients that use a guest's key-value store. Use as a context manager, once.
 
-    Entering it waits until a client has received an answer, and raises LabError if none does.
+    Entering the context waits for the first answer to a client, and raises LabError without one.
 
     The recording is in `file`. `taken` and `restored` add the operator's snapshots and restores.
     """
@@ -119,7 +119,7 @@ class Recorder:
             self._process.wait()
 
     def stop(self) -> History:
-        """Stop the clients and return the history. Raises LabError if they had failed before."""
+        """Stop the clients and return the history. Raises LabError if the clients have failed."""
         process = self._process
         if process is None:
             raise LabError(f"the clients of guest {self._guest} were not started")
@@ -147,7 +147,7 @@ class Recorder:
             return self._orders
 
     def check(self, folder: Path) -> Judgement:
-        """Check the history recorded so far. If it is wrong, it is saved to a file in `folder`."""
+        """Check the history recorded so far. A wrong history is saved to a file in `folder`."""
         recording = self._recording()
         found = judge_in_time(history.parse(recording))
         if not found.wrong:
@@ -158,13 +158,13 @@ class Recorder:
     def await_answers(self, count: int, *, limit: float = 60.0) -> None:
         """Wait until `count` more operations have returned.
 
-        Raises LabError if they do not within `limit` seconds.
+        Raises LabError after `limit` seconds.
         """
         give_up, before = Deadline(limit), self.history().answered
         while (now := self.history().answered) < before + count:
             if give_up.passed():
                 raise LabError(
-                    f"clients of guest {self._guest} received only {now - before} answers in"
+                    f"the clients of guest {self._guest} received only {now - before} answers in"
                     f" {limit:g} s"
                 )
             time.sleep(0.2)

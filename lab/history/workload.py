@@ -1,8 +1,8 @@
-"""The operations of the clients of a guest's key-value store, and when they are repeated. Pure.
+"""Choose what clients of a guest's key-value store request, and when. Pure.
 
-Each client waits for the answer to an operation, pauses for a moment, and begins the next. It
-repeats a request that is not answered soon, and gives it up after a while: the operation then stays
-pending, and the client begins another one.
+Each client waits for the answer to an operation, pauses for a moment, and begins the next
+operation. A client repeats a request without an answer, and gives up after a while: the operation
+then stays pending, and the client begins the next operation.
 """
 
 import random
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from vmckpt_lab.history.history import Input, Kind
 
 THINKS = (0.01, 0.06)
-"""Minimum and maximum of the seconds between an answer and the client's next operation."""
+"""Minimum and maximum time between an answer and the client's next operation, in seconds."""
 ASKS_AGAIN = 0.5
-"""Seconds after which a request is repeated. A protected guest's answers wait for its epoch."""
+"""Seconds after which a request is repeated. A protected guest's answers are buffered."""
 GIVES_UP = 3.0
-"""Seconds after which a client gives an operation up, which stays pending."""
+"""Seconds after which a client gives up an operation. The operation stays pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Ask:
 
 
 class Client:
-    """A client. `due` returns the request to send; `hear` takes an answer."""
+    """A client. `due` returns the request to send; `hear` processes an answer."""
 
     def __init__(
         self, number: int, keys: int, dice: random.Random, seen: MutableMapping[int, int]
     ) -> None:
-        """`seen`: the last known value of each key, which comparisons expect; shared by clients."""
+        """`seen`: last known value of each key, as expected by CAS; shared by all clients."""
         self.number = number
         self._keys, self._dice, self._seen = keys, dice, seen
         self._sequence = 0
@@ -66,7 +66,7 @@ class Client:
         return Ask(self._sequence, asked, again)
 
     def hear(self, sequence: int, before: int, now: float) -> None:
-        """Take an answer. Answers to earlier operations are ignored."""
+        """Process an answer. Answers to earlier operations are ignored."""
         asked = self._asked
         if asked is None or sequence != self._sequence:
             return

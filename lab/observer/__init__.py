@@ -1,1 +1,1 @@
-"""A program outside all hosts that observes guests over the network."""
+"""A process outside all hosts that observes guests over the network."""

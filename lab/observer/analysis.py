@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from vmckpt_lab.observer import messages
 
 PROBES = "VMCKPT_LAB_PROBES"
-"""Environment variable: probes of each guest per second, by default 200. A probe costs a guest
-about 0.5 ms under TCG, which is too much for many guests at once."""
+"""Environment variable: number of probes per guest and second, by default 200. A probe costs a
+guest about 0.5 ms under TCG; use fewer probes for a large number of guests."""
 PROBE_INTERVAL = 1 / float(os.environ.get(PROBES, "200"))
 NOTABLE = 2.4 * PROBE_INTERVAL
-"""Silences up to this long are the normal rhythm of probes and answers."""
+"""Maximum normal time between two beats, in seconds."""
 _KEEP = 20_000
 _QUESTIONS = 20_000
-"""Maximum number of probes that are remembered; 100 seconds of them by default."""
+"""Maximum number of probes that are remembered; by default, those of 100 seconds."""
 _OVERTAKE = 64
 """Maximum number of later numbers that may overtake a number."""
 
@@ -77,15 +77,15 @@ class View:
     answered_at: float | None
     """Time of the last answer; None without an answer."""
     runs: int
-    """Number of starts of the guest since it is observed."""
+    """Number of runs of the guest from which the observer has received messages."""
     run: int
-    """The ID of the newest run, drawn by the guest."""
+    """The ID of the newest run, a random number that the guest chose."""
     ticks: int
     pages_written: int
     highest: int
     """The highest number that the newest run sent."""
     heard: int
-    """Number of its numbers that were received; the network may lose some."""
+    """How many numbers of the newest run were received; the network may lose some."""
     conflicts: int
     forgotten: int
     verified: messages.Message | None
@@ -94,7 +94,7 @@ class View:
 
 @dataclass(slots=True)
 class Output:
-    """The numbers that a run of a guest sent, and contradictions that one copy cannot cause."""
+    """The numbers that a run of a guest sent, and contradictions impossible with a single copy."""
 
     first: int = 0
     highest: int = 0
@@ -102,7 +102,7 @@ class Output:
     conflicts: int = 0
     """Numbers sent twice with different contents: by two copies, or after a rollback."""
     forgotten: int = 0
-    """Answers of the guest without a number that it had sent before."""
+    """Answers in which the highest number is lower than a number sent earlier."""
     _recent: dict[int, messages.Message] = field(default_factory=dict)
 
     def number(self, message: messages.Message) -> None:
@@ -139,14 +139,14 @@ class Output:
 
 @dataclass(slots=True)
 class Sightings:
-    """All that was received from a guest."""
+    """Everything received from a guest."""
 
     answers: Rhythm = field(default_factory=Rhythm)
     outputs: dict[int, Output] = field(default_factory=dict)
     latest: messages.Message | None = None
     verified: messages.Message | None = None
     _asked: dict[int, dict[int, int]] = field(default_factory=dict)
-    """By token: the highest number that each run had sent before the question."""
+    """By token of a question: the highest number received from each run before the question."""
 
     def ask(self, token: int) -> None:
         """Record that a question is sent. A repeated question keeps its first record."""

@@ -18,7 +18,7 @@ from vmckpt_lab.shell import in_namespace, start_daemon
 
 
 def start(plan: LabPlan) -> None:
-    """Start the observer's process in its namespace; `lab down` kills it with the namespace."""
+    """Start the observer in its namespace; `lab down` kills the processes in all namespaces."""
     program = [sys.executable, "-m", "vmckpt_lab.observer.server"]
     arguments = [plan.observer_address, str(plan.observer_socket)]
     command = in_namespace(plan.observer_namespace, *program, *arguments)
@@ -77,7 +77,7 @@ def wait_until_up(plan: LabPlan, *, limit: float = 15.0) -> None:
 
 
 def verify(control: Path, guest: str, *, limit: float = 30.0) -> View:
-    """Let a guest check all its memory and disk. Returns the observer's report afterwards.
+    """Make a guest check all its memory and disk. Returns the observer's report afterwards.
 
     Raises LabError if the guest does not answer within `limit` seconds.
     """
@@ -96,7 +96,7 @@ _PATIENCE = 5.0
 
 
 class LabObserver:
-    """An implementation of `model.migration.OutsideView` by the lab's observer."""
+    """Implements `model.migration.OutsideView` with the lab's observer."""
 
     def __init__(self, control: Path) -> None:
         self._control = control

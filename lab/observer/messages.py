@@ -1,6 +1,6 @@
-"""Messages between a lab guest's prover and programs outside, as little-endian 64-bit words. Pure.
+"""Messages to and from a lab guest's prover, as little-endian 64-bit words. Pure.
 
-The layouts are those in assets/prover.c: `struct message` for the observer, `struct request` and
+assets/prover.c defines the same layouts: `struct message` for the observer, `struct request` and
 `struct reply` for the key-value store.
 """
 
@@ -22,7 +22,7 @@ class Message:
     token: int = 0
     """Identifies a question; repeated in its answer."""
     run: int = 0
-    """Drawn by the guest at its start, to distinguish numbers of different starts."""
+    """Random number chosen at the guest's start, to distinguish the numbers of different runs."""
     number: int = 0
     """The highest number whose record is on the guest's disk."""
     ticks: int = 0
@@ -67,8 +67,8 @@ class Request:
     """An operation for the key-value store."""
 
     recording: int
-    """A recording with a higher number than all before empties the store. Requests with lower
-    numbers are ignored."""
+    """Number of the recording. A number higher than all before empties the store; requests with a
+    lower number are ignored."""
     session: int
     sequence: int
     """Counted from 1 in each session. The store carries out each request at most once, ignores
@@ -84,7 +84,7 @@ class Reply:
     session: int
     sequence: int
     run: int
-    """Drawn by the guest at its start."""
+    """Random number chosen at the guest's start."""
     before: int
     """The cell's value right before the operation."""
 

@@ -1,8 +1,8 @@
 """The observer: a process outside all hosts that probes every guest many times per second.
 
-Runs in the lab's observer namespace. `observer.client` starts it and queries it over a unix socket,
-with one JSON object each way. The kernel takes the arrival times, so a delay in this loop does not
-lengthen a guest's silence; such delays are kept as the observer's own gaps.
+The process runs in the lab's observer namespace. `observer.client` starts it and queries it over a
+unix socket, with one JSON object in each direction. The kernel records the arrival times, so a
+delay in this loop does not lengthen a guest's silence. Delays are kept as the observer's own gaps.
 """
 
 import json
@@ -116,7 +116,7 @@ class Observer:
         elif operation == "guests":
             return {"guests": sorted(self._guests)}
         elif name not in self._guests:
-            return {"error": f"guest {name!r} is not observed"}
+            return {"error": f"the observer does not watch guest {name!r}"}
         elif operation == "verify":
             self._token += 1
             self._verifying[name] = (self._token, 0.0)

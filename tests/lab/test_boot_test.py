@@ -37,7 +37,7 @@ def test_a_proof_that_is_broken_off_leaves_nothing(kept: Bench, how: signal.Sign
     kept.guest(**SMALL)
     one = taken(kept).json
     proving = kept.start("snapshot", "verify", one["id"], "--boot", "--on", "beta", "--for", "60s")
-    first_line(proving, "without network")
+    first_line(proving, "it has no network")
     assert strangers(kept) != []
     proving.send_signal(how)
     done = finish(proving)

@@ -60,7 +60,7 @@ def test_another_terminal_switches_it_to_post_copy(bench: Bench) -> None:
     done = finish(process)
 
     assert refused.code == 2
-    assert "no way back" in refused.err
+    assert "it cannot be cancelled" in refused.err
     assert done.json["outcome"] == "completed"
     assert bench.ledgers() == WHOLE
 

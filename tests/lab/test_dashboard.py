@@ -121,7 +121,7 @@ def test_a_failover_by_keys_alone(witnessed: Bench, tmp_path: Path) -> None:
             keep(screen, "failover")
             # Nobody but a person can know that it is dead, and says so.
             screen.keys("Enter")
-            screen.until("is off: I have made sure")
+            screen.until("is off: I have verified this")
             screen.keys("Down", "Enter")
             screen.until("--host-is-off")
             screen.keys("C-y")

@@ -109,5 +109,5 @@ def test_a_guest_of_another_name_is_not_looked_at(bench: Bench) -> None:
     async def look(_source: Hypervisor, here: Remote, guest: Guest) -> None:
         await remote.memory(here, replace(guest, uuid="no-such-uuid"), [])
 
-    with pytest.raises(RemoteError, match="is not its QEMU"):
+    with pytest.raises(RemoteError, match="is not the guest's QEMU"):
         asked(bench, look)

@@ -102,7 +102,7 @@ def test_ctrl_c_cancels_and_the_guest_runs_on_the_source(bench: Bench) -> None:
     done = finish(process)
 
     assert done.code == 130
-    assert "error: cancelled; web1 runs on alpha" in done.err
+    assert "error: cancelled; web1 is running on alpha" in done.err
     assert done.json["outcome"] == "cancelled"
     assert [d["action"] for d in done.json["decisions"]] == ["abort"]
     assert bench.where() == ["alpha"]
@@ -278,7 +278,7 @@ def test_a_target_that_died_with_the_controller_is_not_waited_for(bench: Bench) 
     (found,) = bench.good("recover", "--json").json
 
     assert found["outcome"] == "failed"
-    assert "never had all of its memory" in found["truth"]
+    assert "never received all of the guest's memory" in found["truth"]
     assert bench.good("jobs", "--json").json == []
     assert bench.where() == ["alpha"]
     assert bench.ledgers() == WHOLE

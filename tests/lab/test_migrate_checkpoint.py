@@ -158,7 +158,7 @@ def test_dry_it_is_only_looked_at(pair: Bench) -> None:
     pair.guest(**GUEST)
     planned = pair.good("plan", "web1", "--to", "beta", "--policy", "busy", "--json").json
     assert (planned["mode"], planned["forecasts"]) == ("checkpoint", [])
-    assert "epochs until the last one is expected to take at most 500 ms" in planned["reason"]
+    assert "epochs until the last epoch is expected to take at most 500 ms" in planned["reason"]
     assert pair.good("migrate", "web1", "--to", "beta", "--policy", "busy", "--dry-run").code == 0
     assert left(pair) == []
     assert pair.where() == ["alpha"]
@@ -288,7 +288,7 @@ def test_a_guest_on_its_way_is_nobody_else_s(pair: Bench) -> None:
         assert pair.good("status", "--json").json == []
         refused = pair.run("pause", "web1")
         assert refused.code != 0
-        assert "does not support this" in refused.out + refused.err
+        assert "does not support this request" in refused.out + refused.err
     finally:
         pair.run("cancel", "web1")
         done = finish(moving)

@@ -28,7 +28,7 @@ def test_a_guest_is_prepared_by_a_definition_and_a_restart(bench: Bench) -> None
         "alpha",
         lambda hypervisor: domains.write(hypervisor, known, xml, instead_of=before.text),
     )
-    with pytest.raises(HypervisorError, match="was changed meanwhile"):
+    with pytest.raises(HypervisorError, match="has changed in the meantime"):
         bench.ask(
             "alpha",
             lambda hypervisor: domains.write(hypervisor, known, xml, instead_of=before.text),

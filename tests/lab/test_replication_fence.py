@@ -47,7 +47,7 @@ def test_a_host_that_nobody_reaches_is_powered_off_before_its_guest_runs_elsewhe
     assert (told["runs_on"], told["fenced"]["host"], told["fenced"]["answered"]) == (
         "beta", "alpha", "off",
     )  # fmt: skip
-    assert "powering it off with fence_lab, with all guests on it" in done.err
+    assert "powering it and all its guests off with fence_lab" in done.err
     assert pair.actions == ["off", "status"]
     steps = pair.good("job", one["job"], "--json").json["steps"]
     (step,) = [one for one in steps if one["name"] == "fence"]
@@ -88,8 +88,10 @@ def test_a_host_with_two_supplies_is_off_only_without_both(pair: Fencing) -> Non
         pair.behaves("stuck")
         refused = pair.run("failover", "web1")
         assert refused.code == 25
-        assert "fence_ipmilan (level 1): it could not be switched off" in refused.err
-        assert "fence_lab (level 2, device 2 of 2): it could not be switched off" in refused.err
+        assert "fence_ipmilan (level 1): the host could not be switched off" in refused.err
+        assert (
+            "fence_lab (level 2, device 2 of 2): the host could not be switched off" in refused.err
+        )
         assert pair.powered
         assert pair.runs() == ["alpha"]
         pair.behaves("works")

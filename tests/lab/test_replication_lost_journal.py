@@ -49,10 +49,13 @@ def test_a_protection_is_ended_by_what_its_hosts_say(pair: Bench) -> None:
     epochs(pair)  # its agents go on
     refused = pair.run("protect", "web1", "--to", "beta")
     assert "beta already has a standby of web1" in refused.err
-    assert "unprotect web1; add --lost-journal if no journal has it" in refused.err
+    assert "unprotect web1; add --lost-journal if no journal records it" in refused.err
     assert "web1 is not protected" in pair.run("unprotect", "web1").err
     done = pair.good("unprotect", "web1", "--lost-journal")
-    assert "no record of web1's protection; recording it as alpha and beta" in done.err
+    assert (
+        "no record of web1's protection; recording it from the answers of alpha and beta"
+        in done.err
+    )
     assert pair.where() == ["alpha"]
     assert left(pair) == []
     assert stored(pair, "alpha") == ["web1"]

@@ -65,7 +65,7 @@ def test_a_guest_whose_agent_and_guard_are_killed_ends_with_its_lease(pair: Benc
     until(lambda: (pair.seen().answered_at or 0) > killed + lasted, limit=SOON)
     found = ours(pair)
     assert found["outcome"] == "died"
-    assert "its lease has ended" in found["why"]
+    assert "its lease has expired" in found["why"]
     assert pair.ledgers() == WHOLE
 
 

@@ -131,7 +131,7 @@ def test_without_anybody_who_keeps_watch_output_waits_and_recover_lets_it_out(
     time.sleep(3.0)  # nothing gets out
     assert pair.seen().answered_at == silent
     assert pair.runs() == ["alpha"]
-    assert "runs unprotected now" in pair.good("recover").out
+    assert "now runs unprotected" in pair.good("recover").out
     until(lambda: (pair.seen().answered_at or 0) > time.monotonic() - 1.0, limit=SOON)
     apart(pair, "del")
     assert pair.ledgers() == WHOLE
@@ -146,7 +146,7 @@ def test_a_guest_whose_qemu_died_is_failed_over_and_nobody_is_powered_off(pair: 
         assert lookout.two_copies() == []
     assert (pair.actions, pair.powered) == ([], True)
     (done,) = [one for one in told if one["event"] == "failed over"]
-    assert done["why"].startswith("alpha reports that it does not run there")
+    assert done["why"].startswith("alpha reports the guest as not running")
     assert pair.ledgers() == WHOLE
 
 

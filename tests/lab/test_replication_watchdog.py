@@ -111,7 +111,9 @@ def test_where_ptrace_is_refused_two_watchdogs_restart_each_other_and_end_the_gu
     done = pair.good("protect", "web1", "--to", "beta", "--interval", "200ms", "--failover",
                      "automatic", "--ttl", "10s")  # fmt: skip
     told = " ".join(done.out.split())
-    assert "its lease is enforced by two watchdogs that restart each other (not by the" in told
+    assert (
+        "the guest's lease is enforced by two watchdogs that restart each other (not by the" in told
+    )
     assert "the kernel does not permit tracing it" in told
     for which in (0, 1):
         epochs(pair)
@@ -126,5 +128,5 @@ def test_where_ptrace_is_refused_two_watchdogs_restart_each_other_and_end_the_gu
     until(lambda: inject.qemu(pair.plan, "web1", "alpha") is None, limit=SOON)
     network.heal(pair.plan, "alpha")
     until(lambda: pair.where() == ["beta"], limit=SOON)
-    assert "the watchdog ended the guest" in ours(pair)["why"]
+    assert "the watchdog killed the guest" in ours(pair)["why"]
     assert pair.ledgers() == WHOLE

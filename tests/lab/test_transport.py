@@ -150,7 +150,7 @@ def test_zero_copy_runs_or_says_that_it_may_not_lock_memory(bench: Bench) -> Non
     if moved.good:
         assert bench.where() == ["beta"]
     else:
-        assert "zero-copy: libvirtd cannot raise QEMU's limit of locked memory" in moved.explained
+        assert "zero-copy: libvirtd cannot raise QEMU's limit for locked memory" in moved.explained
         assert bench.where() == ["alpha"]
     assert bench.ledgers() == WHOLE
 

@@ -48,7 +48,7 @@ def test_disks_alone_also_of_a_guest_that_is_off(kept: Bench) -> None:
     assert (refused.code, "--no-memory" in refused.err) == (2, True)
     with writing(kept):
         refused = kept.run("snapshot", "create", "web1", "--no-memory")
-        assert (refused.code, "open in another program" in refused.err) == (18, True), refused.err
+        assert (refused.code, "open in another process" in refused.err) == (18, True), refused.err
 
     off = taken(kept, "--no-memory").json
     assert (off["way_reason"], off["warnings"]) == ("the guest is off", [])
@@ -110,7 +110,7 @@ def test_a_last_copy_goes_when_nobody_wants_it(kept: Bench) -> None:
     kept.inside("alpha", "mount", "-o", "remount,size=200M", "/dev/shm")
     refused = kept.run("snapshot", "create", "web1", "--way", "shared")
     kept.inside("alpha", "mount", "-o", "remount,size=50%", "/dev/shm")
-    assert (refused.code, "has room for" in refused.err) == (51, True), refused.err
+    assert (refused.code, "has only" in refused.err) == (51, True), refused.err
     taken(kept, "--way", "shared")
     kept.good("migrate", "web1", "--to", "beta")
     until(lambda: copies(kept) == [])

@@ -64,7 +64,7 @@ class Side:
 
         async def in_the_way(_: object, __: object, request: RestoreRequest) -> bool:
             if self.runs and not request.end_running:
-                raise GuestLocked("web1 runs on alpha")
+                raise GuestLocked("web1 is running on alpha")
             return self.runs
 
         async def end(_: object, uuid: str) -> None:

@@ -63,7 +63,7 @@ NOTES = (
     "Wraps are replaced as a whole: a reader gets the old or the new ones. A snapshot that is being"
     " created can be opened with a new key only after the next rotation.",
 )
-_HELD = "is already collecting garbage or repairing"
+_HELD = "is already running a garbage collection or repair"
 _SPECIAL = {
     (Work.WRITE, Ask.GC): Cell(Work.WRITE, Ask.GC, note=1),
     (Work.DELETE, Ask.PIN): Cell(Work.DELETE, Ask.PIN, 45, "or it is being deleted", 2),

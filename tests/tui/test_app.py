@@ -65,7 +65,7 @@ async def test_an_empty_fleet_looks_intended() -> None:
         await pilot.pause()
         assert "no hosts yet" in seen(app)
         for key, text in (("2", "no job has run yet"), ("3", "no guest is protected"),
-                          ("4", "no snapshots"), ("7", "no command was started")):  # fmt: skip
+                          ("4", "no snapshots"), ("7", "no command has been started")):  # fmt: skip
             await pilot.press(key)
             await pilot.pause()
             assert text in seen(app)

@@ -46,13 +46,13 @@ def test_a_size_that_makes_no_sense_is_refused_with_an_example(text: str) -> Non
 
 @pytest.mark.parametrize("text", ["5", "200MiB", "fast", "", "1furlong/s"])
 def test_a_rate_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="write it like"):
+    with pytest.raises(ValueError, match="use a value like"):
         units.parse_rate(text)
 
 
 @pytest.mark.parametrize("text", ["5", "5 years", "ms", "-1s"])
 def test_a_time_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="write it like"):
+    with pytest.raises(ValueError, match="use a value like"):
         units.parse_seconds(text)
 
 

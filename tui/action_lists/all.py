@@ -1,4 +1,4 @@
-"""The table of all actions, with the actions on policies and hosts' health. Pure."""
+"""The table of all actions, including those on policies and the health of hosts. Pure."""
 
 from vmckpt_tui.action_lists.fleet import ON_FLEET
 from vmckpt_tui.action_lists.jobs import ON_JOBS

@@ -28,7 +28,7 @@ def _can_move(scene: Scene) -> str | None:
         if scene.protected(guest) is not None:
             return f"{guest.name} is protected"
         if guest.state in (GuestState.STANDBY, GuestState.TEST):
-            return f"{guest.name} is a {guest.state}"
+            return f"{guest.name} is a {guest.state} copy"
     return None if scene.open_hosts() else "no other host accepts guests"
 
 
@@ -66,7 +66,7 @@ def _snapshot(scene: Scene, answers: Answers) -> tuple[Words, ...]:
 
 
 def _snapshot_fields(scene: Scene) -> tuple[Field, ...]:
-    name = Field(name="name", label="name", needed=False, hint="default: time")
+    name = Field(name="name", label="name", needed=False, hint="default: the current time")
     if len(scene.guests) > 1:  # a consistent cut always includes memory
         return (name,)
     choices = (("memory and disks", "yes"), ("disks only", "no"))
@@ -85,7 +85,7 @@ def _on_it(scene: Scene) -> str:
     here = [one for one in scene.model.fleet.guests if one.host == _name(scene)]
     active = [one for one in here if one.state.is_active]
     memory = show_bytes(sum(one.memory for one in active))
-    return f"{len(active)} running guests ({memory}) and {len(here) - len(active)} that are off"
+    return f"{len(active)} running guests ({memory}) and {len(here) - len(active)} shut-off guests"
 
 
 def _evacuate(scene: Scene, answers: Answers) -> tuple[Words, ...]:
@@ -125,7 +125,7 @@ ON_FLEET = (
     ),
     Action(
         name="snapshot", key="s", label="Snapshot", where=_FLEET, fits=_guests,
-        help="Take a snapshot of a guest, or a consistent one of all marked guests",
+        help="Take a snapshot of a guest, or a consistent snapshot of all marked guests",
         fields=_snapshot_fields, run=_snapshot,
     ),
     Action(
@@ -150,7 +150,7 @@ ON_FLEET = (
     ),
     Action(
         name="balance", key="b", label="Balance", where=_FLEET, fits=lambda _: None, shown=False,
-        help="Balance the load of hosts by migrations that pay off",
+        help="Balance the load of the hosts by worthwhile migrations",
         look=lambda *_: ("balance", "--dry-run"), run=lambda *_: (("balance", "--yes"),),
         costs=lambda *_: "all migrations listed below will be performed",
     ),
@@ -168,7 +168,7 @@ ON_FLEET = (
     ),
     Action(
         name="label", key="l", label="Label", where=_FLEET, fits=_one_guest, shown=False,
-        help="Set or remove a label of a guest, by which policies select it",
+        help="Set or remove a label of a guest; policies can select guests by label",
         fields=lambda _: (Field(name="label", label="label", hint="KEY=VALUE, or KEY- to remove"),),
         run=lambda scene, answers: (("label", _names(scene), answers.get("label", "")),),
     ),

@@ -8,7 +8,7 @@ _ANY = (Where.JOBS, Where.MOVE, Where.DRAIN)
 _MOVE = (Where.JOBS, Where.MOVE)
 _LATE = (JobPhase.POST_COPY, JobPhase.POST_COPY_PAUSED)
 _RATE = Field(name="bandwidth", label="bandwidth", hint="like 200MiB/s, 1gbit, or unlimited")
-_DOWNTIME = Field(name="downtime", label="longest downtime", hint="like 300ms")
+_DOWNTIME = Field(name="downtime", label="maximum downtime", hint="like 300ms")
 
 
 def _id(scene: Scene) -> str:
@@ -36,7 +36,7 @@ def _phase(scene: Scene) -> str | None:
 
 
 def _pre_copy(scene: Scene) -> str | None:
-    return _moves(scene) or ("it is already in post-copy" if _phase(scene) in _LATE else None)
+    return _moves(scene) or ("already in post-copy" if _phase(scene) in _LATE else None)
 
 
 def _cancel(scene: Scene) -> str | None:
@@ -60,7 +60,7 @@ def _done(scene: Scene) -> str:
 
 def _cost_of_cancel(scene: Scene, _: Answers) -> str:
     if is_whole(scene.job):
-        return f"{_done(scene)} is done; running migrations complete, and no new ones start"
+        return f"{_done(scene)} is done; running migrations complete, but no more are started"
     guest = scene.job.operation.guest if scene.job is not None else ""
     return f"{_done(scene)} is done and will be discarded; {guest} stays on the source"
 
@@ -68,7 +68,7 @@ def _cost_of_cancel(scene: Scene, _: Answers) -> str:
 def _cost_of_postcopy(scene: Scene, _: Answers) -> str:
     left = "memory" if scene.remaining is None else show_bytes(scene.remaining)
     return (
-        f"{left} will be fetched over the network while the guest runs on the target; the"
+        f"{left} will be fetched over the network while the guest is running on the target; the"
         " migration can then no longer be cancelled, and the guest is lost if either host fails"
     )
 
@@ -92,7 +92,7 @@ ON_JOBS = (
     Action(
         name="open", key="o", label="Open", where=(Where.JOBS,), local=True, shown=False,
         fits=lambda scene: None if scene.job is not None else "no job is selected",
-        help="Open the job, to watch it or to see how it went",
+        help="Open the job to watch its progress or see its result",
     ),
     Action(
         name="details", key="i", label="Details", where=_ANY, shown=False,
@@ -113,7 +113,7 @@ ON_JOBS = (
     ),
     Action(
         name="downtime", key="d", label="Downtime", where=_MOVE, fits=_pre_copy,
-        help="Set the longest downtime to aim for", fields=lambda _: (_DOWNTIME,),
+        help="Set the maximum downtime of a migration", fields=lambda _: (_DOWNTIME,),
         run=lambda scene, answers: (
             ("set", _id(scene), "--max-downtime", answers.get("downtime", "")),),
     ),

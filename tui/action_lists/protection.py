@@ -44,26 +44,26 @@ def _cost_of_failover(scene: Scene, _: Answers) -> str:
     entry: Mapping[str, Any] = scene.entry or {}
     return (
         f"{entry.get('guest')} will resume on {entry.get('backup')} from its last epoch: {lost} of"
-        f" its work on {entry.get('primary')} is lost, none of which was visible outside"
+        f" its work on {entry.get('primary')} is lost, none of which was externally visible"
     )
 
 
 def _cost_of_switch(scene: Scene, _: Answers) -> str:
     seen = _seen(scene)
     pause = "a moment" if seen is None or seen.pause_s is None else show_seconds(seen.pause_s)
-    return f"the guest will be paused for about {pause}; nothing is lost; it then has no standby"
+    return f"the guest is paused for about {pause} and loses nothing, but then has no standby"
 
 
 def _cost_of_end(scene: Scene, _: Answers) -> str:
     entry: Mapping[str, Any] = scene.entry or {}
-    return f"the standby on {entry.get('backup')} is removed; a new one needs a complete copy"
+    return f"the standby on {entry.get('backup')} is removed; a new standby needs a complete copy"
 
 
 _DEAD = Field(
-    name="dead", label="its host", needed=False,
-    choices=(("is dead, by the lease or its fence agent", ""),
-             ("is off: I have made sure of it", "--host-is-off"),
-             ("is powered off first, by its fence agent", "--fence")),
+    name="dead", label="the host", needed=False,
+    choices=(("is dead, according to the lease or its fence agent", ""),
+             ("is off: I have verified this", "--host-is-off"),
+             ("is to be powered off first, by its fence agent", "--fence")),
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _failover(scene: Scene, *how: str) -> tuple[Words, ...]:
 ON_PROTECTION = (
     Action(
         name="watch", key="o", label="Open", where=_HERE, local=True, shown=False, fits=_some,
-        help="Open the protection, to watch it",
+        help="Open the protection to watch it",
     ),
     Action(
         name="failover", key="f", label="Failover", where=_HERE, fits=_some,
@@ -90,13 +90,13 @@ ON_PROTECTION = (
     Action(
         name="test", key="t", label="Test", where=_HERE,
         fits=lambda scene: _ready(scene) or ("a test is running" if _trial(scene) else None),
-        help="Start a test copy of the standby without network; switch nothing",
+        help="Start a test copy of the standby without network; the guest is not affected",
         run=lambda scene, _: _failover(scene, "--test"),
     ),
     Action(
         name="end-test", key="T", label="End test", where=_HERE,
         fits=lambda scene: None if _trial(scene) else "no test is running",
-        help="End the test copy", run=lambda scene, _: _failover(scene, "--end-test"),
+        help="Destroy the test copy", run=lambda scene, _: _failover(scene, "--end-test"),
     ),
     Action(
         name="unprotect", key="u", label="Unprotect", where=_HERE, fits=_some,

@@ -16,7 +16,7 @@ def _some(scene: Scene) -> str | None:
         return "no snapshot is selected"
     stores = {one.store for one in scene.snapshots}
     return (
-        None if len(stores) == 1 else f"select snapshots of one store: {', '.join(sorted(stores))}"
+        None if len(stores) == 1 else f"select snapshots in one store: {', '.join(sorted(stores))}"
     )
 
 
@@ -83,15 +83,15 @@ def _cost_of_restore(scene: Scene, answers: Answers) -> str:
         names = ", ".join(sorted(one.guest for one in whole))
         disks = show_bytes(sum(one.disks for one in whole))
         return (
-            f"{names} are stopped if they run, and their disks ({disks}) are overwritten: changes"
-            " since the snapshots are lost"
+            f"{names} are stopped if they are running, and their disks ({disks}) are overwritten:"
+            " changes since the snapshots are lost"
         )
     later = sum(
         one.guest_uuid == first.guest_uuid and one.made_at > first.made_at
         for one in scene.model.snapshots
     )
     return (
-        f"{first.guest} is stopped if it runs, and its disks ({show_bytes(first.disks)}) are"
+        f"{first.guest} is stopped if it is running, and its disks ({show_bytes(first.disks)}) are"
         " overwritten: changes since the snapshot are lost, except those in"
         f" {later} later snapshots"
     )
@@ -106,8 +106,8 @@ def _cost_of_delete(scene: Scene, _: Answers) -> str:
     found = [one for one in scene.snapshots if one.id]
     own = show_bytes(sum(one.new for one in found))
     return (
-        f"{len(found)} snapshots are deleted for good; {own} were new in them, and gc frees what"
-        " no other snapshot needs"
+        f"{len(found)} snapshots are deleted permanently; they added {own} to the store, and gc"
+        " frees the part that no other snapshot needs"
     )
 
 
@@ -136,7 +136,7 @@ def _prune_fields(scene: Scene) -> tuple[Field, ...]:
 def _scheduled(scene: Scene) -> str | None:
     if (why := _some(scene)) is not None:
         return why
-    return None if _made_by_schedule(scene) else "no snapshot in the store is from a schedule"
+    return None if _made_by_schedule(scene) else "no schedule took a snapshot in this store"
 
 
 def _pinned(scene: Scene, *, wanted: bool) -> str | None:
@@ -151,7 +151,7 @@ ON_SNAPSHOTS = (
     Action(
         name="create", key="s", label="Snapshot", where=_HERE, fits=_one,
         help="Take a new snapshot of the same guest",
-        fields=lambda _: (Field(name="name", label="name", needed=False, hint="default: time"),),
+        fields=lambda _: (Field(name="name", label="name", needed=False, hint="default: now"),),
         run=lambda scene, answers: (
             ("snapshot", "create", _first(scene).guest_uuid, *option("--name", answers, "name"),
              *_in(scene)),),
@@ -188,7 +188,7 @@ ON_SNAPSHOTS = (
     ),
     Action(
         name="prune", key="p", label="Prune", where=_HERE, fits=_scheduled, of_store=True,
-        help="Delete a schedule's snapshots that no rule keeps, after showing them",
+        help="Show and then delete the snapshots of a schedule that no rule keeps",
         fields=_prune_fields,
         look=lambda scene, answers: (*_prune(scene, answers), "--dry-run"),
         run=lambda scene, answers: ((*_prune(scene, answers), "--yes"),),

@@ -16,7 +16,7 @@ from vmckpt_tui import actions
 from vmckpt_tui.actions import Action, Field, Scene, Words, line
 
 _FRAME = 10
-"""Number of lines besides the fields and the preview."""
+"""Number of lines in addition to the fields and the preview."""
 _KEYS = 4
 """Number of lines for the buttons and the frame."""
 _REST = 0.4
@@ -55,7 +55,7 @@ class Order(ModalScreen[tuple[Words, ...] | None]):
         self._fields = action.fields(scene)
         self._answers = {one.name: one.value for one in self._fields if one.value}
         self._waits = False
-        """Whether yes is disabled until the preview of a destructive action has arrived."""
+        """Whether "Yes" is disabled until the preview of a destructive action has arrived."""
 
     def compose(self) -> ComposeResult:
         acts = self._action.run is not None

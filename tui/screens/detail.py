@@ -178,7 +178,7 @@ class MoveScreen(Detail):
         self.query_one("#passes", Grid).show(migration_view.passes(detail.samples))
         story: Grid[Told] = self.query_one("#story", Grid)
         lines = migration_view.story(detail)
-        # The cursor follows new lines only if it is on the last one.
+        # The cursor follows new lines only if it is on the last line.
         newest = story.current is None or story.current is story.rows[-1]
         if list(lines) != list(story.rows):
             story.show(lines)
@@ -198,7 +198,7 @@ class MoveScreen(Detail):
 
 
 class DrainScreen(Detail):
-    """The screen of a job for a whole host: guests that have arrived, are moving, or wait."""
+    """The screen of a job for a whole host: guests that have arrived, are moving or are waiting."""
 
     where = Where.DRAIN
     every = 1.0
@@ -264,7 +264,7 @@ def _without_agents(view: JobView) -> str:
         report = one.report or {}
         return f"ended: {report.get('why') or report.get('error') or view.doing}"
     if view.unattended:
-        return "orphaned: its controller has ended; run vmckpt recover"
+        return "orphaned: its controller is gone; run vmckpt recover"
     return f"{view.doing}, by process {one.controller.pid} on {one.controller.host}"
 
 
@@ -330,7 +330,7 @@ class GuardScreen(Detail):
             if not values:
                 continue
             least, most = show(min(values)), show(max(values))
-            told = f"{label}: {show(values[-1])}, between {least} and {most} since it was opened"
+            told = f"{label}: {show(values[-1])}, {least} to {most} since this screen was opened"
             self.query_one(f"#of-{name}", Static).update(told)
             # Padding keeps the time scale constant from the first sample on.
             self.query_one(f"#{name}", Sparkline).data = [0.0] * (_FEW - len(values)) + values

@@ -1,4 +1,4 @@
-"""Texts and columns of the screen of a job for a whole host. Pure."""
+"""Texts and columns for the screen of a job for a whole host. Pure."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def facts(operation: Operation, found: Sequence[Turn], now: float) -> Sequence[s
 
 
 def loads(fleet: FleetNow, operation: Operation, found: Sequence[Turn]) -> Sequence[str]:
-    """Return a line for each host involved, with a bar of the memory that its guests use."""
+    """Return a line for each host involved, with a bar of the memory used by its guests."""
     names = dict.fromkeys(
         [operation.source or "", *(one.source for one in found), *(one.target for one in found)]
     )

@@ -17,12 +17,12 @@ from vmckpt_tui.action_lists.all import TABLE
 from vmckpt_tui.actions import Action, Scene, Where
 
 GENERAL = (
-    ("1 … 7", "switch to a part; or click its name"),
-    ("↑ ↓ PgUp PgDn", "move the cursor; or k and j"),
+    ("1 … 7", "switch to a part (or click its name)"),
+    ("↑ ↓ PgUp PgDn", "move the cursor (or use k and j)"),
     ("Enter", "open the row under the cursor"),
     ("Space", "mark a row; actions apply to all marked rows"),
     ("/", "filter by words; Esc clears the filter"),
-    ("[ ]", "sort by the previous or next column; or click its header"),
+    ("[ ]", "sort by the previous or next column (or click its header)"),
     ("Tab", "switch between hosts and guests"),
     ("Ctrl+P", "search all actions by name"),
     ("?", "show this help"),
@@ -42,7 +42,7 @@ _NAMES = {
 
 
 def page(scene: Scene | None) -> Iterable[tuple[str, list[tuple[str, str, str]]]]:
-    """Yield the title of each part, with rows of key, help, and why it is not available. Pure."""
+    """Yield the title and rows of each part: key, help, and why the action is unavailable. Pure."""
     order = sorted(_NAMES, key=lambda where: scene is None or where is not scene.where)
     for where in order:
         rows = []

@@ -1,4 +1,4 @@
-"""Texts, rows and charts of the screen of a migration. Pure."""
+"""Texts, rows and charts for the screen of a migration. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ def rates(samples: Sequence[StoredSample]) -> Lines:
 def remaining(samples: Sequence[StoredSample], forecast: StoredForecast | None) -> Lines:
     """Return the chart of the memory left to send, with the forecast as a band."""
     thin = _thinned(samples)
-    # Pages of zeros are sent within a moment; the forecast applies to the rest.
+    # Pages of zeros are sent almost instantly; the forecast applies to the other pages.
     total = thin[0].values["remaining"] / MIB if thin else 0.0
     ends = None if forecast is None else expected(forecast.values)
     band = None
@@ -147,7 +147,7 @@ def remaining(samples: Sequence[StoredSample], forecast: StoredForecast | None) 
 
 
 def expected(values: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the forecast's shortest and longest total time, in seconds; None without them."""
+    """Return the forecast's shortest and longest total time, in seconds; None if unknown."""
     told = (values.get("expected") or {}).get("total_ms")
     if not told or None in told:
         return None
@@ -170,7 +170,7 @@ def _thinned(samples: Sequence[StoredSample]) -> Sequence[StoredSample]:
 
 
 def passes(samples: Sequence[StoredSample]) -> Sequence[Pass]:
-    """Return the passes over memory; the last one as of the newest sample."""
+    """Return the passes over memory; the last pass is as of the newest sample."""
     found: list[Pass] = []
     first: StoredSample | None = None
     for one in samples:
@@ -213,12 +213,12 @@ def story(detail: JobDetail) -> Sequence[Told]:
     began = detail.view.operation.began_at
     for one in detail.requests:
         answer = "not answered" if one.ok is None else one.answer
-        text = f"{one.asked_by} asked for {one.kind} {wording.pairs(one.arguments)}".rstrip()
+        text = f"{one.asked_by} requested {one.kind} {wording.pairs(one.arguments)}".rstrip()
         found.append(Told(at=max(0.0, one.asked_at - began), text=f"{text}: {answer}"))
     return sorted(found, key=lambda one: one.at)
 
 
 def elapsed(detail: JobDetail, now: float) -> str:
-    """Return how long a job has been running, or ran."""
+    """Return how long a job has been running, or how long it ran."""
     operation = detail.view.operation
     return show_seconds(max(0.0, (operation.ended_at or now) - operation.began_at))

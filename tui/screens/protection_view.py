@@ -43,7 +43,7 @@ def said(entry: Entry, role: str) -> Mapping[str, Any]:
 def parts(entry: Entry, width: int) -> Sequence[tuple[str, str, str]]:
     """Return the parts of the median pause: name, bar and duration.
 
-    `width`: the length of all bars together, in characters.
+    `width`: the total length of the bars, in characters.
     """
     median = said(entry, "primary").get("median") or {}
     known = {
@@ -59,7 +59,7 @@ def parts(entry: Entry, width: int) -> Sequence[tuple[str, str, str]]:
 
 
 def strip(entry: Entry, width: int) -> str:
-    """Return an epoch as a line of `width` characters: the guest runs, then each part of its pause.
+    """Return an epoch as a line of `width` characters: running time, then the parts of the pause.
 
     Empty if the primary reports no epochs.
     """
@@ -111,7 +111,7 @@ def rows(entry: Entry) -> Sequence[tuple[str, str]]:
 
 
 def _lease(entry: Entry) -> str | None:
-    """Return the state of the lease that each agent reports; None if none does."""
+    """Return the lease state that each agent reports; None if no agent reports one."""
     told = [
         f"{entry[role]}: {said(entry, role)['lease']}"
         for role in ("primary", "backup")

@@ -54,7 +54,7 @@ class Head(Horizontal):
         self.call_after_refresh(self._fit, event.size.width)
 
     def _fit(self, width: int) -> None:
-        """Show the names of all parts; if there is no room, only the numbers of hidden parts."""
+        """Show the names of all parts; if they do not fit, only the numbers of hidden parts."""
         tabs = [*self.query(Tab)]
         texts = {
             tab: f"{tab.number} {tab.name_of}{self._counts.get(tab.name_of, '')}" for tab in tabs
@@ -85,7 +85,7 @@ class TextLine(Static):
 
 
 class Tab(TextLine):
-    """The name of a part, which a click selects."""
+    """The name of a part of the dashboard. A click shows that part."""
 
     class Wanted(Message):
         """Sent when the tab is clicked."""
@@ -120,7 +120,7 @@ class Trouble(TextLine):
 
 
 class Filter(Input):
-    """The input field for the words that rows must match."""
+    """The input field for words that rows must contain."""
 
     DEFAULT_CSS = """
     Filter { height: 1; border: none; padding: 0 1; display: none; background: $surface; }
@@ -206,7 +206,7 @@ class Keys(Footer):
     def compose(self) -> ComposeResult:
         for part in super().compose():
             if isinstance(part, FooterKey):
-                # Each key starts compact, and undoing that later would style each key again.
+                # Each key starts compact; changing this later would style each key again.
                 part.set_reactive(FooterKey.compact, self.compact)
             yield part
 

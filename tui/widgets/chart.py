@@ -1,4 +1,4 @@
-"""Charts made of characters."""
+"""Charts drawn with characters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ class Chart(Widget):
 
 
 def _drawn(lines: Lines, width: int, height: int) -> Text:
-    # Imported with the first chart, so that it does not delay the start.
+    # Imported with the first chart, so that the import does not delay the start.
     import plotext  # type: ignore[import-untyped]  # noqa: PLC0415
 
     plot: Any = plotext

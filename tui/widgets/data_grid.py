@@ -1,4 +1,4 @@
-"""A table that draws only its visible rows, so that 20,000 rows cost as much as 20."""
+"""A table that draws only its visible rows, so that 20,000 rows are as fast as 20."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
@@ -20,7 +20,7 @@ _GAP = 2
 
 
 class Grid(ScrollView, Generic[T], can_focus=True):
-    """A table with a cursor, marks and a sort order. Each row has a key that new data keeps."""
+    """A table with a cursor, marks and a sort order. A row keeps its key when its data changes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "Up", show=False),
@@ -105,7 +105,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
         return () if current is None else (current,)
 
     def show(self, rows: Sequence[T], *, empty: str | None = None) -> None:
-        """Set new rows; the cursor stays on its row. `empty`: text shown if there are none."""
+        """Set new rows; the cursor stays on its row. `empty`: text shown if there are no rows."""
         kept = self.current
         self._empty = self._empty if empty is None else empty
         self._all = rows

@@ -1,10 +1,10 @@
-# Sourced by host.sh and controller.sh. All functions can be run again.
+# Sourced by host.sh and controller.sh. All functions can be run repeatedly.
 # shellcheck shell=bash
 source_dir=${VMCKPT_SOURCE:-/vmckpt}
 # shellcheck source=scripts/install
 source "$source_dir/scripts/install"
 
-# A host of the lab shares /usr with its machine and has no systemd, so only files can be tested there.
+# A lab host shares /usr with its machine and has no systemd, so only files can be tested on it.
 rehearsal=${VMCKPT_REHEARSAL:-}
 
 packages() {
@@ -15,7 +15,7 @@ tell_systemd() {
     [ -n "$rehearsal" ] || systemctl "$@"
 }
 
-# Replace the lines between vmckpt's two markers in a file by those from stdin.
+# Replace the lines between vmckpt's two markers in a file with the lines from stdin.
 keep_block() {
     local file=$1 begin="# vmckpt: begin" end="# vmckpt: end" rest
     touch "$file"
@@ -25,7 +25,7 @@ keep_block() {
     rm "$file.new"
 }
 
-# Write names of hosts to /etc/hosts. Arguments: the subnet, then the hosts in order.
+# Write the hosts' names to /etc/hosts. Arguments: the subnet, then the hosts in order.
 name_hosts() {
     local subnet=$1 number=11 name
     shift

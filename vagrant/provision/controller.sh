@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set up this machine as the controller: controller.sh SUBNET HOST... Can be run again.
+# Set up this machine as the controller: controller.sh SUBNET HOST... Can be run repeatedly.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 common=common.sh
@@ -26,7 +26,7 @@ tell_systemd restart nfs-kernel-server
     ssh-keygen -q -t ed25519 -N "" -C vmckpt-vagrant -f "$lab/shared/.keys/id_ed25519"
 install -m 600 "$lab/shared/.keys/id_ed25519" /root/.ssh/id_ed25519
 
-# Install vmckpt from the synced folder for all users of this machine.
+# Install vmckpt from the synced directory for all users of this machine.
 rm -rf /opt/vmckpt.new
 mkdir -p /opt/vmckpt.new
 tar -c -C "$source_dir" --exclude ./.venv --exclude ./.tools --exclude ./.backports --exclude ./.git . |

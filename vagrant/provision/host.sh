@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Set up this machine as a host: host.sh SUBNET NUMBER HOST... (all hosts in order). Can be run again.
+# Set up this machine as a host: host.sh SUBNET NUMBER HOST... (all hosts in order). Can be repeated.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-# Vagrant copies only this script; common.sh is then in the synced folder.
+# Vagrant copies only this script; common.sh is then in the synced directory.
 common=common.sh
 [ -e "$common" ] || common=/vmckpt/vagrant/provision/common.sh
 # shellcheck source=vagrant/provision/common.sh
@@ -24,12 +24,12 @@ for folder in /var/lib/vmckpt/labs/vagrant/shared /var/cache/vmckpt; do
     [ -n "$rehearsal" ] || mountpoint -q "$folder" || mount "$folder"
 done
 
-# Memory is sent over the hosts' network, whatever their names resolve to.
+# Memory is sent over the hosts' network, whatever the host names resolve to.
 keep_block /etc/libvirt/qemu.conf <<END
 migration_host = "$address"
 migration_address = "$address"
 END
-# All these machines share one key for root, as they have one owner.
+# All these machines have the same owner, so they share one ssh key for root.
 keys=/var/lib/vmckpt/labs/vagrant/shared/.keys
 if [ -d "$keys" ]; then
     install -d -m 700 /root/.ssh

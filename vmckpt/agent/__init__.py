@@ -1,1 +1,1 @@
-"""The agent: runs on a host beside QEMU, and carries out one order, given as lines of JSON."""
+"""The agent: runs on a host beside QEMU, receives one order as JSON, and carries it out."""

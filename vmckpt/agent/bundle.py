@@ -1,7 +1,8 @@
 """The agent as one archive, built from the packages installed here, without network access.
 
-The archive has the launcher "bin/vmckpt-agent" and, below "site/", the files of the distributions
-that the agent imports. Its digest is the SHA-256 over "NAME\\0SHA-256\\n" of all its files.
+The archive contains the launcher "bin/vmckpt-agent" and, below "site/", the files of the
+distributions that the agent imports. The digest of a bundle is the SHA-256 of a line
+"NAME\\0SHA-256\\n" for each file.
 """
 
 import gzip
@@ -42,20 +43,20 @@ MODULES = (
     "vmckpt.replication.watchdog.process",
     "vmckpt.store.backend.s3",
 )
-"""Modules that are started on hosts, and those that they import only when needed."""
+"""Modules that are started on hosts, and modules that these import only when needed."""
 DISTRIBUTIONS = (
     "annotated-types", "blake3", "boto3", "botocore", "cffi", "cryptography", "jmespath",
     "libvirt-python", "numpy", "psycopg", "psycopg-binary", "pydantic", "pydantic-core",
     "python-dateutil", "s3transfer", "six", "tenacity", "typing-extensions", "typing-inspection",
     "urllib3", "zstandard",
 )  # fmt: skip
-"""Distributions that those modules import, besides vmckpt itself. A test checks this list."""
+"""Distributions that MODULES import, besides vmckpt itself. A test checks this list."""
 _PERHAPS = {"psycopg-binary"}  # without it, psycopg uses the host's libpq
 _NEVER = {"__pycache__", "tests"}
 _COMPILERS = {".a", ".c", ".h", ".pxd", ".pyc", ".pyi", ".pyx"}
-# botocore has data of hundreds of services; a store and its logins need only these.
+# botocore has data for hundreds of services; a store and its logins need only these.
 _SERVICES = {"s3", "signin", "sso", "sso-oidc", "sts"}
-_OTHER_PYTHONS = "zstandard/_cffi."  # CPython does not use it, and it is as large as what it uses
+_OTHER_PYTHONS = "zstandard/_cffi."  # a large extension module that CPython does not use
 _START = b"""\
 #!/bin/sh
 # Starts the agent of this folder, wherever that is, and lets it see nothing else of Python's.
@@ -75,19 +76,19 @@ _LEVEL = 4  # gzip's level 6 takes twice as long, and saves only 3 %
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """The contents of an archive of the agent, in our version."""
+    """The contents of the agent's archive, for the installed version of vmckpt."""
 
     name: str
     digest: str
     size: Bytes
     """Size on disk once unpacked, including Python's compiled files."""
     files: Mapping[str, Path]
-    """Local path of each file but the launcher, by its name in the archive."""
+    """Local path of each file except the launcher, by name in the archive."""
 
 
 @cache
 def current() -> Bundle:
-    """Return the bundle of what is installed here, read once per process.
+    """Return the bundle of the packages installed here. They are read once per process.
 
     Raises RemoteError if a distribution is missing, and OSError.
     """
@@ -95,7 +96,7 @@ def current() -> Bundle:
 
 
 def made_of(files: Mapping[str, Path]) -> Bundle:
-    """Return a bundle of these files, given by their names in the archive. Raises OSError."""
+    """Return a bundle of `files`: local paths, by name in the archive. Raises OSError."""
     digests = {LAUNCHER: hashlib.sha256(_START).hexdigest()}
     size = _COMPILED
     for name, path in files.items():
@@ -110,7 +111,7 @@ def made_of(files: Mapping[str, Path]) -> Bundle:
 
 def _files() -> Iterator[tuple[str, Path]]:
     own = Path(vmckpt.__file__).parent
-    # The folder is listed, since an installation from a checkout has no list of its files.
+    # The directory is scanned, since an installation from a checkout has no list of its files.
     yield from _below(own, own.parent)
     for name in DISTRIBUTIONS:
         try:
@@ -119,8 +120,8 @@ def _files() -> Iterator[tuple[str, Path]]:
             if name not in _PERHAPS:
                 raise RemoteError(
                     f"the agent cannot be sent to hosts: {name} is not installed here",
-                    hint="install vmckpt here with all its dependencies, or install it on the"
-                    " hosts",
+                    hint="install vmckpt here with all its dependencies, or install vmckpt on"
+                    " the hosts",
                 ) from None
             continue
         if found.files is None:  # packages of Linux distributions may lack a list of files
@@ -155,7 +156,7 @@ def _is_needed(file: PurePosixPath) -> bool:
 
 
 def archive(bundle: Bundle) -> Path:
-    """Return the path of the bundle's archive, built once for each digest. Raises OSError."""
+    """Build the bundle's archive unless it exists. Returns its path. Raises OSError."""
     folder = state_folder(os.environ, root=os.geteuid() == 0) / _KEPT
     path = folder / f"{bundle.name}.tar.gz"
     with _making:  # several hosts may need the archive at the same time
@@ -201,7 +202,7 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
 
 
 def forget(path: Path) -> None:
-    """Delete an archive that may be damaged, so that it is built anew the next time."""
+    """Delete an archive that may be damaged, so that the next use rebuilds it."""
     with suppress(OSError):
         path.unlink()
     current.cache_clear()

@@ -1,6 +1,6 @@
 """Orders that clean up after a restore.
 
-They have a module of their own because recovery imports them at every start.
+These orders have a separate module because recovery imports it at every start.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ class DiscardOrder:
 
     snapshot: str
     images: Mapping[str, str]
-    """Path of each disk's image, by its name in the guest."""
+    """Image path of each disk, by the disk's name in the guest."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "do": "discard"}

@@ -1,4 +1,4 @@
-"""The controller's side of an agent: install the program if needed, and send it an order."""
+"""The controller's side of an agent: install the agent on a host if needed, and send orders."""
 
 import asyncio
 import logging
@@ -25,16 +25,17 @@ from vmckpt.remote.ssh import Remote
 from vmckpt.units import Bytes, Seconds, show_bytes
 
 LIBVIRT = "qemu:///system"
-"""URI of libvirt for an agent, on its own host."""
+"""The libvirt URI that an agent uses on its own host."""
 _NAME = "vmckpt-agent"
 _MODULE = ("-P", "-m", "vmckpt.agent.main")
-"""-P keeps Python from importing modules from the current directory, which may be any."""
+"""With -P, Python imports no modules from the current directory, which is arbitrary."""
 log = logging.getLogger("vmckpt.installing")
-# Always shown, since the first order takes a minute longer over a slow link.
+# Always shown: over a slow link, the installation delays the first order by a minute.
 log.setLevel(logging.INFO)
-# Prints the path of an installed agent of our version, or else this program's own interpreter if
-# the host has it, too. That path is safe if the host is this machine, or if no other user of the
-# host can have created it. The script itself is on standard input.
+# Prints the path of an installed agent of our version. Otherwise prints the path of the Python
+# interpreter of this process, if the host has vmckpt at that path and the path is safe: the host is
+# this machine, or no other user of the host can have created the file. The script is read from
+# standard input.
 _FIND = (
     PROGRAMS
     + r"""
@@ -55,11 +56,11 @@ _installing = WeakKeyDictionary()
 _FRESH = Seconds(60.0)
 _known: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, tuple[float, tuple[str, ...]]]]
 _known = WeakKeyDictionary()
-"""For each host, when an agent was found there, and its command."""
+"""For each host: when its agent was last found, and the command that starts the agent."""
 
 
 async def cached_command(host: Host) -> tuple[str, ...]:
-    """Return the result of `ensure_agent`, cached for a minute because it takes half a second."""
+    """Return the result of `ensure_agent`, which takes half a second. Cached for a minute."""
     found = _known.setdefault(asyncio.get_running_loop(), {})
     at, words = found.get(host.name, (-_FRESH, ()))
     if time.monotonic() - at >= _FRESH:
@@ -82,9 +83,9 @@ async def ensure_agent(host: Host) -> tuple[str, ...]:
 
 
 async def require_agent(host: Host) -> None:
-    """Check that a host has an agent, or that one can be installed. Changes nothing.
+    """Check that a host has an agent, or that the agent can be installed. Changes nothing.
 
-    Raises RemoteError otherwise.
+    Raises RemoteError if neither is the case.
     """
     if host.ssh is None:
         _here(host)
@@ -98,7 +99,7 @@ async def require_agent(host: Host) -> None:
 
 def _untouched(host: Host) -> RemoteError:
     return RemoteError(
-        f"{host.name}: no vmckpt-agent there, and the host is read-only",
+        f"{host.name}: vmckpt-agent is not installed, and the host is read-only",
         hint=agent_install.BY_HAND,
     )
 
@@ -106,7 +107,7 @@ def _untouched(host: Host) -> RemoteError:
 def _here(host: Host) -> tuple[str, ...]:
     if not host.uri.startswith("qemu:///"):
         raise RemoteError(
-            f"{host.name}: no ssh address, and it is not this machine",
+            f"{host.name}: the host has no ssh address and is not this machine",
             hint="add ssh: {address: ...} to the inventory",
         )
     found = shutil.which(_NAME)
@@ -128,7 +129,7 @@ def _boot() -> str:
 
 
 async def _installed(remote: Remote) -> str:
-    """Install our bundle on a host if it is not there. Returns the path of its launcher."""
+    """Install our bundle on a host unless it is installed. Returns the launcher's path."""
     host = remote.host
     made = await _bundle(host)
     parcel = _parcel(host, made)
@@ -163,25 +164,26 @@ async def _bundle(host: Host) -> bundle.Bundle:
 def _not_made(host: Host, exc: OSError) -> RemoteError:
     where = f"{exc.filename}: " if exc.filename else ""
     return RemoteError(
-        f"{host.name}: no vmckpt-agent there, and none can be sent: {where}{exc.strerror or exc}",
-        hint="make vmckpt's own files readable here, and its state folder writable",
+        f"{host.name}: vmckpt-agent is not installed and cannot be sent:"
+        f" {where}{exc.strerror or exc}",
+        hint="make vmckpt's files readable and its state directory writable on this machine",
     )
 
 
 def _parcel(host: Host, made: bundle.Bundle) -> Parcel:
     return Parcel(
-        # Next to the agent's state, which is on disk as well.
+        # Next to the agent's state directory, which is also on disk.
         folder=f"{host.agent_state.rstrip('/')}-versions", name=made.name, digest=made.digest,
         unpacked=made.size, modules=bundle.MODULES,
     )  # fmt: skip
 
 
 Answer = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
-"""Answers a request from an agent, given the request's name and arguments."""
+"""A function that answers an agent's request, given the request's name and arguments."""
 
 
 async def _nothing(_: str, __: Mapping[str, Any]) -> dict[str, Any]:
-    return {"refused": "that is not what was ordered"}
+    return {"refused": "this order does not permit requests"}
 
 
 async def run_order(
@@ -194,8 +196,8 @@ async def run_order(
     """Have an agent on `host` carry out an order. Returns the agent's result.
 
     `answer` answers the agent's requests; setting `stop` asks the agent to stop. Raises the error
-    that the agent reports. Raises RemoteError if the agent ends without a result or sends an
-    invalid message; how much of the order it carried out is then unknown.
+    that the agent reports. Raises RemoteError if the agent exits without a result or sends an
+    invalid message; it is then unknown how much of the order was carried out.
     """
     async with AgentProcess(host, await cached_command(host)) as agent:
         await agent.send(order)
@@ -231,7 +233,7 @@ def sensible(host: Host) -> Iterator[None]:
         why = str(exc)[:80]
         raise RemoteError(
             f"{host.name}: invalid message from its agent: {why!r}",
-            hint=f"install the same version of vmckpt there; run vmckpt doctor {host.name}",
+            hint=f"install the same version of vmckpt on that host; run vmckpt doctor {host.name}",
         ) from exc
 
 

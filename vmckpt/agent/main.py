@@ -1,4 +1,4 @@
-"""The program `vmckpt-agent`: reads one order from stdin, carries it out, and exits."""
+"""The `vmckpt-agent` command: reads one order from stdin, carries it out, and exits."""
 
 import sys
 
@@ -29,11 +29,11 @@ log = logging.getLogger("vmckpt.agent")
 def main() -> None:
     """Read one order and carry it out.
 
-    Exits with status 0 on success, and 1 after it has sent an error to the controller.
+    Exits with status 0 on success, and 1 after sending an error to the controller.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
-    os.umask(0o022)  # QEMU must enter some of our folders; private files set their own mode
-    # The controller handles Ctrl-C of the terminal.
+    os.umask(0o022)  # QEMU needs access to some of our directories; private files set their mode
+    # The controller handles Ctrl-C from the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = ControllerChannel(sys.stdin, sys.stdout)
     stop_signals.set_on((signal.SIGTERM, signal.SIGHUP), channel.stop)
@@ -74,11 +74,11 @@ ORDERS = {
 }
 """For each kind of order, the class that parses it and the function that carries it out.
 
-They are imported by name, so that an order loads only the modules that it needs."""
+Both are imported by name, so that an order loads only the modules that it needs."""
 
 
 def named(name: str) -> Any:
-    """Import and return what `MODULE:NAME` names; modules are relative to `vmckpt.agent`."""
+    """Import and return the object `MODULE:NAME`. MODULE is relative to `vmckpt.agent`."""
     module, _, what = name.partition(":")
     return getattr(import_module(f"vmckpt.agent.{module}"), what)
 

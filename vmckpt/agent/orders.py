@@ -9,7 +9,10 @@ from vmckpt.model.disk import StorePlace, line_folder
 
 
 def _fields(told: Mapping[str, Any], *lists: str) -> dict[str, Any]:
-    """Return an order's fields from JSON, with `lists` as tuples. Raises KeyError, TypeError."""
+    """Return an order's fields from JSON; those in `lists` become tuples.
+
+    Raises KeyError, TypeError.
+    """
     fields = {key: value for key, value in told.items() if key != "do"}
     if "store" in fields:
         fields["store"] = StorePlace(**fields["store"])
@@ -25,11 +28,11 @@ class CreateOrder:
     guest: str
     """UUID of the guest."""
     uri: str
-    """URI of libvirt, as seen on the host."""
+    """The libvirt URI to use on the host."""
     host: str
     store: StorePlace
     state: str
-    """Folder on the host for files that outlive the agent."""
+    """Directory on the host for files that outlive the agent."""
     snapshot: str
     """ID of the new snapshot."""
     name: str
@@ -50,16 +53,16 @@ class CreateOrder:
 
     @property
     def folder(self) -> Path:
-        """Folder of the captured memory until it is stored."""
+        """Directory for captured memory that is not stored yet."""
         return Path(self.state) / "spool" / self.snapshot
 
     @property
     def line(self) -> Path:
-        """Folder of the guest's parent state for that store."""
+        """Directory of the guest's parent state for `store`."""
         return line_folder(self.state, self.guest, self.store.name)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the order as JSON. It contains the salt: never log it or put it in the journal."""
+        """Return the order as JSON, including the salt. Never log or journal the result."""
         return {**asdict(self), "do": "create"}
 
     @classmethod
@@ -70,7 +73,7 @@ class CreateOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutBackOrder:
-    """Undo whatever an interrupted snapshot has left on this host."""
+    """Undo the changes that an interrupted snapshot left on this host."""
 
     guest: str
     uri: str
@@ -79,7 +82,7 @@ class PutBackOrder:
     state: str
     snapshot: str
     capture: str | None
-    """Undo record that the capture wrote before it began; None: it had not begun."""
+    """Undo record of the capture, written before it began; None: the capture had not begun."""
     backup: str | None
     freeze: str | None
     hold: str | None = None
@@ -88,7 +91,7 @@ class PutBackOrder:
 
     @property
     def folder(self) -> Path:
-        """Folder of the captured memory."""
+        """Directory of the captured memory."""
         return Path(self.state) / "spool" / self.snapshot
 
     def as_json(self) -> dict[str, Any]:
@@ -112,35 +115,34 @@ class RestoreOrder:
     state: str
     snapshot: str
     data_key: str | None
-    """Data key of the snapshot, as hex; None: it is not encrypted."""
+    """Data key of the snapshot, as hex; None: the snapshot is not encrypted."""
     trusted: tuple[str, ...]
     """Public keys of the writers whose manifests are trusted, as hex."""
     xml: str | None
-    """Definition to start the guest with; None: restore its disks only."""
+    """Domain XML of the guest to start; None: restore only the disks."""
     images: Mapping[str, str]
-    """Paths to restore to: of disks, by name in the guest, and of small files, by name in the
-    snapshot."""
+    """Target path of each disk, by its name in the guest, and of each small file, by its name in
+    the snapshot."""
     replace: bool
-    """Replace existing images; the guest that used them has ended."""
+    """Replace existing images. The guest that used them has been stopped."""
     links_down: bool
     """Start the guest with the links of its network cards down."""
     paused: bool
     others: tuple[StorePlace, ...] = ()
-    """Other stores, which are read if that one has lost data."""
+    """Other stores to read from if `store` has lost data."""
     follows: bool = False
-    """The guest is the original one, not a fork: this snapshot is the parent of its next one."""
+    """The guest is not a fork, so this snapshot becomes the parent of its next snapshot."""
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Guest and format of each image of other guests. No path to restore to may be such an image,
-    or be in its backing chain."""
+    """Guest and format of each image that other guests use, by path. No target path may be one of
+    these images or one of their backing files."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the FIFO and sockets of this restore."""
+        """Directory of the FIFO and sockets of this restore."""
         return Path(self.state) / "spool" / f"restore-{self.snapshot}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the order as JSON. It contains the data key: never log it or put it in the
-        journal."""
+        """Return the order as JSON, including the data key. Never log or journal the result."""
         return {**asdict(self), "do": "restore"}
 
     @classmethod
@@ -160,17 +162,17 @@ class UnrestoreOrder:
     snapshot: str
     images: Mapping[str, str]
     made: Mapping[str, str] | None
-    """Marks of the disks' new images, by name; None: no image had been swapped in yet."""
+    """Mark of each disk's new image, by disk name; None: no image had been swapped in yet."""
     empty: tuple[str, ...] = ()
-    """Names of the files that replaced nothing."""
+    """Names of the restored files that had no previous version."""
     memory: bool = True
-    """The restore was to start a guest."""
+    """The restore was meant to start a guest."""
     dry: bool = False
     """Only inspect; change nothing."""
 
     @property
     def folder(self) -> Path:
-        """Folder of the FIFO and sockets of that restore; see RestoreOrder.folder."""
+        """Directory of the FIFO and sockets of the restore; see RestoreOrder.folder."""
         return Path(self.state) / "spool" / f"restore-{self.snapshot}"
 
     def as_json(self) -> dict[str, Any]:
@@ -186,8 +188,8 @@ class UnrestoreOrder:
 class ReplicaOrder:
     """Carry out one step of a protection on this host.
 
-    `what` selects the step; `agent.replication.orders` lists them. Which other fields a step reads
-    is noted below.
+    `what` selects the step; `agent.replication.orders` lists the steps. The docstrings of fields
+    that only some steps read name these steps.
     """
 
     what: str
@@ -201,27 +203,29 @@ class ReplicaOrder:
     """Certificate of the other host's agent."""
     wish: str | None = None
     leave: str = ""
-    """`ask`, with the wish to run unprotected: the name of the request that it grants."""
+    """`ask`, if `wish` is to run unprotected: name of the request for permission to grant."""
     owner: str | None = None
-    """`end`: only end a protection of this session; None: end any."""
+    """`end`, `give`, `revive`: ID of the session to act on; None (`end` only): any session."""
     standby_gone: bool = False
     """`end` of a primary: no standby is left that could take over."""
     define: bool = True
     """`end` of a primary: the guest stays on this host, and its definition is stored again."""
     state: str = ""
-    """`end`: folder of the files that outlive a reboot."""
+    """`end`: directory of the files that survive a reboot."""
     images: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """`before`: path and format of each image, by disk."""
     users: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """`before`: guest and format of each image of other guests."""
+    """`before`: guest and format of each image that other guests use, by path."""
     folder: str = ""
-    """`room`: folder for the new images. Its owner may be another user."""
+    """`room`: directory for the new images. It may belong to another user."""
     files: Sequence[str] = ()
     """`room`: files that must exist on the host."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the order as JSON. It contains the password of the lease store: never log it or
-        put it in the journal."""
+        """Return the order as JSON, including the lease store's password.
+
+        Never log or journal the result.
+        """
         return {**asdict(self), "do": "replica"}
 
     @classmethod

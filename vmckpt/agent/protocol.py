@@ -1,8 +1,9 @@
 """The protocol between an agent and its controller: one JSON object per line, on stdin and stdout.
 
 The controller sends one order; after that it only answers requests, or asks the agent to stop. The
-agent reports progress, sends a request before each change that might have to be undone, and ends
-with "done" or "error". If the controller disappears, the agent stops as if asked to.
+agent reports progress, sends a request before each change that might have to be undone, and
+finishes with "done" or "error". If the controller disappears, the agent stops as if it had been
+asked to stop.
 """
 
 import json
@@ -34,7 +35,7 @@ class ControllerChannel:
         self._told_at = float("-inf")
 
     def order(self) -> dict[str, Any]:
-        """Read the order, and start to listen for answers. Raises ValueError, EOFError."""
+        """Read the order, and start listening for answers. Raises ValueError, EOFError."""
         line = self._heard.readline()
         if not line:
             raise EOFError("no order")
@@ -65,23 +66,23 @@ class ControllerChannel:
                 self.stop.set()
 
     def progress(self, **what: Any) -> None:
-        """Send progress; drops a message that follows the last one by less than 0.2 s."""
+        """Send progress. Drops a message less than 0.2 s after the previous message."""
         now = time.monotonic()
         if now - self._told_at >= _INTERVAL:
             self._told_at = now
             self.send(progress=what)
 
     def request(self, what: str, *, limit: Seconds | None = None, **about: Any) -> Any:
-        """Send a request and wait for its answer, at most `limit`.
+        """Send a request and wait for the answer, for at most `limit`.
 
-        Raises VmckptError if the controller refuses, and Cancelled if it is gone or has not
-        answered in time; no other request may be sent after that.
+        Raises VmckptError if the controller refuses, and Cancelled if the controller is gone or
+        does not answer in time. After Cancelled, no other request may be sent.
         """
         self.send(ask=what, about=about)
         try:
             told = self._answers.get(timeout=limit)
         except queue.Empty:
-            raise Cancelled(f"the controller did not answer in {limit:g} s") from None
+            raise Cancelled(f"the controller did not answer within {limit:g} s") from None
         if told is _GONE:
             self._answers.put(_GONE)
             raise Cancelled("the controller is gone")
@@ -97,7 +98,7 @@ _WIRE_KINDS: Mapping[str, type[VmckptError]] = {
     "WentBack": errors.GuardRolledBack, "Dismissed": errors.Superseded,
     "GuestBusy": errors.GuestLocked, "Unattended": errors.OrphanedJobs,
 }  # fmt: skip
-"""Names of errors in messages, where they differ from our class names; all versions send these."""
+"""Errors whose names in messages, which all versions share, differ from their class names."""
 _KIND_OF = {made: kind for kind, made in _WIRE_KINDS.items()}
 
 
@@ -120,7 +121,7 @@ def _undone(error: BaseException) -> bool:
 
 
 def error_from_json(told: Mapping[str, Any], host: str) -> VmckptError:
-    """Return an error that the other end of the connection, on `host`, reported.
+    """Return the error that the other end of the connection, on `host`, reported.
 
     An error of an unknown kind becomes a VmckptError.
     """

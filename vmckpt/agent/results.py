@@ -1,7 +1,8 @@
-"""An agent's answers to orders that create or restore a snapshot, for both ends. Pure.
+"""Results of orders that create or restore a snapshot, for both agent and controller. Pure.
 
-Each `parse` reads an agent's answer, which may be anything, and raises ValueError, TypeError,
-LookupError or AttributeError if it is invalid. `client.sensible` turns these into one error.
+Each `parse` reads an agent's answer, which is untrusted. It raises ValueError, TypeError,
+LookupError or AttributeError if the answer is invalid; `client.sensible` maps these errors to
+RemoteError.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,22 +18,22 @@ TEXTS, TEXT = 100, 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateResult:
-    """How a snapshot was created, and what it cost."""
+    """How a snapshot was created, and how much time and data it took."""
 
     pause: Seconds
     """How long the guest was paused."""
     way: str
     """Method by which memory was captured."""
     why: str
-    """Reason for that method."""
+    """Why this method was used."""
     phases: Mapping[str, Seconds] = field(default_factory=dict)
     """Duration of each phase of the pause, by name."""
     held: Seconds | None = None
-    """How long the guest's output was buffered; None: it was not."""
+    """How long the guest's output was buffered; None: it was not buffered."""
     took: Seconds
     read: Bytes
     same: Bytes
-    """Data that was in the store already."""
+    """Data that was already in the store."""
     zero: Bytes
     written: Bytes
     warnings: Sequence[str] = ()
@@ -63,7 +64,7 @@ class RestoreResult:
     took: Seconds
     warnings: Sequence[str] = ()
     whole: bool = True
-    """The disks are complete: nothing is read from the store any more."""
+    """The disks are complete: the guest no longer reads from the store."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as the agent sends it."""

@@ -1,1 +1,1 @@
-"""Application services: what the command line and the dashboard may do."""
+"""Application services: the operations that the command line and the dashboard offer."""

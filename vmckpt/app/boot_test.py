@@ -27,8 +27,8 @@ async def boot(
     """Boot snapshots, one after the other, and call `each` with every result.
 
     `words`: the snapshots' IDs or names; empty: the newest snapshot with memory of every guest.
-    `watch`: for how long each must run, in seconds. Returns the results. Raises BadInput if a
-    snapshot contains no memory, Cancelled, and what restoring raises.
+    `watch`: how long each test guest must run, in seconds. Returns the results. Raises BadInput if
+    a snapshot contains no memory, Cancelled, and the errors of restoring a snapshot.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -39,7 +39,7 @@ async def boot(
         if opened.public.contents is not Contents.MEMORY:
             raise BadInput(
                 f"snapshot {opened.public.id} contains no memory, so it cannot be booted",
-                hint="restore it as another guest with --as, and start that guest",
+                hint="restore the snapshot as a new guest with --as, and start the new guest",
             )
         host = inventory.host(on or opened.public.host)
         booted = await boot_test.boot(host, opened, folder, watch, caller)
@@ -52,7 +52,7 @@ async def boot(
 def _record(place: StorePlace, booted: Booted, caller: Caller) -> None:
     """Record the result beside the snapshot.
 
-    A store that cannot be written causes only a warning: it says nothing about the snapshot.
+    If the store cannot be written, only a warning is printed: the snapshot itself may be intact.
     """
     keys = snapshots.keyring().signing()
     found = Checked(

@@ -26,14 +26,15 @@ class Controller:
 
     inventory: Inventory
     policies: "Sequence[Policy]" = ()
-    """Empty for commands that no policy affects."""
+    """The policies; empty for commands that no policy affects."""
     caller: Caller
 
 
 def load_inventory(explicit: Path | None = None) -> Inventory:
     """Load the inventory from `explicit`, VMCKPT_INVENTORY, ./hosts.yaml or the running lab.
 
-    The first that exists is used. Raises InventoryError if there is none, or it is invalid.
+    The first inventory that exists is used. Raises InventoryError if none exists, or if it is
+    invalid.
     """
     path = inventory_path(explicit)
     if path is None:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 _AT_ONCE = 16
 """Number of hosts that are polled at the same time."""
 _FIRST, _LATER = 3.0, 0.5
-"""Seconds to wait for hosts, at the first poll and later: the first one has to connect."""
+"""Seconds to wait for hosts at the first poll, which has to connect, and at later polls."""
 _REST, _LONGEST = 9.0, 120.0
 """The pause between two polls of a host: a multiple of the last poll's duration, and its maximum in
 seconds."""
@@ -45,10 +45,10 @@ _Look = tuple[HostNow, tuple[GuestNow, ...]]
 
 
 class Source(Protocol):
-    """A source of the dashboard's data. Every call may raise VmckptError and be repeated later."""
+    """A source of the dashboard's data. If a call raises VmckptError, it may be repeated later."""
 
     title: str
-    """What the source is, such as "a simulation"; empty for the hosts of an inventory."""
+    """A description of the source, such as "a simulation"; empty for the hosts of an inventory."""
 
     async def fleet(self) -> FleetNow: ...
 
@@ -59,16 +59,16 @@ class Source(Protocol):
         """Return one job with all its details."""
 
     async def news(self, id_: str, event: int, sample: int) -> News:
-        """Return a job's events and samples after the given ones."""
+        """Return a job's events and samples that follow the given event and sample."""
 
     async def parts(self, id_: str) -> Sequence[JobView]:
-        """Return the migrations that belong to a job for a whole host, the first one first."""
+        """Return the migrations of a job for all guests of a host, the first migration first."""
 
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the status of each protection, by job; see app.protection.job_status."""
 
     async def snapshots(self) -> Sequence[SnapshotNow]:
-        """Return the snapshots of all stores, the oldest of each store first."""
+        """Return the snapshots of all stores, store by store, the oldest snapshot first."""
 
     async def close(self) -> None: ...
 
@@ -87,11 +87,11 @@ class Live:
         self._known: dict[str, _Look] = {}
         self._not_before: dict[str, float] = {}
         self._looked: dict[str, float] = {}
-        """When the poll that each host answered last began, by time.monotonic()."""
+        """By host: when the last answered poll began, by time.monotonic()."""
         self._twice: dict[str, float] = {}
-        """When each guest (by UUID) was first seen running on two hosts, by the same clock."""
+        """By guest UUID: when the guest was first seen on two hosts, by time.monotonic()."""
         self._held: Mapping[str, str] = {}
-        """Why hosts are closed, as last read from the journal."""
+        """By host in maintenance: the reason, as last read from the journal."""
         self._opening = asyncio.Lock()
         self._journal: Journal | None = None
 
@@ -104,7 +104,7 @@ class Live:
             await asyncio.to_thread(self._journal.close)
 
     async def fleet(self) -> FleetNow:
-        """Poll the hosts. A slow host is not waited for: its last known state is shown."""
+        """Poll the hosts. For a slow host, return the last known state instead of waiting."""
         first = not self._asking
         now = time.monotonic()
         for name in self._glancers:
@@ -136,7 +136,7 @@ class Live:
                 self._looked[name] = began
             except HypervisorError as exc:
                 self._known[name] = self._silent(name, exc.message), ()
-            # A silent host occupies a slot for long, so it is not polled again immediately.
+            # A silent host occupies a slot for a long time, so it is not polled again immediately.
             ended = time.monotonic()
             self._not_before[name] = ended + min(_LONGEST, _REST * (ended - began))
 
@@ -156,7 +156,7 @@ class Live:
         return await self._read(lambda journal: journal_jobs.parts(journal, id_))
 
     async def protections(self) -> Mapping[str, Mapping[str, Any]]:
-        from vmckpt.app import protection  # noqa: PLC0415  # loads modules only this needs
+        from vmckpt.app import protection  # noqa: PLC0415  # loads modules used only here
 
         found = (
             await self._read(lambda journal: journal.delegated_to_agents()) if _journal() else ()
@@ -184,9 +184,9 @@ def _journal() -> bool:
 
 
 def _held() -> Mapping[str, str] | None:
-    """Return why hosts are closed, or None if the journal cannot be read.
+    """Return the reason for each host in maintenance, or None if the journal cannot be read.
 
-    That error is reported elsewhere.
+    The error is reported elsewhere.
     """
     try:
         return {name: one.closed for name, one in maintenance.held().items()}
@@ -200,7 +200,7 @@ def _jobs(journal: "Journal", ended: int) -> Sequence[JobView]:
 
 
 def _snapshots(inventory: Inventory) -> Sequence[SnapshotNow]:
-    # Imported here, so that only callers that list snapshots load what this needs.
+    # Imported here, so that only callers that list snapshots load these modules.
     from vmckpt.app import snapshots  # noqa: PLC0415
 
     found: list[SnapshotNow] = []
@@ -226,12 +226,12 @@ def _snapshot(store: str, one: Any) -> SnapshotNow:
         schedule=public.schedule, pinned=one.pinned,
         verified="never" if last is None else str(last),
         verified_at=None if last is None else last.at,
-        wrong=None if one.trusted else "its writer is not trusted here",
+        wrong=None if one.trusted else "its writer is not trusted by this controller",
     )  # fmt: skip
 
 
 def simulated(text: str) -> Showing:
-    """Return a simulated fleet of "24x300" hosts and guests, or another size. Raises BadInput."""
+    """Return a simulated fleet. `text`: hosts and guests, like "24x300". Raises BadInput."""
     hosts, guests = fleet.parsed(text)
     return Showing(hosts, guests)
 
@@ -242,5 +242,5 @@ def replayed(path: Path) -> Replayed:
 
 
 def policies() -> Sequence[Policy]:
-    """Return the policies that come with vmckpt."""
+    """Return the policies shipped with vmckpt."""
     return loader.survey(loader.folder(None, None)).policies

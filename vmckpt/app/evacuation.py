@@ -1,4 +1,4 @@
-"""Evacuate hosts and bring guests back, on real hosts or in a fleet described by a file."""
+"""Evacuate, repopulate and balance hosts: real hosts, or a fleet described by a file."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class Emptying:
         await self._hosts.__aexit__(None, None, None)
 
     async def plan(self) -> Plan:
-        """Make the plan of the task; see planner.plan and planner.balanced."""
+        """Plan the task; see planner.plan and planner.balanced."""
         if self._task.kind is Kind.BALANCE:
             return await planner.balanced(self._hosts, self._scope, self._task, self._caller)
         return await planner.plan(self._hosts, self._scope, self._task, self._caller)
@@ -67,8 +67,9 @@ class Emptying:
     async def carry_out(self, plan: Plan, why: str, abort: asyncio.Event) -> Report:
         """Carry out the plan; see service.begin.
 
-        A host to be emptied enters maintenance before the first move; a host to be filled again
-        leaves it. Raises ReadOnly; GuestLocked, Blocked and Cancelled before anything has begun.
+        A host to be evacuated enters maintenance before the first move; a host to be repopulated
+        leaves maintenance. Raises ReadOnly, and GuestLocked, Blocked or Cancelled if no move has
+        begun.
         """
         self._inventory.may_act()
         task, new = plan.task, False
@@ -88,7 +89,7 @@ class Emptying:
         )
         try:
             return await service.begin(orders, self._hosts, plan)
-        except (GuestLocked, Blocked, Cancelled):  # nothing was begun
+        except (GuestLocked, Blocked, Cancelled):  # no move has begun
             if new and not await asyncio.to_thread(_emptied, task.host):
                 await asyncio.to_thread(maintenance.leave, task.host)
             elif was is not None:
@@ -97,10 +98,10 @@ class Emptying:
 
 
 def _emptied(host: str) -> bool:
-    """Return whether another controller is emptying the host.
+    """Return whether another controller is evacuating the host.
 
-    That controller may have started between our check and our request for the lease, and found the
-    host in maintenance already.
+    The other controller may have started between our check and our request for the lease, and may
+    have found the host already in maintenance.
     """
     with jobs.open_journal() as journal:
         held = journal.holder(host_resource(host))
@@ -108,14 +109,14 @@ def _emptied(host: str) -> bool:
 
 
 async def put_in_order(controller: Controller) -> None:
-    """Recover what dead controllers left behind, before anything is planned."""
+    """Recover the jobs of dead controllers, before a plan is made."""
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     inventory.may_act()
     await recovering.recover_before(inventory, policies, caller)
 
 
 def back_to(host: str, policy: str | None) -> Task:
-    """Return the task that brings back all guests moved away from a host since it was emptied.
+    """Return the task that moves evacuated guests back to a host.
 
     Raises BadInput if no guest was moved away, or if the evacuation has not finished.
     """
@@ -130,30 +131,32 @@ def back_to(host: str, policy: str | None) -> Task:
 
 
 def away_from(host: str, policy: str | None) -> Task | None:
-    """Return the task that brings guests back to a host, or None if no guest was moved away.
+    """Return the task that moves guests back to a host, or None if no guest was moved away.
 
     Raises BadInput if the evacuation has not finished.
     """
     with jobs.open_journal() as journal:
         found = journal.on_host([str(Kind.EVACUATE)], host)
         closings = journal.on_host([MAINTENANCE], host)
-    # A maintenance is entered a moment before the job begins, and may have been left since.
+    # The host enters maintenance shortly before the job begins, and may have left it since.
     last = max((one.began_at for one in found), default=0.0)
     since = max((one.began_at for one in closings if one.began_at <= last), default=0.0)
     guests, start, called = set[str](), set[str](), dict[str, str]()
     for one in found:
         if one.active:
             raise BadInput(
-                f"{one.id} is still emptying {host}", hint="wait for it, or run vmckpt recover"
+                f"{one.id} is still evacuating {host}",
+                hint="wait until the job has ended, or run vmckpt recover",
             )
         if one.began_at < since:
             continue
         noted = service.noted(one.id, {str(left["guest"]) for left in _list(one.report, "left")})
-        # Guests that made room, and guests whose standby was moved, ran on other hosts before.
+        # Guests that were moved to make room, and guests whose standby was moved, do not count:
+        # they were on other hosts before.
         guests |= {
             moved.uuid for moved in noted.moved if moved.source == host and not moved.standby
         }
-        start |= noted.told  # a guest that runs already is not started
+        start |= noted.told  # a guest that is already running is not started
         called |= noted.called
     if not guests and not start:
         return None
@@ -164,7 +167,7 @@ def away_from(host: str, policy: str | None) -> Task | None:
 
 
 def was_emptied(host: str) -> bool:
-    """Return whether guests are to come back to a host, or are still being moved away.
+    """Return whether a host has guests to be moved back, or is still being evacuated.
 
     Raises JournalError.
     """
@@ -186,7 +189,7 @@ def maintained() -> Sequence[Held]:
 
 
 def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
-    """Put a host into maintenance: nothing new is placed on it until it leaves.
+    """Put a host into maintenance: no guest is placed on the host until it leaves maintenance.
 
     Returns the maintenance, and whether it is new. Raises InventoryError, ReadOnly.
     """
@@ -195,7 +198,7 @@ def enter(inventory: Inventory, host: str, why: str) -> tuple[Held, bool]:
 
 
 def leave(inventory: Inventory, host: str) -> Held:
-    """Take a host out of maintenance, so that guests may be placed there again.
+    """Take a host out of maintenance, so that guests may be placed on the host again.
 
     Returns the maintenance that ended. Raises ReadOnly, BadInput if the host is not in maintenance.
     """
@@ -209,15 +212,15 @@ _PLAYS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imagined:
-    """A plan for a fleet described by a file, and the outcome of simulating it."""
+    """A plan for a fleet described by a file, and the outcome of simulating the plan."""
 
     plan: Plan
     plays: int
     """Number of simulations."""
     total: Range
-    """Duration of the simulations, in seconds."""
+    """The range of the simulated durations, in seconds."""
     arrived: int
-    """The lowest number of guests that arrived in a simulation."""
+    """The lowest number of guests that arrived in any simulation."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan's JSON with `played` added; times are in milliseconds."""

@@ -24,7 +24,7 @@ class HostView:
 
 
 async def hosts(inventory: Inventory) -> list[HostView]:
-    """Ask all hosts at the same time. A host that does not answer has its error in the result."""
+    """Query all hosts in parallel. For a host that does not answer, the result has the error."""
 
     async def one(host: Host) -> HostView:
         async with Hypervisor(host) as hypervisor:
@@ -55,7 +55,7 @@ async def guests(
             except HypervisorError as exc:
                 return exc.message
             except TimeoutError:
-                return "it does not answer in time"
+                return "no answer in time"
 
     everyone = list(inventory.hosts.values())
     answers = await asyncio.gather(*(one(host) for host in everyone))
@@ -78,10 +78,11 @@ async def copies(
     found: Sequence[tuple[Host, Guest]] | None = None,
     within: Seconds | None = None,
 ) -> tuple[Copies, ...]:
-    """Find guests that run on two hosts.
+    """Find guests that are running on two hosts.
 
-    `found`: the guests as just returned by `guests`, if it was called. The hosts are asked once
-    more before a guest is reported, because a guest that moved meanwhile was seen on both hosts.
+    `found`: the guests that `guests` has just returned, if it was called. The hosts are queried
+    again before a guest is reported, because a guest that moved during the first query may have
+    been seen on both hosts.
     """
     if found is None:
         found, _ = await guests(inventory, within)
@@ -100,7 +101,7 @@ def _copies(found: Sequence[tuple[Host, Guest]]) -> tuple[Copies, ...]:
 async def label(
     inventory: Inventory, guest: str, changes: Mapping[str, str | None]
 ) -> Mapping[str, str]:
-    """Change labels of a guest; the value None removes a label. Returns all labels it has then.
+    """Change labels of a guest; the value None removes a label. Returns the resulting labels.
 
     Raises ReadOnly; GuestLocked if the guest is on two hosts or a job holds it; BadInput if no
     guest, or more than one, has this name.
@@ -114,7 +115,7 @@ async def label(
         raise GuestLocked(
             f"guest {guest} is on {ends}: it is being migrated, or a copy was left behind;"
             " nothing was changed",
-            hint="label it after the migration, or undefine it where it does not belong",
+            hint="set the label after the migration, or undefine the copy that was left behind",
         )
     if len(active) != 1:
         where = f" (no answer from {', '.join(errors)})" if errors else ""
@@ -123,7 +124,7 @@ async def label(
     if one.locked:
         raise GuestLocked(
             f"guest {guest} on {host.name} is locked by a job: {one.job}; nothing was changed",
-            hint="label it after the job has ended",
+            hint="set the label after the job has ended",
         )
     kept = {**one.labels, **changes}
     labels = {name: value for name, value in kept.items() if value is not None}
@@ -133,6 +134,6 @@ async def label(
 
 
 def no_guest(inventory: Inventory, name: str, found: Sequence[tuple[Host, Guest]]) -> BadInput:
-    """Return the error for a guest that no host knows; its hint lists similar names."""
+    """Return the error for a guest that no host has; the hint lists similar names."""
     hint = meant(name, {guest.name for _, guest in found}, "run vmckpt guests")
     return BadInput(f"no guest {name!r} on {', '.join(inventory.hosts)}", hint=hint)

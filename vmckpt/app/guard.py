@@ -1,4 +1,4 @@
-"""Run a risky command under guard: take a checkpoint, run it, check the guest, and roll back."""
+"""Run a risky command after taking a checkpoint, check the guest, and roll back on failure."""
 
 import asyncio
 import time
@@ -37,9 +37,9 @@ async def guard(
 ) -> GuardResult:  # fmt: skip
     """Run a command that may harm a guest; roll the guest back if the command or the check fails.
 
-    A restore of the checkpoint is rehearsed before the command runs. Setting `caller.stop` cancels:
-    before the command runs, the checkpoint is deleted; after that, the guest is rolled back. Raises
-    KeyRefused, Cancelled, ReadOnly, and what taking and restoring raise.
+    A restore of the checkpoint is rehearsed before the command runs. If `caller.stop` is set before
+    the command runs, the checkpoint is deleted; if it is set later, the guest is rolled back.
+    Raises KeyRefused, Cancelled, ReadOnly, and the errors of taking and restoring a snapshot.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -77,18 +77,18 @@ async def guard(
 
 
 def _can_open(keys: Keyring, identity: Identity | None) -> None:
-    """Check that a snapshot taken now could be opened here. Raises KeyRefused."""
+    """Check that `identity` could open a snapshot taken now. Raises KeyRefused."""
     if not keys.encrypts:
         return
     if identity is None:
         raise KeyRefused(
             "snapshots are encrypted and cannot be restored without a key; nothing was done",
-            hint="name an identity with --identity or VMCKPT_IDENTITY",
+            hint="provide an identity with --identity or VMCKPT_IDENTITY",
         )
     if public_of(identity()) not in {one.key for one in keys.admins()}:
         raise KeyRefused(
             "snapshots are not encrypted for this identity; nothing was done",
-            hint="run vmckpt snapshot keys list to see whose keys open them",
+            hint="run vmckpt snapshot keys list to see which keys open snapshots",
         )
 
 
@@ -98,13 +98,13 @@ async def _way_is_open(
 ) -> Opened:  # fmt: skip
     """Rehearse a restore of the checkpoint without changing anything.
 
-    Deletes the checkpoint if it cannot be restored, and raises what the rehearsal raises.
+    If the checkpoint cannot be restored, deletes it and raises the error of the rehearsal.
     """
     inventory, caller = controller.inventory, controller.caller
     try:
         opened = await asyncio.to_thread(snapshots.opened_in, place, taken.id, identity)
         back = RestoreRequest(snapshot=taken.id, end_running=True)
-        # Its warnings concern what another host may lack; this host runs the guest.
+        # Warnings are ignored: they concern another host, and this host already runs the guest.
         await restore.rehearse(inventory.host(taken.host), opened, back)
     except VmckptError:
         caller.warn("the checkpoint cannot be restored; the command was not run")
@@ -118,7 +118,7 @@ def _delete(place: StorePlace, snapshot: str) -> None:
 
 
 async def _states(inventory: Inventory, guest: str) -> tuple[dict[str, GuestState], list[str]]:
-    """Return a guest's state on each host that knows it, and the hosts that do not answer."""
+    """Return a guest's state on each host that has the guest, and the hosts that do not answer."""
     found, errors = await fleet.guests(inventory)
     named = {host.name: one.state for host, one in found if guest in (one.uuid, one.name)}
     return named, list(errors)
@@ -218,9 +218,9 @@ class _Guarding:
         return "" if status == 0 else f"the check failed: {in_words(status)}"
 
     async def _back(self, why: str) -> Restored:
-        """Restore the checkpoint in place of the guest's present state; this cannot be cancelled.
+        """Roll the guest back to the checkpoint; this cannot be cancelled.
 
-        Raises what restoring raises.
+        Raises the errors of restoring a snapshot.
         """
         self.caller.warn(f"{why}; restoring {self.taken.guest} from {self.taken.id}")
         states, _ = await _states(self.controller.inventory, self.opened.public.guest_uuid)

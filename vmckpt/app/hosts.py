@@ -35,7 +35,7 @@ async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, .
 
 
 async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding, ...]:
-    """Check hosts and this controller for what snapshots need."""
+    """Check whether hosts and this controller meet the requirements of snapshots."""
     folders = {
         name: place.url for name, place in inventory.stores.items() if "://" not in place.url
     }
@@ -67,7 +67,7 @@ def _controller(inventory: Inventory) -> ControllerReady:
 
 
 async def guest_readiness(inventory: Inventory, guest: str) -> Readiness:
-    """Find what a guest lacks for snapshots and replication; see snapshot.prepare.readiness.
+    """Determine what a guest lacks for snapshots and replication; see snapshot.prepare.readiness.
 
     Raises BadInput if no host has the guest, HostUnreachable if the guest may be on a host that
     does not answer.
@@ -77,9 +77,9 @@ async def guest_readiness(inventory: Inventory, guest: str) -> Readiness:
 
 
 async def make_ready(controller: Controller, guest: str) -> Readiness:
-    """Add what a guest lacks to its stored definition; see snapshot.prepare.make_ready.
+    """Add missing elements to a guest's stored definition; see snapshot.prepare.make_ready.
 
-    Raises ReadOnly, and what `guest_readiness` and snapshot.prepare.make_ready raise.
+    Raises ReadOnly, and the errors of `guest_readiness` and snapshot.prepare.make_ready.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -88,7 +88,7 @@ async def make_ready(controller: Controller, guest: str) -> Readiness:
 
 
 async def _with_lease_store(inventory: Inventory, found: Readiness) -> Readiness:
-    """Add the findings on the lease store: without it a guest is not ready for replication."""
+    """Add the finding on the lease store, which must be ready before a guest is replicated."""
     if inventory.lease is None:
         return found
     seen = await asyncio.to_thread(replicas.examine, inventory.lease)

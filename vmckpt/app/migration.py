@@ -1,4 +1,4 @@
-"""Begin, plan, control, resume, recover and replay migrations."""
+"""Start, plan, control, resume, recover and replay migrations."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 async def migrate(controller: Controller, request: MigrateRequest) -> MigrationReport:
     """Migrate a guest; see migration.service.migrate.
 
-    Finds the guest's host if the request does not name it. Raises ReadOnly if changes are not
-    allowed, as does everything in this module that acts.
+    Finds the guest's host if the request does not name the host. Raises ReadOnly if changes are not
+    allowed, like every function in this module that makes changes.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
@@ -48,20 +48,20 @@ async def migrate(controller: Controller, request: MigrateRequest) -> MigrationR
     report = await service.migrate(setting, request, caller)
     if report.outcome is not Outcome.UNKNOWN or report.job is None:
         return report
-    # Recovery may settle the outcome where an engine can only wait.
+    # Recovery may determine an outcome that the migration engine could only wait for.
     try:
         found = await recovering.recover_job(inventory, policies, caller, report.job)
     except JournalError as exc:
         return replace(report, warnings=(*report.warnings, str(exc)))
     said = (
-        f"the outcome was unknown at first; recovery: {found.truth}", *found.did, *found.warnings,
+        f"the outcome was unknown; recovery: {found.truth}", *found.did, *found.warnings,
     )  # fmt: skip
     outcome = found.outcome or report.outcome
     return replace(report, outcome=outcome, warnings=(*report.warnings, *said))
 
 
 async def _put_in_order_and_find(controller: Controller, request: MigrateRequest) -> Setting:
-    """Recover what dead controllers left behind, and find the guest meanwhile.
+    """Recover the jobs of dead controllers, and find the guest at the same time.
 
     The guest is searched for again if recovery changed anything.
     """
@@ -104,10 +104,10 @@ async def _setting(controller: Controller, request: MigrateRequest) -> Setting:
 
 
 async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
-    """Finish or undo every job whose controller is gone.
+    """Finish or undo every orphaned job.
 
-    A migration that libvirt still runs is watched until it ends; `caller.stop` only stops watching.
-    `dry_run`: report without changing anything.
+    A migration that is still running in libvirt is monitored until it ends; `caller.stop` stops
+    only the monitoring. `dry_run`: report without changing anything.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not dry_run:
@@ -116,7 +116,7 @@ async def recover(controller: Controller, *, dry_run: bool) -> list[Recovered]:
 
 
 def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
-    """End an orphaned job in the journal at the operator's request. No host is asked or changed.
+    """Mark an orphaned job as ended, at the operator's request. No host is contacted or changed.
 
     Raises BadInput, ReadOnly, and GuestLocked if the job has a live controller.
     """
@@ -125,14 +125,12 @@ def forget(inventory: Callable[[], Inventory], job: str) -> Recovered:
         operation = journal.operation(job)
         journal.take_over(operation)
         journal.finish(operation.id, Outcome.UNKNOWN, {FORGOTTEN: controller_identity.asked_by()})
-    ended = Settled(
-        truth="it was ended at your request; no host was asked", outcome=Outcome.UNKNOWN
-    )
+    ended = Settled(truth="ended at your request; no host was contacted", outcome=Outcome.UNKNOWN)
     return Recovered(operation=operation, settled=ended)
 
 
 def _may_act(inventory: Callable[[], Inventory]) -> None:
-    """Check that changes are allowed, also without an inventory. Raises ReadOnly."""
+    """Check that changes are allowed, even if there is no inventory. Raises ReadOnly."""
     try:
         known = inventory()
     except BadInput:
@@ -146,9 +144,9 @@ def replay(
 ) -> "ReplayReport":
     """Replay a recorded migration under another policy.
 
-    `folder`: the folder of policies; None: the one beside the inventory, if there is one. `wanted`:
-    a policy's name or file; None: the default policy. `mode`: replaces the mode of the policy.
-    Raises BadInput and PolicyError.
+    `folder`: the directory of policies; None: the directory beside the inventory, if it exists.
+    `wanted`: a policy's name or file; None: the default policy. `mode`: overrides the policy's
+    mode. Raises BadInput and PolicyError.
     """
     policy = loader.load_one(
         wanted or select.DEFAULT, loader.folder(folder, controller.inventory_path())
@@ -159,20 +157,20 @@ def replay(
 
 
 def of_whole_host(job: str) -> bool:
-    """Return whether a job is for a host with all its guests. Raises BadInput: no such job."""
+    """Return whether a job is for all guests of a host. Raises BadInput if the job is unknown."""
     with jobs.open_journal() as journal:
         return journal.operation(job, ended=True).kind in WHOLE_HOST
 
 
 def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
-    """Continue a paused job for a whole host. Raises BadInput, ReadOnly, OrphanedJobs."""
+    """Continue a paused job for all guests of a host. Raises BadInput, ReadOnly, OrphanedJobs."""
     _may_act(inventory)
     with jobs.open_journal() as journal:
         return jobs.control(journal, job, RequestKind.GO_ON, {})
 
 
 async def resume(controller: Controller, job: str) -> MigrationReport:
-    """Resume a broken post-copy whose controller has ended.
+    """Resume a broken post-copy migration whose controller is gone.
 
     Raises BadInput if there is nothing to resume, GuestLocked if the job has a live controller.
     """
@@ -206,15 +204,15 @@ def control(
 ) -> Answer:
     """Send a request to a running job.
 
-    If the job's controller is gone, libvirt is asked directly, which needs an inventory. Raises
-    BadInput, ReadOnly, OrphanedJobs.
+    If the job's controller is gone, the request is sent to libvirt directly; this requires an
+    inventory. Raises BadInput, ReadOnly, OrphanedJobs.
     """
     _may_act(inventory)
 
     def direct(operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]) -> Answer:
         try:
             hosts_ = inventory()
-            # Taking over the job for this one call keeps other controllers off the guest.
+            # The job is taken over for this call, so that no other controller acts on the guest.
             with recorder.taken_over(journal, operation, warn) as kept:
                 return asyncio.run(direct_control.act(hosts_, operation, kind, arguments, kept))
         except (BadInput, HostUnreachable) as exc:
@@ -225,10 +223,10 @@ def control(
 
 
 async def _find(inventory: Inventory, name: str, to: str) -> Host:
-    """Return the host that a guest is to be moved away from.
+    """Return the host from which a guest is to be moved.
 
-    Raises BadInput if no host knows the guest, HostUnreachable if a host that may know it does not
-    answer, OutcomeUnknown if the guest is active on two hosts.
+    Raises BadInput if no host has the guest, HostUnreachable if the guest may be on a host that
+    does not answer, OutcomeUnknown if the guest is active on two hosts.
     """
     found, errors = await fleet.guests(inventory)
     called = [

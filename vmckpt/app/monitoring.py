@@ -45,7 +45,7 @@ class Monitor:
     wishes: WebhookOptions
     warn: Callable[[str], None]
     whose: Callable[[], Awaitable[LeaseOwner]]
-    """Asks which service sends pages."""
+    """Returns which service sends pages."""
     exporter: Exporter = field(default_factory=Exporter)
     served: Served | None = None
     _source: Live = field(init=False)
@@ -71,11 +71,11 @@ class Monitor:
         return self
 
     async def _lasting_work(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work`, and warn if a bug ends it: its metrics would silently stop changing."""
+        """Run `work`, and warn if a bug stops it; its metrics would silently stop changing."""
         try:
             await work()
         except Exception as exc:  # noqa: BLE001
-            self.warn(f"{work.__name__.strip('_')} ended unexpectedly; please report this: {exc!r}")
+            self.warn(f"{work.__name__.strip('_')} failed unexpectedly; report this bug: {exc!r}")
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
@@ -88,7 +88,7 @@ class Monitor:
 
     @property
     def told(self) -> Sequence[str]:
-        """What the monitor does, one line for each endpoint and receiver."""
+        """A description of the monitor: one line for each endpoint and receiver."""
         lines = [f"pages go to {one.shown}" for one in self.inventory.webhooks if self._posters]
         if self.served is not None and self.wishes.metrics is not None:
             lines.append(f"metrics are at http://{self.served.address}/metrics")
@@ -97,7 +97,7 @@ class Monitor:
     # Polling
 
     async def _follow(self) -> None:
-        """Follow what the journal records from now on."""
+        """Follow new records in the journal."""
         journal: Journal | None = None
         follower: Follower | None = None
         try:
@@ -126,7 +126,7 @@ class Monitor:
         await self._send([page for one in happened if (page := alerts.of_happening(one))])
 
     async def _look(self) -> None:
-        """Poll hosts, jobs and protections, and send a page for each trouble."""
+        """Poll hosts, jobs and protections, and send a page for each problem."""
         while True:
             await self._see("hosts", self._source.fleet, "fleet")
             await self._see("jobs", lambda: self._source.jobs(0), "jobs")
@@ -158,7 +158,7 @@ class Monitor:
             self._stores.clear()
 
     async def _see(self, what: str, look: Callable[[], Awaitable[Any]], name: str) -> None:
-        """Update one part of the health snapshot; if that fails, the part and its time stay."""
+        """Update one part of the health snapshot. A failure leaves the part and its time as is."""
         try:
             seen = await look()
         except (VmckptError, OSError) as exc:
@@ -176,7 +176,7 @@ class Monitor:
             return
         self._due.extend(pages)
         if not self._due or (whose := await self.whose()) is LeaseOwner.UNSURE:
-            return  # a page sent twice is better than none
+            return  # the pages are kept: a page sent twice is better than a lost page
         if whose is LeaseOwner.OURS:
             for page in self._due:
                 for poster in self._posters:

@@ -1,4 +1,4 @@
-"""Load policies that the operator names: those of the inventory's folder, or a file."""
+"""Load policies from the inventory's policy directory, or from a file that the operator names."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from vmckpt.policy.model import Policy
 def load_policies(
     inventory: Inventory, folder: Path | None = None, wanted: str | None = None
 ) -> tuple[tuple[Policy, ...], str | None]:
-    """Load the policies, and resolve the wanted policy, which may be a file instead.
+    """Load the policies, and resolve the wanted policy, which may be a name or a file.
 
-    Returns the policies and the name of the wanted policy, or None. If `wanted` is a file, that
-    policy alone is returned. Raises PolicyError.
+    Returns the policies, and the name of the wanted policy or None. If `wanted` is a file, only the
+    policy in that file is returned. Raises PolicyError.
     """
     place = loader.folder(folder, inventory.path)
     if wanted is not None and loader.is_path(wanted):
@@ -27,8 +27,8 @@ def load_policies(
 
 
 def survey_policies(inventory: Inventory, folder: Path | None = None) -> Shelf:
-    """Load the policies that can be read, and collect what is wrong with the others.
+    """Load all valid policies, and collect the errors of the others.
 
-    A broken migration must be resumable even if a policy contains a typing error.
+    It must be possible to resume a broken migration even if a policy contains a syntax error.
     """
     return loader.survey(loader.folder(folder, inventory.path))

@@ -37,21 +37,22 @@ class Request:
 
     guest: str
     to: str | None
-    """The host for the standby; None with `reverse`: the host that the guest ran on before."""
+    """The host for the standby; None with `reverse`: the host on which the guest ran before."""
     policy: str | None
     """Name of a policy; None: the policy that is selected for the guest."""
     wishes: Mapping[str, Any]
-    """Overrides of fields of policy.model.Protection."""
+    """Overrides for fields of policy.model.Protection."""
     storage: str | None
     dry_run: bool
     reverse: bool = False
-    """The standby reuses the images that the guest left on its former host."""
+    """Whether the standby reuses the images that the guest left on its former host."""
 
 
 async def protect(controller: Controller, request: Request, told: Told) -> Protected:
     """Protect a guest; see protection.start.protect. Finds the guest's host and its policy.
 
-    Raises ReadOnly, BadInput, Blocked, GuestLocked, HostUnreachable and what starting raises.
+    Raises ReadOnly, BadInput, Blocked, GuestLocked, HostUnreachable, and the errors of
+    protection.start.protect.
     """
     inventory, policies, caller = controller.inventory, controller.policies, controller.caller
     if not request.dry_run:
@@ -80,7 +81,7 @@ async def protect(controller: Controller, request: Request, told: Told) -> Prote
 
 
 def _earlier(uuid: str, host: str) -> Earlier | None:
-    """Return the protection by which a guest (a UUID) came to its host, or None if unknown.
+    """Return the protection that moved a guest (a UUID) to its host, or None if unknown.
 
     Raises GuestLocked if the guest is protected.
     """
@@ -89,8 +90,8 @@ def _earlier(uuid: str, host: str) -> Earlier | None:
         if busy := next((one for one in found if one.active), None):
             raise GuestLocked(
                 f"guest {busy.guest} is protected ({busy.id}); nothing was changed",
-                hint=f"run vmckpt recover if it has failed over, otherwise vmckpt unprotect"
-                f" {busy.guest}",
+                hint=f"if the guest has failed over, run vmckpt recover; otherwise, run"
+                f" vmckpt unprotect {busy.guest}",
             )
         return resync.earlier(((one, journal.steps(one.id)) for one in found), host)
 
@@ -100,15 +101,15 @@ def _to(request: Request, earlier: Earlier | None, host: str) -> str:
     if earlier is not None and request.to not in (None, earlier.host):
         raise BadInput(
             f"guest {request.guest} ran on {earlier.host} before, not on {request.to}",
-            hint="leave out --to, or leave out --reverse to copy its disks completely",
+            hint="omit --to; or omit --reverse, to copy the disks completely",
         )
     if earlier is not None:
         return earlier.host
     if request.to is not None:
         return request.to
-    what = f"the journal has no protection that brought {request.guest} to {host}"
+    what = f"the journal contains no protection that moved {request.guest} to {host}"
     raise BadInput(
-        what if request.reverse else f"no host for the standby of {request.guest}",
+        what if request.reverse else f"no host was given for the standby of {request.guest}",
         hint=f"run vmckpt protect {request.guest} --to HOST",
     )
 
@@ -118,8 +119,8 @@ async def unprotect(
 ) -> StopResult:
     """End a guest's protection; see protection.stop.unprotect.
 
-    `lost_journal`: if the journal has no such protection, adopt it from its hosts. Raises ReadOnly,
-    BadInput if the guest is not protected, and what stopping raises.
+    `lost_journal`: if the journal does not contain the protection, adopt it from its hosts. Raises
+    ReadOnly, BadInput if the guest is not protected, and the errors of protection.stop.unprotect.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -132,8 +133,8 @@ async def _known(
 ) -> Known:
     """Return a guest's protection from the journal.
 
-    `lost_journal`: if the journal has none, adopt it from its hosts; see protection.adopt. Raises
-    VmckptError.
+    `lost_journal`: if the journal does not contain the protection, adopt it from its hosts; see
+    protection.adopt. Raises VmckptError.
     """
     inventory, caller = controller.inventory, controller.caller
     if not lost_journal:
@@ -154,9 +155,9 @@ async def failover(
 ) -> StopResult:  # fmt: skip
     """Fail a guest over to its standby; see protection.stop.
 
-    `planned`, `dead` and `fence` exclude each other; `lost_journal`, which adopts the protection
-    from its hosts, is allowed with `dead` only. Raises ReadOnly, BadInput if the guest is not
-    protected, and what the failover raises.
+    `planned`, `dead` and `fence` are mutually exclusive. `lost_journal` adopts the protection from
+    its hosts, and is allowed only with `dead`. Raises ReadOnly, BadInput if the guest is not
+    protected, and the errors of protection.stop.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -211,7 +212,8 @@ async def job_status(
     """Return the status of one protection.
 
     `at_once`: a host that does not accept a connection within one second, or does not answer within
-    eight seconds, counts as unreachable. So does a host that is not in this inventory.
+    eight seconds, counts as unreachable. A host that is not in this inventory always counts as
+    unreachable.
     """
     names = [name for name in (operation.source, operation.target) if name]
     hosts = {name: inventory.hosts[name] for name in names if name in inventory.hosts}
@@ -230,7 +232,7 @@ async def job_status(
     limit = _ANSWERS if at_once else None
     told = silent | await agent_client.both(asked, operation.guest_uuid or "", limit)
     if protection_status.has_taken_over(told.get(operation.target or "", _NOTHING)):
-        # The primary is asked again, as its answer may be older than the backup's takeover.
+        # The primary is asked again, because its answer may be older than the failover.
         first = {name: host for name, host in asked.items() if name == operation.source}
         told |= await agent_client.both(first, operation.guest_uuid or "", limit)
     ready, why = protection_status.readiness(
@@ -251,7 +253,7 @@ async def protection_summaries(
 ) -> Mapping[str, dict[str, Any]]:
     """Return the status of several protections, by job, without waiting for silent hosts.
 
-    Protections with a host that is not in the inventory are left out.
+    Protections with a host that is not in the inventory are omitted.
     """
     found = [one for one in operations if {one.source, one.target} <= set(inventory.hosts)]
     told = await asyncio.gather(*(job_status(inventory, one, at_once=True) for one in found))

@@ -1,4 +1,4 @@
-"""Maintain hosts one after the other: empty each, run a command, check it, bring guests back."""
+"""Maintain hosts in turn: evacuate each host, run a command, check the host, repopulate it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from vmckpt.units import Seconds, show_seconds
 
 _AGAIN = Seconds(5.0)
 _WHATEVER = 'eval "$1"'
-"""Has a shell interpret the operator's whole command."""
+"""Makes a shell interpret the operator's complete command."""
 _BROKEN = -1
-"""The exit status that ssh reports if the connection broke."""
+"""The exit status that ssh reports if the connection was lost."""
 _STOPPING = "stopping"
 _START = """\
 cat /proc/sys/kernel/random/boot_id
@@ -32,27 +32,28 @@ sed 's/.*) //' /proc/1/stat | cut -d' ' -f20
 [ "$(systemctl is-system-running 2>/dev/null)" != stopping ] &&
     [ ! -e /run/systemd/shutdown/scheduled ] || echo stopping
 """
-"""Prints which boot of the host this is, and whether it is shutting down.
+"""Prints an identifier of the host's current boot, and whether the host is shutting down.
 
-A boot is identified by the kernel's boot ID and, for a container, the start of its first process.
+A boot is identified by the kernel's boot ID and, for a container, by the start time of its first
+process.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollingOptions:
-    """What is done to each host."""
+    """The commands and time limits that apply to each host."""
 
     command: str
-    """Run by a shell on the empty host; it may reboot the host."""
+    """Shell command to run on the empty host; it may reboot the host."""
     before: str | None
-    """Run likewise before the first guest leaves; it must not reboot the host."""
+    """Shell command to run on the host before the first guest leaves; it must not reboot it."""
     after: str | None
-    """Run likewise after the guests are back."""
+    """Shell command to run on the host after the guests are back."""
     policy: str | None
     limit: Seconds
-    """How long each command may take, in seconds."""
+    """Time limit for each command, in seconds."""
     healthy_in: Seconds
-    """How long the host may take to be healthy again after the command, in seconds."""
+    """Time limit for the host to be healthy again after the command, in seconds."""
     why: str
 
 
@@ -63,7 +64,7 @@ class Rolled:
     host: str
     emptied: Report
     filled: Report | None
-    """None: no guest had to be brought back."""
+    """None if no guest had to be moved back."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -81,7 +82,7 @@ async def roll(
 ) -> list[Rolled]:  # fmt: skip
     """Maintain hosts one after the other; the first failure ends the run.
 
-    A host that fails after it was emptied stays in maintenance. `show` is called with each plan;
+    A host that fails after its evacuation stays in maintenance. `show` is called with each plan;
     `abort` cancels migrations in progress. Returns a result for each host. Raises ReadOnly,
     BadInput, Blocked, GuestsRemaining, HookFailed, RemoteError, Cancelled.
     """
@@ -98,7 +99,7 @@ async def roll(
     await asyncio.to_thread(_free, hosts, options.why)
     for host in chosen:
         if caller.stop.is_set():
-            raise Cancelled(f"stopped before {host.name}; it and the hosts after it are unchanged")
+            raise Cancelled(f"stopped before {host.name}; this host and later hosts are unchanged")
         await asyncio.to_thread(_free, [host.name], options.why)
         done.append(await _one(controller, host, options, show=show, abort=abort))
     return done
@@ -107,17 +108,18 @@ async def roll(
 def _free(hosts: Sequence[str], why: str) -> None:
     """Check that no host is in maintenance for another reason. Raises Blocked.
 
-    Guests must not be brought back to a host that was closed for another reason.
+    Guests must not be moved back to a host that is in maintenance for another reason.
     """
     held = maintenance.held()
     for name in hosts:
         one = held.get(name)
         if one is not None and (one.asked_by, one.why) != (controller_identity.asked_by(), why):
-            # Leaving maintenance by hand gives up the guests that only repopulate brings back.
+            # With maintenance leave, evacuated guests are abandoned; only repopulate moves them
+            # back.
             ends = "repopulate" if evacuation.was_emptied(name) else "maintenance leave"
             raise Blocked(
-                f"{name}: {one.closed}; it was not changed",
-                hint=f"leave the host out, or run vmckpt {ends} {name} first",
+                f"{name}: {one.closed}; the host was not changed",
+                hint=f"omit the host, or run vmckpt {ends} {name} first",
             )
 
 
@@ -141,7 +143,7 @@ async def _one(
                 if caller.stop.is_set():
                     raise Cancelled(f"stopped; {host.name} is unchanged")
                 caller.warn(f"{host.name}: running: {before}")
-                await _run(host, "--before", before, options.limit, "nothing was moved")
+                await _run(host, "--before", before, options.limit, "no guest was moved")
             done = await emptying.carry_out(plan, options.why, abort)
             _complete(host, done)
             return done
@@ -154,9 +156,12 @@ async def _one(
             f"stopped; {host.name} is empty and in maintenance, and the command was not run"
         )
     caller.warn(f"{host.name}: empty; running: {options.command}")
-    empty = f"it is empty and in maintenance; fix it, then run vmckpt repopulate {host.name}"
+    empty = (
+        "the host is empty and in maintenance; fix the problem, then run vmckpt repopulate"
+        f" {host.name}"
+    )
     left = await _run(host, "the command", options.command, options.limit, empty, may_go=True)
-    caller.warn(f"{host.name}: waiting until it is healthy")
+    caller.warn(f"{host.name}: waiting until the host is healthy")
     await _well(inventory, host, options.healthy_in, caller.stop, left=left)
     back = evacuation.away_from(host.name, options.policy)
     if back is None:  # the host had no guests
@@ -166,9 +171,9 @@ async def _one(
         filled = await through(back)
     if options.after is not None:
         if caller.stop.is_set():
-            raise Cancelled(f"stopped; {host.name} has its guests back, and --after was not run")
+            raise Cancelled(f"stopped; {host.name} is repopulated, but --after was not run")
         caller.warn(f"{host.name}: running: {options.after}")
-        back_again = "it accepts guests again, and its own guests are back"
+        back_again = "the host accepts guests again, and its own guests are back"
         await _run(host, "--after", options.after, options.limit, back_again)
     return Rolled(host=host.name, emptied=emptied, filled=filled)
 
@@ -176,7 +181,7 @@ async def _one(
 def _complete(host: Host, done: Report) -> None:
     """Check that every guest was moved and kept its standby. Raises GuestsRemaining.
 
-    Otherwise the next host may be the one that an affected guest depends on.
+    An affected guest may depend on the next host, so the run must not continue.
     """
     if done.ended.left:
         first = done.ended.left[0]
@@ -185,7 +190,7 @@ def _complete(host: Host, done: Report) -> None:
         )
     if done.bare:
         lost = done.bare[0]
-        raise GuestsRemaining(f"{host.name}: {lost.guest} lost its standby", hint=lost.hint)
+        raise GuestsRemaining(f"{host.name}: {lost.guest} has lost its standby", hint=lost.hint)
 
 
 async def _run(
@@ -193,14 +198,13 @@ async def _run(
 ) -> str | None:
     """Run a command on the host. `stands`: the state of the host after a failure, for the hint.
 
-    With `may_go`, a broken connection is no failure, since the command may have rebooted the host.
-    Returns the boot during which the connection broke, or None if the command ended. Raises
-    HookFailed if the command fails, and RemoteError if the host cannot be reached in the first
-    place.
+    With `may_go`, a lost connection is not a failure, because the command may have rebooted the
+    host. Returns the boot during which the connection was lost, or None if the command exited.
+    Raises HookFailed if the command fails, RemoteError if the host cannot be reached at the start.
     """
     loop = asyncio.get_running_loop()
     async with Remote(host) as remote:
-        start, _ = await _started(remote)  # raises if there is no connection to begin with
+        start, _ = await _started(remote)  # raises RemoteError if the host cannot be reached
         began = loop.time()
         try:
             answer = await remote.run(["sh", "-c", _WHATEVER, "sh", command], limit=limit)
@@ -220,7 +224,7 @@ async def _run(
 
 
 async def _started(remote: Remote) -> tuple[str, bool]:
-    """Return which boot of a host this is, and whether it is shutting down. Raises RemoteError."""
+    """Return a host's current boot, and whether the host is shutting down. Raises RemoteError."""
     told = (await remote.run(["sh", "-s"], text=_START)).out.split()
     return " ".join(told[:2]), _STOPPING in told[2:]
 
@@ -233,11 +237,11 @@ async def _unwell(inventory: Inventory, host: Host, left: str | None) -> str | N
     except RemoteError as exc:
         return exc.message
     if stopping:
-        return "it is shutting down"
+        return "the host is shutting down"
     if left == start:
         return (
-            "the connection to the command broke and the host has not restarted since; the"
-            " command may still be running there"
+            "the connection was lost while the command was running, and the host has not restarted"
+            " since; the command may still be running"
         )
     found = await app_hosts.doctor(inventory, [host.name])
     return next((one.text for one in found if one.severity is Severity.BLOCKER), None)
@@ -246,10 +250,10 @@ async def _unwell(inventory: Inventory, host: Host, left: str | None) -> str | N
 async def _well(
     inventory: Inventory, host: Host, limit: Seconds, stop: asyncio.Event, *, left: str | None
 ) -> None:
-    """Wait until two checks in a row find the host healthy. `limit`: in seconds.
+    """Wait until two consecutive checks find the host healthy. `limit`: in seconds.
 
-    A single check does not suffice, because a host that is about to shut down still answers. Raises
-    Cancelled, and HookFailed after the time limit.
+    A single check is not sufficient, because a host that is about to shut down still answers.
+    Raises Cancelled, and HookFailed after the time limit.
     """
     loop = asyncio.get_running_loop()
     until, good = loop.time() + limit, 0
@@ -260,13 +264,13 @@ async def _well(
             return
         if stop.is_set():
             raise Cancelled(
-                f"stopped; {host.name} is empty and in maintenance; to bring its guests back, run"
+                f"stopped; {host.name} is empty and in maintenance; to move its guests back, run"
                 f" vmckpt repopulate {host.name}"
             )
         if loop.time() > until:
             raise HookFailed(
                 f"{host.name} is not healthy after {show_seconds(limit)}:"
-                f" {why or 'only its last check passed'}",
-                hint=f"run vmckpt doctor {host.name}; it is empty and in maintenance",
+                f" {why or 'only the last check passed'}",
+                hint=f"the host is empty and in maintenance; run vmckpt doctor {host.name}",
             )
         await asyncio.sleep(_AGAIN)

@@ -50,8 +50,8 @@ async def run(
 ) -> int:
     """Run the schedules until the caller stops the service. Returns the number of failures.
 
-    `identity`: opens encrypted snapshots, to verify them. `once`: do what is due now, then end.
-    `tell` is called with every event; `wishes` asks for metrics and pages. Raises ReadOnly,
+    `identity`: opens encrypted snapshots for verification. `once`: do what is due now, then return.
+    `tell`: called with every event. `wishes`: options for metrics and pages. Raises ReadOnly,
     JournalError, LeaseLost, BadInput, and OSError if the address for metrics cannot be bound.
     """
     inventory, stop = controller.inventory, controller.caller.stop
@@ -101,15 +101,18 @@ async def _is_ours(what: str, claims: ScheduleLeases) -> bool:
 
 
 def keeps_watch(inventory: Inventory) -> bool:
-    """Return whether a lasting service must run the failure detector: a host has a fence agent."""
+    """Return whether a long-running service must run the failure detector.
+
+    This is the case if a host has a fence agent.
+    """
     return any(host.fence is not None for host in inventory.hosts.values())
 
 
 @asynccontextmanager
 async def _detecting(detector: FailureDetector, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Run the failure detector while the block lasts; a failover in progress is completed.
+    """Run the failure detector until the block ends; a failover in progress is completed.
 
-    If a bug ends the detector, the service stops as well, so that its supervisor restarts it.
+    If a bug stops the detector, the service stops as well, so that its supervisor restarts it.
     """
     task = asyncio.create_task(detector.keep(), name="vigil")
     task.add_done_callback(lambda ended: None if ended.cancelled() else stop.set())
@@ -123,13 +126,13 @@ async def _detecting(detector: FailureDetector, stop: asyncio.Event) -> AsyncIte
 async def due_now(
     controller: Controller, wanted: ScheduleSelection, tell: Callable[[Told], None]
 ) -> tuple[Agenda, Scene]:
-    """Return what is due when and why, and what that is based on, without acting."""
+    """Return the agenda and the facts on which it is based, without changing anything."""
     setting = _setting(controller, wanted, identity=None, tell=tell, recover=_nothing)
     return await Service(setting, None, asyncio.Event()).look()
 
 
 async def _nothing() -> None:
-    """Recover nothing, as `due_now` must not act."""
+    """Recover nothing, because `due_now` must not change anything."""
 
 
 def _setting(
@@ -172,7 +175,7 @@ def _setting(
 
 
 class _Past:
-    """What the journal has on guests, cached for _FRESH seconds."""
+    """The recent jobs of guests from the journal, cached for _FRESH seconds."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, Sequence[Operation]]] = {}

@@ -65,15 +65,15 @@ def located(inventory: Inventory, store: str | None, word: str) -> Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A snapshot, the stores that have it, and a function that opens it."""
+    """A snapshot, the stores that have it, and a function that opens the snapshot."""
 
     looked: Looked
     stores: tuple[str, ...]
-    """Names of the stores that have the snapshot; it was read from the first."""
+    """Names of the stores that have the snapshot; it was read from the first store."""
     verdict: VerifySummary
-    """Results of its checks, as recorded in that store."""
+    """Verification results of the snapshot, as recorded in the first store."""
     admins: tuple[Named, ...]
-    """The administrators known to this controller, to name the snapshot's recipients."""
+    """The administrators known to this controller, for the names of the snapshot's recipients."""
     open: Callable[[], Private]
     """Reads the private part. Raises KeyRefused, StoreError."""
 
@@ -96,7 +96,7 @@ def show(inventory: Inventory, store: str | None, word: str, identity: Identity 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What changed at most between two snapshots."""
+    """The differences between two snapshots; the figures are upper bounds."""
 
     before: Public
     after: Public
@@ -109,7 +109,7 @@ class Compared:
 
     @property
     def follows(self) -> bool:
-        """Whether the newer snapshot was based on the older: then the figures are mostly exact."""
+        """Whether the newer snapshot is based on the older one; if so, figures are mostly exact."""
         return self.after.parent == self.before.id
 
     def as_json(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def compare(
     words: tuple[str, str],
     identity: Identity | None,
 ) -> Compared:
-    """Compare two snapshots of a store, the older first.
+    """Compare two snapshots of a store. `words`: IDs or names, the older snapshot first.
 
     Raises NotInStore, BadInput, KeyRefused, StoreError.
     """
@@ -163,10 +163,10 @@ def verify(
     progress: Progress,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Proved:
-    """Verify snapshots, or all of a store if `words` is empty, and record the results in the store.
+    """Verify snapshots, or a complete store if `words` is empty; record the results in the store.
 
-    Damage is reported in the result, not raised. If `store` is None, the store is the one in which
-    the first snapshot is found. In a read-only inventory, the results are not recorded.
+    Damage is reported in the result, not raised. If `store` is None, the store in which the first
+    snapshot is found is used. In a read-only inventory, the results are not recorded.
     """
     if store is None and words:
         opened = located(inventory, None, words[0]).store
@@ -220,7 +220,7 @@ def unpin(inventory: Inventory, store: str | None, word: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPlan:
-    """Snapshots that are to be deleted; nothing is deleted before `delete` is iterated."""
+    """Snapshots to delete; nothing is deleted before `delete` is iterated."""
 
     store: Store
     ids: tuple[str, ...]
@@ -238,9 +238,9 @@ class DeletionPlan:
 
 
 def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> DeletionPlan:
-    """Find the snapshots that are to be deleted.
+    """Find the snapshots to delete.
 
-    Raises ReadOnly, NotInStore, StoreError, and BadInput, also if a snapshot is pinned.
+    Raises ReadOnly, NotInStore, StoreError, and BadInput, for example if a snapshot is pinned.
     """
     inventory.may_act()
     opened = open_store(inventory, store)
@@ -255,7 +255,7 @@ def doomed(inventory: Inventory, store: str | None, words: Sequence[str]) -> Del
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruning:
-    """The decision of pruning on each snapshot; nothing is deleted before `carry_out`."""
+    """The prune decision on each snapshot; nothing is deleted before `carry_out` is iterated."""
 
     store: Store
     schedule: str
@@ -274,8 +274,8 @@ def prune(
 ) -> Pruning:
     """Apply retention rules to a schedule's snapshots, without deleting any.
 
-    `schedule`: its name; None: the only one in the store. `dry_run`: allowed in a read-only
-    inventory. Raises ReadOnly, BadInput, StoreError.
+    `schedule`: name of the schedule; None: the only schedule in the store. `dry_run`: allowed in a
+    read-only inventory. Raises ReadOnly, BadInput, StoreError.
     """
     if not dry_run:
         inventory.may_act()
@@ -287,7 +287,7 @@ def prune(
 
 
 def local_zone() -> tzinfo:
-    """Return the time zone of this machine, with daylight saving time; UTC if it has none."""
+    """Return this machine's time zone, with daylight saving time; UTC if none is configured."""
     named = os.environ.get("TZ", "").lstrip(":")
     path = _LOCAL_TIME
     if named.startswith("/"):
@@ -310,8 +310,8 @@ def collect(
 ) -> tuple[str, Collected]:
     """Remove data that no snapshot needs.
 
-    `grace`: age, in seconds, below which unused data stays. Returns the store's location and what
-    was removed. Raises ReadOnly, StoreError.
+    `grace`: age, in seconds, below which unused data is kept. Returns the store's location and the
+    result. Raises ReadOnly, StoreError.
     """
     if not dry_run:
         inventory.may_act()
@@ -353,7 +353,7 @@ def import_(inventory: Inventory, store: str | None, path: Path, progress: Progr
 
 
 def load_identity(path: Path, passphrase: keys_identity.Passphrase | None) -> Identity:
-    """Return a function that loads the identity in a file when first called, and keeps it."""
+    """Return a function that loads the identity in a file on the first call, and caches it."""
     return cache(lambda: keys_identity.load(path, passphrase))
 
 
@@ -371,14 +371,14 @@ class Keys:
     """The public part of this controller's keys."""
 
     writer: Named | None
-    """Its own key, by which others can trust it; None: it has not signed anything yet."""
+    """The key that signs this controller's snapshots; None if it has not signed anything yet."""
     domain: str | None
     admins: tuple[Named, ...]
     writers: tuple[Named, ...]
 
 
 def keys() -> Keys:
-    """Return the keys that this controller encrypts for, signs with and trusts.
+    """Return this controller's keys: recipients, its own signing key, and trusted writers.
 
     Raises KeyRefused.
     """
@@ -386,7 +386,7 @@ def keys() -> Keys:
     writers = ring.writers()
     others = {one.key for one in writers}
     return Keys(
-        # A call of ring.writer() would create a missing key, which looking must not do.
+        # ring.writer() would create a missing key, but a query must not change anything.
         writer=ring.writer() if ring.trusted() - others else None,
         domain=ring.domain(),
         admins=ring.admins(),
@@ -395,7 +395,7 @@ def keys() -> Keys:
 
 
 def add_key(name: str, text: str) -> Named:
-    """Encrypt new snapshots for another administrator, too. Raises ReadOnly, KeyRefused."""
+    """Encrypt new snapshots for an additional administrator. Raises ReadOnly, KeyRefused."""
     inventories.may_act()
     return keyring().add_admin(name, text)
 
@@ -433,19 +433,20 @@ def import_salt(path: Path, passphrase: keys_identity.Passphrase | None) -> str:
 def heirs(drop: str | None) -> tuple[Named, ...]:
     """Return the administrators whose keys open the snapshots after a rotation.
 
-    `drop`: name of the key to remove. Raises KeyRefused if there is no such key, or none is left.
+    `drop`: name of the key to remove. Raises KeyRefused if there is no such key, or if it is the
+    last key.
     """
     admins = keyring().admins()
     if drop is not None and drop not in {one.name for one in admins}:
         raise KeyRefused(
             f"no key named {drop[:80]!r}",
-            hint="if it was removed already, rotate without --drop; see vmckpt snapshot keys list",
+            hint="if the key is already removed, omit --drop; see vmckpt snapshot keys list",
         )
     left = tuple(one for one in admins if one.name != drop)
     if not left:
         raise KeyRefused(
             "no administrator's key would be left to read the snapshots",
-            hint="add one with vmckpt snapshot keys add NAME KEY",
+            hint="add another key with vmckpt snapshot keys add NAME KEY",
         )
     return left
 
@@ -481,10 +482,10 @@ def rotate(
 def opened(
     inventory: Inventory, store: str | None, snapshot: str, identity: Identity | None
 ) -> Iterator[Browse]:
-    """Open a snapshot of a trusted writer for browsing, while the block lasts.
+    """Open a snapshot of a trusted writer for browsing, until the block ends.
 
-    It is looked for in the named store, or in all stores if `store` is None. Raises NotInStore,
-    StoreError, BadInput.
+    The snapshot is searched for in the named store, or in all stores if `store` is None. Raises
+    NotInStore, StoreError, BadInput.
     """
     found = located(inventory, store, snapshot)
     trusted = keyring().trusted()

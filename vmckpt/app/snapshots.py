@@ -64,9 +64,9 @@ def init(inventory: Inventory, name: str | None) -> str:
 
 
 async def take(controller: Controller, store: str | None, request: TakeRequest) -> Taken:
-    """Take a snapshot of a guest, on whichever host it runs; see snapshot.create.take.
+    """Take a snapshot of a guest on the host that has the guest; see snapshot.create.take.
 
-    Raises ReadOnly, InventoryError, and what `find` and snapshot.create.take raise.
+    Raises ReadOnly, InventoryError, and the errors of `find` and snapshot.create.take.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -83,8 +83,8 @@ def host_of(inventory: Inventory, guest: str, told: FoundGuests) -> Host:
 def find(inventory: Inventory, guest: str, told: FoundGuests) -> tuple[Host, Guest]:
     """Return a guest and its host. `told`: the hosts' answers.
 
-    Raises BadInput if no host has the guest or several have it, HostUnreachable if it may be on a
-    host that does not answer.
+    Raises BadInput if no host or several hosts have the guest, HostUnreachable if the guest may be
+    on a host that does not answer.
     """
     found, errors = told
     called = [(host, one) for host, one in found if guest in (one.name, one.uuid)]
@@ -95,7 +95,7 @@ def find(inventory: Inventory, guest: str, told: FoundGuests) -> tuple[Host, Gue
         where = ", ".join(host.name for host, _ in running)
         raise BadInput(
             f"guest {guest} is on several hosts: {where}",
-            hint="name it by its UUID, or wait until its migration has ended",
+            hint="name the guest by its UUID, or wait until its migration has ended",
         )
     if errors:
         name, why = next(iter(errors.items()))
@@ -117,9 +117,9 @@ async def restore(
 ) -> Restored:
     """Restore a snapshot; see snapshot.restore.restore.
 
-    `on`: the host; None: the host on which the snapshot was taken. Raises ReadOnly, NotInStore,
-    StoreError, BadInput, what restoring raises, and Blocked if the host is in maintenance, unless
-    `closed_too` is set, for a guest that is there already.
+    `on`: the host; None: the host on which the snapshot was taken. `closed_too`: allow a host in
+    maintenance, for a guest that is already there. Raises ReadOnly, NotInStore, StoreError,
+    BadInput, Blocked if the host is in maintenance, and the errors of snapshot.restore.restore.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -135,7 +135,7 @@ def opened_anywhere(
 ) -> Opened:
     """Open a snapshot in the named store, or in the first store that has it if `name` is None.
 
-    In the latter case, data that the store has lost is read from the other stores. Raises
+    If `name` is None, data that the store has lost is read from the other stores. Raises
     NotInStore, StoreError, BadInput.
     """
     places = list(inventory.stores.values()) or [inventory.store()]
@@ -143,7 +143,7 @@ def opened_anywhere(
         return opened_in(inventory.store(name), word, identity)
     found = catalog.find_anywhere(places, open_place, word)
     opened = opened_in(found.tiers[0].place, found.id, identity)
-    # A store that lacks this snapshot may have another one with the same chunk.
+    # A store that lacks this snapshot may have another snapshot with the same chunks.
     others = tuple(one for one in places if one.name != opened.store.name)
     return replace(opened, others=others)
 
@@ -170,21 +170,21 @@ class SnapshotRow:
     """None: the snapshot cannot be read."""
     pinned: bool
     trusted: bool
-    """Whether a writer that is trusted here signed it."""
+    """Whether the snapshot was signed by a writer that this controller trusts."""
     wrong: str | None
-    """Why the snapshot cannot be read; None: it can."""
+    """Why the snapshot cannot be read; None if it can be read."""
     group: GroupCompleteness | None = None
-    """The group that the snapshot belongs to, and how many of its members the store has."""
+    """The snapshot's group, and how many members of the group the store has."""
     verdict: VerifySummary = UNKNOWN
-    """Results of its checks."""
+    """Verification results of the snapshot."""
 
 
 async def listed(
     inventory: Inventory, store: str | None, guest: str | None
 ) -> Sequence[SnapshotRow]:
-    """List the snapshots of a store, the oldest first; those that cannot be read come last.
+    """List the snapshots of a store, the oldest first; unreadable snapshots come last.
 
-    `guest`: only those of this guest, by name or UUID. Raises InventoryError, StoreError.
+    `guest`: list only snapshots of this guest, by name or UUID. Raises InventoryError, StoreError.
     """
     return await asyncio.to_thread(listing, inventory, store, guest)
 
@@ -234,8 +234,8 @@ async def take_group(
 ) -> GroupTaken:
     """Create a snapshot of several guests at one instant; see snapshot.group.create.
 
-    The guests may run on different hosts. Raises ReadOnly, BadInput, HostUnreachable, and what
-    taking raises.
+    The guests may be on different hosts. Raises ReadOnly, BadInput, HostUnreachable, and the errors
+    of snapshot.group.create.take.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -259,7 +259,7 @@ async def restore_group(
     """Restore a group of snapshots (`request.snapshot` is its ID); see snapshot.group.restore.
 
     Raises ReadOnly, NotInStore if no store has the complete group, BadInput for options that do not
-    apply to groups, Blocked if a host is in maintenance, and what restoring raises.
+    apply to groups, Blocked if a host is in maintenance, and the errors of snapshot.group.restore.
     """
     inventory, caller = controller.inventory, controller.caller
     inventory.may_act()
@@ -269,7 +269,7 @@ async def restore_group(
     }  # fmt: skip
     said = next((name for name, value in alone.items() if value), None)
     if said is not None:
-        raise BadInput(f"{said} does not apply to groups, and {request.snapshot} is a group")
+        raise BadInput(f"{said} is not available for a group, and {request.snapshot} is a group")
     opened = await asyncio.to_thread(_opened, inventory, store, request.snapshot, identity)
     members = [(inventory.host(on or one.public.host), one) for one in opened]
     for host in {one.name for one, _ in members}:
@@ -288,7 +288,7 @@ def _opened(
 
 
 def _members(inventory: Inventory, name: str | None, id_: str) -> Sequence[Public]:
-    """Return the group's members in the first store that has all of them.
+    """Return the members of the group from the first store that has all members.
 
     Raises NotInStore, StoreError.
     """

@@ -1,7 +1,7 @@
 """Start vmckpt's own commands, each as a process that outlives this one.
 
-The dashboard runs the same commands that people type. A migration started there continues when the
-dashboard is closed or its terminal is lost.
+The dashboard runs the same commands that people type. A migration started from the dashboard
+continues when the dashboard is closed or its terminal is lost.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _MOST = 1 << 20
 
 
 class Processes:
-    """Runs commands as processes of this machine. `more`: variables added to their environment."""
+    """Runs commands as processes on this machine. `more`: variables added to their environment."""
 
     def __init__(self, more: Mapping[str, str]) -> None:
         self._more = more
@@ -38,7 +38,7 @@ class Processes:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGTERM)  # with the processes it started
+                    os.killpg(process.pid, signal.SIGTERM)  # including its child processes
                 await process.wait()
         return Said(text=_text(out), code=process.returncode)
 
@@ -46,7 +46,7 @@ class Processes:
         """Start a command and return at once; see model.events.Commands."""
         # An unnamed file lets the command keep writing after this process is gone.
         file = tempfile.TemporaryFile()  # noqa: SIM115  # _Process closes it
-        # In a session of its own the command survives Ctrl-C in this terminal, and its end.
+        # In its own session, the command survives Ctrl-C in this terminal and the terminal's end.
         process = subprocess.Popen(
             [*PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             env=self._environment(width), start_new_session=True,

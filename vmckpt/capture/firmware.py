@@ -1,6 +1,6 @@
 """Firmware state: NVRAM and the state of an emulated TPM, as small files on the guest's host.
 
-Their names in a snapshot are "nvram", and "tpm/…" for files in the TPM's folder.
+In a snapshot, the NVRAM is named "nvram", and the files of the TPM are named "tpm/…".
 """
 
 import errno
@@ -17,7 +17,7 @@ from vmckpt.util.host_files import FileRefused, Folder, opened
 
 NVRAM, TPM = "nvram", "tpm"
 _TPM_FOLDER = PurePosixPath("/var/lib/libvirt/swtpm")
-# A manifest holds 64 MiB of such files.
+# A manifest can contain at most 64 MiB of firmware files.
 _LARGEST, _MOST = 32 << 20, 64 << 20
 _DEEPEST = 8
 _FOLDER = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
@@ -25,12 +25,12 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def nvram(xml: str) -> str | None:
-    """Return the path of a guest's NVRAM on its host; None if it has none in a file."""
+    """Return the path of a guest's NVRAM on its host; None if it has no file-backed NVRAM."""
     return path_of(domain_xml.tree(xml, "domain"))
 
 
 def tpm(xml: str, uuid: str) -> str | None:
-    """Return the folder of a guest's TPM state on its host.
+    """Return the directory of a guest's TPM state on its host.
 
     Returns None if the guest has no emulated TPM, or if its definition sets another path.
     """
@@ -41,13 +41,13 @@ def tpm(xml: str, uuid: str) -> str | None:
 
 
 def tpm_elsewhere(node: ET.Element) -> str | None:
-    """Return the path of the TPM's state if the definition sets it (libvirt 10.10)."""
+    """Return the path of the TPM's state if the definition sets one (libvirt 10.10), or None."""
     source = node.find("backend/source")
     return None if source is None else source.get("path") or "a custom location"
 
 
 def own_nvram(xml: str, name: str) -> str:
-    """Return a definition whose NVRAM is a new file, named after `name`, in the same folder.
+    """Return the definition with a new NVRAM file, named after `name`, in the same directory.
 
     A definition without NVRAM is returned unchanged.
     """
@@ -66,9 +66,10 @@ def own_nvram(xml: str, name: str) -> str:
 
 
 def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:
-    """Return the paths of a snapshot's small files for a guest with the definition `xml`.
+    """Return the path on the host for each of a snapshot's firmware files.
 
-    Raises ValueError for a name that no snapshot of such a guest has.
+    `xml`, `uuid`: the guest's definition and UUID. Raises ValueError for a name that does not fit
+    the guest.
     """
     found = {}
     for name in names:
@@ -76,7 +77,7 @@ def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:
         where = nvram(xml) if kind == NVRAM else tpm(xml, uuid) if kind == TPM else None
         parts = PurePosixPath(rest).parts
         if where is None or ".." in parts or rest.startswith("/") or (kind == NVRAM) == bool(rest):
-            raise ValueError(f"the guest has no place for the snapshot's file {name!r}")
+            raise ValueError(f"the snapshot's file {name!r} does not fit the guest's definition")
         found[name] = str(PurePosixPath(where, *parts))
     return found
 
@@ -87,14 +88,14 @@ def there(xml: str, uuid: str) -> bool:
 
 
 def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
-    """Read all files of a paused guest, on its host. Raises HypervisorError.
+    """Read all firmware files of a paused guest on this host. Raises HypervisorError.
 
     QEMU and swtpm own these directories, so no symbolic link in them is followed.
     """
     path, folder = nvram(xml), tpm(xml, uuid)
     found: dict[str, bytes] = {}
     try:
-        if path is not None and Path(path).exists():  # libvirt creates it at the first start
+        if path is not None and Path(path).exists():  # libvirt creates NVRAM at the first start
             found[NVRAM] = _content(opened(Path(path)), path, host)
         if folder is not None and Path(folder).exists():
             found |= {f"{TPM}/{name}": data for name, data in _below(Path(folder), host)}
@@ -106,7 +107,7 @@ def read(xml: str, uuid: str, host: str) -> Mapping[str, bytes]:
 
 
 def _below(top: Path, host: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the regular files of a TPM's folder, with their paths in it."""
+    """Yield the relative path and content of each regular file in a TPM's directory."""
     left = _MOST
     with Folder(top) as folder, folder.listed() as listed:
         for inside, file in _files(listed, ""):
@@ -118,10 +119,10 @@ def _below(top: Path, host: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _files(at: int, below: str) -> Iterator[tuple[str, int]]:
-    """Yield all regular files below a directory, open, with their paths in it. Raises OSError.
+    """Yield the relative path and an open descriptor of each regular file below a directory.
 
-    os.fwalk is not used: in Python 3.11 it blocks on a FIFO by which the owner replaced a directory
-    meanwhile.
+    os.fwalk is not used: in Python 3.11, it blocks if the directory's owner replaces a subdirectory
+    with a FIFO meanwhile. Raises OSError.
     """
     for name in sorted(os.listdir(at)):
         inside = f"{below}{name}"

@@ -1,6 +1,6 @@
 """Check the free space for a snapshot's temporary files, before the capture and during it.
 
-The file system may also hold guests' images, and a full one pauses all these guests.
+The file system may also hold guests' images; if it becomes full, all these guests are paused.
 """
 
 import os
@@ -19,7 +19,7 @@ RESERVE = Bytes(GIB)
 """Space that must stay free for other programs."""
 _EVERY = Seconds(0.5)
 _HELD = re.compile(r"^(?:VmRSS|VmSwap|HugetlbPages):\s+(\d+) kB", re.MULTILINE)
-_MEND = "free some space there, or set another folder with agent_state in hosts.yaml"
+_MEND = "free some space there, or set agent_state in hosts.yaml to another directory"
 
 
 def resident_memory(status: str) -> Bytes:
@@ -47,13 +47,13 @@ def memory(monitor: Commands) -> Bytes:
 
 
 def free(folder: Path) -> Bytes:
-    """Return the free bytes on a folder's file system. Raises OSError."""
+    """Return the free bytes on a directory's file system. Raises OSError."""
     stat = os.statvfs(folder)
     return Bytes(stat.f_bavail * stat.f_frsize)
 
 
 def require_space(folder: Path, wanted: Bytes) -> None:
-    """Check that a folder's file system has space for `wanted` bytes and the reserve.
+    """Check that a directory's file system has space for `wanted` bytes and the reserve.
 
     Raises CaptureFailed, OSError.
     """
@@ -74,7 +74,7 @@ class Watch:
         self._looked = clock()
 
     def look(self) -> None:
-        """Check the free space, at most every 0.5 s; to be called often.
+        """Check the free space, at most every 0.5 s. Call this often.
 
         Raises CaptureFailed once less than half of the reserve is free, and OSError.
         """

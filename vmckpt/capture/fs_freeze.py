@@ -1,7 +1,7 @@
 """Freeze a guest's file systems around the instant of a snapshot, for a limited time.
 
-They are thawed in any case: at the end of the block, by a thread when the limit is reached, or
-after a crash by recovery, from a record that is written first.
+They are always thawed: at the end of the block, by a thread when the limit is reached, or, after a
+crash, by recovery. Recovery uses a record that is stored before the freeze.
 """
 
 import json
@@ -43,7 +43,7 @@ class FsFreezeUndo:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse a record from JSON. Raises ValueError if the text is not such a record."""
+        """Parse a record from JSON. Raises ValueError if the text is not a valid record."""
         told = json.loads(text)
         if not isinstance(told, dict) or not isinstance(told.get("guest"), str):
             raise ValueError(f"invalid undo record of a freeze: {text[:60]!r}")
@@ -53,8 +53,8 @@ class FsFreezeUndo:
 class FsFreeze:
     """Freezes a guest's file systems. Use as `with FsFreeze(...) as quiet`.
 
-    Without a guest agent, or if the agent fails, the guest is captured in a crash-consistent state,
-    and `finding` reports that. `release` thaws the file systems before the end of the block.
+    Without a guest agent, or if the agent fails, the captured state is only crash-consistent, and
+    `finding` returns the reason. `release` thaws the file systems before the end of the block.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class FsFreeze:
         note: Callable[[FsFreezeUndo], object],
         between: Seconds = _BETWEEN,
     ) -> None:
-        """`guest`: a UUID; `note`: stores the undo record, before the first change."""
+        """`guest`: its UUID; `note`: stores the undo record; called before the first change."""
         self._agent, self._guest, self._limit = agent, guest, limit
         self._note, self._between = note, between
         self._lock = threading.Lock()
         self._held = False
-        """File systems may be frozen."""
+        """Whether file systems may be frozen."""
         self._trouble: tuple[str, str] | None = None
         self._done = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="thaw", daemon=True)
@@ -86,7 +86,7 @@ class FsFreeze:
         try:
             self._agent.freeze(limit=self._limit)
         except HypervisorError as exc:
-            self._trouble = ("not-frozen", f"freezing them failed: {exc}")
+            self._trouble = ("not-frozen", f"freezing failed: {exc}")
             self._let_go()
         except BaseException:
             self.__exit__()
@@ -105,13 +105,13 @@ class FsFreeze:
         return self._held and self._trouble is None
 
     def release(self) -> bool:
-        """Thaw the file systems, after the instant. Returns whether they were frozen until now."""
+        """Thaw the file systems after the capture. Returns whether they were frozen until now."""
         held = self.held
         self._let_go()
         return held
 
     def finding(self, guest: str) -> Finding | None:
-        """Return what went wrong; None if nothing did. `guest`: the guest's name."""
+        """Return a finding if the freeze failed or was too short, or None. `guest`: its name."""
         if self._trouble is None:
             return None
         code, why = self._trouble
@@ -129,7 +129,7 @@ class FsFreeze:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Thaw the file systems, and check that they are; gives up after five attempts."""
+        """Thaw the file systems and check the result; give up after five attempts."""
         with self._lock:
             for attempt in range(_TRIES):
                 if not self._held:
@@ -145,6 +145,6 @@ class FsFreeze:
                 self._held = False
                 self._trouble = (
                     "still-frozen",
-                    "they may still be frozen, as the guest agent does not answer;"
+                    "they may still be frozen because the guest agent does not answer;"
                     f" run virsh domfsthaw {self._guest}",
                 )

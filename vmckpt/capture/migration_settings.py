@@ -1,8 +1,8 @@
 """Change QEMU's migration settings for a capture, and restore them, also from another process.
 
 The settings to restore are recorded before the first change (intent before action). `break_off`
-needs only that record, and is correct whenever the capture died. After a background snapshot, it
-must run as root on the guest's host.
+needs only this record, and works no matter when the capture died. After a background snapshot,
+`break_off` must run as root on the guest's host.
 """
 
 import json
@@ -25,11 +25,11 @@ BACKGROUND = "background-snapshot"
 IGNORE_SHARED = "x-ignore-shared"
 # QEMU's default limit of 128 MiB/s would delay the guest's writes.
 NO_LIMIT = 1 << 50
-# QEMU's name of the pipe that it was given.
+# Name under which the pipe is passed to QEMU (getfd).
 PIPE = "vmckpt"
 
 ACTIVE = ("setup", "active", "device", "wait-unplug", "pre-switchover", "cancelling", "colo")
-# QEMU is completing a migration, and must not get commands.
+# QEMU is completing a migration, and must not be sent commands.
 _BUSY = ("finish-migrate",)
 STOPPED = ("paused", "postmigrate")
 _PATIENCE = Seconds(20.0)
@@ -66,16 +66,16 @@ class Undo:
     bandwidth: int
     """QEMU's max-bandwidth, in bytes per second."""
     runs: bool
-    """The guest is to run after the capture."""
+    """Whether the guest is to run after the capture."""
     folder: str
-    """Folder to remove, with its contents; empty: none."""
+    """Directory to remove with its contents; an empty string if there is none."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Undo":
-        """Parse a record from JSON. Raises ValueError if the text is not such a record."""
+        """Parse a record from JSON. Raises ValueError if the text is not a valid record."""
         told = json.loads(text)
         try:
             undo = cls(**told)
@@ -89,7 +89,7 @@ class Undo:
 
 
 Note = Callable[[Undo], None]
-"""Stores the undo record where it outlives this process; called before the first change."""
+"""Stores the undo record so that it outlives this process. Called before the first change."""
 
 
 def changed(now: Mapping[str, bool], want: str | None) -> dict[str, bool]:
@@ -113,9 +113,9 @@ def settings_facts(
     """Return the undo record for a capture, without changing anything.
 
     `want`: the capability that the capture needs; `runs`: whether the guest is to run afterwards,
-    None: if it runs now; `folder`: a folder to remove when the capture is undone. Raises
-    CannotCapture if the guest is being migrated, its state forbids a capture, or QEMU lacks the
-    capability; and HypervisorError.
+    None: only if it is running now; `folder`: a directory to remove when the capture is undone.
+    Raises CannotCapture if the guest is being migrated, its state forbids a capture, or QEMU lacks
+    the capability; and HypervisorError.
     """
     status = monitor.ask("query-migrate").get("status", "none")
     if status in ACTIVE or status.startswith("postcopy"):
@@ -135,13 +135,14 @@ def settings_facts(
     state = monitor.run_state()
     if state == "postmigrate":
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} was paused by an earlier migration or snapshot, and"
-            " QEMU cannot capture it before it has run again",
-            hint="resume the guest, then pause it again if it should not run",
+            f"{monitor.name} on {monitor.host} was paused by an earlier migration or snapshot;"
+            " QEMU cannot capture the guest until it has been resumed",
+            hint="resume the guest, then pause it again if it should stay paused",
         )
     if state not in ("running", "paused"):
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} is {state}", hint="try again when the guest runs"
+            f"{monitor.name} on {monitor.host} is {state}",
+            hint="try again when the guest is running",
         )
     return Undo(
         guest=monitor.guest,
@@ -165,7 +166,7 @@ def set_bandwidth(monitor: Commands, limit: int) -> None:
 
 
 def apply(monitor: Commands, undo: Undo) -> None:
-    """Set what the capture needs: toggle the recorded capabilities, and remove the limit.
+    """Change the settings for the capture: toggle the recorded capabilities, unlimit bandwidth.
 
     Raises HypervisorError.
     """
@@ -188,10 +189,10 @@ def restore(monitor: Commands, undo: Undo) -> None:
 
 
 def break_off(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
-    """Cancel a capture that runs, failed or died, and restore the settings; may be repeated.
+    """Cancel a capture that is running or has failed, and restore the settings; may be repeated.
 
-    `at_once`: the capture has just died, so that a guest that was paused before it is paused again.
-    Raises HypervisorError, and CaptureFailed if the guest may hang.
+    `at_once`: the capture has only just died, so a guest that was paused before the capture is
+    paused again. Raises HypervisorError, and CaptureFailed if the guest may hang.
     """
     with ExitStack() as stack:
         if BACKGROUND in undo.capabilities:
@@ -205,10 +206,11 @@ def break_off(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
 
 
 def give_up(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
-    """Let a capture whose stream is still being read complete, then restore the settings.
+    """Wait until a capture has completed while its stream is read, then restore the settings.
 
-    A background snapshot is not cancelled, since QEMU 7.2 keeps memory write-protected after that,
-    and every migration fails until another background snapshot completes. Raises as `break_off`.
+    A background snapshot is not cancelled: afterwards, QEMU 7.2 would keep memory write-protected,
+    and every migration would fail until another background snapshot completes. Raises the same
+    exceptions as `break_off`.
     """
     left, since = None, time.monotonic()
     while time.monotonic() - since < _PATIENCE:
@@ -226,7 +228,7 @@ class Rescue:
     """Removes the write protection of the guest's memory while a background snapshot is cancelled.
 
     Must be entered before any command is sent: QEMU's main loop can block on protected memory, and
-    then answers no command. The snapshot is lost, so its memory need not be protected any more.
+    then QEMU answers no command. The snapshot is lost anyway, so the protection is not needed.
     """
 
     def __init__(self, monitor: Commands) -> None:
@@ -240,7 +242,7 @@ class Rescue:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Remove the protection once more, now that QEMU adds none. Raises CaptureFailed."""
+        """Remove the protection once more, now that QEMU adds no more. Raises CaptureFailed."""
         self._over.set()
         self._thread.join()
         try:
@@ -272,7 +274,7 @@ class Rescue:
 
 
 def wait_for_end(monitor: Commands) -> None:
-    """Wait until QEMU has ended a migration. Raises CaptureFailed after 20 s."""
+    """Wait until QEMU's migration has ended. Raises CaptureFailed after 20 s."""
     give_up = time.monotonic() + _PATIENCE
     while True:
         status = monitor.ask("query-migrate").get("status", "none")
@@ -280,8 +282,8 @@ def wait_for_end(monitor: Commands) -> None:
             return
         if time.monotonic() > give_up:
             raise CaptureFailed(
-                f"QEMU of {monitor.name} on {monitor.host} does not end the capture ({status})",
-                hint="check query-migrate there",
+                f"QEMU of {monitor.name} on {monitor.host} did not finish the capture ({status})",
+                hint="check the output of query-migrate on that host",
             )
         time.sleep(0.01)
 
@@ -291,7 +293,7 @@ def why_failed(status: Mapping[str, Any]) -> str:
     if why := status.get("error-desc"):
         return str(why)
     if status.get("status") == "failed":
-        # QEMU 7.2 omits the reason of late failures (migration_completion).
+        # QEMU 7.2 gives no reason for late failures (migration_completion).
         return "QEMU gives no reason; flushing a disk or its mirror may have failed"
     return f"QEMU reports {status.get('status')!r}"
 
@@ -300,12 +302,12 @@ def capture_failed(monitor: Commands, why: str) -> CaptureFailed:
     """Return the error for a capture that failed."""
     return CaptureFailed(
         f"the capture of {monitor.name} on {monitor.host} failed: {why}",
-        hint="check QEMU's log there, then try again",
+        hint="check QEMU's log on that host, then try again",
     )
 
 
 def drop_pipe(monitor: Commands) -> None:
-    """Close a pipe that QEMU was given and did not use. Raises HypervisorError."""
+    """Close a pipe that was passed to QEMU but not used. Raises HypervisorError."""
     try:
         monitor.tell("closefd", {"fdname": PIPE})
     except HypervisorError as exc:

@@ -1,8 +1,9 @@
-"""Buffer a guest's output: packets that it sends wait in QEMU until they are released.
+"""Buffer a guest's output: packets from the guest wait in QEMU until they are released.
 
 Each network card gets a `filter-buffer`. Output is never buffered for longer than a limit: QEMU
 releases older packets itself, and an undo process (`network_hold_undo_process`) removes the filters
-if this process dies or hangs. QEMU drops packets beyond 10,000, so buffer for as short as possible.
+if this process dies or hangs. QEMU buffers at most 10,000 packets and drops the rest, so buffer
+output only briefly.
 """
 
 import json
@@ -27,10 +28,10 @@ LIMIT = Seconds(15.0)
 """Maximum time for which output is buffered."""
 _MARGIN = Seconds(0.5)
 HELD = b"h"
-"""Message to the undo process that buffering begins."""
+"""Message that notifies the undo process that buffering begins."""
 _MARK = "vmckpt-hold-"
 _OUTSIDE = ("hostdev", "vhostuser", "vdpa")
-"""Kinds of card whose packets QEMU never sees."""
+"""Types of network card whose packets bypass QEMU."""
 _VHOST = "/dev/vhost-net"
 
 
@@ -63,7 +64,7 @@ def cards(xml: str) -> tuple[Card, ...]:
         told = dict(driver.attrib) if driver is not None else {}
         found.append(
             Card(
-                name=_attribute(node.find("alias"), "name") or "a card without a name",
+                name=_attribute(node.find("alias"), "name") or "a card without an alias",
                 kind=node.get("type", ""),
                 model=_attribute(node.find("model"), "type"),
                 driver=told.get("name"),
@@ -85,15 +86,15 @@ def _attribute(node: ET.Element | None, name: str) -> str | None:
 def why_not(card: Card, *, vhost: bool) -> str | None:
     """Return why the output of a card cannot be buffered; None if it can. Pure.
 
-    `vhost`: QEMU uses the kernel's vhost for some card; libvirt does not report for which.
+    `vhost`: whether QEMU uses the kernel's vhost for any card; libvirt does not report which card.
     """
     if card.kind in _OUTSIDE:
-        return f"its {card.name} ({card.kind}) bypasses QEMU"
+        return f"{card.name} ({card.kind}) bypasses QEMU"
     virtio = (card.model or "").startswith("virtio")
     if card.driver == "vhost" or (vhost and virtio and card.driver is None):
-        return f"its {card.name} uses vhost"
+        return f"{card.name} uses vhost"
     if card.queues > 1:
-        return f"its {card.name} has {card.queues} queues"
+        return f"{card.name} has {card.queues} queues"
     return None
 
 
@@ -105,14 +106,14 @@ class HoldUndo:
     """UUID of the guest."""
     cards: tuple[str, ...]
     runs: bool
-    """The guest ran before."""
+    """Whether the guest was running when the record was made."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse a record from JSON. Raises ValueError if the text is not such a record."""
+        """Parse a record from JSON. Raises ValueError if the text is not a valid record."""
         told = json.loads(text)
         try:
             undo = cls(**(told | {"cards": tuple(told["cards"])}))
@@ -135,9 +136,9 @@ def hold_facts(monitor: Commands) -> HoldUndo:
     reasons = [why for card in known if (why := why_not(card, vhost=vhost)) is not None]
     if reasons:
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host}: its output cannot be buffered:"
+            f"{monitor.name} on {monitor.host}: the guest's output cannot be buffered:"
             f" {', '.join(reasons)}",
-            hint="give its cards <driver name='qemu'/> without queues, and restart the guest",
+            hint="set <driver name='qemu'/> without queues for its cards and restart the guest",
         )
     names = tuple(card.name for card in known)
     return HoldUndo(guest=monitor.guest, cards=names, runs=monitor.run_state() == "running")
@@ -151,7 +152,7 @@ def _uses_vhost(guest: str) -> bool:
     with process:
         for file in Path(f"/proc/{process.pid}/fd").iterdir():
             with suppress(OSError):
-                if os.readlink(file) == _VHOST:  # noqa: PTH115 - it names a device
+                if os.readlink(file) == _VHOST:  # noqa: PTH115 - the link names a device
                     return True
     return False
 
@@ -170,7 +171,7 @@ class OutputHold:
         limit: Seconds = LIMIT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`undo`: from `hold_facts`, and recorded by the caller."""
+        """`undo`: the result of `hold_facts`, which the caller has stored."""
         self._monitor, self._undo, self._limit, self._clock = monitor, undo, limit, clock
         self._keeper: UndoProcess | None = None
         self._since: float | None = None
@@ -203,15 +204,15 @@ class OutputHold:
                 self._monitor.tell("object-add", _filter(card, self._limit))
         except QmpRefused as exc:
             raise CannotCapture(
-                f"{self._monitor.name} on {self._monitor.host}: its output cannot be buffered:"
-                f" {exc.message}",
-                hint="give its cards <driver name='qemu'/> without queues, and restart the guest",
+                f"{self._monitor.name} on {self._monitor.host}: the guest's output cannot be"
+                f" buffered: {exc.message}",
+                hint="set <driver name='qemu'/> without queues for its cards and restart the guest",
             ) from exc
 
     def let_go(self) -> Seconds:
         """Release all output, in order. Returns how long it was buffered.
 
-        Raises CaptureFailed if some of it may have been released before, and HypervisorError.
+        Raises CaptureFailed if some output may have been released earlier, and HypervisorError.
         """
         if self._since is None:
             raise ValueError("no output is buffered")
@@ -220,14 +221,14 @@ class OutputHold:
         self._over()
         if gone or held > self._limit - _MARGIN:
             raise CaptureFailed(
-                f"{self._monitor.name} on {self._monitor.host}: its output was released too early"
+                f"{self._monitor.name} on {self._monitor.host}: output was released too early"
                 f" (buffered for {held:.1f} s; the limit is {self._limit:g} s)",
-                hint="try again when hosts and network are less busy",
+                hint="try again when the hosts and the network are less busy",
             )
         return held
 
     def drop(self) -> None:
-        """Release all output after a failure. If that fails, the undo process tries again."""
+        """Release all output after a failure. If the release fails, the undo process retries."""
         with suppress(HypervisorError):
             if self._since is not None:
                 remove(self._monitor, self._undo.cards)
@@ -240,7 +241,7 @@ class OutputHold:
 
 
 def _filter(card: str, limit: Seconds) -> dict[str, object]:
-    """Return a filter for what the guest sends ("rx" is the network's point of view)."""
+    """Return a filter for packets that the guest sends, which is "rx" from the network's side."""
     return {
         "qom-type": "filter-buffer",
         "id": _MARK + card,
@@ -251,7 +252,7 @@ def _filter(card: str, limit: Seconds) -> dict[str, object]:
 
 
 def remove(monitor: migration_settings.Commands, names: Sequence[str]) -> tuple[str, ...]:
-    """Remove the filters of cards, which releases their output.
+    """Remove the filters of network cards, which releases the buffered output.
 
     Returns the cards that had no filter. Tries all cards before it raises HypervisorError.
     """
@@ -272,8 +273,8 @@ def remove(monitor: migration_settings.Commands, names: Sequence[str]) -> tuple[
 def put_back(monitor: migration_settings.Commands, undo: HoldUndo, *, resume: bool = False) -> None:
     """Release the output that a dead group snapshot left buffered; may be repeated.
 
-    `resume`: also resume the guest if it is paused without a running capture. This is for an agent
-    that hangs: the group snapshot has failed by then, so it cannot become inconsistent. Raises
+    `resume`: also resume the guest if it is paused and no capture is running. Use it when an agent
+    hangs: the group snapshot has failed by then, so resuming cannot make it inconsistent. Raises
     HypervisorError.
     """
     remove(monitor, undo.cards)

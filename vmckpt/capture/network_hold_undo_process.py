@@ -1,6 +1,6 @@
-"""The undo process of buffered output: releases it if the group snapshot is killed or hangs.
+"""The undo process of a group snapshot: releases buffered output if the snapshot dies or hangs.
 
-It is started for each group snapshot and rarely has work, so it imports large modules only then.
+It is started for each group snapshot but is rarely needed, so it imports large modules on demand.
 """
 
 import json
@@ -17,7 +17,7 @@ _BETWEEN = 0.5
 
 
 def main() -> None:
-    """Sleep until the snapshot has ended, was killed, or has buffered output for too long.
+    """Wait for the snapshot to end; release the output if it dies or buffers for too long.
 
     Exits with status 1 if output may still be buffered.
     """
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
-    """Release the output; retries for 30 s. Returns success."""
+    """Release the output, retrying for 30 s. Returns whether nothing is buffered any more."""
     from vmckpt.capture import network_hold  # noqa: PLC0415
     from vmckpt.errors import HypervisorError  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
@@ -47,7 +47,7 @@ def _undo(uri: str, host: str, undo: str, *, resume: bool) -> bool:
             return True
         with suppress(HypervisorError):
             if not identity.runs(facts.guest):
-                return True  # QEMU has ended, and its buffers with it
+                return True  # QEMU has exited, so its buffers are gone
         time.sleep(_BETWEEN)
     return False
 

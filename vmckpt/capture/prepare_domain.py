@@ -1,4 +1,4 @@
-"""Add to a guest's definition what fast snapshots and replication need. Pure.
+"""Add the settings for fast snapshots and replication to a guest's definition. Pure.
 
 Only the persistent definition is changed. A running guest must be restarted to use the changes.
 """
@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 from vmckpt.model.disk import DiskFacts
 from vmckpt.model.finding import Finding, Severity
 
-# Kinds of cards whose frames bypass QEMU.
+# Types of network card whose frames bypass QEMU.
 _OUTSIDE = {"hostdev", "vhostuser", "vdpa"}
 
 
@@ -23,16 +23,16 @@ class Prepared:
     """The new definition; None: no change is necessary."""
     findings: tuple[Finding, ...]
     restart: bool
-    """The guest runs without the required settings, and must be restarted."""
+    """Whether the guest is running without the required settings, and must be restarted."""
 
 
 def prepare(
     stored: ET.Element, running: ET.Element | None, disks: Sequence[DiskFacts] = ()
 ) -> Prepared:
-    """Compare a definition with the required settings, and return the changed one.
+    """Compare a definition with the required settings, and return the changed definition.
 
-    `stored`: the persistent definition; `running`: the live one, None if the guest is off; `disks`:
-    facts of its disks, for findings about them.
+    `stored`: the persistent definition; `running`: the live definition, None if the guest is off;
+    `disks`: facts about the guest's disks, for the findings.
     """
     root = copy.deepcopy(stored)
     name = root.findtext("name", "?")
@@ -74,7 +74,7 @@ class _Memory(_Part):
     code = "memory"
     good = "its memory is a file that other processes can map"
     bad = "its memory is private"
-    why = "snapshots with a short pause and replication need to map it"
+    why = "replication and snapshots with a short pause must be able to map the memory"
 
     def change(self, root: ET.Element) -> bool:
         backing = root.find("memoryBacking")
@@ -99,8 +99,8 @@ class _Memory(_Part):
 
 class _Generation(_Part):
     code = "vmgenid"
-    good = "it can detect that it was restored (vmgenid)"
-    bad = "it has no vmgenid"
+    good = "the guest can detect that it was restored (vmgenid)"
+    bad = "the guest has no vmgenid"
     why = "without vmgenid, a restored guest repeats random numbers and identities"
 
     def change(self, root: ET.Element) -> bool:
@@ -113,7 +113,7 @@ class _Generation(_Part):
 class _Network(_Part):
     code = "network-driver"
     good = "its virtio cards send through QEMU"
-    bad = "a virtio card bypasses QEMU"
+    bad = "a virtio network card uses vhost, which bypasses QEMU"
     why = "only QEMU can buffer output until a checkpoint is safe"
 
     def change(self, root: ET.Element) -> bool:
@@ -139,7 +139,7 @@ def _child(parent: ET.Element, tag: str) -> ET.Element:
 
 
 def _after(root: ET.Element, new: ET.Element, *tags: str) -> None:
-    """Insert an element after one of `tags`, where readers expect it; libvirt takes any order."""
+    """Insert an element after the first of `tags` found, as is usual; libvirt needs no order."""
     for tag in tags:
         found = root.find(tag)
         if found is not None:
@@ -150,8 +150,8 @@ def _after(root: ET.Element, new: ET.Element, *tags: str) -> None:
 
 def _told(part: _Part, guest: str, *, wanted: bool, waits: bool) -> Finding:
     if wanted:
-        when = ", effective at its next start" if waits else ""
-        text = f"{part.bad}; will be changed{when}: {part.why}"
+        when = ", effective at the next start" if waits else ""
+        text = f"{part.bad}; this will be changed{when}: {part.why}"
     elif waits:
         text = f"{part.bad} until the guest is restarted: {part.why}"
     else:
@@ -161,7 +161,7 @@ def _told(part: _Part, guest: str, *, wanted: bool, waits: bool) -> Finding:
 
 
 def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """Point out that the memory files must be on tmpfs, the only file system where QEMU can track
+    """Report that memory files must be on tmpfs, the only file system on which QEMU can track
     writes to them."""
     if root.find("memoryBacking/source[@type='file']") is not None:
         yield Finding(
@@ -172,7 +172,7 @@ def _folder(root: ET.Element, guest: str) -> Iterator[Finding]:
 
 
 def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
-    """Report cards that cannot be changed to send through QEMU."""
+    """Report network cards that cannot be changed to send through QEMU."""
     for card in root.findall("devices/interface"):
         if card.get("type") in _OUTSIDE:
             mac = card.find("mac")
@@ -186,21 +186,21 @@ def _cards(root: ET.Element, guest: str) -> Iterator[Finding]:
 
 
 def _images(guest: str, disks: Sequence[DiskFacts]) -> Iterator[Finding]:
-    """Report images that cannot have a dirty bitmap; they are not converted here."""
+    """Report images that cannot have a dirty bitmap; the images are not converted."""
     for disk in disks:
         if disk.device != "disk" or disk.read_only or disk.source is None:
             continue
         known, hint = "disk-bitmaps", None
         if disk.format != "qcow2":
-            why = f"{disk.format} images cannot track writes, so each snapshot reads all of it"
+            why = f"{disk.format} images cannot track writes, so each snapshot reads the full disk"
             if disk.kind in ("file", "block"):
                 new = f"{disk.source}.qcow2"
                 hint = f"with {guest} off: qemu-img convert -O qcow2 {disk.source} {new}"
         elif disk.version == 2:
-            why = "its image has the old qcow2 version 2, so each snapshot reads all of it"
+            why = "its image has the old qcow2 version 2, so each snapshot reads the full disk"
             hint = f"with {guest} off: qemu-img amend -f qcow2 -o compat=1.1 {disk.source}"
         else:
-            text = f"disk {disk.name}: snapshots read only what changed"
+            text = f"disk {disk.name}: snapshots read only changed data"
             yield Finding(code=known, severity=Severity.OK, where=guest, text=text)
             continue
         text = f"disk {disk.name}: {why}"

@@ -1,7 +1,7 @@
-"""The program's entry point. It prepares the process before it loads the rest of the package.
+"""The entry point of vmckpt. It prepares the process before it loads the rest of the package.
 
-Ctrl-C during the load exits cleanly, and closed standard streams are replaced with /dev/null, so
-that no other file gets their descriptors.
+Ctrl-C during loading exits cleanly. Closed standard streams are replaced with /dev/null, so that no
+other file gets their descriptors.
 """
 
 import os

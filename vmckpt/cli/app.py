@@ -1,4 +1,4 @@
-"""The program `vmckpt`: its commands, and the mapping of errors to exit codes."""
+"""The command line of `vmckpt`: its commands, and the mapping of errors to exit codes."""
 
 import importlib
 import logging
@@ -87,8 +87,8 @@ def options(
         typer.Option(
             metavar="FILE|URL|none",
             envvar=location.VARIABLE,
-            help="Where jobs are recorded. postgresql://USER@HOST/DB is shared by several"
-            " machines; put its password in ~/.pgpass.",
+            help="Journal of jobs. Machines can share postgresql://USER@HOST/DB; put the password"
+            " in ~/.pgpass.",
         ),
     ] = None,
     read_only: Annotated[
@@ -114,15 +114,15 @@ def options(
 
 
 def _choose_journal(journal: str, *, typed: bool) -> None:
-    """Use a journal. `typed`: it was given on the command line.
+    """Use a journal. `typed`: the journal was given on the command line.
 
-    Raises BadInput if a typed URL contains a password, and what `location.choose` raises.
+    Raises BadInput if a typed URL contains a password, and the errors of `location.choose`.
     """
     if typed and location.has_password(journal):
         raise BadInput(
             "--journal contains a password, which every user of this machine can read with ps",
-            hint="change the password, then put it in ~/.pgpass or PGPASSFILE, or the URL in"
-            f" {location.VARIABLE}",
+            hint="change the password, then put the new password in ~/.pgpass or PGPASSFILE, or put"
+            f" the URL in {location.VARIABLE}",
         )
     location.choose(journal)
 

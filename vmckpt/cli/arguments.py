@@ -1,6 +1,6 @@
 """Options and argument types that several commands share, and shell completion.
 
-Completion must be fast, so errors yield no names; the command itself reports them.
+Completion must be fast, so it offers no names if an error occurs; the command reports the error.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ def guests(ctx: typer.Context) -> Iterable[str]:
 
 @_quietly
 def jobs(_: typer.Context) -> Iterable[str]:
-    """Complete running jobs, or the latest jobs if none is running; and their guests."""
+    """Complete running jobs and their guests, or the latest jobs if no job is running."""
     from vmckpt.journal import jobs as journal_jobs
 
     with journal_jobs.open_journal(read_only=True) as journal:
@@ -115,7 +115,7 @@ JOB = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="ID of the job, the beginning of its ID, or its guest.",
+        help="ID or ID prefix of the job, or its guest.",
         autocompletion=jobs,
     ),
 ]
@@ -124,7 +124,7 @@ INVENTORY = Annotated[
     typer.Option(
         "--inventory",
         "-i",
-        help="Inventory file. Default: VMCKPT_INVENTORY, ./hosts.yaml, the lab's.",
+        help="Inventory file. Default: VMCKPT_INVENTORY, ./hosts.yaml or the lab's.",
     ),
 ]
 POLICY = Annotated[
@@ -136,7 +136,7 @@ POLICIES = Annotated[
     typer.Option(
         "--policies",
         metavar="DIR",
-        help="Folder of your policies. Default: VMCKPT_POLICIES, policies next to hosts.yaml,"
+        help="Directory of policies. Default: VMCKPT_POLICIES, policies next to hosts.yaml or"
         " /etc/vmckpt/policies.",
     ),
 ]

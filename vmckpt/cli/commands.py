@@ -1,4 +1,4 @@
-"""Every command of `vmckpt`: its location, and the first sentence of its help.
+"""All commands of `vmckpt`: the location of each command, and the first sentence of its help.
 
 `vmckpt --help` prints this table without loading any command. Other packages, such as the lab, add
 commands with entry points (see util.plugins).
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """The location of a command, a function or a Typer app in a module; and its first sentence."""
+    """The location of a command (a function or a Typer app), and the first sentence of its help."""
 
     module: str
     name: str
@@ -22,7 +22,7 @@ COMMANDS = {
     "hosts": Place("hosts", "hosts", "List hosts with their versions, memory and guests."),
     "guests": Place("hosts", "guests", "List the guests of all hosts."),
     "label": Place("hosts", "label", "Set or remove labels of a guest."),
-    "doctor": Place("hosts", "doctor", "Check that hosts have everything that migrations need."),
+    "doctor": Place("hosts", "doctor", "Check that hosts meet the requirements of migrations."),
     "migrate": Place("migrate", "migrate", "Move a running guest to another host."),
     "plan": Place("plan", "plan", "Show what a migration would do, without changing anything."),
     "resume": Place(
@@ -41,7 +41,7 @@ COMMANDS = {
         "dashboard", "app", "Show hosts, guests and jobs in the terminal, and act on them."
     ),
     "events": Place("events", "app", "Show the events of all jobs in the journal."),
-    "guard": Place("guard", "app", "Run a risky command; restore the guest if it fails."),
+    "guard": Place("guard", "app", "Run a risky command; if it fails, restore the guest."),
     "manual": Place("docs", "manual_app", "Write a manual page for every command."),
     "prepare": Place("hosts", "prepare_app", "Prepare a guest for fast snapshots and replication."),
     "run": Place("run", "app", "Run the service for scheduled snapshots, metrics and alerts."),
@@ -62,7 +62,7 @@ COMMANDS = {
         "Move evacuated guests back to a host and end its maintenance.",
     ),
     "balance": Place(
-        "evacuate", "balance_app", "Balance the load of hosts by migrations that pay off."
+        "evacuate", "balance_app", "Balance the load across hosts by worthwhile migrations."
     ),
     "roll": Place(
         "maintenance", "roll_app", "Maintain hosts in turn: evacuate, run a command, repopulate."

@@ -35,25 +35,25 @@ def dashboard(
     replay: Annotated[
         Path | None, typer.Option(metavar="TRACE", help="Replay a file written by migrate --trace.")
     ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Serve it to web browsers.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the dashboard over HTTP.")] = False,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="With --serve: port to listen on.")
     ] = 8010,
     host: Annotated[str, typer.Option(help="With --serve: address to listen on.")] = "127.0.0.1",
     url: Annotated[
-        str | None, typer.Option(help="With --serve: public URL, if it is behind a proxy.")
+        str | None, typer.Option(help="With --serve: public URL, if served behind a proxy.")
     ] = None,
     inventory: INVENTORY = None,
 ) -> None:
     """Show hosts, guests and jobs in the terminal, and act on them.
 
-    The dashboard shows all running jobs of the journal, whichever controller started them. Press ?
-    for the keys. Before it starts a job it shows the command and its expected effect. Such jobs
-    keep running when the dashboard is closed. Use vmckpt --read-only dashboard to forbid actions.
+    The dashboard shows the running jobs of all controllers that use the journal. Press ? for the
+    keys. Before the dashboard starts a job, it shows the command and the expected effect. Such jobs
+    keep running when the dashboard is closed. To forbid actions, use vmckpt --read-only dashboard.
 
-    --serve prints an address that contains a token. Everyone with this address has your rights, so
-    keep it secret. The server listens on this machine only unless --host says otherwise, and has no
-    TLS.
+    --serve prints an address that contains a token. Everyone with this address has your
+    permissions, so keep it secret. The server listens only on this machine unless --host sets
+    another address. It does not use TLS.
 
     Examples:
 
@@ -71,7 +71,7 @@ def dashboard(
         raise BadInput(f"{fleet!r}: a fleet requires --simulate", hint="add --simulate")
     if simulate and replay is not None:
         raise BadInput("--simulate and --replay are mutually exclusive", hint="use one of them")
-    if inventory is not None:  # commands that the dashboard starts must use it, too
+    if inventory is not None:  # commands that the dashboard starts must use this inventory, too
         os.environ[inventories.VARIABLE] = str(inventory.absolute())
     if serve:
         _serve(fleet, replay, simulate=simulate, host=host, port=port, url=url)
@@ -79,7 +79,7 @@ def dashboard(
     if not (sys.stdout.isatty() or "TEXTUAL_DRIVER" in os.environ):
         raise BadInput(
             "stdout is not a terminal",
-            hint="run it in a terminal, or use vmckpt jobs --json in scripts",
+            hint="run the dashboard in a terminal, or use vmckpt jobs --json in scripts",
         )
     _show(fleet, replay, simulate=simulate)
 
@@ -132,7 +132,7 @@ def _show(fleet: str | None, replay: Path | None, *, simulate: bool) -> None:
     known = controller.load_inventory()
     try:
         found = policies.survey_policies(known)
-    except PolicyError as exc:  # the folder does not exist
+    except PolicyError as exc:  # the directory does not exist
         found = Shelf((), (str(exc),))
     place = {} if known.path is None else {inventories.VARIABLE: str(Path(known.path).absolute())}
     shown.run(

@@ -21,7 +21,7 @@ manual_app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def manual(
     folder: Annotated[
         Path,
-        typer.Option("--to", metavar="DIR", help="A man1 folder of MANPATH, created if missing."),
+        typer.Option("--to", metavar="DIR", help="man1 directory in MANPATH; created if missing."),
     ],
 ) -> None:
     """Write a manual page for every command.
@@ -123,9 +123,9 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a command's --json output.
 
-    Without COMMAND it lists the commands that have a schema. For commands that print one JSON
+    Without COMMAND, the commands that have a schema are listed. For commands that print one JSON
     object per line, the schema describes one line. Fields may be added at any time; the change log
-    lists fields that are removed or change their meaning.
+    lists fields that are removed or whose meaning changes.
 
     Examples:
 
@@ -154,7 +154,8 @@ def of(name: str) -> dict[str, Any]:
     """Return the schema of a command's output. Raises BadInput if the command has none."""
     if name not in names():
         raise BadInput(
-            f"no command {name!r} prints JSON", hint="run vmckpt schema for a list of those that do"
+            f"{name!r} is not a command that prints JSON",
+            hint="run vmckpt schema to list the commands that print JSON",
         )
     text = _folder().joinpath(name.replace(" ", "_") + _END).read_text()
     return dict(jsonlib.loads(text))

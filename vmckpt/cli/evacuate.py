@@ -38,7 +38,7 @@ _NAMED = 8
 
 
 class Story:
-    """The progress of an evacuation: log lines on stderr, and on a terminal a panel of moves."""
+    """The progress of an evacuation: log lines on stderr, and a panel of moves on a terminal."""
 
     def __init__(self) -> None:
         self._began: float | None = None
@@ -63,7 +63,7 @@ class Story:
                     at = show_seconds(now - self._began)
                     output.say(f"{at:>8} {progress.rows_line(list(self._rows.values()))}")
             case _:
-                pass  # each move has a job of its own, which records its other events
+                pass  # each move has its own job, which records the other events of the move
 
     @contextmanager
     def going(self, title: str) -> Iterator[None]:
@@ -85,7 +85,7 @@ class Story:
 
     @contextmanager
     def looking(self, what: str) -> Iterator[None]:
-        """Show `what` is in progress while the context is open."""
+        """Show the text `what` as the current activity while the context is open."""
         if not output.err.is_terminal:
             output.say(f"{what} ...")
             yield
@@ -95,7 +95,7 @@ class Story:
 
 
 def show_plan(plan: "Plan", console: Console) -> None:
-    """Print the moves of a plan, their reasons, the load of hosts, and guests that stay."""
+    """Print a plan: moves and their reasons, the load on each host, and guests that stay."""
     from vmckpt.evacuation.task import Kind
 
     host = plan.task.host
@@ -122,7 +122,7 @@ def show_plan(plan: "Plan", console: Console) -> None:
     if not (plan.going or plan.left or stops or plan.starts or plan.not_started):
         text = {
             Kind.EVACUATE: f"{host} is empty", Kind.BALANCE: "no move would pay off",
-        }.get(plan.task.kind, f"all evacuated guests still running are on {host}")  # fmt: skip
+        }.get(plan.task.kind, f"all evacuated guests that are running are on {host}")  # fmt: skip
         console.print(f"{text}; nothing to do")
         return
     total = plan.total.show(show_seconds)
@@ -158,7 +158,7 @@ def _moves(plan: "Plan", console: Console) -> None:
 
 
 def _size(going: "Assignment", found: "Checked | None") -> str:
-    """Format the size of a guest's memory; of a guest that is off, the bytes to copy."""
+    """Format the size of a guest's memory, or the number of bytes to copy if the guest is off."""
     from vmckpt.evacuation.plan.inventory import TravelMethod
 
     if found is None or found.mode != TravelMethod.OFFLINE:
@@ -203,14 +203,14 @@ def show_report(report: "Report") -> None:
         output.out.print(table)
     for uuid in report.shut_down:
         how = "suspended" if uuid in report.suspended else "shut down"
-        output.out.print(f"{how}: {uuid}; vmckpt repopulate {report.task.host} starts it")
+        output.out.print(f"{how}: {uuid}; vmckpt repopulate {report.task.host} starts it again")
     for name in report.started:
         output.out.print(f"started: {name}")
     for lost in report.bare:
         output.out.print(output.styled("bold", f"{lost.guest} has lost its standby"))
         output.out.print(f"        → {lost.hint}")
     for left in report.ended.left:
-        output.out.print(output.styled("bold", f"left: {left.tenant.name}:"), left.why)
+        output.out.print(output.styled("bold", f"left behind: {left.tenant.name}:"), left.why)
         output.out.print(f"        → {left.hint}")
     took = show_seconds(report.ended.took)
     if report.task.kind is Kind.EVACUATE and not report.ended.left:
@@ -218,11 +218,11 @@ def show_report(report: "Report") -> None:
         then = f"repopulate {host} to move its guests back"
         if not report.comes_back:
             then = f"maintenance leave {host} to end the maintenance"
-        output.out.print(f"{host} is empty after {took}, and in maintenance; run vmckpt {then}")
+        output.out.print(f"{host} is empty after {took} and is in maintenance; run vmckpt {then}")
     else:
         open_again = report.task.kind is Kind.REPOPULATE
         more = f"; {report.task.host} accepts guests again" if open_again else ""
-        output.out.print(f"{len(report.ended.arrived)} moved in {took}{more}")
+        output.out.print(f"{len(report.ended.arrived)} guests moved in {took}{more}")
 
 
 app = typer.Typer(name="evacuate", rich_markup_mode=None, add_completion=False)
@@ -232,7 +232,7 @@ _POLICY = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="Policy for all guests. Default: each guest's own policy, or maintenance.",
+        help="Policy for all guests. Default: each guest's policy, else maintenance.",
     ),
 ]
 _DRY = Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")]
@@ -256,7 +256,7 @@ def evacuate(
     fleet: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Plan for the fleet that a file describes; contact no host."
+            metavar="FILE", help="Plan for the fleet described in a file; contact no host."
         ),
     ] = None,
     policies: POLICIES = None,
@@ -265,17 +265,17 @@ def evacuate(
 ) -> None:
     """Move all guests off a host.
 
-    Use it before you switch a host off. It shows the plan first: the new host of each guest, the
-    duration, the load of the hosts, and all blockers. Then it puts the host into maintenance, so
-    that no guest is placed on it until vmckpt maintenance leave HOST, and runs one migration for
-    each guest. A failed migration is retried, on another host if its target failed. Guests are shut
-    down or suspended only if their policy says so.
+    Use this command before you switch a host off. It first shows the plan: the target of each
+    guest, the expected duration, the load on the hosts, and all blockers. It then puts the host
+    into maintenance and migrates each guest. No guest is placed on the host until you run vmckpt
+    maintenance leave HOST. A failed migration is retried, on another host if the target failed.
+    Guests are shut down or suspended only if their policy requires it.
 
-    Ctrl-C starts no more moves and waits for running ones; a second Ctrl-C cancels those, too. If
-    the command is killed, vmckpt recover continues the evacuation.
+    After Ctrl-C, no more moves are started, and running moves are completed. A second Ctrl-C
+    cancels running moves. If the command is killed, vmckpt recover continues the evacuation.
 
-    Exit codes: 0 if all guests have left, 26 if some have not or a guest on another host has lost
-    its standby, 21 if the evacuation did not start.
+    Exit codes: 0 if all guests have left the host; 26 if some guests have not left, or if a guest
+    on another host has lost its standby; 21 if the evacuation did not start.
 
     Examples:
 
@@ -315,7 +315,7 @@ def repopulate(
     """Move evacuated guests back to a host and end its maintenance.
 
     Guests that the evacuation shut down or suspended are started again. If the host no longer has
-    room for all guests, those that do not fit stay where they are.
+    room for all guests, the guests that do not fit stay where they are.
 
     Examples:
 
@@ -338,12 +338,12 @@ def balance(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Balance the load of hosts by migrations that pay off.
+    """Balance the load across hosts by worthwhile migrations.
 
-    A move is proposed if it evens out the load enough that guests do not move back and forth, and
-    saves more over the next hour than it costs while it runs. Often there is no such move. The
-    evacuate section of the policies applies: guests that stay, labels, keep_free, the number of
-    concurrent moves.
+    A move is proposed only if it improves the balance by enough to prevent guests from moving back
+    and forth, and if it saves more over the next hour than the migration costs. Often no move
+    qualifies. The evacuate section of the policies applies: guests that stay, labels, keep_free,
+    the number of concurrent moves.
 
     Examples:
 
@@ -401,14 +401,14 @@ def _ask(
     if left:
         names = ", ".join(one.tenant.name for one in left[:4])
         more = f" and {len(left) - 4} more" if len(left) > 4 else ""
-        where = {Kind.EVACUATE: f"still on {order.host}", Kind.REPOPULATE: "not back"}.get(
+        where = {Kind.EVACUATE: f"still on {order.host}", Kind.REPOPULATE: "not moved back"}.get(
             order.kind, "not moved"
         )
         raise GuestsRemaining(f"{names}{more}: {where}", hint=left[0].hint)
     if report.bare:
         first = report.bare[0]
         raise GuestsRemaining(
-            f"{first.guest}, which runs on another host, has lost its standby", hint=first.hint
+            f"{first.guest}, which is on another host, has lost its standby", hint=first.hint
         )
 
 
@@ -442,7 +442,7 @@ async def _run(
             _refuse(plan, order, partly=False)
             return None
         _refuse(plan, order, partly=options.partly)
-        # Nothing runs yet, so Ctrl-C at the question leaves the command.
+        # No move is running yet, so Ctrl-C at the prompt exits the command.
         if not options.yes and not _agreed(order):
             output.say("nothing was changed")
             raise typer.Exit(130)
@@ -453,14 +453,14 @@ async def _run(
 def with_policy(
     known: "controller.Inventory", folder: Path | None, policy: str | None
 ) -> tuple[tuple[Policy, ...], str | None]:
-    """Load all policies, and the requested one if `policy` is a file.
+    """Load all policies, including `policy` if it is a file.
 
-    Returns the policies, and the name of the requested one. Raises PolicyError.
+    Returns the policies, and the name of the requested policy, if any. Raises PolicyError.
     """
     from vmckpt.app import policies as app_policies
 
     shelf, forced = app_policies.load_policies(known, folder, policy)
-    if forced is not None and policy != forced:  # a file: other policies are needed as well
+    if forced is not None and policy != forced:  # `policy` is a file: load the others as well
         rest = app_policies.load_policies(known, folder)[0]
         shelf = (*shelf, *(one for one in rest if one.name != forced))
     return tuple(shelf), forced
@@ -487,7 +487,7 @@ def _agreed(order: "Task") -> bool:
 
     what = {
         Kind.EVACUATE: f"evacuate {order.host}", Kind.REPOPULATE: f"repopulate {order.host}",
-    }.get(order.kind, "balance the hosts")  # fmt: skip
+    }.get(order.kind, "balance the load")  # fmt: skip
     stops = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return typer.confirm(f"{what} as planned?", err=True)

@@ -36,7 +36,7 @@ def events(
         Seconds | None,
         typer.Option(
             parser=seconds, metavar="TIME",
-            help="How far back to start, like 15min. Default: 1h; with --follow, now.",
+            help="How far back to start, like 15min. Default: 1h, or now with --follow.",
         ),
     ] = None,
     json: Annotated[
@@ -45,8 +45,8 @@ def events(
 ) -> None:  # fmt: skip
     """Show the events of all jobs in the journal.
 
-    These are the events of all controllers that use the journal: migrations with each decision and
-    its reason, snapshots, protections, evacuations, and the service. With --json each line is an
+    The events are those of all controllers that use the journal: migrations with each decision and
+    its reason, snapshots, protections, evacuations, and the service. With --json, each line is an
     object with "at", "event" ("began", "ended", "decided", "phase-changed", ...), "job", "kind",
     "guest", "source", "target" and "values".
 

@@ -30,7 +30,7 @@ def guard(
     ],
     check: Annotated[
         str | None,
-        typer.Option(metavar="CMD", help="Shell command that exits with 0 if the guest is well."),
+        typer.Option(metavar="CMD", help="Shell command; exits with 0 if the guest is healthy."),
     ] = None,
     check_for: Annotated[
         Seconds | None,
@@ -47,7 +47,7 @@ def guard(
     on_restore: Annotated[
         str | None,
         typer.Option(
-            metavar="CMD", help="Shell command to run here after a restore; see snapshot restore."
+            metavar="CMD", help="Shell command to run after a restore; see snapshot restore."
         ),
     ] = None,
     identity: IDENTITY = None,
@@ -55,13 +55,13 @@ def guard(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Run a risky command; restore the guest if it fails.
+    """Run a risky command; if it fails, restore the guest.
 
-    First vmckpt takes a checkpoint of memory and disks, and tests that it could be restored. Then
-    it runs the command on this machine, and the check. If both exit with 0 and the guest is
-    running, the checkpoint is kept, tagged "guard". Otherwise, or after Ctrl-C, the guest is
-    restored to the checkpoint; everything it did since is lost. The command and the check find
-    VMCKPT_GUEST, VMCKPT_HOST and VMCKPT_SNAPSHOT in their environment.
+    First, vmckpt takes a checkpoint of memory and disks, and tests that the checkpoint can be
+    restored. Then it runs the command on this machine, and then the check. If both exit with 0 and
+    the guest is running, the checkpoint is kept with the tag "guard". Otherwise, or after Ctrl-C,
+    the guest is restored to the checkpoint, and all later changes are lost. The environment of the
+    command and the check contains VMCKPT_GUEST, VMCKPT_HOST and VMCKPT_SNAPSHOT.
 
     Exit codes: 0 on success, 23 if the guest was restored, 130 if it was restored after Ctrl-C. If
     vmckpt is killed, the guest is not restored; vmckpt recover shows how to restore it.
@@ -77,7 +77,7 @@ def guard(
     from vmckpt.snapshot.guard_rules import CHECK_FOR, Ending, GuardRequest
 
     if not command:
-        raise BadInput("no command to run", hint="add it after --")
+        raise BadInput("no command to run", hint="add the command after --")
     known = controller.load_inventory(inventory)
     request = GuardRequest(
         guest=guest, command=tuple(command), name=name, check=check,
@@ -109,18 +109,19 @@ async def _guard(
 def stop_of(outside: "Outside") -> asyncio.Event:
     """Return an event that SIGINT, SIGTERM and SIGHUP set; the command gets the signal as well.
 
-    A terminal sends Ctrl-C to the command by itself. A second signal kills the command.
+    Ctrl-C is not passed on, because the terminal sends it to the command. A second signal kills the
+    command.
     """
     stop = asyncio.Event()
 
     def stopped(number: int) -> None:
         if stop.is_set():
             outside.pass_on(signal.SIGKILL)  # do not wait for a command that ignores signals
-            output.say("still stopping; the guest is not left half restored")
+            output.say("still stopping; a restore of the guest cannot be interrupted")
         else:
             if not (number == signal.SIGINT and sys.stdin.isatty()):
                 outside.pass_on(number)
-            output.say("stopping: the guest will be as it was before")
+            output.say("stopping: the guest will be in its previous state")
             stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -129,7 +130,7 @@ def stop_of(outside: "Outside") -> asyncio.Event:
 
 
 def ended(done: "GuardResult") -> VmckptError | None:
-    """Return the error that the command ends with, or None if it succeeded."""
+    """Return the error with which the command exits, or None if it succeeded."""
     if done.restored is None:
         return None
     where = f"{done.taken.guest} was restored to {done.taken.id}"

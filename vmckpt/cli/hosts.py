@@ -78,8 +78,8 @@ def _host_json(view: "fleet.HostView") -> dict[str, Any]:
 def guests(inventory: INVENTORY = None, json: JSON = False) -> None:
     """List the guests of all hosts.
 
-    Ends with exit code 27, and an error that names the guest, if the CPUs of a guest run on more
-    than one host.
+    If the CPUs of a guest are running on more than one host, the command names the guest in an
+    error and exits with code 27.
 
     Example:
 
@@ -116,7 +116,7 @@ def label(
     guest: GUEST,
     labels: Annotated[
         list[str],
-        typer.Argument(metavar="KEY=VALUE|KEY-", help="Label to set, or with KEY- to remove."),
+        typer.Argument(metavar="KEY=VALUE|KEY-", help="Label to set; KEY- removes a label."),
     ],
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -137,7 +137,7 @@ def label(
     for text in labels:
         key, equals, value = text.partition("=")
         if not equals and not text.endswith("-"):
-            raise typer.BadParameter(f"{text!r}: write KEY=VALUE to set it, or KEY- to remove it")
+            raise typer.BadParameter(f"{text!r}: use KEY=VALUE to set a label, KEY- to remove it")
         changes[key if equals else text[:-1]] = value if equals else None
     now = asyncio.run(fleet.label(controller.load_inventory(inventory), guest, changes))
     if json:
@@ -176,10 +176,11 @@ def doctor(
         bool, typer.Option("--quiet", "-q", help="Show only warnings and blockers.")
     ] = False,
 ) -> None:
-    """Check that hosts have everything that migrations need.
+    """Check that hosts meet the requirements of migrations.
 
-    It also checks the requirements of snapshots and replication. Warnings and blockers come with a
-    hint on how to fix them. Ends with exit code 21 if there is a blocker.
+    The command also checks the requirements of snapshots and replication. Each warning and each
+    blocker has a hint that explains how to fix the problem. The exit code is 21 if there is a
+    blocker.
 
     Example:
 
@@ -213,10 +214,11 @@ def prepare(
 ) -> None:
     """Prepare a guest for fast snapshots and replication.
 
-    It shows what is ready, and changes the rest in the guest's stored definition: shared memory
-    that the host can map, a generation ID by which the guest notices a restore, network cards whose
-    output can be buffered. The changes take effect when the guest is shut down and started again.
-    Disk images are not converted; the findings show how to convert them.
+    The command shows which requirements are met, and adds missing elements to the guest's stored
+    definition: shared memory that the host can map, a generation ID that lets the guest detect a
+    restore, and network cards whose output can be buffered. The changes take effect when the guest
+    is shut down and started again. Disk images are not converted; the findings show how to convert
+    them.
 
     Examples:
 
@@ -247,7 +249,7 @@ async def _make_ready(inventory: "controller.Inventory", guest: str) -> "Readine
     from vmckpt.app import hosts as app_hosts
 
     def unheard(_: Event) -> None:
-        """Ignore progress, as the change takes only a moment."""
+        """Ignore progress, because the change takes only a moment."""
 
     caller = controller.Caller(emit=unheard, warn=output.say, stop=asyncio.Event())
     acting = controller.Controller(inventory=inventory, caller=caller)
@@ -263,5 +265,8 @@ def _in_words(found: "Readiness", *, dry_run: bool) -> str:
         done = f"the definition of {found.guest} on {found.host} needs no change"
     if found.restart:
         then = "would take" if dry_run and found.lacks else "takes"
-        return f"{done}; it {then} effect when {found.guest} is shut down and started again"
+        return (
+            f"{done}; the definition {then} effect when {found.guest} is shut down and started"
+            " again"
+        )
     return done

@@ -1,4 +1,4 @@
-"""vmckpt jobs, job, set, postcopy, cancel and pause: jobs that were started anywhere."""
+"""vmckpt jobs, job, set, postcopy, cancel and pause, for jobs of any controller."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ def jobs(
         bool, typer.Option("--all", "-a", help="Include jobs that have ended.")
     ] = False,
     guest: Annotated[
-        str | None, typer.Option(help="Only jobs of this guest, by its name or UUID.")
+        str | None, typer.Option(help="Only jobs of the guest with this name or UUID.")
     ] = None,
     limit: Annotated[
         int, typer.Option(min=1, max=10_000, help="Maximum number of ended jobs.")
@@ -39,9 +39,9 @@ def jobs(
 ) -> None:
     """List running jobs, or all jobs, newest first.
 
-    A job in state "unattended" has lost its controller; run vmckpt recover. For protections, the
-    agents on hosts that answer immediately report how far the standby is behind. Ends with exit
-    code 27, and an error that names the guest, if the agents report two copies of a guest.
+    A job in state "unattended" has lost its controller; run vmckpt recover. For a protection, the
+    state shows how far the standby is behind, if the agents answer immediately. If the agents
+    report two copies of a guest, the command names the guest in an error and exits with code 27.
 
     Examples:
 
@@ -72,8 +72,9 @@ def protections(
 ) -> Mapping[str, Mapping[str, Any]]:
     """Ask the agents of protections for their status.
 
-    Returns, by job ID, the status of each job that is delegated to agents. Empty if there is no
-    such job, or no inventory and none was named; a named one that is missing raises InventoryError.
+    Returns, by job ID, the status of each job that is delegated to agents. Returns nothing if there
+    is no such job, or if `inventory` is None and no inventory is found. Raises InventoryError if
+    `inventory` cannot be loaded.
     """
     from vmckpt.app import controller as app_controller
 
@@ -175,7 +176,7 @@ def show(console: Console, found: "JobDetail", now: float) -> None:
     for request in found.requests:
         answer = "not answered" if request.ok is None else request.answer
         arguments = wording.pairs(request.arguments)
-        asked = f"{request.asked_by} asked for {request.kind} {arguments}".rstrip()
+        asked = f"{request.asked_by} requested {request.kind} {arguments}".rstrip()
         console.print(f"{asked}: {answer}")
     for warning in (operation.report or {}).get("warnings") or ():
         console.print(f"warning: {warning}")
@@ -232,7 +233,7 @@ def set_(
     ] = None,
     max_downtime: Annotated[
         Seconds | None,
-        typer.Option(parser=seconds, metavar="TIME", help="Longest downtime to aim for."),
+        typer.Option(parser=seconds, metavar="TIME", help="Maximum downtime to aim for."),
     ] = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -268,7 +269,8 @@ def postcopy(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
     """Switch a running migration to post-copy.
 
     The guest resumes on the target immediately and fetches its remaining memory from the source.
-    Until that is complete its memory is on both hosts, so the migration can no longer be cancelled.
+    The migration can no longer be cancelled, because the guest's memory is spread over both hosts
+    until all of it is fetched.
 
     Example:
 
@@ -280,7 +282,8 @@ def postcopy(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
 def cancel(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
     """Cancel a running job.
 
-    The guest of a migration keeps running on the source. An evacuation starts no more moves.
+    When a migration is cancelled, the guest keeps running on the source. When an evacuation is
+    cancelled, no more moves are started.
 
     Examples:
 
@@ -294,8 +297,8 @@ def cancel(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
 def pause(job: JOB, inventory: INVENTORY = None, json: JSON = False) -> None:
     """Pause a migrating guest so that its migration can complete.
 
-    The guest resumes when the migration ends. A paused evacuation starts no more moves until
-    vmckpt resume.
+    The guest resumes when the migration ends. A paused evacuation starts no more moves until you
+    run vmckpt resume.
 
     Examples:
 
@@ -315,7 +318,7 @@ def _ask(
 ) -> None:
     """Send requests to a job one after the other, and print the answers.
 
-    Raises BadInput if one is refused.
+    Raises BadInput if a request is refused.
     """
     from vmckpt.app import controller as app_controller
     from vmckpt.app import migration

@@ -73,7 +73,7 @@ def enter(
 ) -> None:
     """Put a host into maintenance, so that no guest is placed on it.
 
-    Guests on the host stay there; vmckpt evacuate moves them off.
+    Guests stay on the host; to move them off, use vmckpt evacuate.
 
     Example:
 
@@ -92,7 +92,7 @@ def enter(
 def leave(host: HOST, inventory: INVENTORY = None) -> None:
     """Take a host out of maintenance, so that guests can be placed on it.
 
-    No guest is moved; vmckpt repopulate moves evacuated guests back.
+    No guest is moved; to move evacuated guests back, use vmckpt repopulate.
 
     Example:
 
@@ -121,9 +121,7 @@ roll_app = typer.Typer(name="roll", rich_markup_mode=None, add_completion=False)
 def roll(
     hosts: Annotated[
         list[str],
-        typer.Argument(
-            metavar="HOST...", help="Hosts, in this order.", autocompletion=arguments.hosts
-        ),
+        typer.Argument(metavar="HOST...", help="Hosts, in order.", autocompletion=arguments.hosts),
     ],
     run: Annotated[
         str, typer.Option(metavar="CMD", help="Shell command to run on each host once it is empty.")
@@ -148,7 +146,7 @@ def roll(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Policy for all guests. Default: each guest's own policy, or maintenance.",
+            help="Policy for all guests. Default: each guest's policy, else maintenance.",
         ),
     ] = None,
     why: Annotated[str, typer.Option(help="Reason, shown by vmckpt maintenance list.")] = "",
@@ -159,11 +157,11 @@ def roll(
 ) -> None:
     """Maintain hosts in turn: evacuate, run a command, repopulate.
 
-    The command may reboot the host, which is no error although it breaks the connection; --before
-    and --after must not. Guests are moved back once the host is healthy, which means that vmckpt
-    doctor finds no blocker. At the first failure the run ends; the failed host stays in maintenance
-    if its evacuation had started, and the hosts before it are done. If you repeat the command, it
-    does not empty hosts again that are empty, but it runs the commands on them again.
+    The command may reboot the host; the lost connection is not an error. The commands of --before
+    and --after must not reboot the host. Guests are moved back once the host is healthy, that is,
+    vmckpt doctor finds no blocker. The run ends at the first failure: the failed host stays in
+    maintenance if its evacuation had started, and earlier hosts are complete. If you run vmckpt
+    roll again, empty hosts are not evacuated again, but the commands run on them again.
 
     Examples:
 

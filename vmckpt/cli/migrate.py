@@ -53,52 +53,53 @@ def _blocked(report: MigrationReport) -> VmckptError:
 
 
 def _cancelled(report: MigrationReport) -> VmckptError:
-    return Cancelled(f"cancelled; {report.guest} runs on {report.source}")
+    return Cancelled(f"cancelled; {report.guest} is running on {report.source}")
 
 
 def _timed_out(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
-        f"time limit reached; {report.guest} runs on {report.source}",
+        f"time limit reached; {report.guest} is running on {report.source}",
         hint="allow more time, a longer --max-downtime or more --bandwidth",
     )
 
 
 def _not_converged(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
-        f"policy {report.policy} cancelled the migration; {report.guest} runs on {report.source}",
+        f"policy {report.policy} cancelled the migration; {report.guest} is running on"
+        f" {report.source}",
         hint="see the decisions above, or use --policy must-finish",
     )
 
 
 def _failed(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
-        f"{report.error or 'libvirt gave no reason'}; {report.guest} runs on {report.source}"
+        f"{report.error or 'libvirt gave no reason'}; {report.guest} is running on {report.source}"
     )
 
 
 def _shut_off(report: MigrationReport) -> VmckptError:
     return MigrationFailed(
-        f"{report.guest} stopped during the migration and runs on neither {report.source} nor"
+        f"{report.guest} stopped during the migration and is running on neither {report.source} nor"
         f" {report.target}",
-        hint="check its console and log, then run virsh start (if libvirtd reports that a job holds"
-        " the domain, restart libvirtd first)",
+        hint="check the guest's console and log, then run virsh start (if libvirtd reports that a"
+        " job holds the domain, restart libvirtd first)",
     )
 
 
 def _postcopy_paused(report: MigrationReport) -> VmckptError:
     return PostcopyPaused(
-        f"the post-copy stream broke: {report.guest} waits on {report.target} for memory that is"
-        f" still on {report.source}; nothing is lost unless one of the two is stopped",
+        f"the post-copy stream broke: {report.guest} is waiting on {report.target} for memory that"
+        f" is still on {report.source}; nothing is lost unless QEMU is stopped on either host",
         hint=f"fix the network, then run vmckpt resume {report.job}"
         if report.job is not None
-        else "fix the network, then run virsh migrate --postcopy-resume with all its options",
+        else "fix the network, then run virsh migrate --postcopy-resume with the original options",
     )
 
 
 def _lost(report: MigrationReport) -> VmckptError:
     return OutcomeUnknown(
-        f"part of {report.guest}'s memory is lost: one end of its post-copy migration died, and the"
-        f" other is paused on {report.source} or {report.target}",
+        f"part of {report.guest}'s memory is lost: one side of the post-copy migration died, and"
+        f" the other side is paused on {report.source} or {report.target}",
         host=report.target,
         hint=f"run virsh destroy {report.guest} on that host, then start the guest from its disks",
     )
@@ -106,7 +107,7 @@ def _lost(report: MigrationReport) -> VmckptError:
 
 def _unknown(report: MigrationReport) -> VmckptError:
     return OutcomeUnknown(
-        f"it is unknown where {report.guest} runs ({'; '.join(report.warnings)})",
+        f"it is unknown where {report.guest} is running ({'; '.join(report.warnings)})",
         host=report.source,
         hint=f"run virsh list --all on {report.source} and {report.target} before you start the"
         " guest",
@@ -148,7 +149,7 @@ def migrate(
     ] = None,
     max_downtime: Annotated[
         Seconds | None,
-        typer.Option(parser=seconds, metavar="TIME", help="Longest downtime to aim for."),
+        typer.Option(parser=seconds, metavar="TIME", help="Maximum downtime to aim for."),
     ] = None,
     timeout: Annotated[
         Seconds | None,
@@ -172,9 +173,9 @@ def migrate(
     """Move a running guest to another host.
 
     The guest's policy decides how to migrate (vmckpt policy explain GUEST); options given here
-    override it. Before it changes anything, the command checks for blockers and shows all of them.
-    Ctrl-C cancels the migration; the guest keeps running on the source. To control the migration
-    from another terminal, use vmckpt watch, set, postcopy, pause and cancel.
+    override the policy. Before the command changes anything, it checks for blockers and shows all
+    blockers that it finds. Ctrl-C cancels the migration; the guest keeps running on the source. To
+    control the migration from another terminal, use vmckpt watch, set, postcopy, pause and cancel.
 
     Examples:
 
@@ -227,7 +228,7 @@ async def _run(
     from vmckpt.app import controller, migration
     from vmckpt.app import policies as app_policies
 
-    stop = stop_on_signals("stopping: waiting for confirmation that the guest runs on the source")
+    stop = stop_on_signals("stopping: confirming that the guest is running on the source")
     known = controller.load_inventory(inventory)
     shelf, forced = app_policies.load_policies(known, folder, request.policy)
     request = dataclasses.replace(request, policy=forced)
@@ -245,8 +246,8 @@ def resume(
 ) -> None:
     """Resume a broken post-copy migration or a paused evacuation.
 
-    If the stream of a post-copy migration breaks, the guest waits on the target for memory that the
-    source still holds; nothing is lost. The command retries the connection for as long as the
+    If the stream of a post-copy migration breaks, the guest waits on the target for memory that is
+    still on the source; nothing is lost. The command retries the connection for as long as the
     policy allows. Ctrl-C stops the retries and changes nothing.
 
     Examples:
@@ -310,7 +311,7 @@ def _show(report: MigrationReport) -> None:
         at, numbers = show_seconds(one.at - report.began), wording.numbers(one.numbers)
         output.out.print(f"at {at}: {one.action}, because {one.reason} {numbers}".rstrip())
     for image in report.left_behind:
-        if not report.stays:  # a warning below explains images that must not be removed by hand
+        if not report.stays:  # a warning below explains which images must not be removed manually
             output.out.print(
                 f"left on {report.source}: {image}; remove it when you no longer need it"
             )

@@ -1,7 +1,7 @@
-"""Output of commands: results go to stdout, everything else to stderr; and stop on signals.
+"""Output of commands (results go to stdout, everything else to stderr), and stop on signals.
 
-Names, errors and answers of hosts are untrusted text. Their terminal control characters are printed
-as escapes (like "\\x1b"), never sent to the terminal.
+Names, errors and answers of hosts are untrusted text. Terminal control characters in untrusted text
+are printed as escapes (like "\\x1b"), never sent to the terminal.
 """
 
 import asyncio
@@ -32,33 +32,33 @@ _STEERING = re.compile(
 
 
 def styled(style: str, text: str) -> Text:
-    """Return a sanitised text in a style. Markup in it is not interpreted."""
+    """Return a sanitised text in a style. Markup in the text is not interpreted."""
     return Text(harmless(text), style)
 
 
 def harmless(text: str) -> str:
-    """Replace terminal control characters in a text with escapes. Line breaks stay."""
+    """Replace terminal control characters in a text with escapes. Line breaks are kept."""
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def in_one_line(text: str) -> str:
-    """Sanitise a text as `harmless` does, and join its lines, so that it cannot forge a line."""
+    """Sanitise a text and join its lines, so that the text cannot forge a line of output."""
     return harmless(" ".join(text.split("\n")))[:_LONGEST_LINE]
 
 
 class _Console(Console):
-    """A console that sanitises its text, and is silent once its reader has closed the pipe."""
+    """A console that sanitises its text, and prints nothing once the reader closes the pipe."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Render a sanitised text as rich does."""
-        # rich's options are passed on as they are: they differ between its versions.
+        # The options are passed on unchanged, because they differ between versions of rich.
         return super().render_str(harmless(text), **options)
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        """Sanitise all text just before it is written, also text that rich made itself."""
+        """Sanitise all text just before it is written, including text that rich generates."""
         encoding = self.encoding
         return super()._render_buffer(
             part if part.control else part._replace(text=_known(harmless(part.text), encoding))
@@ -73,7 +73,7 @@ def _known(text: str, encoding: str) -> str:
 
 def _console(*, stderr: bool) -> Console:
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
-    # A program that shows the output, such as the dashboard, sets the width.
+    # A tool that displays the output, such as the dashboard, sets the width.
     shown = os.environ.get(WIDTH, "")
     width = int(shown) if shown.isdecimal() and int(shown) else None
     return _Console(
@@ -98,14 +98,14 @@ _STYLES = {
 
 
 def print_json(value: Any, *, line: bool = False) -> None:
-    """Print one JSON value to stdout. `line`: it is one of several, each on its own line."""
+    """Print one JSON value to stdout. `line`: print one of several values, one per line."""
     sys.stdout.write(as_json(value, indent=None if line else 2) + "\n")
     if line:
         sys.stdout.flush()
 
 
 def as_json(value: Any, *, indent: int | None = None) -> str:
-    """Format a value as JSON, unescaped as far as it is safe to print to a terminal."""
+    """Format a value as JSON. Characters that are unsafe on the terminal are escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8", "surrogatepass")
@@ -155,7 +155,7 @@ def findings(console: Console, found: Iterable[Finding]) -> None:
 
 
 def table(*columns: str) -> Table:
-    """Make a table without borders. Columns whose name begins with '>' are right-aligned."""
+    """Create a table without borders. Columns whose name begins with '>' are right-aligned."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         right = column.startswith(">")
@@ -171,8 +171,8 @@ def stop_on_signals(
 ) -> asyncio.Event:
     """Return an event that Ctrl-C and SIGTERM set.
 
-    The first signal prints `first`. The second one prints `second` and sets `again`, if given;
-    later ones print that the command is still stopping.
+    The first signal prints `first`. The second signal prints `second` and sets `again`, if given;
+    later signals print that the command is still stopping.
     """
     stop = asyncio.Event()
 

@@ -46,9 +46,9 @@ def plan(
 ) -> None:
     """Show what a migration would do, without changing anything.
 
-    It shows all blockers, the policy that applies to the guest, and a forecast for each mode: the
-    duration, the downtime and the bytes sent, as ranges. It measures the guest's writes for up to
-    ten seconds if one second is not enough for a good forecast.
+    The command shows all blockers, the policy that applies to the guest, and a forecast for each
+    mode: the duration, the downtime and the bytes sent, as ranges. It measures the guest's writes
+    for up to ten seconds if one second is not enough for a good forecast.
 
     Example:
 
@@ -157,7 +157,7 @@ def _verdict(one: "Forecast") -> str:
         return "may not complete"
     if not one.converges:
         return "does not complete"
-    return "ends by post-copy" if one.switches else ""
+    return "completes by post-copy" if one.switches else ""
 
 
 def replay(
@@ -169,8 +169,8 @@ def replay(
 ) -> None:
     """Show what a policy would have done in a recorded migration.
 
-    The recording is followed as long as the policy decides the same. From the first different
-    decision on, the migration is simulated.
+    The recording is followed for as long as the policy makes the recorded decisions. From the first
+    different decision on, the migration is simulated.
 
     Example:
 
@@ -188,7 +188,7 @@ def replay(
     for one in told.result.decided:
         say(f"at {show_seconds(one.at)}: {one.action}, because {one.reason}")
     if told.result.differs_at is None:
-        say("all decisions are as recorded")
+        say("all decisions match the recording")
         return
     did = told.result.recorded or "no decision"
     say(f"decisions differ from {show_seconds(told.result.differs_at)} on; recorded: {did}")

@@ -27,8 +27,8 @@ app = typer.Typer(
 def policy_options(context: typer.Context) -> None:
     """Show, check and explain policies.
 
-    A policy defines how a guest is migrated, protected and snapshotted, and which guests it applies
-    to.
+    A policy defines to which guests it applies, and how these guests are migrated, protected and
+    snapshotted.
     """
     help_alone(context)
 
@@ -90,7 +90,7 @@ def show(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Show every value of a policy, its line in the file and its meaning.
+    """Show every value of a policy, with its line in the file and its meaning.
 
     Examples:
 
@@ -110,12 +110,12 @@ def show(
 
 @app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Policy files, or folders of them.")],
+    files: Annotated[list[Path], typer.Argument(help="Policy files, or directories of policies.")],
     json: JSON = False,
 ) -> None:
     """Check policy files and print all problems.
 
-    It prints one line per problem, and ends with exit code 4 if there is one.
+    The command prints one line per problem, and exits with code 4 if there is a problem.
 
     Example:
 
@@ -156,7 +156,7 @@ def explain(
 ) -> None:
     """Show which policy applies to a guest, and why.
 
-    It also shows why other policies do not apply, and every value of the policy.
+    The command also shows why other policies do not apply, and every value of the policy.
 
     Example:
 

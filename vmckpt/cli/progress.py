@@ -84,7 +84,7 @@ class Progress:
                 found = [f for f in event.findings if f.severity is Severity.WARNING]
                 output.findings(output.err, found if self._warnings else [])
             case Copied() | OnItsWay():
-                pass  # events of snapshots and evacuations, which have their own progress
+                pass  # events of snapshots and evacuations, which have their own progress output
             case Decided():
                 self._log(f"decided action={event.decision.action} ({event.decision.reason})")
             case Sampled():
@@ -108,7 +108,7 @@ def panel(title: str, phase: str, elapsed: Seconds, last: Sampled | None) -> Gro
     if last is None:
         return Group(head)
     sample = last.sample
-    # A bar alone has no line break after it; in a grid it has.
+    # A line break follows the bar only if the bar is in a grid.
     bar = Table.grid()
     bar.add_row(ProgressBar(total=1.0, completed=last.done, width=60))
     left = f"{show_bytes(sample.remaining)} of {show_bytes(sample.total)}"

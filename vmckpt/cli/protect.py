@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def show(done: "TestedFailover", *, runs: bool, json: bool) -> None:
-    """Print the result of starting (`runs`) or ending a test copy."""
+    """Print the result of starting a test copy, if `runs`, or of removing the copy."""
     if json:
         output.print_json({**done.as_json(), "runs": runs})
         return
@@ -33,17 +33,17 @@ def show(done: "TestedFailover", *, runs: bool, json: bool) -> None:
     if not runs:
         output.out.print(f"{done.name} was removed from {done.host}; took {took}")
         return
-    old = "" if done.age is None else f", {show_seconds(done.age)} old by then"
+    old = "" if done.age is None else f", {show_seconds(done.age)} old when the copy started"
     output.out.print(
-        f"{done.name} runs on {done.host}: a copy of {done.guest}, epoch {done.epoch}{old}, without"
-        f" network; took {took}"
+        f"{done.name} is running on {done.host}: a copy of {done.guest} without network, from epoch"
+        f" {done.epoch}{old}; took {took}"
     )
-    output.out.print(f"to inspect it: {' or '.join(done.look)}")
-    output.out.print(f"to end it: {' or '.join(done.end)}")
+    output.out.print(f"to inspect the copy: {' or '.join(done.look)}")
+    output.out.print(f"to remove the copy: {' or '.join(done.end)}")
 
 
 def line(test: dict[str, Any]) -> str:
-    """Return the state of a test copy as one line of a protection's status."""
+    """Return one line on the state of a test copy, for the status of a protection."""
     name = test.get("name") or "a copy"
     if test["state"] == "failed":
         return f"{name} failed: {test['why']}"
@@ -57,7 +57,7 @@ app = typer.Typer(name="protect", rich_markup_mode=None, add_completion=False)
 _LOST = Annotated[
     bool,
     typer.Option(
-        "--lost-journal", help="The protection's journal is lost: rely on what its hosts report."
+        "--lost-journal", help="The protection's journal is lost: use the reports of its hosts."
     ),
 ]
 unprotect_app = typer.Typer(name="unprotect", rich_markup_mode=None, add_completion=False)
@@ -76,7 +76,7 @@ def protect(
     ] = None,
     reverse: Annotated[
         bool,
-        typer.Option("--reverse", help="After a failover: keep a standby on the former host."),
+        typer.Option("--reverse", help="After a failover: keep the standby on the former host."),
     ] = False,
     interval: Annotated[
         str | None, typer.Option(metavar="TIME|auto", help="Time between epochs, like 100ms.")
@@ -88,7 +88,7 @@ def protect(
     policies: POLICIES = None,
     storage: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder on the standby's host for its images."),
+        typer.Option(metavar="DIR", help="Directory for the standby's images on its host."),
     ] = None,
     ttl: Annotated[
         Seconds | None,
@@ -102,22 +102,23 @@ def protect(
 
     The guest's memory, devices and disks are copied continuously, so the standby is a fraction of a
     second behind. Network output of the guest is buffered until the standby has the state that
-    produced it. If the guest's host dies, the guest resumes on the standby's host from the last
-    epoch, and no client has received anything that the guest does not remember.
+    produced the output. If the guest's host dies, the guest resumes on the standby's host from the
+    last complete epoch. Clients have received no output that was produced after that epoch.
 
-    --failover automatic needs a lease store in the inventory; it is the permission to stop a guest
-    whose host has lost the lease. Without a lease store it needs a fence agent for the guest's
-    host, and vmckpt run on another machine; it is then the permission to power that host off, with
-    everything that runs on it. With --failover manual you decide, with vmckpt failover.
+    --failover automatic requires a lease store in the inventory. It permits vmckpt to stop a guest
+    whose host has lost the lease. Without a lease store, the option requires a fence agent for the
+    guest's host, and vmckpt run on another machine. It then permits vmckpt to power that host off,
+    with everything that is running on it. With --failover manual, the standby takes over when you
+    run vmckpt failover.
 
-    The protect section of the guest's policy sets the defaults; options given here override it.
+    The protect section of the guest's policy sets the defaults; options given here override them.
 
     After a failover, --reverse protects the guest with a standby on its former host, once that host
-    is back. The standby reuses the guest's images there, so that only differences are copied. An
-    image that cannot be reused is named and copied completely.
+    is up again. The standby reuses the guest's images there, so only differences are copied. An
+    image that cannot be reused is reported and copied completely.
 
-    The command returns when the standby is ready. The protection then continues without it; see
-    vmckpt status. Ctrl-C before that ends the protection.
+    The command returns when the standby is ready; the protection then continues in the background
+    (see vmckpt status). Ctrl-C before the standby is ready ends the protection.
 
     Examples:
 
@@ -163,7 +164,7 @@ def _interval(text: str) -> Seconds | None:
     try:
         return parse_seconds(text)
     except ValueError as exc:
-        raise BadInput(f"--interval: {exc}", hint="write 100ms, 1s or auto") from None
+        raise BadInput(f"--interval: {exc}", hint="use a value like 100ms or 1s, or auto") from None
 
 
 async def _protect(
@@ -179,7 +180,7 @@ async def _protect(
 
 
 class _Progress:
-    """The progress of the first copy: prints a line when its state changes."""
+    """The progress of the first copy: prints a line whenever the state changes."""
 
     def __init__(self) -> None:
         self._said = ""
@@ -199,13 +200,11 @@ class _Progress:
 
 
 def _disks(status: Mapping[str, Any]) -> str:
-    """Return the progress of the disks' synchronisation, or its totals once it is complete."""
+    """Return the progress of disk synchronisation, or the totals once it is complete."""
     if (whole := status.get("disks_bytes")) is None:
         return "comparing disks"
     done, sent = status["disks_compared_bytes"], status["disks_sent_bytes"]
-    return (
-        f"{show_bytes(done)} of {show_bytes(whole)} of disks compared, {show_bytes(sent)} differed"
-    )
+    return f"{show_bytes(done)} of {show_bytes(whole)} compared, {show_bytes(sent)} differed"
 
 
 def _show(done: "Protected") -> None:
@@ -214,7 +213,7 @@ def _show(done: "Protected") -> None:
         if all(one.severity is not Severity.BLOCKER for one in done.findings):
             output.out.print(
                 f"{done.guest} on {done.primary} can be protected by {done.backup}: its memory and"
-                f" {show_bytes(done.disks_bytes)} of disks will be copied first; nothing was"
+                f" {show_bytes(done.disks_bytes)} of disk data will be copied first; nothing was"
                 " changed"
             )
         return
@@ -224,7 +223,7 @@ def _show(done: "Protected") -> None:
         f" ready after {show_seconds(done.took)}"
     )
     if (kept := _lease_kept_by(done.status)) is not None:
-        output.out.print(f"its lease is enforced by {kept}")
+        output.out.print(f"the guest's lease is enforced by {kept}")
 
 
 @unprotect_app.command()
@@ -236,11 +235,11 @@ def unprotect(
 ) -> None:
     """End a guest's protection; the guest keeps running.
 
-    The standby and its images are removed, and buffered output is released. Nothing of the
-    protection remains on either host, except images that --reverse found there.
+    The standby and its images are removed, and buffered output is released. The protection leaves
+    nothing behind on either host, except images that --reverse found there.
 
-    --lost-journal is for a protection that is in no journal any more. Make sure of that: it also
-    ends a protection that another controller manages with another journal.
+    --lost-journal is for a protection that is no longer in any journal. Make sure that this is the
+    case: the option also ends a protection that another controller manages with its own journal.
 
     Examples:
 
@@ -270,7 +269,7 @@ async def _unprotect(
 def failover(
     guest: GUEST,
     planned: Annotated[
-        bool, typer.Option("--planned", help="Switch over without loss; both hosts must be up.")
+        bool, typer.Option("--planned", help="Fail over without loss; both hosts must be up.")
     ] = False,
     off: Annotated[
         bool, typer.Option("--host-is-off", help="Confirm that the guest's host is off.")
@@ -279,9 +278,9 @@ def failover(
         bool, typer.Option("--fence", help="Power the guest's host off first, even if it answers.")
     ] = False,
     test: Annotated[
-        bool, typer.Option("--test", help="Start a test copy of the standby; switch nothing.")
+        bool, typer.Option("--test", help="Start a test copy of the standby; do not fail over.")
     ] = False,
-    end_test: Annotated[bool, typer.Option("--end-test", help="End the test copy.")] = False,
+    end_test: Annotated[bool, typer.Option("--end-test", help="Remove the test copy.")] = False,
     lost_journal: _LOST = False,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -289,19 +288,20 @@ def failover(
     """Fail a protected guest over to its standby.
 
     With a lease store, the lease decides whether the guest's host must be dead. Without a lease
-    store, the fence agent of the host powers it off if it does not answer; the standby starts only
-    after the agent has reported that the host is off. Without a fence agent you decide, with
-    --host-is-off. Switch the host off first: if it is still on, the guest runs twice.
+    store, the fence agent powers the guest's host off if the host does not answer. The standby
+    starts only after the fence agent has reported that the host is off. Without a fence agent, use
+    --host-is-off to confirm that the host is off. Switch the host off first: if it is still on, the
+    guest runs on two hosts.
 
-    --fence is for a host that hangs but still answers in part. It powers off the host and
-    everything that runs on it.
+    --fence is for a host that hangs but still answers some requests. It powers off the host and
+    everything that is running on it.
 
-    --planned is for hosts that are up: after one last epoch the guest resumes on the standby's
-    host, and nothing is lost.
+    --planned is for the case that both hosts are up: after one last epoch, the guest resumes on the
+    standby's host, and nothing is lost.
 
-    --test verifies the standby while the protection continues: a copy of its last epoch runs on the
-    same host, under another name and with its network links down. Everything it writes is
-    discarded.
+    --test verifies the standby while the protection continues: a copy of the standby's last epoch
+    runs on the standby's host, under another name and with its network links down. Everything that
+    the copy writes is discarded.
 
     Examples:
 
@@ -336,7 +336,7 @@ def failover(
         return
     how = {"planned": planned, "dead": off, "fence": fence, "lost_journal": lost_journal}
     ended = asyncio.run(_failover(known, guest, **how))
-    _show_ended(ended, f"runs on {ended.runs_on}", json=json)
+    _show_ended(ended, f"is running on {ended.runs_on}", json=json)
 
 
 async def _failover(inventory: "controller.Inventory", guest: str, **how: bool) -> "StopResult":
@@ -375,7 +375,7 @@ def status(
     guest: Annotated[
         str | None,
         typer.Argument(
-            help="Name or UUID of the guest. Default: all.", autocompletion=arguments.guests
+            help="Name or UUID of the guest. Default: all guests.", autocompletion=arguments.guests
         ),
     ] = None,
     inventory: INVENTORY = None,
@@ -383,9 +383,9 @@ def status(
 ) -> None:
     """Show the status of protections: standby, RPO, cost of epochs.
 
-    "Output waits" is how long a packet of the guest is buffered: half of the epoch in which it is
-    sent, the pause, and the time until the backup has the epoch; then the worst case of the last
-    600 epochs. To follow the status, use vmckpt watch GUEST.
+    "Output waits" shows how long a packet from the guest is buffered on average: half of the epoch
+    in which it is sent, the pause, and the time until the backup has the epoch. It also shows the
+    worst case of the last 600 epochs. To follow the status, use vmckpt watch GUEST.
 
     Examples:
 
@@ -464,7 +464,7 @@ def _choices(ours: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _lease_kept_by(ours: dict[str, Any]) -> str | None:
-    """Return what enforces the lease, and why the kernel does not; None without a lease."""
+    """Return what enforces the lease, and why the kernel does not; None if there is no lease."""
     if ours.get("enforced_by") is None:
         return None
     why = ours.get("enforced_why")

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from vmckpt.recovery import Recovered
 
 _ANSWERS = Seconds(3.0)
-"""A host that does not answer within this time is left out of the search for two copies."""
+"""A host that does not answer within this time is omitted from the search for two copies."""
 
 
 def recover(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the state and what would be done.")
+        bool, typer.Option("--dry-run", help="Show the state of jobs, and what would be done.")
     ] = False,
     forget: Annotated[
         str | None,
         typer.Option(
             metavar="JOB",
-            help="End this job without asking a host. You must know where its guest is.",
+            help="Mark this job as ended; contact no host. You must know where the guest is.",
         ),
     ] = None,
     policies: POLICIES = None,
@@ -42,14 +42,14 @@ def recover(
 ) -> None:
     """Recover interrupted jobs: finish or undo them.
 
-    Use it after vmckpt was killed, a host died or the network failed. For every job without a live
-    controller, it asks both hosts where the guest is, and then finishes or undoes the job. While a
-    host that may have the guest does not answer, nothing is touched. A migration that still runs is
-    watched to its end; Ctrl-C stops watching and leaves it running. Finally, all hosts are asked
-    whether a guest runs on two of them. vmckpt migrate also recovers jobs before it starts, but
-    does not watch them.
+    Use this command after vmckpt was killed, a host died or the network failed. For every job
+    without a live controller, the command asks both hosts where the guest is, and then finishes or
+    undoes the job. While a host that may have the guest does not answer, nothing is changed. A
+    migration that is still running is watched until it ends; Ctrl-C stops watching, and the
+    migration continues. Finally, the command checks whether a guest is running on two hosts. vmckpt
+    migrate also recovers jobs before it starts, but does not watch running migrations.
 
-    Exit codes: 27 if a guest runs on two hosts, 13 if a job could not be settled.
+    Exit codes: 27 if a guest is running on two hosts, 13 if a job could not be recovered.
 
     Examples:
 
@@ -78,7 +78,7 @@ def recover(
 
 
 def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
-    """Raise TwoCopies if a guest runs on two hosts, OutcomeUnknown if a job is not settled."""
+    """Raise TwoCopies if a guest is on two hosts, OutcomeUnknown if a job was not recovered."""
     second = [one for one in found if one.settled.two_copies and one.settled.outcome is None]
     if second:
         raise TwoCopies(
@@ -90,7 +90,7 @@ def _complain(found: "list[Recovered]", twice: Sequence[Copies]) -> None:
     if unknown:
         jobs = ", ".join(one.operation.id for one in unknown)
         raise OutcomeUnknown(
-            f"{jobs}: could not be settled",
+            f"{jobs}: could not be recovered",
             host=unknown[0].operation.source or "",
             hint=unknown[0].settled.settle or None,
         )
@@ -136,10 +136,10 @@ def _show(found: "list[Recovered]", dry_run: bool) -> None:
         output.out.print(output.styled("bold", job.id), f"{job.guest}, {job.way}: {settled.truth}")
         done = not dry_run and (settled.outcome is not None or settled.goes_on)
         for did in settled.did:
-            output.out.print(f"    {'done' if done else 'would'}: {did}")
+            output.out.print(f"    {'done' if done else 'would do'}: {did}")
         if settled.outcome is not None:
             output.out.print(f"    {'would end' if dry_run else 'ended'} as {settled.outcome}")
         if settled.settle and not settled.goes_on:
-            output.out.print(f"    to settle it: {settled.settle}")
+            output.out.print(f"    next step: {settled.settle}")
         for warning in settled.warnings:
             output.out.print(f"    warning: {warning}")

@@ -29,7 +29,7 @@ def _address(text: str) -> Address:
     """Parse "9469", "0.0.0.0:9469" or "[::]:9469". Raises BadParameter."""
     address, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise typer.BadParameter(f"{text!r}: write [ADDRESS:]PORT, like 9469 or 0.0.0.0:9469")
+        raise typer.BadParameter(f"{text!r}: use [ADDRESS:]PORT, like 9469 or 0.0.0.0:9469")
     return Address(host=address.strip("[]") or "127.0.0.1", port=int(port))
 
 
@@ -40,7 +40,7 @@ def run(
         typer.Argument(metavar="[GUEST...]", help="Only these guests. Default: all."),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Do what is due now, then exit; for cron.")
+        bool, typer.Option("--once", help="Perform the actions due now, then exit; for cron.")
     ] = False,
     metrics: Annotated[
         Address | None,
@@ -59,16 +59,17 @@ def run(
 ) -> None:
     """Run the service for scheduled snapshots, metrics and alerts.
 
-    It takes, copies, verifies and prunes snapshots as the guests' policies schedule them, until it
-    is stopped. With --metrics it serves metrics of hosts, jobs, standbys and snapshots to
-    Prometheus. It sends alerts to the webhooks of the inventory. It is also the failure detector
-    for guests that are protected with --failover automatic and without a lease store: if their host
-    does not answer, its fence agent powers it off, and the guests fail over to their standbys. Only
-    snapshots need schedules.
+    The service takes, copies, verifies and prunes snapshots according to the schedules in the
+    guests' policies, until it is stopped. With --metrics, it serves metrics of hosts, jobs,
+    standbys and snapshots to Prometheus. It sends alerts to the webhooks in the inventory. It is
+    also the failure detector for guests that are protected with --failover automatic and without a
+    lease store: if the host of such a guest does not answer, its fence agent powers the host off,
+    and the host's guests fail over to their standbys. Only snapshots require schedules.
 
-    It prints a line, or with --json an object, for each action. A failed action is retried and does
-    not stop others. Ctrl-C and SIGTERM stop the service: a snapshot in progress is abandoned and
-    its guest is unchanged; copies continue at the next start. You can also kill it at any time.
+    The service prints one line for each action, or one JSON object with --json. A failed action is
+    retried and does not stop other actions. Ctrl-C and SIGTERM stop the service: a snapshot in
+    progress is abandoned, and the guest is unchanged; copies continue at the next start. The
+    service may also be killed at any time.
 
     Examples:
 
@@ -145,7 +146,7 @@ def _controller(
 
 
 def _something(policies: Sequence[Policy], wanted: "ScheduleSelection") -> None:
-    """Raise BadInput if no selected policy has a schedule, as the service would do nothing."""
+    """Raise BadInput if no selected policy has a schedule: the service would do nothing."""
     meant = [one for one in policies if wanted.policy in (None, one.name)]
     if not any(one.snapshots for one in meant):
         what = f"policy {wanted.policy} has" if wanted.policy else "no policy has"

@@ -40,10 +40,11 @@ def watch(
     The job may have been started in another terminal or on another controller. Ctrl-C stops
     watching; the job continues.
 
-    For a protection, its agents are asked once a second, beginning now. A line is printed every 10
-    seconds, and immediately when the phase, the standby or the interval changes, with the reason.
+    For a protection, the agents are queried once per second, starting now. A line is printed every
+    10 seconds, and immediately when the phase, the standby or the interval changes, with the
+    reason.
 
-    The exit code is 0 however the job ends, and 17 if its controller is dead.
+    The exit code is 0 whatever the outcome of the job, and 17 if the job's controller is dead.
 
     Examples:
 
@@ -88,7 +89,7 @@ def _watch_protection(
         else:
             output.say(f"{told.at:7.1f}s {watch_protection.line(told.look)}")
 
-    # One event loop for all queries: a host that did not answer one does not delay its end.
+    # All queries share one event loop, so that the end of a query does not wait for silent hosts.
     with asyncio.Runner() as runner:
         why = watch_protection.follow(
             follower,
@@ -115,24 +116,24 @@ def follow(follower: "Follower", take: "Callable[[News], None]") -> "JobView":
         if not news.view.operation.active:
             if not news.events and not news.samples:
                 return news.view
-            continue  # a look returns a limited number of events
+            continue  # each call of look() returns a limited number of events
         if news.view.unattended:
             raise nobody(news.view)
         time.sleep(_LOOK_EVERY)
 
 
 def nobody(view: "JobView") -> OrphanedJobs:
-    """Return the error for a job whose controller ended before the job did."""
+    """Return the error for an orphaned job."""
     operation = view.operation
     return OrphanedJobs(
         f"{operation.id} is orphaned: its controller, process {operation.controller.pid} on"
         f" {operation.controller.host}, has ended",
-        hint="run vmckpt guests to see where the guest is, then vmckpt recover",
+        hint="run vmckpt guests to see where the guest is, then run vmckpt recover",
     )
 
 
 def ended(view: "JobView") -> str:
-    """Return how a job ended, as one line."""
+    """Return one line that describes how a job ended."""
     operation = view.operation
     took = (operation.ended_at or operation.began_at) - operation.began_at
     error = (operation.report or {}).get("error")
@@ -141,7 +142,7 @@ def ended(view: "JobView") -> str:
 
 
 class Window:
-    """Shows the progress of a job: a panel on a terminal, else at most one line per second."""
+    """Shows the progress of a job: a panel on a terminal, or at most one line per second."""
 
     def __init__(self, terminal: bool) -> None:
         self._live: Live | None = None
@@ -173,7 +174,7 @@ class Window:
         first = self._view is None
         self._view = news.view
         self._parts, self._steps = news.parts, news.steps
-        # Of the samples before the first look, only the latest is shown.
+        # At the first call, only the latest of the earlier samples is shown.
         samples = news.samples[-1:] if first or self._live else news.samples
         lines = [(event.at, wording.event(event.kind, event.values)) for event in news.events]
         lines += [(sample.at, self._sampled(sample)) for sample in samples]
@@ -183,7 +184,7 @@ class Window:
                 output.say(f"{at:7.1f}s {text}")
 
     def _sampled(self, sample: StoredSample) -> str | None:
-        """Keep a sample. Returns its log line, or None if the last line is too recent."""
+        """Store a sample. Returns its log line, or None if the last line is too recent."""
         self._last = serialization.as_sampled(sample)
         if self._live is not None or sample.at - self._logged < _LOG_EVERY:
             return None
@@ -200,7 +201,7 @@ class Window:
 
     def _there(self, operation: Operation) -> str:
         found = evacuation_progress.turns(operation, self._parts, self._steps)
-        return f"{evacuation_progress.summary(found).arrived} of {len(found)} there"
+        return f"{evacuation_progress.summary(found).arrived} of {len(found)} arrived"
 
     def _panel(self) -> Group:
         if self._view is None:

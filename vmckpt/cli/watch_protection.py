@@ -1,4 +1,4 @@
-"""vmckpt watch, for a protection. Its status comes from its agents, as no controller records it."""
+"""vmckpt watch for a protection. The agents report the status, as no controller records it."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -36,8 +36,8 @@ def follow(
 ) -> str:
     """Follow a protection until it ends. Returns why it ended.
 
-    `take` receives each notable status, `say` a line if a controller works on the protection.
-    Raises OrphanedJobs if that controller dies.
+    `take` receives each notable status. `say` receives a line when a controller is changing the
+    protection. Raises OrphanedJobs if this controller dies.
     """
     last: Look | None = None
     told_at, said = 0.0, False
@@ -50,7 +50,7 @@ def follow(
         if view.unattended:
             raise nobody(view)
         if _in_hands(operation):
-            # Its agents are being removed or replaced, so their status is incomplete.
+            # The agents are being removed or replaced, so their status is incomplete.
             if not said:
                 said = True
                 controller = operation.controller
@@ -63,13 +63,13 @@ def follow(
                 take(Told(at=time.time() - operation.began_at, because=because, look=now))
             if now.end is not None:
                 return now.end
-        # Each look starts an agent on both hosts; a busy host has at least half of its time for its
-        # guests.
+        # Each query starts an agent on both hosts. The pause leaves a busy host at least half of
+        # its time for guests.
         time.sleep(max(_ASK_EVERY, time.monotonic() - began))
 
 
 def _in_hands(operation: Operation) -> bool:
-    """Return whether a controller works on a protection that was delegated to the agents."""
+    """Return whether a controller is changing a protection that was delegated to the agents."""
     return operation.phase == "protecting" and not operation.controller.entrusted
 
 
@@ -77,9 +77,9 @@ def ended(operation: Operation) -> str:
     """Return how a protection ended, from its report in the journal."""
     report = operation.report or {}
     if report.get("failed_over"):
-        return f"the guest runs on {report['failed_over']}: {report.get('why')}"
+        return f"the guest is running on {report['failed_over']}: {report.get('why')}"
     if report.get("unprotected"):
-        return f"the protection was ended; the guest runs on {report.get('runs_on')}"
+        return f"the protection was ended; the guest is running on {report.get('runs_on')}"
     return str(report.get("error") or operation.outcome)
 
 
@@ -108,7 +108,7 @@ def line(look: Look) -> str:
 def word(entry: Mapping[str, Any]) -> str:
     """Return a protection's status in at most three words, for the list of jobs.
 
-    `entry`: the value that `app.protection.protection_summaries` returns for it.
+    `entry`: the value that `app.protection.protection_summaries` returns for the protection.
     """
     seen = status.parse_status(entry)
     if seen.end is not None:

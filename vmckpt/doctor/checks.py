@@ -17,8 +17,8 @@ OLDEST_LIBVIRT = (9, 0, 0)
 OLDEST_QEMU = (7, 2, 0)
 # libvirt's default range for incoming migrations, migration_port_min in qemu.conf.
 FIRST_PORT = 49152
-# Seconds. The final statistics of a migration compare the clocks of both hosts, and a downtime is
-# milliseconds long.
+# Seconds. The final statistics of a migration compare the clocks of both hosts, and a downtime
+# lasts only milliseconds.
 _SKEW = 0.1
 _EXPIRES_SOON = timedelta(days=30)
 _NEEDED = {
@@ -30,7 +30,7 @@ _NEEDED = {
 _WATCHDOGS = {
     KillMethod.KERNEL: Severity.OK,
     KillMethod.UNIT: Severity.INFO,
-    # The pair does not survive if both processes are killed at the same time.
+    # A pair of watchdog processes does not survive if both are killed at the same time.
     KillMethod.PAIR: Severity.WARNING,
 }
 _TRACES = {
@@ -46,12 +46,12 @@ class DeviceSeen:
     """The result of a status query to one fence device of a host."""
 
     name: str
-    """The display name, see `FenceTopology.name`."""
+    """The display name; see `FenceTopology.name`."""
     agent: str
     level: int
     ran: Ran | None = None
     error: str | None = None
-    """Why the fence agent was not run; after "; " a hint."""
+    """Why the fence agent was not run, optionally followed by "; " and a hint."""
 
     @property
     def power(self) -> Power:
@@ -83,9 +83,9 @@ class Examined:
     probe_error: str | None = None
     kvm_boots: bool | None = None
     logins: Mapping[str, str | None] = field(default_factory=dict)
-    """By other host: why this host cannot log in to its libvirtd; None if it can."""
+    """For each other host, by name: why this host cannot log in to its libvirtd, or None."""
     ports: Mapping[str, bool] = field(default_factory=dict)
-    """By other host: whether packets reach its migration ports."""
+    """For each other host, by name: whether packets from this host reach its migration ports."""
     twins: tuple[str, ...] = ()
     """Other hosts with the same libvirt host UUID."""
     fence: FenceSeen | None = None
@@ -160,14 +160,14 @@ def _libvirt(examined: Examined) -> Iterator[Finding]:
 def _accelerator(examined: Examined, facts: HostFacts) -> Iterator[Finding]:
     name = examined.host.name
     if examined.kvm_boots:
-        yield _finding("accelerator", Severity.OK, name, "KVM works: it booted a standard kernel")
+        yield _finding("accelerator", Severity.OK, name, "KVM works: a standard kernel has booted")
     elif examined.probe is not None and examined.probe.kvm_device and examined.kvm_boots is False:
         yield _finding(
             "accelerator",
             Severity.WARNING,
             name,
-            "/dev/kvm exists but fails to boot a standard kernel: guests need TCG (type 'qemu')",
-            "run kvm-ok; if the host is a virtual machine, enable nested virtualisation for it",
+            "/dev/kvm exists, but KVM cannot boot a standard kernel: guests need TCG (type 'qemu')",
+            "run kvm-ok; if the host is a virtual machine, enable nested virtualisation",
         )
     elif "kvm" in facts.accelerators:
         yield _finding("accelerator", Severity.INFO, name, "KVM is available; it was not tested")
@@ -188,7 +188,7 @@ def _memory(name: str, facts: HostFacts) -> Iterator[Finding]:
         Severity.WARNING if short else Severity.OK,
         name,
         f"{show_bytes(facts.memory_free)} of {show_bytes(facts.memory)} free",
-        "move a guest off the host before you move another one to it" if short else None,
+        "move a guest off the host before you move another guest to it" if short else None,
     )
 
 
@@ -231,7 +231,7 @@ def _post_copy(name: str, probe: HostProbe) -> Iterator[Finding]:
             "post-copy",
             Severity.WARNING,
             name,
-            "the kernel has no userfaultfd: no post-copy, no snapshots of running guests",
+            "the kernel lacks userfaultfd: post-copy and snapshots of running guests do not work",
             "boot a kernel with CONFIG_USERFAULTFD",
         )
     elif probe.post_copy_by_root_only:
@@ -282,7 +282,7 @@ def _storage(host: Host, probe: HostProbe) -> Iterator[Finding]:
                 Severity.WARNING,
                 host.name,
                 f"{path} does not exist",
-                f"mount it, or remove it from storage: of {host.name} in the inventory",
+                f"mount it, or remove it from the storage: list of {host.name} in the inventory",
             )
         else:
             short = room < 1024 * MIB
@@ -302,7 +302,7 @@ def _certificates(name: str, probe: HostProbe, now: datetime) -> Iterator[Findin
                 "certificate",
                 Severity.INFO,
                 name,
-                f"{path} is missing: no {use}",
+                f"{path} is missing; required for {use}",
                 "see libvirt's TLS certificate guide (kbase/tlscerts)",
             )
     for path, pem in sorted(probe.certificates.items()):
@@ -338,7 +338,7 @@ def _peers(examined: Examined) -> Iterator[Finding]:
             "peer-login",
             Severity.OK if error is None else Severity.WARNING,
             name,
-            f"logs in to libvirtd on {other}"
+            f"can log in to libvirtd on {other}"
             if error is None
             else f"cannot log in to libvirtd on {other} ({error}): client-driven migrations only",
             None if error is None else f"set peer_uri of {other} to a URI that {name} can use",
@@ -348,7 +348,7 @@ def _peers(examined: Examined) -> Iterator[Finding]:
             "migration-ports",
             Severity.OK if open_ else Severity.BLOCKER,
             name,
-            f"reaches the migration ports of {other}"
+            f"can reach the migration ports of {other}"
             if open_
             else f"packets to port {FIRST_PORT} of {other} are dropped",
             None if open_ else f"open TCP {FIRST_PORT}-49215 on {other} for {name}",
@@ -366,9 +366,9 @@ def _fence(examined: Examined, seen: FenceSeen) -> Iterator[Finding]:
 
 
 def _fence_device(examined: Examined, seen: FenceSeen, device: DeviceSeen) -> Finding:
-    """Report on one fence device. Never a blocker, as migrations do not need fencing."""
+    """Report on one fence device. Never a blocker, because migrations do not need fencing."""
     name, answers = examined.host.name, examined.facts is not None
-    severity, hint = Severity.WARNING, f"correct fence: of {name} in the inventory"
+    severity, hint = Severity.WARNING, f"correct the fence: entry of {name} in the inventory"
     if device.ran is None:
         text, _, told = (device.error or "not queried").partition("; ")
         text = text if device.name == device.agent else f"{device.name}: {text}"
@@ -379,8 +379,11 @@ def _fence_device(examined: Examined, seen: FenceSeen, device: DeviceSeen) -> Fi
     elif device.power is Power.OFF and answers and seen.all_off(device.level):
         text = f"{device.name} reports off, but {name} answers: it controls another machine"
     elif device.power is Power.OFF and answers:
-        text = f"{device.name} reports off: {name} runs on its other power supplies only"
-        hint = f"switch it on; if it is on, correct fence: of {name} in the inventory"
+        text = f"{device.name} reports off: {name} is running on its other power supplies only"
+        hint = (
+            "switch that power supply on; if it is on, correct the fence: entry of"
+            f" {name} in the inventory"
+        )
     else:
         severity, hint = Severity.OK, ""
         text = f"{device.name} reports {device.power}"
@@ -392,46 +395,46 @@ _LEAST = 2048 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReady:
-    """What doctor found out about one host, for snapshots."""
+    """The facts about one host that matter for snapshots."""
 
     name: str
     agent: str | None
-    """Why no agent can be started on the host; None if one can."""
+    """Why the agent cannot be started on the host; None if it can."""
     state: str
-    """The folder that holds captured memory until it is stored."""
+    """The directory that contains captured memory until the memory is stored."""
     room: Bytes | None
-    """Free space in that folder; None if the folder cannot be created."""
+    """Free space in the directory `state`; None if the directory cannot be created."""
     stores: Mapping[str, str | None]
-    """By store that is a folder: why agents cannot write to it; None if they can."""
+    """By name of each store in a directory: why agents cannot write to it; None if they can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReady:
-    """What doctor found out about one store, from the controller."""
+    """The facts about one store, as seen from the controller."""
 
     wrong: str | None = None
     """Why the store cannot be used; None if it can."""
     hint: str | None = None
     tried: bool = True
-    """Whether the guarantees that locks in the store rely on were tested."""
+    """Whether the guarantees required by locks in the store were tested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerReady:
-    """What doctor found out about the controller, for snapshots."""
+    """The facts about the controller that matter for snapshots."""
 
     stores: Mapping[str, StoreReady]
     admins: Sequence[str]
-    """Names of the keys that new snapshots are encrypted for."""
+    """Names of the keys for which new snapshots are encrypted."""
     keys: str | None
     """Why the keys cannot be read; None if they can."""
 
 
 def of_host(ready: HostReady) -> Iterator[Finding]:
-    """Return findings about a host, for snapshots."""
+    """Yield the findings about a host that concern snapshots."""
     yield _warning(
         "snapshot-agent", ready.name, ready.agent or "the agent can be started", ready.agent,
-        "install the agent by hand: see docs/hosts.md, The agent",
+        "install the agent manually; see docs/hosts.md, The agent",
     )  # fmt: skip
     yield _room(ready)
     for store, why in ready.stores.items():
@@ -442,13 +445,13 @@ def of_host(ready: HostReady) -> Iterator[Finding]:
 
 
 def of_controller(ready: ControllerReady) -> Iterator[Finding]:
-    """Return findings about the controller, for snapshots."""
+    """Yield the findings about the controller that concern snapshots."""
     where = "controller"
     for store, seen in ready.stores.items():
         text = seen.wrong or "can be opened" + (", and its locks work" if seen.tried else "")
         yield _warning(
             "snapshot-store", where, f"store {store}: {text}", seen.wrong,
-            seen.hint or "run vmckpt snapshot init to make one, or correct stores: in hosts.yaml",
+            seen.hint or "run vmckpt snapshot init to create it, or correct stores: in hosts.yaml",
         )  # fmt: skip
     if ready.keys is not None:
         yield _warning(
@@ -464,7 +467,7 @@ def of_controller(ready: ControllerReady) -> Iterator[Finding]:
 
 
 def _room(ready: HostReady) -> Finding:
-    hint = "free some space, or set agent_state in hosts.yaml to another folder"
+    hint = "free some space, or set agent_state in hosts.yaml to another directory"
     if ready.room is None:
         why = f"{ready.state} cannot be created"
         return _warning("snapshot-room", ready.name, why, why, hint)

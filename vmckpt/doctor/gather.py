@@ -16,9 +16,9 @@ from vmckpt.units import Bytes
 
 
 async def examine(hosts: Sequence[Host], everyone: Sequence[Host]) -> list[Examined]:
-    """Examine hosts in parallel. `everyone`: all hosts that guests may migrate to.
+    """Examine hosts in parallel. `everyone`: all hosts to which guests may migrate.
 
-    A host that does not answer is no error; the result says why it did not.
+    A host that does not answer is not an error; the result contains the reason.
     """
     names = {one.name for one in hosts}
     others = [one for one in everyone if one.name not in names]
@@ -36,7 +36,7 @@ async def examine(hosts: Sequence[Host], everyone: Sequence[Host]) -> list[Exami
 
 
 def _with_twins(one: Examined, uuids: Mapping[str, str]) -> Examined:
-    """Add the hosts with the same UUID. `uuids`: by name, of all hosts that answer."""
+    """Add the hosts with the same UUID. `uuids`: UUIDs of all hosts that answer, by host name."""
     own = uuids.get(one.host.name)
     twins = (name for name, uuid in uuids.items() if name != one.host.name and uuid == own)
     return dataclasses.replace(one, twins=tuple(twins))
@@ -50,11 +50,11 @@ async def _one(host: Host, everyone: Sequence[Host]) -> Examined:
 
 
 async def _fence(host: Host) -> FenceSeen | None:
-    """Query the status of each fence device of a host. Nothing is switched."""
+    """Query the status of each fence device of a host. No device is switched on or off."""
     if host.fence is None:
         return None
     too_open = tuple(str(path) for path in fence_agent.too_open(host.fence))
-    # One after the other, as some devices accept only one login at a time.
+    # Devices are queried one after the other, because some accept only one login at a time.
     devices = [await _device(host, host.fence, *place) for place in host.fence.places]
     return FenceSeen(devices=tuple(devices), too_open=too_open)
 
@@ -116,10 +116,11 @@ _WORDS = {"absent": "there is no store at {}", "closed": "{} is not writable"}
 async def ask_host(
     host: Host, stores: Mapping[str, str], find_agent: Callable[[Host], Awaitable[object]]
 ) -> HostReady | None:
-    """Examine a host for snapshots. `stores`: the folders of stores, by name.
+    """Collect the facts about a host that matter for snapshots.
 
-    `find_agent` raises RemoteError if the host has no agent and none can be installed. Returns None
-    if the host has no ssh address or does not answer.
+    `stores`: the directories of stores, by store name. `find_agent` raises RemoteError if the host
+    has no agent and the agent cannot be installed. Returns None if the host has no ssh address or
+    does not answer.
     """
     if host.ssh is None:
         return None
@@ -129,7 +130,7 @@ async def ask_host(
                 ["sh", "-s", "--", host.agent_state, *stores.values()], text=_SCRIPT
             )
     except RemoteError:
-        return None  # `check_host` reports it
+        return None  # `check_host` reports this error
     try:
         await find_agent(host)
         agent = None
@@ -139,7 +140,7 @@ async def ask_host(
 
 
 def parse_answer(host: Host, stores: Mapping[str, str], text: str, agent: str | None) -> HostReady:
-    """Parse the output of `_SCRIPT`. `agent`: why no agent can be started, or None. Pure."""
+    """Parse the output of `_SCRIPT`. `agent`: why the agent cannot be started, or None. Pure."""
     room: Bytes | None = None
     wrong: dict[str, str] = {}
     for line in text.splitlines():

@@ -1,8 +1,8 @@
-"""Estimate when moves are about to end, so that the next move can start its setup before that.
+"""Estimate which moves are about to end, so that the next move can start its setup in time. Pure.
 
-A move needs its setup before it needs a link, so it may begin that long before the link is free. A
-link that two moves share for a moment carries as much as before, but an idle link carries nothing:
-an early start is better than a late one. Pure.
+A move does not use a link during its setup, so it may begin one setup time before the link is free.
+A link that two moves share for a moment carries as much as before, but an idle link carries
+nothing: an early start is better than a late start.
 """
 
 import math
@@ -16,35 +16,35 @@ from vmckpt.model.migration import JobSample
 from vmckpt.units import BytesPerSecond, Seconds
 
 _LAST = 3
-"""Number of past setups that count: on busy hosts, one setup may take twice as long as the next."""
+"""Number of past setups that are considered: on busy hosts, setup times vary by a factor of two."""
 
 
 class ArrivalEstimates:
-    """Estimates for the running moves, by guest name; all times are of one clock."""
+    """Estimates for the running moves, by guest name; all times come from the same clock."""
 
     def __init__(self) -> None:
         self._began: dict[str, Seconds] = {}
         self._checked: dict[str, Checked] = {}
         self._due: dict[str, Range] = {}
-        """From when on the move is about to end by its forecast, and until when that is trusted."""
+        """Time range in which the move is about to end according to its forecast."""
         self._measured: dict[str, bool | None] = {}
-        """Whether the move is about to end, by the last measurement; None if that shows nothing."""
+        """Whether the move is about to end; None if the last measurement is inconclusive."""
         self._setups: deque[Seconds] = deque(maxlen=_LAST)
-        """Time from the turn to the first bytes, of the last moves."""
+        """Time from a move's turn to its first bytes, for the last moves."""
 
     @property
     def _setup(self) -> Seconds:
         return max((SETUP, *self._setups))
 
     def begins(self, name: str, checked: Checked | None, now: Seconds) -> None:
-        """Note that a move begins. `checked`: what the plan expects of it."""
+        """Record that a move begins. `checked`: the plan's forecast for the move."""
         self._began[name] = now
         if checked is None:
             return
         self._checked[name] = checked
         if (total := checked.total) is not None:
-            # The move ends after its own setup and the forecast total. It is due one setup before
-            # that, so the two setups cancel out.
+            # The move ends after its own setup and the forecast total. It is due one setup earlier,
+            # so the two setups cancel out.
             self._due[name] = Range(now + total.middle, now + self._setup + total.high)
 
     def measured(
@@ -67,19 +67,19 @@ class ArrivalEstimates:
     def _left(self, name: str, sample: JobSample, carried: BytesPerSecond | None) -> float | None:
         """Return the seconds until the move ends; None if unknown.
 
-        In the first pass, the pages that must be sent again are unknown. The forecast has their
-        amount, and the stream shows the bandwidth.
+        In the first pass, the pages that must be sent again are unknown. Their amount is taken from
+        the forecast, and the bandwidth from the stream.
         """
         checked = self._checked.get(name)
         if checked is None or checked.sent is None:
             return None
         if sample.transferred > checked.sent.high:
-            return math.inf  # more than the forecast's maximum: it may never end
+            return math.inf  # more than the forecast's maximum: the move may never end
         rate = carried or (checked.bandwidth.middle if checked.bandwidth is not None else 0)
         return (checked.sent.middle - sample.transferred) / rate if rate > 0 else None
 
     def ended(self, name: str) -> None:
-        """Forget a move that has ended, in whatever way."""
+        """Forget a move that has ended, whatever its result."""
         for known in (self._began, self._checked, self._due, self._measured):
             known.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""Model how moves share a network, and how long they take with their share. Pure.
+"""Model how moves share a network, and how long each move takes with its share. Pure.
 
 A fluid model: bandwidth is shared fairly at both ends of each move (max-min fairness, Bertsekas and
 Gallager, Data Networks, 1992, section 6.5.2), and pages that the guest writes meanwhile are sent
@@ -17,10 +17,11 @@ SETUP = Seconds(1.5)
 _KEEPS = 0.95
 _MUCH_MORE = 1.25
 _ROOM = 2.0
-"""A move may be slowed down for another one if it keeps this multiple of its dirty rate."""
+"""A move may be slowed down for another move if its bandwidth stays this multiple of its dirty rate
+or higher."""
 _LEAST_GAIN = 0.1
-"""Minimum progress, as a share of the bandwidth: post-copy or throttling ends the move of a guest
-that writes faster."""
+"""Minimum progress, as a fraction of the bandwidth: if the guest writes faster, post-copy or
+throttling completes the move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,18 +47,18 @@ class Under:
     left: float = 0.0
     """Bytes that remain to be sent."""
     ending: bool = False
-    """The rest takes no longer than the setup of another move, which may begin now."""
+    """Whether the rest takes no longer than the setup of another move, which may then begin."""
     shared: bool = False
-    """Another move used the same links, too."""
+    """Whether another move has used one of its links at the same time."""
 
 
 def begin(move: Move) -> Under:
-    """Return the move as it starts."""
+    """Return the initial state of a running move."""
     return Under(move=move, left=float(move.tenant.travels))
 
 
 def shares(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> dict[str, float]:
-    """Return each move's bandwidth in bytes per second, by guest, without moves in their setup."""
+    """Return each move's bandwidth in bytes per second, by guest; moves in setup are omitted."""
     sending = [one.move for one in running if one.setup <= 0]
     ends = {
         move.name: ((">", move.source), ("<", move.target), ("=", move.name)) for move in sending
@@ -84,7 +85,7 @@ def shares(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> dic
 
 
 def gain(under: Under, rate: float) -> float:
-    """Return how many bytes fewer remain each second."""
+    """Return the net progress of a move: how many bytes per second its rest shrinks by."""
     return max(rate - under.move.tenant.dirty, rate * _LEAST_GAIN)
 
 
@@ -131,14 +132,14 @@ def _ends(move: Move) -> set[tuple[str, str]]:
 def pays(candidate: Move, running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> bool:
     """Return whether it is better to begin a move now than to wait.
 
-    It is if the moves on the same links keep their bandwidth or are about to end. It also is if
-    they keep enough and the new move gets all that its links carry, or if all moves together get
-    much more than before.
+    It is better to begin if the moves on the same links keep their bandwidth or are about to end.
+    It is also better if those moves keep enough bandwidth, and either the new move gets the full
+    bandwidth of its links, or all moves together get much more than before.
 
-    A full link carries no more for being shared, and a guest that writes much and gets little
-    bandwidth sends the same pages again and again. (Measured with bench/evacuation.py against
-    starting all moves at once: half the time.) But bandwidth is wasted on a narrow link at the
-    other end that is idle, or on a link that a single stream does not fill.
+    Sharing a full link does not make it faster, and a guest that writes a lot and gets little
+    bandwidth sends the same pages again and again. (Measured with bench/evacuation.py: waiting
+    takes half the time of starting all moves at once.) But waiting wastes bandwidth if a narrow
+    link at the other end is idle, or if a single stream does not fill the link.
     """
     busy = [replace(one, setup=Seconds(0.0)) for one in running if not one.ending]
     beside = [
@@ -171,8 +172,8 @@ def _most(move: Move) -> float:
 
 
 _TELLING = Seconds(1.0)
-"""Minimum time between the samples of a stream: QEMU updates its counters ten times a second, and
-libvirt is asked less often."""
+"""Minimum time between the first and last sample of a stream for its bandwidth to be meaningful:
+QEMU updates its counters ten times a second, and libvirt is queried less often."""
 
 
 class Streams:
@@ -183,18 +184,18 @@ class Streams:
         self._last: dict[str, JobSample] = {}
 
     def heard(self, name: str, sample: JobSample) -> None:
-        """Take a sample into account, if the guest still runs on the source."""
+        """Take a sample into account if the guest is still running on the source."""
         if sample.phase is JobPhase.PRE_COPY and sample.iteration:
             self._first.setdefault(name, sample)
             self._last[name] = sample
 
     def ended(self, name: str) -> None:
-        """Forget a move that has ended, in whatever way."""
+        """Forget a move that has ended, whatever its result."""
         self._first.pop(name, None)
         self._last.pop(name, None)
 
     def carry(self) -> dict[str, BytesPerSecond]:
-        """Return each stream's average bandwidth, without streams that are too new."""
+        """Return each stream's average bandwidth; streams that are too new are omitted."""
         found = {}
         for name, last in self._last.items():
             first = self._first[name]

@@ -1,4 +1,4 @@
-"""Carry out a plan: each move is an ordinary migration, and its result decides about the next."""
+"""Carry out a plan: run each move as an ordinary migration, and adapt the plan to its result."""
 
 import asyncio
 import math
@@ -29,22 +29,22 @@ MOVING, PAUSED, STOPPING = "", "paused", "stopping"
 POLL = Seconds(0.5)
 """Interval between checks for requests from other terminals."""
 _SILENT = Seconds(5.0)
-"""Interval between looks at the hosts while no guest can move."""
+"""Interval between queries of the hosts while no guest can move."""
 _OLD = Seconds(60.0)
-"""Others move guests, too: an older view is renewed before another move begins."""
+"""A fleet view older than this is renewed before the next move: other jobs move guests, too."""
 _SELDOM = 10.0
-"""A look is not repeated before this multiple of its duration has passed."""
+"""The hosts are not queried again until this multiple of the last query's duration has passed."""
 _LOST = Seconds(300.0)
-"""A host that is silent for this long during a run, while no guest moves, is given up."""
+"""The run gives up on a host that does not answer for this long while no guest is moving."""
 _LOOKS = 12
-"""After this many looks without a change, waiting guests are given up."""
+"""Number of consecutive queries without a change after which waiting guests are given up."""
 
 
 class Run:
-    """One run.
+    """One run of an evacuation, from its plan to its result.
 
-    `stop`: when set, no new moves start, and running moves finish. `mark`: receives the phase
-    of the run, for a controller that may have to continue it.
+    `stop`: once set, no new moves start, but running moves finish. `mark`: records the phase of
+    the run, for a controller that may have to continue the run.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Run:
         self._stop, self._tell_ = stop, tell
         self._step_log, self._mark, self._marked = step_log, mark, MOVING
         self._cancelled = False
-        """Cancelled by the operator; a signal at the machine's shutdown also sets `stop`."""
+        """Whether the operator cancelled the run; `stop` may also be set by a shutdown signal."""
         self._state = RunState()
         self._seen: FleetView | None = None
         self._seen_at = self._look_took = Seconds(0.0)
         self._silent_since: Seconds | None = None
-        """When the host first missed a look, if it has missed every look since."""
+        """When the host first failed to answer; None if it answered the last query."""
         self._known: dict[str, Known] = {}
         """Guests as they were when their moves began, by name; they may have changed since."""
         self._plan: Plan | None = None
@@ -73,13 +73,13 @@ class Run:
         self._shut: list[str] = []
         self._foreign: set[str] = set()
         self._stuck = 0
-        """Number of consecutive looks without a change."""
+        """Number of consecutive queries without a change."""
         self._asked: RunState | None = None
         self._asked_until = Seconds(0.0)
         self._began = _now()
 
     async def through(self, plan: Plan | None) -> MoveEnd:
-        """Run to the end. `plan`: a plan that was just made. Raises Blocked, Cancelled."""
+        """Carry out the run. `plan`: a plan that was just made. Raises Blocked, Cancelled."""
         self._plan = plan
         try:
             await self._look_first()
@@ -100,7 +100,7 @@ class Run:
             await self._ahead.dismiss()
             await self._stop_others()
         finally:
-            # The journal has migrations that are interrupted here, for recovery.
+            # Migrations that are interrupted here stay in the journal, for recovery.
             for one in self._moves:
                 one.cancel()
             self._ahead.cancel()
@@ -141,7 +141,7 @@ class Run:
         self._tell(str(self._task.kind), text, "operator")
 
     async def _look_first(self) -> None:
-        """Look until the host answers: it may have guests. Raises Blocked, Cancelled."""
+        """Query the hosts until the run's host answers. Raises Blocked, Cancelled."""
         for _ in range(_LOOKS):
             await self._replan()
             if self._seen is not None:
@@ -155,17 +155,17 @@ class Run:
         )
 
     async def _replan(self) -> None:
-        """Assign new targets to all waiting guests by the present state."""
+        """Assign new targets to all waiting guests, based on the current state."""
         seen = await self._look()
         if self._task.host in seen.silent:
             if self._silent_since is None:
                 self._silent_since = _now()
-            return  # its guests are unknown, so the plan stays as it is
+            return  # the host's guests are unknown, so the plan stays as it is
         self._silent_since = None
         self._plan_by(seen)
 
     async def _look_again(self) -> None:
-        """Renew the view and replan, but not if a host has missed this one look."""
+        """Renew the view and replan, unless a host that answered before does not answer now."""
         seen, before = await self._look(), self._seen
         if before is not None and not seen.silent.keys() - before.silent.keys():
             self._plan_by(seen)
@@ -180,7 +180,7 @@ class Run:
         self._seen = seen
         asked, ours = self._task.asked(seen), {one.name for one in self._moves.values()}
         given_up = {one.tenant.name for one in self._state.left}
-        # A guest that another job is moving is waited for.
+        # The run waits for guests that another job is moving.
         foreign = {
             one.name for one in seen.fleet.tenants
             if one.name in asked and one.stays == ON_ITS_WAY and one.name not in ours | given_up
@@ -206,7 +206,7 @@ class Run:
         self._state = states.carrying(self._state, self._world.streams())
         self._state = states.nearing(self._state, self._world.nearing())
         if self._state is self._asked and _now() < self._asked_until:
-            return  # nothing has changed since no move could begin
+            return  # nothing has changed since the last attempt, when no move could begin
         fleet = self._fleet(self._seen)
         for move in states.due(self._state, fleet, self._terms, _now()):
             self._state = states.begins(self._state, [move])
@@ -230,8 +230,8 @@ class Run:
             self._ahead.look(self._next)
 
     def _take(self) -> tuple[bool, bool]:
-        """Process the moves that have ended. Returns whether there were any, and whether the
-        waiting guests must be replanned."""
+        """Process the moves that have ended. Returns whether any move has ended, and whether the
+        waiting guests need a new plan."""
         ended = [one for one in self._moves if one.done()]
         good = [self._end(self._moves.pop(one), one.result()) for one in ended]
         for move, work in self._ahead.ended():
@@ -250,8 +250,8 @@ class Run:
         await asyncio.wait(works, timeout=POLL, return_when=asyncio.FIRST_COMPLETED)
 
     async def _idle(self) -> None:
-        """Wait, while no guest moves, until a guest may be tried again or a look may show a
-        change."""
+        """Wait, while no guest is moving, until a guest may be retried or the hosts should be
+        queried again."""
         now = _now()
         wakes = states.wakes(self._state, now, self._terms.patience)
         until = now + _SILENT if wakes is None else wakes
@@ -316,7 +316,7 @@ class Run:
         return f"moved in {show_seconds(moved.took)}{pause}; {done} of {of}"
 
     async def _stop_others(self) -> None:
-        """Shut down and suspend guests last, so that they are stopped for the shortest time."""
+        """Shut down and suspend guests last, so that they are stopped as briefly as possible."""
         if self._seen is None or self._stop.is_set():
             return
         names = sorted(self._task.to_stop(self._seen))
@@ -333,14 +333,14 @@ class Run:
         async def one(name: str) -> None:
             known = self._seen.known[name] if self._seen is not None else None
             assert known is not None
-            verb, done = ("suspends", "saved") if known.suspends else ("shuts down", "shut off")
-            self._tell(name, f"{verb}, as its policy says", "evacuate")
+            verb, done = ("suspended", "saved") if known.suspends else ("shut down", "shut off")
+            self._tell(name, f"is being {verb}, as its policy requires", "evacuate")
             why = await self._world.stop(known)
             if why is None:
                 self._shut.append(known.guest.uuid)
                 self._tell(name, f"is {done}", "evacuate")
                 return
-            left = Unplaced(tenant=_tenant(self._seen, name), why=why, hint="shut it down by hand")
+            left = Unplaced(tenant=_tenant(self._seen, name), why=why, hint="shut it down manually")
             self._state = replace(self._state, left=(*self._state.left, left))
 
         await asyncio.gather(*(one(name) for name in names))
@@ -351,7 +351,7 @@ class Run:
     def _ended(self) -> MoveEnd:
         course = self._state
         left: tuple[Unplaced, ...] = (*course.left, *course.hoping, *self._stopped_before())
-        if self._seen is not None:  # without guests that were only to make room for others
+        if self._seen is not None:  # omit guests that were to move only to make room for others
             wanted = self._task.asked(self._seen) | self._task.to_stop(self._seen)
             left = plans.worded((one for one in left if one.tenant.name in wanted), self._seen)
             left += self._task.unseen(self._seen)
@@ -362,9 +362,9 @@ class Run:
         )  # fmt: skip
 
     def _stopped_before(self) -> list[Unplaced]:
-        """Return all guests whose turn has not come, however they were to leave."""
+        """Return the guests that the run has not yet moved, shut down or suspended."""
         hint = _again(self._task)
-        late = [(one.tenant, "the run stopped before its turn") for one in self._state.waiting]
+        late = [(one.tenant, "the run stopped before its move") for one in self._state.waiting]
         if self._stop.is_set() and self._seen is not None:
             late += [(_tenant(self._seen, name), ON_ITS_WAY) for name in sorted(self._foreign)]
             told = {one.tenant.name for one in self._state.left}

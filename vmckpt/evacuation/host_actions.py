@@ -45,18 +45,18 @@ from vmckpt.protection import stop as protection_stop
 from vmckpt.units import BytesPerSecond, Seconds
 
 Resolve = Callable[[str], Awaitable[Outcome | None]]
-"""Recovers a job with an unknown outcome. Returns the outcome, or None if still unknown."""
+"""Recovers a job with an unknown outcome. Returns the outcome, or None if it is still unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """The order for a run, and what the run may use."""
+    """The order for a run, with the settings and callbacks that the run uses."""
 
     scope: Scope
     task: Task
     caller: Caller
     abort: asyncio.Event
-    """Set: running moves are to be cancelled, too."""
+    """When set, running moves are cancelled, too."""
     resolve: Resolve
 
 
@@ -87,7 +87,7 @@ class Site:
                 case TravelMethod.ANEW:
                     return await self._protect(known, target)
         except Cancelled as exc:
-            return Moved(good=False, why=exc.message, final="it was cancelled")
+            return Moved(good=False, why=exc.message, final="the move was cancelled")
         except (GuestLocked, JournalError) as exc:
             return Moved(good=False, why=exc.message, blame=FailureSide.GUEST)
         except VmckptError as exc:
@@ -98,9 +98,9 @@ class Site:
             self._streams.ended(known.name)
 
     async def _migrate(self, known: Known, target: str, turn: Turn) -> Moved:
-        """Migrate a guest, after recovering what a controller that died has left of it.
+        """Migrate a guest; if an interrupted job holds a lock on it, recover that job first.
 
-        At the beginning of the run, the target of that job, or its libvirt, may have been silent.
+        Recovery may have failed at the start of the run because that job's target did not answer.
         """
         try:
             return await self._migrate_once(known, target, turn)
@@ -111,16 +111,16 @@ class Site:
             return await self._migrate_once(known, target, turn)
 
     async def _migrate_once(self, known: Known, target: str, turn: Turn) -> Moved:
-        """Migrate a guest by an ordinary migration, as a part of this job."""
+        """Migrate a guest with an ordinary migration that is part of this job."""
         orders, scope, name = self._orders, self._orders.scope, known.name
         setting = Setting(
             source=scope.inventory.host(known.host), target=scope.inventory.host(target),
             policies=scope.once(), outside=None,
         )  # fmt: skip
-        # The plan has measured the link; other moves wait for it.
+        # The plan has measured the link, and another measurement would delay other moves.
         check = self._checks.get((name, target))
         if check is not None and check.mode not in set(Mode):
-            check = None  # it was off, or protected, when the plan was made
+            check = None  # the guest was off or protected when the plan was made
         request = MigrateRequest(
             guest=known.guest.uuid, to=target, from_=known.host, policy=known.policy.name,
             part_of=self._recorder.id, probe=None if check is None else Seconds(0.0),
@@ -157,8 +157,8 @@ class Site:
         return reports.judged(await self._resolved(found), known.guest.name)
 
     async def _in_no_hands(self, uuid: str) -> None:
-        """Check that no operation holds the guest; recover an interrupted one. Raises
-        GuestLocked."""
+        """Check that no operation holds a lock on the guest; recover an interrupted operation.
+        Raises GuestLocked."""
         try:
             await asyncio.to_thread(jobs.require_unlocked, uuid)
         except GuestLocked:
@@ -167,7 +167,7 @@ class Site:
                 raise
 
     async def _define(self, known: Known, target: str) -> Moved:
-        """Move a guest that is off, unless another operation holds it."""
+        """Move a guest that is off, unless another operation holds a lock on it."""
         orders, began = self._orders, time.monotonic()
         host = orders.scope.inventory.host
 
@@ -191,7 +191,7 @@ class Site:
         return Moved(good=True, took=Seconds(time.monotonic() - began))
 
     async def tidy(self) -> None:
-        """Remove images of moves that did not arrive; warn of images that must stay."""
+        """Remove the images of failed moves; warn about images that must stay."""
         job = self._recorder.id
         if job is None or not (open_ := await asyncio.to_thread(offline_move.left_by, job)):
             return
@@ -206,9 +206,9 @@ class Site:
     async def _step(
         self, known: Known, target: str, step: str = MOVE, **more: str
     ) -> AsyncIterator[None]:
-        """Record an action that is no job of its own as a step of this job.
+        """Record an action that has no job of its own as a step of this job.
 
-        Repopulate, and programs that show the job, read it.
+        `vmckpt repopulate` and commands that show the job read this step.
         """
         intent = {
             "guest": known.guest.name, "uuid": known.guest.uuid, "from": known.host, "to": target,
@@ -229,15 +229,15 @@ class Site:
         await self._conclude(number, StepState.DONE)
 
     async def _conclude(self, number: int, state: StepState) -> None:
-        """Record the result, for display only: recovery asks the hosts."""
+        """Record the result of a step, for display only: recovery queries the hosts instead."""
         with suppress(JournalError, LeaseLost):
             await asyncio.to_thread(self._recorder.conclude, number, state)
 
     async def _protect(self, known: Known, target: str) -> Moved:
-        """Give the guest of a standby, which runs elsewhere, another standby, after a preflight.
+        """Replace a standby, whose guest runs elsewhere, with a standby on `target`.
 
-        A failure is attributed to the target only if it names the target: the guest's host and the
-        old backup may have troubles of their own.
+        A failure is attributed to the target only if the error names the target: the guest's host
+        or the old backup may be the cause.
         """
         orders, began = self._orders, time.monotonic()
         another = await asyncio.to_thread(planner.another, orders.scope, known, target)
@@ -256,14 +256,14 @@ class Site:
                     final = another.words
                     done = await relocate_standby.move(another, caller)
         except VmckptError as exc:
-            if final:  # its standby may be gone, so another attempt would not find it
+            if final:  # the old standby may be gone, so another attempt would not find it
                 orders.caller.warn(f"{another.guest} may have no standby now: {exc.message}")
             blame = FailureSide.TARGET if _told_of(exc, target) else FailureSide.GUEST
             return Moved(good=False, why=exc.message, blame=blame, final=final)
         return Moved(good=True, job=done.job, took=Seconds(time.monotonic() - began))
 
     async def _switch(self, known: Known, target: str) -> Moved:
-        """Switch a protected guest to its standby, without loss. It has no standby afterwards."""
+        """Switch a protected guest to its standby, without loss. The guest then has no standby."""
         caller = self._orders.caller
         # A run that is stopped lets the switchover finish.
         async with stop_requested(self._orders.abort) as stop, self._step(known, target):
@@ -272,8 +272,8 @@ class Site:
                 replace(caller, stop=stop),
             )
         caller.warn(
-            f"{known.name} has no standby any more; once its old host is back, run vmckpt protect"
-            f" {known.name} --reverse"
+            f"{known.name} no longer has a standby; once its old host is available again, run"
+            f" vmckpt protect {known.name} --reverse"
         )
         return Moved(good=True, took=ended.took)
 
@@ -286,7 +286,7 @@ class Site:
         return self._streams.carry()
 
     async def _resolved(self, found: MigrationReport) -> MigrationReport:
-        """Return the report with the outcome that recovery finds, if the migration's is unknown."""
+        """Return the report; an unknown outcome is replaced by the outcome that recovery finds."""
         if found.outcome is not Outcome.UNKNOWN or found.job is None:
             return found
         outcome = await self._orders.resolve(found.job)
@@ -312,7 +312,7 @@ class Site:
 
     async def start_again(self, *, stopped: bool) -> tuple[tuple[str, ...], tuple[Unplaced, ...]]:
         """Start the guests that an evacuation stopped. Returns the names of the started guests, and
-        the others.
+        the guests that were not started.
 
         `stopped`: the run was stopped, so no guest is started.
         """
@@ -320,7 +320,7 @@ class Site:
         if not task.start:
             return (), ()
         if stopped:
-            why, named = "the run stopped before that", dict(task.called)
+            why, named = "the run stopped first", dict(task.called)
             return (), tuple(
                 reports.off(named.get(one, one), task.host, why) for one in sorted(task.start)
             )
@@ -340,7 +340,7 @@ class Site:
 
 
 def _told_of(exc: VmckptError, host: str) -> bool:
-    """Return whether an error is a fault of that host."""
+    """Return whether an error is attributed to `host`."""
     by_host = isinstance(exc, HypervisorError) and exc.host == host
     return by_host or exc.message.startswith(f"{host}: ")
 

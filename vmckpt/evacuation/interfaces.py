@@ -1,7 +1,7 @@
 """The interfaces between an evacuation and its hosts, and moves that are prepared before their
 turn.
 
-Moves are prepared so that no link is idle during a preflight.
+Moves are prepared in advance, so that no link is idle during their preflight.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from vmckpt.units import BytesPerSecond, Seconds
 
 T = TypeVar("T")
 _AHEAD = 2
-"""Number of moves that wait prepared for their turn: more would not begin any sooner."""
+"""Maximum number of prepared moves: preparing more would not make any move begin sooner."""
 
 
 class Turn:
@@ -33,7 +33,7 @@ class Turn:
         """Wait for the turn. Raises Superseded if the move is not to begin."""
         self.ready = True
         if not await asyncio.shield(self._told):
-            raise Superseded("another move goes first, or to another host; nothing was changed")
+            raise Superseded("another move goes first, or the target has changed; nothing was done")
 
     def come(self) -> None:
         if not self._told.done():
@@ -55,7 +55,7 @@ class Prefetcher(Generic[T]):
     """Prepares the next moves, one at a time: concurrent preparations would delay each other."""
 
     def __init__(self, start: "Callable[[Move, Turn], asyncio.Task[T]]") -> None:
-        """`start`: begin to prepare a move, which continues when its turn comes."""
+        """`start`: starts the task of a move, which prepares the move and waits for its turn."""
         self._start = start
         self._ready: dict[str, _Ready[T]] = {}
         self._begun: list[_Ready[T]] = []
@@ -73,8 +73,8 @@ class Prefetcher(Generic[T]):
         return ready.work
 
     def look(self, waiting: Collection[Move]) -> None:
-        """Prepare the first of `waiting`, the next moves in order, and dismiss prepared moves that
-        are not among them."""
+        """Prepare the first unprepared move of `waiting`, and dismiss prepared moves that are not
+        in it. `waiting`: the next moves, in order."""
         ways = {_way(one) for one in waiting}
         self._refuse([name for name, one in self._ready.items() if _way(one.move) not in ways])
         self._begun = [one for one in self._begun if not one.work.done()]
@@ -88,7 +88,7 @@ class Prefetcher(Generic[T]):
 
     @property
     def works(self) -> "set[asyncio.Task[T]]":
-        """The tasks of prepared moves; those that cannot begin end before their turn."""
+        """The tasks of prepared moves. If a move cannot begin, its task ends before its turn."""
         return {one.work for one in self._ready.values()}
 
     def ended(self) -> "list[tuple[Move, asyncio.Task[T]]]":
@@ -128,33 +128,33 @@ class Moved:
 
     good: bool
     why: str = ""
-    """Why it failed."""
+    """Why the move failed; empty if it succeeded."""
     blame: FailureSide = FailureSide.TARGET
     final: str = ""
-    """What the operator must do, as the move is not tried again; empty if it may be tried again."""
+    """What the operator must do if the move is not to be retried; empty if it may be retried."""
     job: str | None = None
     took: Seconds = Seconds(0.0)
     downtime: Seconds | None = None
 
 
 class World(Protocol):
-    """What a run acts on."""
+    """The hosts and guests that a run acts on."""
 
     async def look(self) -> FleetView:
-        """Return the present state. Raises VmckptError only if looking again would not help."""
+        """Return the current state. Raises VmckptError only if another query would not help."""
 
     async def move(self, known: Known, target: str, turn: Turn) -> Moved:
-        """Prepare a move, and carry it out when its turn comes. Returns however it ends."""
+        """Prepare a move, and carry it out at its turn. Failures are returned, not raised."""
 
     def nearing(self) -> Container[str]:
         """Return the moving guests that are expected to arrive within seconds, by name."""
 
     def streams(self) -> Mapping[str, BytesPerSecond]:
-        """Return the bandwidth of the running moves so far, by guest name; without moves that have
-        not reported yet."""
+        """Return each running move's average bandwidth so far, by guest name; moves that have not
+        reported yet are omitted."""
 
     async def stop(self, known: Known) -> str | None:
-        """Shut a guest down, or suspend it. Returns why that failed, or None."""
+        """Shut a guest down, or suspend it. Returns why that failed; None if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class Arrived:
     took: Seconds
     downtime: Seconds | None
     standby: bool = False
-    """The guest runs elsewhere, and its standby was moved."""
+    """Whether only the guest's standby was moved; the guest itself runs on another host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ class MoveEnd:
 
     arrived: tuple[Arrived, ...]
     shut_down: tuple[str, ...]
-    """UUIDs."""
+    """UUIDs of guests that were shut down or suspended."""
     left: tuple[Unplaced, ...]
     stopped: bool
     took: Seconds

@@ -1,7 +1,7 @@
-"""Move guests that are off: their definitions, and the disks that the new host does not see.
+"""Move guests that are off: their definitions, and the disks that the new host does not share.
 
-A guest is not tried on the new host until it is started, perhaps months later. So every file that
-it writes to must be known to be the same on both hosts, or is copied.
+A problem would show only when the guest is started on the new host, perhaps months later. So every
+file that the guest writes to must be known to be the same on both hosts, or is copied.
 """
 
 import asyncio
@@ -32,12 +32,13 @@ from vmckpt.remote import image_copy, images, probe
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 IMAGES = "images"
-"""The journal step for new images on another host; while open, they may have to be removed."""
+"""Journal step for new images on another host; if the step is open, the images may have to be
+removed."""
 _NOTHING = CopyPlan()
 _SLOWER, _SETUP = 1.5, Seconds(5.0)
-"""A copy may get a smaller share of the link than was measured, and images and logins take time: in
-a lab with no free core, 40 and 100 MiB over 50 Mbit/s took 2.6 and 3.8 s longer than the link alone
-would."""
+"""A copy may get less bandwidth than was measured, and creating images and logging in take time: in
+a lab with no idle core, 40 and 100 MiB over 50 Mbit/s took 2.6 and 3.8 s longer than the bandwidth
+alone would require."""
 Tell = Callable[[Sampled], None]
 Logins = Callable[[str, str], AbstractAsyncContextManager[Remotes | None]]
 
@@ -52,7 +53,7 @@ class Ends:
 
 
 async def check_move(known: Known, ends: Ends, links: Links) -> Checked:
-    """Return the findings of a move, what it sends, and how long that takes."""
+    """Check a move. Returns its findings, the bytes to be sent, and the expected duration."""
     try:
         found = await plan_copies(known, ends)
     except VmckptError as exc:
@@ -64,7 +65,7 @@ async def check_move(known: Known, ends: Ends, links: Links) -> Checked:
 
 
 def _forecast(known: Known, found: CopyPlan, link: BytesPerSecond | None) -> Checked:
-    """Return the result with durations for the measured bandwidth and for a smaller one."""
+    """Return the result with durations for the measured bandwidth and for a lower bandwidth."""
     made = replace(_checked(known, found), sent=Range(found.travels, found.travels))
     if link is None:
         return made
@@ -86,13 +87,16 @@ def _checked(known: Known, found: CopyPlan) -> Checked:
 
 
 async def plan_copies(known: Known, ends: Ends) -> CopyPlan:
-    """Return what the guest's policy copies. Raises HypervisorError, RemoteError, BadInput."""
+    """Return the copies that the guest's policy requires, and findings.
+
+    Raises HypervisorError, RemoteError, BadInput.
+    """
     overrides, guest = known.policy.storage, known.guest
     if overrides.copy is CopyKind.SHARED:
         return _NOTHING
     if ends.remotes is None:
-        why = f"disks are copied over ssh, and {ends.source.name} or {ends.target.name}"
-        hint = "add ssh: {address: ...} for both to the inventory, or share its disks"
+        why = f"disks are copied over ssh, but {ends.source.name} or {ends.target.name}"
+        hint = "add ssh: {address: ...} for both hosts to the inventory, or share the guest's disks"
         return CopyPlan(findings=(_unseen(ends.target.name, f"{why} has no ssh login", hint),))
     async with Hypervisor(ends.source) as here, Hypervisor(ends.target) as there:
         drives = await storage.drives(here, guest.uuid)
@@ -100,7 +104,7 @@ async def plan_copies(known: Known, ends: Ends) -> CopyPlan:
     files = set(all_files(guest))
     if guest.nvram is not None:
         place = (await images.places(ends.remotes[0], [guest.nvram]))[guest.nvram]
-        if place.exists or not place.writable:  # it may exist in a folder that is not readable
+        if place.exists or not place.writable:  # the file may exist in an unreadable directory
             drives = (*drives, _nvram(guest.nvram))
         else:
             files.discard(guest.nvram)  # libvirt creates it at the first start of the guest
@@ -110,7 +114,7 @@ async def plan_copies(known: Known, ends: Ends) -> CopyPlan:
     unseen = [one for one in sorted(files) if not same.get(one) and one not in found.left_behind]
     if not unseen or preflight.blockers(found.findings):
         return found
-    why = f"{unseen[0]} is not copied, and is not known to be the same there"
+    why = f"{unseen[0]} is not copied, and may not be the same file on the target"
     return replace(found, findings=(*found.findings, _unseen(ends.target.name, why, None)))
 
 
@@ -124,7 +128,7 @@ def _nvram(path: str) -> Drive:
 def _unseen(where: str, text: str, hint: str | None) -> Finding:
     return Finding(
         code="disks-not-seen", severity=Severity.BLOCKER, where=where, text=text,
-        hint=hint or "share its disks between the hosts",
+        hint=hint or "share the guest's disks between the hosts",
     )  # fmt: skip
 
 
@@ -133,8 +137,8 @@ async def move(
 ) -> tuple[str, ...]:
     """Move a guest that is off. Returns warnings that do not prevent its start on the target.
 
-    Raises HypervisorError, RemoteError and Cancelled: it is where it was, and nothing of it is on
-    the target; OutcomeUnknown: both hosts must be checked. JournalError, LeaseLost.
+    Raises HypervisorError, RemoteError or Cancelled if the guest is still on its source and nothing
+    is left on the target; OutcomeUnknown if both hosts must be checked; JournalError; LeaseLost.
     """
     found = await plan_copies(known, ends)
     if against := preflight.blockers(found.findings):
@@ -171,7 +175,7 @@ class _Copy:
             self._recorder.check()
             if await images.stamps(self._here, paths) != before:
                 raise HypervisorError(
-                    "its disks were written to during the copy", host=here.host.name
+                    "the guest's disks were written to during the copy", host=here.host.name
                 )
             _, stored = await storage.definitions_with_images_at(here, uuid, self._plan.placed)
             here.check_lease = self._recorder.check
@@ -180,7 +184,7 @@ class _Copy:
         except LeaseLost:
             raise
         except BaseException:
-            # After the order to libvirt, images are removed only once both hosts were checked.
+            # Once libvirt has the order, images are removed only after both hosts were checked.
             if not self._ordered:
                 await asyncio.shield(self._undo())
             raise
@@ -196,15 +200,15 @@ class _Copy:
         return troubles
 
     async def _unwritten(self, old: dict[str, str], before: str) -> dict[str, str]:
-        """Return `old`; if the images were written to meanwhile, with a reason against their
-        removal.
+        """Return `old`, or a reason against removing each image if they may have been written to.
 
-        Until libvirt is done, only QEMU's lock keeps others from writing to them.
+        Until libvirt has finished, only QEMU's lock keeps other processes from writing to the
+        images.
         """
         with suppress(RemoteError):
             if await images.stamps(self._here, self._plan.left_behind) == before:
                 return old
-        return dict.fromkeys(old, f"{images.UNFIT}it may have been written to since it was copied")
+        return dict.fromkeys(old, f"{images.UNFIT}it may have been written to after the copy")
 
     async def _intend(self) -> None:
         known, made = self._known, self._made
@@ -217,7 +221,7 @@ class _Copy:
         self._step = await asyncio.to_thread(self._recorder.intend, IMAGES, meant)
 
     async def _fill(self, tell: Tell) -> None:
-        """Copy all contents under temporary names, before any image gets its path."""
+        """Copy all contents under temporary names, before any image gets its final path."""
         made = await storage_copy.prepare(self._there, self._plan, self._made.suffix)
         self._made.marks.update(made.marks)
         marks = {"marks": dict(made.marks)}
@@ -242,14 +246,14 @@ class _Copy:
             copied += one.allocated
 
     async def _undo(self) -> None:
-        """Remove the images. What cannot be removed now stays recorded; see `undo_left`."""
+        """Remove the images. Images that cannot be removed now stay recorded; see `undo_left`."""
         with suppress(VmckptError):
             if not await storage_copy.remove(self._there, self._made):
                 await asyncio.to_thread(self._recorder.conclude, self._step, StepState.UNDONE)
 
 
 def progress(done: Bytes, total: Bytes, began: Seconds, now: Seconds) -> Sampled:
-    """Return the progress of a copy as a sample of a migration. Pure."""
+    """Return the progress of a copy in the form of a migration sample. Pure."""
     took, rest = now - began, Bytes(max(0, total - done))
     rate = BytesPerSecond(round(done / took) if took > 0 else 0)
     left = Seconds(rest / rate) if rate else None
@@ -264,7 +268,7 @@ def progress(done: Bytes, total: Bytes, began: Seconds, now: Seconds) -> Sampled
 
 
 def left_by(job: str) -> Sequence[StoredStep]:
-    """Return the open steps of images that moves or a dead controller left. Raises JournalError."""
+    """Return open image steps left by failed moves or a dead controller. Raises JournalError."""
     with jobs.open_journal() as journal:
         steps = journal.steps(job)
     return [one for one in steps if one.name == IMAGES and one.state is StepState.INTENDED]
@@ -273,12 +277,13 @@ def left_by(job: str) -> Sequence[StoredStep]:
 async def undo_left(
     steps: Sequence[StoredStep], host: Callable[[str], Host], logins: Logins, recorder: Recorder
 ) -> tuple[str, ...]:
-    """Settle open steps of images. Returns messages about steps that could not be settled.
+    """Settle open image steps. Returns messages about steps that could not be settled.
 
-    Images stay if the guest is on the target, and are removed if it is known to be on the source.
-    If the guest is on neither host, it may have moved on from the target with them, so they stay.
+    Images stay if the guest is on the target, and are removed if the guest is known to be on the
+    source. If the guest is on neither host, it may have moved on from the target with its images,
+    so the images stay.
 
-    Raises LeaseLost: another controller settles them now.
+    Raises LeaseLost if another controller has taken over the job.
     """
     troubles: list[str] = []
     for step in steps:
@@ -294,7 +299,7 @@ async def undo_left(
             raise
         except VmckptError as exc:
             paths = ", ".join(map(str, step.intent.get("paths", [])))
-            troubles.append(f"{target} may have {paths}, left by an ended move: {exc.message}")
+            troubles.append(f"{target} may still have {paths} from a failed move: {exc.message}")
     return tuple(troubles)
 
 
@@ -306,10 +311,10 @@ async def _settle(
     before = await domains.presence(here, uuid)
     found = await domains.presence(there, uuid)
     if not found.reachable:
-        raise HypervisorError("it does not answer", host=target)
+        raise HypervisorError("the host does not answer", host=target)
     if found.state is not None:
         async with AsyncExitStack() as stack:
-            # After an arrival, a source that does not answer is not waited for.
+            # Once the guest has arrived, do not wait for a source that does not answer.
             remotes = None
             with suppress(RemoteError):
                 remotes = await stack.enter_async_context(logins(source, target))
@@ -317,7 +322,7 @@ async def _settle(
                 *await storage_cleanup.after_crash(step.intent, source, remotes)
             ]
     if before.state is None or before.migrating:
-        raise HypervisorError(f"{source} does not confirm that it has the guest", host=source)
+        raise HypervisorError(f"{source} does not confirm that it still has the guest", host=source)
     async with logins(source, target) as remotes:
         left = await storage_copy.unmade(remotes, step)
     return (StepState.INTENDED if left else StepState.UNDONE), left

@@ -22,7 +22,7 @@ _TARGET = (Outcome.FAILED, Outcome.BLOCKED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare:
-    """A guest that runs elsewhere and lost its standby, which was to move to another host."""
+    """A guest on another host whose standby was lost when it was to be moved."""
 
     guest: str
     uuid: str
@@ -40,9 +40,9 @@ class Report:
     earlier: tuple[Arrived, ...] = ()
     """Guests that an earlier controller of the job moved."""
     shut_down: tuple[str, ...] = ()
-    """UUIDs, including those of earlier controllers."""
+    """UUIDs of guests that were shut down or suspended, also by earlier controllers."""
     suspended: frozenset[str] = frozenset()
-    """The UUIDs of `shut_down` whose memory was saved."""
+    """UUIDs of the guests in `shut_down` whose memory was saved."""
     started: tuple[str, ...] = ()
     """Names of guests that were started again."""
     bare: tuple[Bare, ...] = ()
@@ -66,7 +66,7 @@ class Report:
         return Outcome.CANCELLED if self.ended.stopped else Outcome.FAILED
 
     def as_json(self) -> dict[str, Any]:
-        """Times in milliseconds."""
+        """Return the report as JSON data, with times in milliseconds."""
         return {
             "job": self.job, "kind": str(self.task.kind), "host": self.task.host,
             "outcome": str(self.outcome),
@@ -82,12 +82,12 @@ class Report:
             "shut_down": list(self.shut_down), "suspended": sorted(self.suspended),
             "started": list(self.started),
             "unprotected": [
-                {"guest": one.guest, "guest_uuid": one.uuid, "mend": one.hint}
+                {"guest": one.guest, "guest_uuid": one.uuid, "hint": one.hint, "mend": one.hint}
                 for one in self.bare
             ],
             "left": [
                 {"guest": one.tenant.name, "on": one.tenant.host, "why": one.why,
-                 "mend": one.hint}
+                 "hint": one.hint, "mend": one.hint}
                 for one in self.ended.left
             ],
             "stopped": self.ended.stopped, "total_ms": _ms(self.ended.took),
@@ -99,7 +99,7 @@ def _ms(seconds: Seconds) -> float:
 
 
 def judged(report: MigrationReport, job_hint: str) -> Moved:
-    """Return what the result of one migration means for the run that it is a part of."""
+    """Convert the report of one migration into the result of a move."""
     outcome, why = report.outcome, _why(report)
     downtime = None if report.totals is None else report.totals.downtime
     if outcome is Outcome.COMPLETED:
@@ -109,7 +109,9 @@ def judged(report: MigrationReport, job_hint: str) -> Moved:
     if outcome in _GUEST:
         return Moved(good=False, why=why, blame=FailureSide.GUEST, job=report.job)
     if outcome is Outcome.SHUT_OFF:
-        return Moved(good=False, why="it was shut off meanwhile", final="nothing", job=report.job)
+        return Moved(
+            good=False, why="it was shut off meanwhile", final="no action needed", job=report.job
+        )
     hint = f"see vmckpt job {report.job or job_hint}"
     if outcome is Outcome.UNKNOWN:
         hint = "run vmckpt recover"
@@ -125,15 +127,15 @@ def _why(report: MigrationReport) -> str:
 
 
 def off(guest: str, host: str, why: str) -> Unplaced:
-    """Return a guest that was to be started again and was not."""
+    """Return the entry for a guest that should have been started again but was not."""
     tenant = Tenant(name=guest, host=host, memory=Bytes(0), cpus=0.0)
     return Unplaced(tenant=tenant, why=f"not started: {why}", hint=f"start {guest} on {host}")
 
 
 def arrived_of(operation: Operation, stay: Container[str]) -> Arrived | None:
-    """Return the guest that a part of the job moved; None if it moved none.
+    """Return the guest that one part of the job moved; None if that part moved no guest.
 
-    `stay`: names of the guests that did not move. A guest that is not among them has moved even if
+    `stay`: names of the guests that did not move. A guest that is not in `stay` has moved even if
     the outcome of its migration is unknown.
     """
     uuid, outcome = operation.guest_uuid, operation.outcome
@@ -154,7 +156,7 @@ def arrived_of(operation: Operation, stay: Container[str]) -> Arrived | None:
 def stepped(intents: Iterable[Mapping[str, Any]], stay: Container[str]) -> list[Arrived]:
     """Return the guests that were moved by steps of the job itself, each with its last target.
 
-    `stay`: the guests that did not move, by their names in the plan.
+    `stay`: names, as in the plan, of the guests that did not move.
     """
     last = {str(one["uuid"]): one for one in intents}
     return [_stepped(one) for one in last.values() if one.get("called", one["guest"]) not in stay]
@@ -170,13 +172,13 @@ def _stepped(intent: Mapping[str, Any], *, standby: bool = False) -> Arrived:
 def standbys(
     intents: Iterable[Mapping[str, Any]], protections: Sequence[Operation]
 ) -> tuple[tuple[Arrived, ...], tuple[Bare, ...]]:
-    """Return the standbys that moved, and the guests that lost theirs.
+    """Return the standbys that moved, and the guests that lost their standby.
 
     `protections`: all active protections. A protection that is not ready, or whose standby is still
     on the emptied host, is incomplete and does not count.
     """
     wait, bare = [], []
-    for uuid, intent in {str(one["uuid"]): one for one in intents}.items():  # the last attempt's
+    for uuid, intent in {str(one["uuid"]): one for one in intents}.items():  # the last attempts
         active = [one for one in protections if one.guest_uuid == uuid]
         if any(one.target != intent["from"] and one.phase == READY for one in active):
             wait.append(_stepped(intent, standby=True))

@@ -1,4 +1,4 @@
-"""Decide which guests that an evacuation stopped are started on their host again. Pure."""
+"""Decide which of the guests stopped by an evacuation are started again on their host. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from vmckpt.units import Bytes, show_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPlan:
-    """The guests to be started, and the others with the reason."""
+    """The guests to be started, and the reason for each guest that is not started."""
 
     starts: Mapping[str, Tenant]
-    """Guests by UUID, with the memory and CPUs that they use."""
+    """Guests to be started, by UUID, with the memory and CPUs that they will use."""
     left: tuple[Unplaced, ...] = ()
     elsewhere: tuple[str, ...] = ()
-    """Messages about guests that run, or are defined, on another host now."""
+    """Messages about guests that are now running or defined on another host."""
 
 
 def decide(task: Task, seen: FleetView) -> RestartPlan:
-    """Decide by the present state.
+    """Decide which guests are started, based on the current state.
 
-    A guest is not started if it may run elsewhere, or if its memory does not fit any more. Other
-    limits of placement are ignored: they would keep the guest off.
+    A guest is not started if it may be running elsewhere, or if its memory no longer fits. Other
+    placement limits are ignored, since they would keep the guest shut off.
     """
     by_uuid = {one.guest.uuid: one for one in seen.known.values()}
     named = dict(task.called)
@@ -42,20 +42,25 @@ def decide(task: Task, seen: FleetView) -> RestartPlan:
         if known is None:
             left.append(_left(named.get(uuid, uuid), task.host, _lost(uuid, seen), ""))
         elif known.host != task.host:
-            does = "is defined" if known.way is TravelMethod.OFFLINE else "runs"
-            elsewhere.append(f"{known.name} {does} on {known.host} now; not started on {task.host}")
+            does = "is defined" if known.way is TravelMethod.OFFLINE else "is running"
+            elsewhere.append(f"{known.name} {does} on {known.host}; not started on {task.host}")
         elif known.way is not TravelMethod.OFFLINE:
-            continue  # it runs there already
+            continue  # it is already running there
         elif silent := sorted(seen.silent):
-            why = f"it may run on {silent[0]}, which does not answer"
+            why = f"it may be running on {silent[0]}, which does not answer"
             left.append(
-                _left(known.name, task.host, why, f"run vmckpt doctor {silent[0]}, then start it")
+                _left(
+                    known.name,
+                    task.host,
+                    why,
+                    f"run vmckpt doctor {silent[0]}, then start the guest",
+                )
             )
         else:
             of = next(one for one in seen.fleet.tenants if one.name == known.name)
             tenant, at = started(of, known.guest), capacity.index[task.host]
             if (short := capacity.shortage(tenant, at)) > 0:
-                why = f"{show_bytes(round(short))} of memory short"
+                why = f"the host needs {show_bytes(round(short))} more free memory"
                 left.append(_left(known.name, task.host, why, ""))
                 continue
             capacity.place(tenant, at)

@@ -1,9 +1,9 @@
-"""Choose the moves that begin next, again after each move that has ended. Pure.
+"""Choose the moves that begin next, each time a move has ended. Pure.
 
-The window slides, so no move waits for a batch. A move begins when its source, its target and the
-whole run are below their limits, its target has room beside all incoming migrations, and beginning
-now ends sooner than waiting. While a move of a host is ending, one more may begin its setup there;
-otherwise the network would be idle during the setup.
+The window slides, so no move waits for a batch. A move begins if its source, its target and the
+run are below their limits, its target has room in addition to all incoming migrations, and starting
+now finishes sooner than waiting. While a move of a host is about to end, one more move may begin
+its setup there; otherwise the network would be idle during the setup.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ class Windows:
     """Limits on the number of concurrent moves."""
 
     per_source: int = 2
-    """Moves off each host, and one more while one of them is ending."""
+    """Moves off each host; one more is allowed while one of them is about to end."""
     per_target: int = 2
-    """Moves to each host, and one more while one of them is ending."""
+    """Moves to each host; one more is allowed while one of them is about to end."""
     total: int = 16
     order: Order = Order.LONGEST
 
@@ -35,10 +35,10 @@ def start(
     links: Mapping[str, BytesPerSecond], windows: Windows, *,
     changed: Container[str] | None = None,
 ) -> list[Move]:  # fmt: skip
-    """Return the moves that begin now, after placing their guests on the targets in `capacity`.
+    """Choose the moves that begin now, and place their guests on the targets in `capacity`.
 
-    `capacity`: each guest on its host, and a moving guest also on its target. `changed`: hosts with
-    a change since no move could begin; None: any host.
+    `capacity`: counts each guest on its host, and a moving guest also on its target. `changed`:
+    only moves from or to these hosts are considered; None: all moves.
     """
     under = list(running)
     begun: list[Move] = []
@@ -63,7 +63,7 @@ def start(
 
 
 class _Places:
-    """How many more moves each host may have."""
+    """The number of moves of each host, compared with a limit."""
 
     def __init__(self, most: int, taken: Iterable[tuple[str, bool]]) -> None:
         """`taken`: the host of each running move, and whether that move is ending."""
@@ -84,7 +84,7 @@ class _Places:
 def ordered(
     waiting: Sequence[Move], order: Order, links: Mapping[str, BytesPerSecond]
 ) -> list[Move]:
-    """Return the moves by priority, then by `order`."""
+    """Return the moves sorted by priority, then by `order`."""
 
     def key(move: Move) -> tuple[int, float, str]:
         size = {
@@ -98,10 +98,10 @@ def ordered(
 
 
 def detour(capacity: CapacityModel, waiting: Sequence[Move]) -> Move | None:
-    """Return a temporary move that lets another move begin, when no move runs or can begin.
+    """Find a temporary move that lets another move begin, if no move is running or can begin.
 
-    It is the move of the smallest such guest; None if no single move helps. `capacity` is unchanged
-    afterwards.
+    Returns the move of the smallest suitable guest; None if no single move helps. `capacity` is
+    unchanged afterwards.
     """
     for move in sorted(waiting, key=lambda one: (one.tenant.memory, one.name)):
         tenant = move.tenant

@@ -31,14 +31,14 @@ from vmckpt.protection import active
 
 _SHOWN = ("guest", "from", "to", "begins_ms", "ends_ms")
 POLICY = "policy"
-"""Key in an operation's detail: the text of the requested policy, which may be any file."""
+"""Key in an operation's detail: the text of the requested policy, which may come from any file."""
 
 
 async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
     """Carry out a plan. Returns the report.
 
-    Raises GuestLocked if another operation holds the host, Blocked if the host is silent,
-    Cancelled: nothing was done. JournalError.
+    Raises GuestLocked if another operation holds a lock on the host, Blocked if the host does not
+    answer, Cancelled if nothing was done, and JournalError.
     """
     task, caller = orders.task, orders.caller
     told, policy = plan.as_json(), orders.scope.run(task)
@@ -66,7 +66,7 @@ async def begin(orders: Orders, hosts: Hosts, plan: Plan) -> Report:
 
 
 async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: Recorder) -> Report:
-    """Carry out a run that has begun; without a plan, by the present state."""
+    """Carry out a run that has begun. Without a plan, the current state determines the moves."""
     task, caller = orders.task, orders.caller
 
     def tell(event: Decided) -> None:
@@ -103,9 +103,10 @@ class Noted:
     shut: tuple[str, ...] = ()
     """UUIDs of guests that were stopped."""
     told: frozenset[str] = frozenset()
-    """UUIDs of all guests that were ordered to stop; some may have stopped after that failed."""
+    """UUIDs of all guests that were ordered to stop, even if the order failed: a guest may have
+    stopped later."""
     saved: frozenset[str] = frozenset()
-    """The UUIDs of `shut` whose memory was saved."""
+    """UUIDs of the guests in `shut` whose memory was saved."""
     bare: tuple[Bare, ...] = ()
     called: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Names of guests that were moved or stopped, by UUID."""
@@ -147,13 +148,13 @@ def in_force(operation: Operation, policies: Sequence[Policy]) -> tuple[Policy, 
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy], resolve: Resolve) -> Settled:
-    """See recovery.Handler. Moving guests have jobs of their own, which recover them."""
+    """See recovery.Handler. Guests being moved have their own jobs, recovered separately."""
     operation = case.operation
     try:
         task = Task.from_json(operation.detail["task"])
     except (KeyError, ValueError, TypeError):
         return case.ended(Settled(truth="it had not begun", outcome=Outcome.FAILED))
-    doing = f"{operation.kind} of {task.host}"
+    doing = f"the {operation.kind} job for {task.host}"
     if case.recorder is None or not case.adopt:
         return Settled(
             truth=f"{doing} is unfinished", outcome=None, goes_on=True,
@@ -169,12 +170,12 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy], resolve: Resolve
     async with Hosts(scope.hosts) as hosts:
         told = await carry_out(orders, hosts, None, case.recorder)
     left = [f"{one.tenant.name}: {one.why}" for one in told.ended.left]
-    bare = [f"{one.guest} has no standby any more: {one.hint}" for one in told.bare]
+    bare = [f"{one.guest} no longer has a standby: {one.hint}" for one in told.bare]
     how = "was stopped" if told.ended.stopped else "was continued"
     if operation.phase in (PAUSED, STOPPING):
-        how = f"was {operation.phase} when its controller ended, and has ended"
+        how = f"was {operation.phase} when its controller died, and has now ended"
     return Settled(
-        truth=f"{doing} {how}: {len(told.arrived)} moved in total, {len(left)} left"
+        truth=f"{doing} {how}: {len(told.arrived)} moved in total, {len(left)} outstanding"
         + (f", {len(bare)} without a standby" if bare else ""),
         outcome=told.outcome, did=tuple(f"moved {one.guest} to {one.target}"
                                         for one in told.ended.arrived),

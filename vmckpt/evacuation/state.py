@@ -1,8 +1,8 @@
-"""The state of a run: the result of each move, and which guests are tried again, and where. Pure.
+"""The state of a run: the result of each move, which guests are retried, and where. Pure.
 
-A failure stops no other guest. A guest is tried again a few times, on another host if a host has
-failed it. A host that fails several guests in a row is left out for a while, and then tried with
-one guest.
+A failed move does not affect other guests. A failed move is retried a few times, to another host if
+the target was at fault. A host to which several moves in a row fail is excluded for a while, and
+then tried with one guest.
 """
 
 import math
@@ -22,9 +22,9 @@ from vmckpt.evacuation.schedule import Windows
 from vmckpt.units import BytesPerSecond, Seconds
 
 _ELSEWHERE = 0.1
-"""Share of the wait before another host is tried; not zero, as the network may be the cause."""
+"""Fraction of the wait before another host is tried; not zero, as the network may be the cause."""
 _MORE = 1.1
-"""A stream must exceed the known bandwidth by this factor to replace it."""
+"""Factor by which a stream must exceed the known bandwidth for its bandwidth to be used instead."""
 
 
 class FailureSide(StrEnum):
@@ -32,23 +32,23 @@ class FailureSide(StrEnum):
 
     TARGET = "target"
     GUEST = "guest"
-    """The guest would fail on any host: for example, it does not converge."""
+    """A move to any host would fail: for example, the guest does not converge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLimits:
-    """How often and when something is tried again."""
+    """How often and when a move is retried, and when a host is excluded."""
 
     tries: int = 3
     """Number of attempts for each guest, including the first."""
     first_wait: Seconds = Seconds(10.0)
     """Wait after a guest's first failure; doubled after each further failure."""
     trips: int = 2
-    """Number of consecutive failures after which a host is left out."""
+    """Number of consecutive failures after which a host is excluded."""
     left_out: Seconds = Seconds(60.0)
-    """How long a host is left out; doubled each time."""
+    """How long a host is excluded; doubled each time."""
     most_outs: int = 4
-    """How often a host is left out before it is left out for good."""
+    """Number of times that a host is excluded before it is excluded permanently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class EvacuationTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A failed attempt; the guest runs where it was."""
+    """A failed attempt to move a guest; the guest is still on its source."""
 
     target: str
     at: float
@@ -78,7 +78,7 @@ class Record:
     """Number of consecutive failures."""
     out_until: float = 0.0
     outs: int = 0
-    """How often the host was left out."""
+    """Number of times that the host was excluded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +90,19 @@ class RunState:
     done: tuple[Move, ...] = ()
     left: tuple[Unplaced, ...] = ()
     hoping: tuple[Unplaced, ...] = ()
-    """Guests that could be placed if a host that is left out, or a running move, changed
-    something."""
+    """Guests without a target for now: an excluded host or the end of a running move may provide
+    one."""
     failed: Mapping[str, tuple[Failed, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Failed attempts by guest."""
+    """Failed attempts, by guest."""
     records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))
-    """Histories by target."""
+    """Histories of hosts as targets, by host."""
     carried: Mapping[str, BytesPerSecond] = field(default_factory=lambda: MappingProxyType({}))
-    """By source, the highest bandwidth of a stream that had its links to itself."""
+    """Highest bandwidth of a stream that had its links to itself, by source."""
     paused: bool = False
 
     @property
     def over(self) -> bool:
-        """Whether no move runs and no guest waits."""
+        """Whether no move is running and no guest is waiting."""
         return not self.waiting and not self.running and not self.hoping
 
 
@@ -117,7 +117,7 @@ def begins(course: RunState, moves: Iterable[Move]) -> RunState:
 
 
 def _beside(running: Sequence[Under]) -> tuple[Under, ...]:
-    """Return the moves, with those marked that share a link."""
+    """Return the moves, with each move that shares a link marked as shared."""
     busy = [one for one in running if not one.ending]
     sources = Counter(one.move.source for one in busy)
     targets = Counter(one.move.target for one in busy)
@@ -130,10 +130,10 @@ def _beside(running: Sequence[Under]) -> tuple[Under, ...]:
 
 
 def nearing(course: RunState, guests: Container[str]) -> RunState:
-    """Return the state in which exactly these moves are about to end, so that others may use their
-    links.
+    """Return the state in which exactly the moves of `guests` are marked as ending, so that other
+    moves may use their links.
 
-    A move that was about to end and does not converge loses that mark.
+    The mark is removed again from a move that does not converge.
     """
     if all(one.ending is (one.move.name in guests) for one in course.running):
         return course
@@ -158,9 +158,10 @@ def succeeded(course: RunState, guest: str) -> RunState:
 
 
 def carrying(course: RunState, streams: Mapping[str, BytesPerSecond]) -> RunState:
-    """Return the state with measured bandwidths. `streams`: by guest.
+    """Return the state with measured bandwidths. `streams`: bandwidth by guest.
 
-    A stream that has its links to itself shows what other streams of the source will carry.
+    The bandwidth of a stream that has its links to itself is also expected of other streams from
+    the same source.
     """
     known = dict(course.carried)
     for one in course.running:
@@ -195,24 +196,25 @@ def failed(course: RunState, guest: str, failure: Failed, patience: RetryLimits)
         records = MappingProxyType({**records, move.target: told})
     after = replace(course, running=_without(course, guest), failed=known, records=records)
     if len(tries) >= patience.tries:
-        why = f"tried {len(tries)} times, last to {failure.target}: {failure.why}"
-        hint = f"see vmckpt jobs --all --guest {guest}; the guest is where it was"
+        why = f"tried {len(tries)} times, most recently to {failure.target}: {failure.why}"
+        hint = f"see vmckpt jobs --all --guest {guest}; the guest is still on its source host"
         return replace(after, left=(*after.left, Unplaced(tenant=move.tenant, why=why, hint=hint)))
     return replace(after, waiting=(*after.waiting, move))
 
 
 def given_up(course: RunState, guest: str, why: str, hint: str) -> RunState:
-    """Return the state after a move has ended so that it is not tried again."""
+    """Return the state after a move has failed that is not to be retried."""
     left = Unplaced(tenant=_under(course, guest).move.tenant, why=why, hint=hint)
     return replace(course, running=_without(course, guest), left=(*course.left, left))
 
 
 def stuck(course: RunState, move: Move) -> RunState:
-    """Return the state without a guest whose target will not get room for it."""
+    """Return the state after giving up a guest because its target will not have room for it."""
     waiting = tuple(one for one in course.waiting if one != move)
     left = Unplaced(
-        tenant=move.tenant, why=f"{move.target} has no room for it, and no other guest is moving",
-        hint="free memory there, or add a host",
+        tenant=move.tenant,
+        why=f"{move.target} has no room for this guest, and no other guest is moving",
+        hint="free memory on that host, or add a host",
     )  # fmt: skip
     return replace(course, waiting=waiting, left=(*course.left, left))
 
@@ -221,7 +223,7 @@ def _blamed(record: Record, at: float, patience: RetryLimits) -> Record:
     failures = record.failures + 1
     if failures < patience.trips and not record.outs:
         return replace(record, failures=failures)
-    # A host that was left out before is left out again after one failure.
+    # A host that was excluded before is excluded again after one failure.
     until = at + patience.left_out * 2**record.outs
     if record.outs >= patience.most_outs:
         until = math.inf
@@ -237,7 +239,7 @@ def _without(course: RunState, guest: str) -> tuple[Under, ...]:
 
 
 def closed(course: RunState, fleet: Fleet, now: float) -> Fleet:
-    """Return the fleet with hosts closed that are left out now."""
+    """Return the fleet with all currently excluded hosts closed."""
     under = {one.move.target for one in course.running}
     places = tuple(
         one if one.closed is not None
@@ -248,13 +250,16 @@ def closed(course: RunState, fleet: Fleet, now: float) -> Fleet:
 
 
 def _out(record: Record | None, now: float, *, busy: bool) -> str | None:
-    """Return why a host gets no guest now; None if it may."""
+    """Return why a host may not receive a guest now; None if it may."""
     if record is None or not record.outs:
         return None
     if math.isinf(record.out_until):
-        return f"failed {record.failures} guests in a row"
+        return f"{record.failures} moves to it failed in a row"
     if now < record.out_until:
-        return f"failed {record.failures} guests; left out for {record.out_until - now:.0f} s more"
+        return (
+            f"{record.failures} moves to it failed; excluded for"
+            f" {record.out_until - now:.0f} s more"
+        )
     return "is being tried with one guest" if busy else None
 
 
@@ -266,7 +271,7 @@ def planned(
     usable = closed(course, fleet, now)
     under = [one.move for one in course.running]
     busy = {one.name for one in under}
-    # Running moves use their room on the target already.
+    # Running moves already use memory on their targets.
     coming = tuple(
         replace(one.tenant, name=f"{one.name} on its way", host=one.target, stays="is being moved")
         for one in under
@@ -297,10 +302,10 @@ def planned(
 def _placed(
     course: RunState, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules
 ) -> placement.Placement:
-    """Return the placement of the guests that leave; they avoid hosts on which they failed.
+    """Place the leaving guests, avoiding targets to which their moves have failed.
 
-    After a single failure, a guest returns to such a host if otherwise other guests must make room
-    for it.
+    After a single failure, a guest may get such a target again if other guests would otherwise have
+    to make room for it.
     """
     failed_ = {one.name: course.failed.get(one.name, ()) for one in leaving}
     apart = [_elsewhere(one, failed_[one.name], fleet) for one in leaving]
@@ -317,7 +322,7 @@ def _upset(one: placement.Placement) -> tuple[int, int]:
 
 
 def _elsewhere(tenant: Tenant, failures: Sequence[Failed], fleet: Fleet) -> Tenant:
-    """Return the guest restricted to hosts on which it has not failed, if there are any."""
+    """Return the guest, restricted to hosts to which its moves have not failed, if any exist."""
     bad = {
         (one.target, "a move there failed") for one in failures if one.blame is FailureSide.TARGET
     }
@@ -352,7 +357,7 @@ def due(
 def next_ones(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> list[Move]:
     """Return the moves that may begin as soon as the links are free, in their order.
 
-    The target of each has room for its guest alone.
+    Each target has room for each of its guests, but not necessarily for all of them.
     """
     capacity = _seated(course, fleet, terms, now)
     return [
@@ -362,7 +367,7 @@ def next_ones(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float
 
 
 def _seated(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> CapacityModel:
-    """Return the capacity of all hosts with their guests and incoming moves."""
+    """Return the capacity of all hosts, counting their guests and incoming moves."""
     capacity = CapacityModel(closed(course, fleet, now).places, fleet.tenants, terms.rules)
     for one in course.running:
         capacity.place(one.move.tenant, capacity.index[one.move.target])
@@ -370,7 +375,7 @@ def _seated(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) 
 
 
 def _ready(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -> list[Move]:
-    """Return the waiting moves whose wait is over, in order."""
+    """Return the waiting moves whose retry delay is over, in order."""
     found = [
         one for one in course.waiting
         if now >= again(one, course.failed.get(one.name, ()), terms.patience)
@@ -380,7 +385,7 @@ def _ready(course: RunState, fleet: Fleet, terms: EvacuationTerms, now: float) -
 
 
 def _one_for_each_on_trial(course: RunState, ready: Sequence[Move]) -> list[Move]:
-    """Return the moves, with only the first to each host that was left out before."""
+    """Return the moves, but only the first move to each host that was excluded before."""
     tried: set[str] = set()
     found = []
     for move in ready:
@@ -394,7 +399,7 @@ def _one_for_each_on_trial(course: RunState, ready: Sequence[Move]) -> list[Move
 
 
 def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> float:
-    """Return when a guest may be tried again: sooner on a host that has not failed it."""
+    """Return when a guest may be retried; sooner if no move of it to the new target has failed."""
     if not failures:
         return 0.0
     fresh = failures[-1].blame is FailureSide.TARGET and all(
@@ -405,7 +410,7 @@ def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> floa
 
 
 def wakes(course: RunState, now: float, patience: RetryLimits) -> float | None:
-    """Return when something is due without the end of a move; None if nothing is."""
+    """Return when the next guest or excluded host may be retried; None if neither is pending."""
     times = [again(one, course.failed.get(one.name, ()), patience) for one in course.waiting]
     later = [one for one in times if one > now]
     if (comes := _comes_back(course, now)) is not None:
@@ -414,6 +419,6 @@ def wakes(course: RunState, now: float, patience: RetryLimits) -> float | None:
 
 
 def _comes_back(course: RunState, now: float) -> float | None:
-    """Return when the next host that is left out is tried again; None if there is none."""
+    """Return when the next excluded host may be tried again; None if there is no such host."""
     times = [one.out_until for one in course.records.values()]
     return min((one for one in times if now < one < math.inf), default=None)

@@ -15,11 +15,11 @@ from vmckpt.policy.model import Evacuation
 from vmckpt.units import Bytes
 
 FLEET = "all hosts"
-"""The host's name in a run that is about no single host."""
+"""Used instead of a host's name in a run that is not about a single host."""
 
 
 class Kind(StrEnum):
-    """What is done to a host; also the kind of the journal's operation."""
+    """What a run does; also the operation's kind in the journal."""
 
     EVACUATE = "evacuate"
     REPOPULATE = "repopulate"
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The order for a run. Raises BadInput if a host is to take its own guests."""
+    """The order for a run. Raises BadInput if `host` is also one of the targets."""
 
     kind: Kind
     host: str = FLEET
@@ -37,18 +37,18 @@ class Task:
     goes: frozenset[tuple[str, str]] = frozenset()
     """Guests with a fixed target: UUID and host."""
     called: frozenset[tuple[str, str]] = frozenset()
-    """UUIDs and names of guests that may be on no host that answers."""
+    """UUIDs and names of guests, in case no host that answers has the guest."""
     start: frozenset[str] = frozenset()
     """UUIDs of guests that are to be started on the host again."""
     policy: str | None = None
-    """Policy name, for every guest and for the run; None: each guest's own."""
+    """Name of the policy for all guests and for the run; None: each guest's own policy."""
 
     def __post_init__(self) -> None:
         if self.host in (self.to or ()):
             raise BadInput(f"{self.host} is being evacuated", hint="name other hosts with --to")
 
     def asked(self, seen: FleetView) -> frozenset[str]:
-        """Return the guests that are still to move, by their names in `seen`."""
+        """Return the names, as in `seen`, of the guests that still have to move."""
         if self.kind is not Kind.EVACUATE:
             goes = dict(self.goes)
             return frozenset(
@@ -59,14 +59,14 @@ class Task:
         return frozenset(there - self.to_stop(seen) - _stopped(seen))
 
     def unseen(self, seen: FleetView) -> tuple[Unplaced, ...]:
-        """Return the guests that should move and cannot, or were not found while hosts are
-        silent."""
+        """Return the guests that should move but cannot, and those that were not found while some
+        hosts do not answer."""
         found = {one.guest.uuid for one in seen.known.values()}
         missing = sorted({uuid for uuid, _ in self.goes} - found)
         called, silent = dict(self.called), sorted(seen.silent)
         stuck = {name for uuid in missing for name in seen.stuck.get(uuid, ())}
         return *(
-            Unplaced(tenant=one, why=str(one.stays), hint=f"check it on {one.host}")
+            Unplaced(tenant=one, why=str(one.stays), hint=f"check the guest on {one.host}")
             for one in seen.fleet.tenants if one.name in stuck and one.host != self.host
         ), *(
             Unplaced(
@@ -87,7 +87,7 @@ class Task:
         )  # fmt: skip
 
     def fleet(self, seen: FleetView) -> Fleet:
-        """Return the fleet as a placement for this task must see it."""
+        """Return the fleet with this task's restrictions on placement."""
         asked = self.asked(seen)
         places = tuple(
             replace(one, closed="is being evacuated")
@@ -128,7 +128,7 @@ class Task:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
-        """Read a task from the journal. Raises KeyError, ValueError or TypeError if it is none."""
+        """Read a task from the journal. Raises KeyError, ValueError or TypeError if invalid."""
         to = told["to"]
         return cls(
             kind=Kind(told["kind"]), host=str(told["host"]),
@@ -144,7 +144,7 @@ def _settled(seen: FleetView, asked: frozenset[str]) -> tuple[Tenant, ...]:
     """Return the tenants, with every protected guest fixed to its host unless it is to leave that
     host.
 
-    Only an evacuation of its own host may cost a guest its standby.
+    A guest may lose its standby only when its own host is evacuated.
     """
     return tuple(
         replace(one, stays="it is protected and would lose its standby")
@@ -164,7 +164,7 @@ def _stops(known: Known | None) -> bool:
 
 
 def _stopped(seen: FleetView) -> frozenset[str]:
-    """Return the guests that are off and that their policy would have shut down or suspended."""
+    """Return the guests that are off and whose policy shuts them down or suspends them."""
     return frozenset(
         name for name, one in seen.known.items()
         if one.way is TravelMethod.OFFLINE and one.policy.evacuation.strategy.stops
@@ -178,8 +178,8 @@ def _both(wanted: frozenset[str], only: frozenset[str] | None) -> frozenset[str]
 def _become(
     seen: FleetView, asked: frozenset[str], tenants: tuple[Tenant, ...]
 ) -> tuple[Tenant, ...]:
-    """Return the tenants without the memory of standbys that take over, since the guest that moves
-    there uses it."""
+    """Return the tenants, counting no memory for standbys that take over: the memory is counted for
+    the guest that moves there."""
     switched = {
         f"{name} on {host}"
         for name in asked if name in seen.known and seen.known[name].way is TravelMethod.SWITCH

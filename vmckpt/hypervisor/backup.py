@@ -1,10 +1,11 @@
 """libvirt's pull backups and checkpoints: a guest's disks at one instant, read over NBD.
 
-The guest keeps running while a backup is open; its host keeps the old content of overwritten blocks
-in scratch files. A checkpoint starts with a backup, and records what is written until the next one.
+The guest keeps running during a backup job; its host keeps the old content of overwritten blocks
+in scratch files. A checkpoint is created with a backup, and records the writes until the next
+checkpoint.
 
-The calls block and are for a thread on the guest's host; a controller makes them through
-`qmp.call_on_domain`.
+The calls block, so they must run in a thread on the guest's host. A controller makes the calls
+through `qmp.call_on_domain`.
 """
 
 import re
@@ -49,9 +50,9 @@ def backup_xml(order: BackupOrder) -> str:
 
 
 def new_checkpoint_xml(order: BackupOrder) -> str | None:
-    """Return the XML of the checkpoint that starts with a backup.
+    """Return the XML of the checkpoint that is created with a backup.
 
-    None if none of the disks can have a dirty bitmap.
+    Returns None if no disk can have a dirty bitmap.
     """
     marked = [disk.name for disk in order.disks if disk.mark]
     if not marked:
@@ -98,7 +99,7 @@ def read_checkpoint(xml: str) -> Checkpoint:
 
 
 def read_backup(xml: str) -> OpenBackup:
-    """Parse libvirt's XML of an open backup. Raises ValueError."""
+    """Parse libvirt's XML of an active backup job. Raises ValueError."""
     root = domain_xml.tree(xml, "domainbackup")
     server = root.find("server")
     socket = server.get("socket", "") if server is not None else ""
@@ -124,11 +125,11 @@ _LIMIT = Seconds(30.0)
 
 
 class BitmapLost(HypervisorError):
-    """The changes to a disk since a checkpoint are unknown: the whole disk must be read.
+    """The changes to a disk since a checkpoint are unknown: the complete disk must be read.
 
-    No backup was opened. `disk` is None if libvirt does not name it. A `DomainCaller` that does
-    not map libvirt's errors itself (`qmp.call_on_domain`) raises a HypervisorError with libvirt's
-    code instead.
+    No backup was opened. `disk` is None if libvirt's error does not name the disk. A `DomainCaller`
+    that does not map libvirt's errors itself (`qmp.call_on_domain`) raises a HypervisorError with
+    libvirt's code instead.
     """
 
     def __init__(self, refused: HypervisorError) -> None:
@@ -144,7 +145,7 @@ class Backups:
         self._seat = caller
 
     def facts(self) -> tuple[DiskFacts, ...]:
-        """Return the guest's disks; if it does not run, only what its definition says of them."""
+        """Return the guest's disks; if the guest is off, only the facts in its definition."""
         return self._seat.on_domain("reading the guest's disks", _facts)
 
     def begin(self, order: BackupOrder) -> OpenBackup:
@@ -167,16 +168,17 @@ class Backups:
         return read_backup(described)
 
     def opened(self) -> OpenBackup | None:
-        """Return the open backup, even if another program opened it. None: there is none."""
-        return self._seat.on_domain("looking for an open backup", _opened)
+        """Return the active backup job, even if another tool started it; None if there is none."""
+        return self._seat.on_domain("looking for an active backup job", _opened)
 
     def end(self, socket: str, *, limit: Seconds = _LIMIT) -> bool:
-        """End the backup with this socket and wait for its end. Returns whether there was one.
+        """Stop the backup with this socket and wait until it has stopped.
 
-        Its checkpoint remains. Raises HypervisorError also if it does not end within `limit`.
+        Returns whether the backup was open. Its checkpoint remains. Raises HypervisorError, also
+        for a backup that does not stop within `limit`.
         """
         if not self._seat.on_domain(
-            "ending the backup", lambda domain: _abort(domain, socket), changes=True
+            "stopping the backup", lambda domain: _abort(domain, socket), changes=True
         ):
             return False
         give_up = time.monotonic() + limit
@@ -184,7 +186,7 @@ class Backups:
             if time.monotonic() > give_up:
                 host = self._seat.host
                 raise HypervisorError(
-                    f"{host}: the backup did not end within {limit:g} s",
+                    f"{host}: the backup did not stop within {limit:g} s",
                     host=host,
                     hint="run virsh domjobabort for the guest",
                 )
@@ -196,19 +198,19 @@ class Backups:
         return self._seat.on_domain("listing checkpoints", _checkpoints)
 
     def forget(self, name: str) -> None:
-        """Delete a checkpoint and its bitmaps, even if some of them are missing.
+        """Delete a checkpoint and its bitmaps, even if some bitmaps are missing.
 
-        Does nothing if there is no such checkpoint. If the guest does not run, its bitmaps remain
-        until `sweep`.
+        Does nothing if the checkpoint does not exist. If the guest is off, the bitmaps remain until
+        `sweep`.
         """
         self._seat.on_domain(
             f"deleting checkpoint {name}", lambda domain: _forget(domain, name), changes=True
         )
 
     def sweep(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Delete vmckpt's checkpoints and bitmaps except `keep`. Returns the names deleted.
+        """Delete vmckpt's checkpoints and bitmaps except `keep`. Returns the deleted names.
 
-        This cleans up after a crash, also where only a bitmap is left.
+        This cleans up after a crash, even if only a bitmap of a checkpoint is left.
         """
 
         def change(domain: libvirt.virDomain) -> tuple[str, ...]:
@@ -223,10 +225,10 @@ class Backups:
         return self._seat.on_domain("deleting old checkpoints", change, changes=True)
 
     def redefine(self, line: Sequence[Checkpoint], *, validate: bool = True) -> tuple[str, ...]:
-        """Redefine checkpoints in libvirt whose bitmaps came with the disks.
+        """Redefine the checkpoints in libvirt whose bitmaps were transferred with the disks.
 
-        A migration transfers the bitmaps, but not libvirt's metadata of checkpoints. `line`:
-        parents first. `validate`: verify that the bitmaps exist, which needs a running guest.
+        A migration transfers the bitmaps, but not libvirt's checkpoint metadata. `line`: the
+        checkpoints, parents first. `validate`: verify that the bitmaps exist; the guest must run.
         Returns the names of checkpoints without a bitmap; none if `validate` is false.
         """
         return self._seat.on_domain(
@@ -255,7 +257,7 @@ def _abort(domain: libvirt.virDomain, socket: str) -> bool:
     found = _opened(domain)
     if found is None or found.socket != socket:
         return False
-    # abortJob ends any job: the backup may have ended, and another job may have started.
+    # abortJob aborts any job: the backup may be over, and another job may have started.
     if domain.jobStats().get("operation") == libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP:
         try:
             domain.abortJob()
@@ -268,7 +270,7 @@ def _abort(domain: libvirt.virDomain, socket: str) -> bool:
 def _checkpoints(domain: libvirt.virDomain) -> tuple[Checkpoint, ...]:
     found = []
     for one in domain.listAllCheckpoints(libvirt.VIR_DOMAIN_CHECKPOINT_LIST_TOPOLOGICAL):
-        with suppress(libvirt.libvirtError):  # it was deleted meanwhile
+        with suppress(libvirt.libvirtError):  # the checkpoint was deleted meanwhile
             found.append(read_checkpoint(one.getXMLDesc(_NO_DOMAIN)))
     return tuple(found)
 
@@ -295,7 +297,7 @@ def _forget(domain: libvirt.virDomain, name: str) -> None:
 
 
 def _missing(domain: libvirt.virDomain, known: libvirt.virDomainCheckpoint, name: str) -> bool:
-    """Return whether a disk lacks its bitmap of a checkpoint."""
+    """Return whether any disk lacks its bitmap for the checkpoint."""
     wanted = read_checkpoint(known.getXMLDesc(_NO_DOMAIN)).disks
     there = {disk.name for disk in _facts(domain) if disk.bitmap(wanted.get(disk.name, name))}
     return not set(wanted) <= there

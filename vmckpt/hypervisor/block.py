@@ -51,7 +51,7 @@ def _facts(disk: ET.Element, known: Nodes) -> DiskFacts:
         name=target.get("dev", "?") if target is not None else "?",
         kind=disk.get("type", "file"),
         device=disk.get("device", "disk"),
-        # libvirt does not probe formats; it assumes raw if the XML names none.
+        # libvirt does not probe formats; it assumes raw if the XML names no format.
         format=driver.get("type", "raw") if driver is not None else "raw",
         source=_source(source),
         read_only=disk.find("readonly") is not None,
@@ -71,9 +71,9 @@ def _source(source: ET.Element | None) -> str | None:
 
 
 def _node(source: ET.Element | None, known: Nodes) -> str | None:
-    """Return the name of a disk's top node.
+    """Return the name of a disk's top node; None if QEMU has no such node.
 
-    libvirt numbers a disk's nodes, and omits the format node where it would have no effect.
+    libvirt numbers a disk's nodes, and omits a format node that would have no effect.
     """
     number = source.get("index") if source is not None else None
     found = (f"libvirt-{number}-{layer}" for layer in ("format", "storage"))
@@ -103,13 +103,16 @@ class Pull:
 def start_pull(caller: DomainCaller, disk: str) -> None:
     """Start a block pull, which copies a disk's backing file into its image.
 
-    QEMU continues it in the background. Raises HypervisorError, OutcomeUnknown.
+    QEMU continues the pull in the background. Raises HypervisorError, OutcomeUnknown.
     """
     caller.on_domain("starting a block pull", lambda domain: domain.blockPull(disk), changes=True)
 
 
 def progress(caller: DomainCaller, disk: str) -> Pull | None:
-    """Return the progress of a disk's block pull; None if there is none. Raises HypervisorError."""
+    """Return the progress of a disk's block pull; None if no pull is running.
+
+    Raises HypervisorError.
+    """
     told = caller.on_domain("reading a block job", lambda domain: domain.blockJobInfo(disk))
     if not told:
         return None
@@ -117,6 +120,6 @@ def progress(caller: DomainCaller, disk: str) -> Pull | None:
 
 
 def stopped_by_disk(caller: DomainCaller) -> bool:
-    """Return whether an I/O error of a disk has paused the guest. Raises HypervisorError."""
+    """Return whether an I/O error on a disk has paused the guest. Raises HypervisorError."""
     state = caller.on_domain("reading the guest's state", lambda domain: domain.state())
     return tuple(state) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)

@@ -1,11 +1,11 @@
 """Connections to a host's libvirt: two for each host, each with its own thread.
 
 The short connection serves queries and commands, each with a time limit. The long connection serves
-the call that lasts as long as a migration, so statistics and abort never wait for it.
+calls that last as long as a migration, so queries and an abort never wait for a migration.
 
 The threads are daemon threads: a libvirt call that never returns must not keep the process from
-ending, and an executor would join its threads at exit. This module also runs libvirt's event loop,
-redirects its error output and maps its errors to `vmckpt.errors`.
+exiting, and an executor would join its threads at exit. This module also runs libvirt's event loop,
+redirects libvirt's error output, and maps libvirt's errors to `vmckpt.errors`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class ConnectionThread:
-    """A thread that runs callables in the order given. It starts with the first one."""
+    """A thread that runs callables in the given order. The first callable starts the thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,7 +40,7 @@ class ConnectionThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Run `call` in the thread and return its result. Cancelling does not stop the call.
+        """Run `call` in the thread and return its result. Cancellation does not stop the call.
 
         Raises what `call` raises; a StopIteration becomes a ValueError.
         """
@@ -66,7 +66,7 @@ class ConnectionThread:
         return await future
 
     def close(self) -> None:
-        """Let the thread end after the calls that are already queued."""
+        """Let the thread exit after the calls that are already queued."""
         self._work.put(None)
 
     def _serve(self) -> None:
@@ -81,9 +81,9 @@ def _finish(future: "asyncio.Future[T]", result: T) -> None:
 
 def _fail(future: "asyncio.Future[T]", error: BaseException) -> None:
     if not future.done():
-        # A future does not accept StopIteration, and the waiting task would wait for ever.
+        # A future does not accept StopIteration, and the waiting task would wait forever.
         stopped = isinstance(error, StopIteration)
-        future.set_exception(ValueError("no such thing") if stopped else error)
+        future.set_exception(ValueError("an expected item is missing") if stopped else error)
 
 
 log = logging.getLogger("vmckpt.libvirt")
@@ -114,7 +114,7 @@ def without_questions(uri: str) -> str:
     try:
         parts = urlsplit(uri)
     except ValueError:
-        return uri  # libvirt reports what is wrong with it
+        return uri  # libvirt reports what is wrong with the URI
     if not parts.scheme.endswith("+ssh") or "no_tty" in parse_qs(parts.query):
         return uri
     query = f"{parts.query}&no_tty=1" if parts.query else "no_tty=1"
@@ -156,11 +156,11 @@ def once(
 
 
 NOT_HERE = (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID)
-"""libvirt's error codes for a guest that the host does not know, or that does not run there."""
+"""libvirt's error codes for a guest that is not known to the host, or that is not running there."""
 
 
 class ConnectionBroken(Exception):
-    """A failure of the connection, not of the call."""
+    """The connection failed, rather than the call."""
 
     def __init__(self, error: libvirt.libvirtError, *, sent: bool) -> None:
         super().__init__(str(error))
@@ -179,8 +179,8 @@ def map_refusal(error: libvirt.libvirtError, *, host: str, what: str) -> Hypervi
 def map_broken(broken: ConnectionBroken, *, host: str, what: str, changes: bool) -> HypervisorError:
     """Return the error for a call whose connection broke.
 
-    OutcomeUnknown if the call was sent and may have changed something (`changes`), otherwise
-    HostUnreachable.
+    Returns OutcomeUnknown if the call was sent and may have changed something (`changes`),
+    otherwise HostUnreachable.
     """
     text, code = _text(broken.error), broken.error.get_error_code()
     if changes and broken.sent:
@@ -212,7 +212,7 @@ NONSENSE = (
 
 
 class _Connection:
-    """A connection and its thread. Opened at the first call, and again after it broke."""
+    """A connection and its thread. The first call opens it; later calls reopen it if it broke."""
 
     def __init__(self, host: Host, name: str) -> None:
         self._host = host
@@ -272,7 +272,8 @@ class Hypervisor:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.check_lease: Callable[[], None] | None = None
-        """Called in the thread right before a call that changes something; raises to forbid it."""
+        """Called right before a call that changes something, in its thread. Raises an error to
+        forbid the call."""
         self._short = _Connection(host, "short")
         self._long = _Connection(host, "long")
 
@@ -288,8 +289,8 @@ class Hypervisor:
     ) -> T:
         """Make a call that changes nothing, and return its result.
 
-        It is tried once more on a new connection if the first broke. `what` describes the call in
-        errors. Raises HostUnreachable or HypervisorError.
+        The call is retried once on a new connection if the connection broke. `what` describes the
+        call in errors. Raises HostUnreachable or HypervisorError.
         """
         with self._translated(what, changes=False):
             async for attempt in AsyncRetrying(
@@ -300,15 +301,15 @@ class Hypervisor:
             ):
                 with attempt:
                     return await self._in_time(what, call, limit=limit, changes=False)
-        raise AssertionError("tenacity ends with a result or an error")
+        raise AssertionError("tenacity always returns a result or raises an error")
 
     async def execute(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds = CALL_LIMIT
     ) -> T:
         """Make a call that changes something, once, and return its result.
 
-        Raises HostUnreachable, HypervisorError, OutcomeUnknown, ReadOnly, and what `check_lease`
-        raises.
+        Raises HostUnreachable, HypervisorError, OutcomeUnknown, ReadOnly, and any error from
+        `check_lease`.
         """
         self._may_act(what)
         with self._translated(what, changes=True):
@@ -317,7 +318,7 @@ class Hypervisor:
     async def execute_long(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
         """Make a call that changes something on the long connection, without a time limit.
 
-        Only connecting has a limit. Raises what `execute` raises.
+        Only connecting has a time limit. Raises the same errors as `execute`.
         """
         self._may_act(what)
         with self._translated(what, changes=True):
@@ -345,7 +346,7 @@ class Hypervisor:
 
     @contextmanager
     def _translated(self, what: str, *, changes: bool) -> Iterator[None]:
-        """Map libvirt's errors, and those of parsing its answers, to `vmckpt.errors`."""
+        """Map libvirt's errors, and errors from parsing its answers, to `vmckpt.errors`."""
         try:
             yield
         except libvirt.libvirtError as exc:
@@ -360,13 +361,13 @@ class Hypervisor:
         reason = f"{type(exc).__name__}: {exc}" if isinstance(exc, LookupError) else str(exc)
         text = f"{name}: {what}: invalid answer: {reason[:200]}"
         if changes:
-            return OutcomeUnknown(f"{text}; it may have taken effect", host=name)
+            return OutcomeUnknown(f"{text}; the call may have taken effect", host=name)
         return HypervisorError(text, host=name, hint=f"run vmckpt doctor {quote(name)}")
 
     async def _in_time(
         self, what: str, call: Callable[[libvirt.virConnect], T], *, limit: Seconds, changes: bool
     ) -> T:
-        """Connect and call on the short connection, each within its time limit."""
+        """Connect, then make a call on the short connection, each within its time limit."""
         line, name = self._short, self.host.name
         try:
             async with asyncio.timeout(OPEN_LIMIT):
@@ -379,7 +380,7 @@ class Hypervisor:
         except TimeoutError as exc:
             error = self._no_answer(what, limit)
             if changes:
-                text = f"{error.message}; it may have taken effect"
+                text = f"{error.message}; the call may have taken effect"
                 raise OutcomeUnknown(text, host=name) from exc
             raise error from exc
 

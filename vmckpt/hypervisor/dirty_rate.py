@@ -12,26 +12,26 @@ from vmckpt.model.guest import Guest
 from vmckpt.model.migration import DirtyPoint
 from vmckpt.units import GIB, MIB, Bytes, Seconds
 
-# Pages that QEMU samples for each GiB of memory (migration/dirtyrate.h); libvirt cannot change it.
+# Pages that QEMU samples per GiB of memory (migration/dirtyrate.h); libvirt cannot change this.
 _PAGES_PER_GIB = 512
 _LONGEST = 60
 _INTERVAL = Seconds(0.1)
-# How long after the requested time a missing result is an error.
+# How long to wait for the result after the requested time.
 _LATE = Seconds(5.0)
 
 
 async def dirtied(hypervisor: Hypervisor, guest: Guest, seconds: int) -> DirtyPoint:
     """Measure how much memory the guest dirties within `seconds`, by QEMU's page sampling.
 
-    `seconds` is limited to 1 to 60. This works with and without KVM. The result is rough: QEMU
-    samples 128 pages of 256 MiB and returns whole MiB/s. Raises HypervisorError, also if the guest
-    has a job, which the measurement would disturb.
+    `seconds` is clamped to 1 to 60. This works with and without KVM. The result is rough: QEMU
+    samples 128 pages per 256 MiB and returns whole MiB/s. Raises HypervisorError, including if the
+    guest has a job, since the measurement would disturb the job.
     """
     seconds = min(_LONGEST, max(1, seconds))
     name = hypervisor.host.name
     now = await domains.find_guest(hypervisor, guest.uuid)
     if now is None or now.job is not None:
-        why = "no such guest" if now is None else f"it has a job in progress: {now.job}"
+        why = "no such guest" if now is None else f"the guest has a job in progress: {now.job}"
         raise HypervisorError(
             f"{name}: cannot measure the dirty rate of {guest.name}: {why}", host=name
         )
@@ -61,10 +61,11 @@ async def dirtied(hypervisor: Hypervisor, guest: Guest, seconds: int) -> DirtyPo
 
 
 def point(rate: int, seconds: int, memory: Bytes) -> DirtyPoint:
-    """Convert QEMU's dirty rate to bytes, with the error of the measurement.
+    """Convert QEMU's dirty rate to bytes, with the measurement's error.
 
-    `rate`: whole MiB/s; `seconds`: the length of the measurement; `memory`: the guest's size. The
-    error is two standard deviations of a proportion estimated from the sampled pages, and rounding.
+    `rate`: whole MiB/s; `seconds`: the length of the measurement; `memory`: the guest's memory
+    size. The error is two standard deviations of a proportion estimated from the sampled pages,
+    plus the rounding error.
     """
     found = min(float(memory), rate * MIB * float(seconds))
     pages = max(1.0, _PAGES_PER_GIB * memory / GIB)
@@ -79,8 +80,8 @@ def point(rate: int, seconds: int, memory: Bytes) -> DirtyPoint:
 async def resident(hypervisor: Hypervisor, guest: Guest) -> Bytes | None:
     """Return the resident memory of the guest's QEMU process; None if libvirt does not report it.
 
-    It includes QEMU's own memory and the code that TCG has translated, but is limited to the
-    guest's size. Raises HypervisorError.
+    The result includes QEMU's own memory and the code that TCG has translated, but is limited to
+    the guest's memory size. Raises HypervisorError.
     """
 
     def read(connection: libvirt.virConnect) -> dict[str, int]:

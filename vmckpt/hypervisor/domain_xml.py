@@ -19,9 +19,9 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
 def path_of(root: ET.Element) -> str | None:
-    """Return the path of a domain's NVRAM file, in either of libvirt's forms.
+    """Return the path of a domain's NVRAM file, from either of libvirt's XML forms.
 
-    None if it has no NVRAM, or not in a file.
+    Returns None if the domain has no file-backed NVRAM.
     """
     node = root.find("os/nvram")
     if node is None:
@@ -36,7 +36,7 @@ LABELS = "urn:vmckpt:labels:1"
 STANDBY = "urn:vmckpt:standby:1"
 """Namespace of the mark in the metadata of a waiting standby."""
 TEST = "urn:vmckpt:test:1"
-"""Namespace of the mark in the metadata of a standby's copy that runs for a test."""
+"""Namespace of the mark in the metadata of a failover test's guest."""
 
 STATES = {
     libvirt.VIR_DOMAIN_NOSTATE: GuestState.UNKNOWN,
@@ -61,7 +61,7 @@ _SCALE = {
 }
 
 
-# libvirt's limit of a string (VIR_NET_MESSAGE_STRING_MAX), and libxml2's limit of nesting.
+# libvirt's limit for strings (VIR_NET_MESSAGE_STRING_MAX), and libxml2's limit for nesting.
 _MOST_XML = 4 << 20
 _DEEPEST = 256
 _PIECE = 1 << 16
@@ -71,9 +71,9 @@ _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 
 
 class _Builder(ET.TreeBuilder):
-    """A builder that refuses a DTD and deep nesting, which libvirt never writes.
+    """A builder that rejects DTDs and deep nesting, which libvirt never writes.
 
-    Both could be used to fill the memory.
+    An attacker could use either to exhaust memory.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ def tree(xml: str, *roots: str) -> ET.Element:
     if not isinstance(xml, str) or len(xml) > _MOST_XML:
         raise ValueError("not XML" if not isinstance(xml, str) else "XML larger than 4 MiB")
     parser = ET.XMLParser(target=_Builder())
-    # In pieces, so that parsing stops at the first error.
+    # The XML is fed in pieces, so that parsing stops at the first error.
     for begin in range(0, len(xml), _PIECE):
         parser.feed(xml[begin : begin + _PIECE])
     root: ET.Element = parser.close()
@@ -109,9 +109,9 @@ def tree(xml: str, *roots: str) -> ET.Element:
 
 
 def count(value: Any, what: str) -> int:
-    """Check a number, which must be 0 to 2**63 - 1, and return it. Raises ValueError.
+    """Return a number after checking that it is from 0 to 2**63 - 1. Raises ValueError.
 
-    `what` names it in the error.
+    `what`: name of the number in the error.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
         raise ValueError(f"{what} is {str(value)[:40]!r}")
@@ -127,7 +127,7 @@ def free(memory: Mapping[str, int]) -> int:
 
 
 def text(value: Any, what: str) -> str:
-    """Check a string, which must be shorter than 4 MiB, and return it. Raises ValueError."""
+    """Return a string after checking that it is at most 4 MiB long. Raises ValueError."""
     if not isinstance(value, str) or len(value) > _MOST_XML:
         raise ValueError(f"{what} is {str(value)[:40]!r}")
     return value
@@ -150,9 +150,9 @@ def guest(
     job: str | None,
     saved: bool = False,
 ) -> Guest:
-    """Return a guest from its domain XML (the live one if it runs) and libvirt's other answers.
+    """Build a Guest from its domain XML and other facts from libvirt.
 
-    `state`: libvirt's number. Raises ValueError.
+    `xml`: the live XML if the guest is running. `state`: a virDomainState value. Raises ValueError.
     """
     root = tree(xml, "domain")
     devices = root.find("devices")
@@ -206,13 +206,16 @@ def standby_of(root: ET.Element) -> str | None:
 
 
 def test_of(root: ET.Element) -> str | None:
-    """Return the guest whose standby this domain is a test copy of; None if it is not a copy."""
+    """Return the protected guest that this domain is a failover test of; None if it is no test."""
     mark = root.find(f"metadata/{{{TEST}}}test")
     return None if mark is None else mark.get("of")
 
 
 def _block_job(root: ET.Element) -> str | None:
-    """Return a block job, which libvirt does not report as a job and does not migrate."""
+    """Return a description of a block job; None if there is none.
+
+    libvirt neither reports block jobs as jobs nor migrates them.
+    """
     for disk in root.findall("devices/disk"):
         target = disk.find("target")
         if disk.find("mirror") is not None and target is not None:
@@ -227,7 +230,7 @@ def _labels(root: ET.Element) -> dict[str, str]:
 
 
 def not_in_xml(text: str) -> bool:
-    """Return whether a text has characters that are not allowed in XML."""
+    """Return whether a text contains characters that are not allowed in XML."""
     return _NOT_IN_XML.search(text) is not None
 
 
@@ -238,7 +241,7 @@ def labels_xml(labels: Mapping[str, str]) -> str:
         if not_in_xml(name + value):
             raise BadInput(
                 f"{name!r}={value!r}: a label must not contain control characters",
-                hint="remove them",
+                hint="remove the control characters",
             )
         ET.SubElement(root, "label", name=name, value=value)
     return ET.tostring(root, encoding="unicode")
@@ -285,8 +288,8 @@ def _nic(node: ET.Element) -> Nic:
     source, kind = node.find("source"), node.get("type", "?")
     where = None
     if source is not None:
-        # The live XML of a card on a libvirt network has the type of the actual connection, and
-        # also names the network, which is what the target must have.
+        # For a card on a libvirt network, the live XML has the type of the actual connection, and
+        # also names the network. The target must have that network.
         where = source.get("network") or source.get("bridge") or source.get("dev")
         if source.get("network") and kind != "hostdev":
             kind = "network"
@@ -327,7 +330,7 @@ def machines(capabilities: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def host_uuid(capabilities: str) -> str:
-    """Return libvirt's UUID of the host from its capabilities XML."""
+    """Return the host's UUID from libvirt's capabilities XML."""
     return tree(capabilities, "capabilities").findtext("host/uuid", "")
 
 
@@ -343,7 +346,7 @@ Stats = Mapping[str, int | str | float | bool]
 def _int(stats: Stats, key: str) -> int:
     """Return a statistic; 0 if it is missing.
 
-    Raises ValueError if it is invalid: taking that for 0 could end a migration.
+    Raises ValueError if the value is invalid: treating it as 0 could stop a migration.
     """
     return count(stats.get(key, 0), key)
 
@@ -366,8 +369,8 @@ def is_migration(stats: Stats) -> bool:
 def job_sample(stats: Stats, *, at: Seconds, paused: bool, post_copy: bool) -> JobSample:
     """Convert one `jobStats()` answer. QEMU's dirty rate is in pages per second.
 
-    `at`: when it was read; `paused`: the guest is paused for the switchover; `post_copy`: it is in
-    post-copy. Raises ValueError.
+    `at`: when the answer was read; `paused`: the guest is paused for the switchover; `post_copy`:
+    the migration is in post-copy. Raises ValueError.
     """
     page = _hint(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_PAGE_SIZE) or 4096
     iteration = _int(stats, libvirt.VIR_DOMAIN_JOB_MEMORY_ITERATION)
@@ -411,7 +414,7 @@ def job_totals(stats: Stats) -> JobTotals:
 
 
 def _time(stats: Stats, *keys: str) -> Seconds | None:
-    """Return the first of these times that is present and valid."""
+    """Return the first time in `keys` that is present and valid; None if there is none."""
     for key in keys:
         with suppress(ValueError):
             return Seconds(count(stats.get(key), key) / 1000)
@@ -419,10 +422,10 @@ def _time(stats: Stats, *keys: str) -> Seconds | None:
 
 
 def another_image(source: ET.Element) -> bool:
-    """Remove a disk's labels that forbid libvirt to change the owner of its image.
+    """Remove the security labels that forbid libvirt to change the owner of a disk's image.
 
-    They were about the old image; libvirt must make QEMU the owner of a new one. Returns whether
-    there were any.
+    The labels apply to the old image; libvirt must make QEMU the owner of the new image. Returns
+    whether any label was removed.
     """
     kept = source.findall("seclabel[@model='dac'][@relabel='no']")
     for label in kept:

@@ -38,7 +38,7 @@ _HELD = (
     # QEMU was started for an incoming migration that is not complete.
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP),
 )
-# Paused by QMP and not by libvirt, as the agents of a protection do in each epoch.
+# Paused through QMP and not by libvirt, as a protected guest is in each epoch.
 _STOPPED_BY_QEMU = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
 _EPOCH_PAUSE = Seconds(0.07)
 _LOOKS = 5
@@ -60,7 +60,7 @@ async def all_guests(hypervisor: Hypervisor) -> list[Guest]:
 
 
 async def find_guest(hypervisor: Hypervisor, name: str) -> Guest | None:
-    """Return the guest with this name or UUID; None if the host does not have it.
+    """Return the guest with this name or UUID; None if the host does not know the guest.
 
     Raises HypervisorError.
     """
@@ -143,7 +143,7 @@ async def start_transient(hypervisor: Hypervisor, xml: str) -> None:
 
 
 async def save(hypervisor: Hypervisor, name: str, path: str) -> None:
-    """Save a guest's memory and device state to a save image and end the guest.
+    """Save a guest's memory and device state to a save image, and stop the guest.
 
     Raises HypervisorError, OutcomeUnknown.
     """
@@ -178,9 +178,9 @@ async def versions(hypervisor: Hypervisor) -> tuple[int, int]:
 
 
 async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str]) -> None:
-    """Replace a guest's labels. They are part of its definition and move with it.
+    """Replace a guest's labels, which are part of its definition and move with the guest.
 
-    Raises HypervisorError, also if there is no such guest; BadInput for control characters.
+    Raises HypervisorError, including if there is no such guest; BadInput for control characters.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -197,7 +197,7 @@ async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str
 
 
 async def remove(hypervisor: Hypervisor, name: str) -> None:
-    """End a guest immediately and undefine it. Does nothing if the host does not have it.
+    """Destroy a guest and undefine it. Does nothing if the host does not know the guest.
 
     Raises HypervisorError, OutcomeUnknown.
     """
@@ -231,7 +231,7 @@ async def resume(hypervisor: Hypervisor, uuid: str) -> None:
 
 
 async def end(hypervisor: Hypervisor, uuid: str) -> None:
-    """End a guest's QEMU immediately, like a power cut. Does nothing if it does not run.
+    """Destroy a guest, like a power cut. Does nothing if the guest is not running.
 
     Raises HypervisorError, OutcomeUnknown.
     """
@@ -241,7 +241,7 @@ async def end(hypervisor: Hypervisor, uuid: str) -> None:
         if domain is not None and domain.isActive():
             domain.destroy()
 
-    await hypervisor.execute("ending a guest", change)
+    await hypervisor.execute("destroying a guest", change)
 
 
 def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | None:
@@ -274,9 +274,9 @@ def described(domain: libvirt.virDomain) -> Guest:
 
 
 def state_of(domain: libvirt.virDomain) -> tuple[int, int]:
-    """Return libvirt's state and reason of a domain. Raises libvirtError if it is gone.
+    """Return a domain's state and reason from libvirt. Raises libvirtError if it is gone.
 
-    A protected guest is paused for some milliseconds in each epoch; such a pause is not returned.
+    A protected guest is paused for some milliseconds in each epoch; this pause is not reported.
     """
     for _ in range(_LOOKS):
         state, reason = domain.state()
@@ -287,7 +287,7 @@ def state_of(domain: libvirt.virDomain) -> tuple[int, int]:
 
 
 def _job(domain: libvirt.virDomain) -> str | None:
-    """Return the guest's job; UNKNOWN_JOB if libvirt fails, as it does if the monitor is busy."""
+    """Return the guest's job; UNKNOWN_JOB if libvirt fails, for example with a busy monitor."""
     if not domain.isActive():
         return None
     try:
@@ -321,20 +321,20 @@ _STORED = _SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """A guest's stored definition, and its current one if it runs."""
+    """A guest's stored definition, and its live definition if the guest is running."""
 
     text: str
     """The stored definition, exactly as returned by libvirt."""
     stored: ET.Element
     running: ET.Element | None
-    """None: the guest is off."""
+    """The live definition; None: the guest is off."""
     disks: tuple[DiskFacts, ...]
 
 
 async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
-    """Read a guest's stored and current definition, with passwords, and its disks.
+    """Read a guest's stored and live definitions, with passwords, and its disks.
 
-    Raises HypervisorError, also if the guest has no stored definition.
+    Raises HypervisorError, including if the guest has no stored definition.
     """
 
     def look(connection: libvirt.virConnect) -> Definition | None:
@@ -363,10 +363,10 @@ async def stored_definition(hypervisor: Hypervisor, uuid: str) -> Definition:
 
 
 async def write(hypervisor: Hypervisor, uuid: str, xml: str, *, instead_of: str) -> None:
-    """Replace a guest's stored definition. The running guest stays as it is.
+    """Replace a guest's stored definition. A running guest is not affected.
 
-    `instead_of`: the definition as it was read. Raises HypervisorError, also if it has changed
-    since then, and OutcomeUnknown.
+    `instead_of`: the stored definition that was read before. Raises HypervisorError, including if
+    the definition has changed since then, and OutcomeUnknown.
     """
 
     def change(connection: libvirt.virConnect) -> bool:
@@ -378,7 +378,7 @@ async def write(hypervisor: Hypervisor, uuid: str, xml: str, *, instead_of: str)
     if not await hypervisor.execute("changing the guest's definition", change):
         name = hypervisor.host.name
         raise HypervisorError(
-            f"{name}: the guest's definition was changed meanwhile; nothing was done",
+            f"{name}: the guest's definition has changed in the meantime; nothing was done",
             host=name,
             hint="try again",
         )
@@ -389,11 +389,11 @@ _WHOLE = libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_INACTIVE
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A guest as a host knows it."""
+    """A guest's state and definition on a host."""
 
     active: bool
     stored: str | None
-    """Its stored definition with passwords; None: it has none."""
+    """The guest's stored definition with passwords; None: the guest is transient."""
 
 
 async def inspect_guest(hypervisor: Hypervisor, uuid: str) -> Found | None:
@@ -412,7 +412,7 @@ async def inspect_guest(hypervisor: Hypervisor, uuid: str) -> Found | None:
 async def put_right(
     hypervisor: Hypervisor, uuid: str, decide: Callable[[str | None], str | None]
 ) -> bool:
-    """Store a definition derived from the stored one. The running guest stays as it is.
+    """Store a definition derived from the stored definition. A running guest is not affected.
 
     `decide` gets the stored definition, or None if there is none, and returns the definition to
     store, or None to change nothing. Returns whether a definition was stored. Raises

@@ -21,7 +21,7 @@ T = TypeVar("T")
 _NONE = (
     libvirt.VIR_ERR_ARGUMENT_UNSUPPORTED,  # the guest has no channel for an agent
     libvirt.VIR_ERR_AGENT_UNRESPONSIVE,
-    libvirt.VIR_ERR_OPERATION_INVALID,  # the guest does not run
+    libvirt.VIR_ERR_OPERATION_INVALID,  # the guest is not running
 )
 _SHORT = Seconds(5.0)
 _NANO = 1_000_000_000
@@ -99,9 +99,9 @@ def _nothing(_: Any) -> None:
 
 
 def thaw_left(agent: GuestAgent) -> bool:
-    """Thaw file systems that a dead capture left frozen. Returns whether there were any.
+    """Thaw file systems that an interrupted capture left frozen. Returns whether any were frozen.
 
-    For recovery. Does nothing if there is no guest agent. Raises HypervisorError.
+    For recovery. Does nothing if the guest has no guest agent. Raises HypervisorError.
     """
     if not agent.there() or not agent.frozen():
         return False

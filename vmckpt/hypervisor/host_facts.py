@@ -1,6 +1,6 @@
-"""Facts about a host from its libvirt: all of them once, or the load and guests by polling.
+"""Facts about a host from its libvirt: all facts once, or the load and the guests by polling.
 
-A poll describes a guest again only if its state has changed, or after a minute.
+A poll reads a guest's description again only if the guest's state has changed, or after a minute.
 """
 
 import time
@@ -62,7 +62,7 @@ def _guest(domain: libvirt.virDomain) -> GuestOnHost:
 
 
 async def cpu_fits(hypervisor: Hypervisor, guest: Guest) -> bool | None:
-    """Return whether the host can provide the guest's CPU; None if libvirt cannot compare them.
+    """Return whether the host can provide the guest's CPU; None if libvirt cannot tell.
 
     Raises HostUnreachable or HypervisorError.
     """
@@ -87,7 +87,7 @@ async def cpu_fits(hypervisor: Hypervisor, guest: Guest) -> bool | None:
 
 
 _STALE = Seconds(60.0)
-"""Age after which a guest is described again: its labels, memory or CPUs may have changed."""
+"""Age after which a guest's description is read again: labels, memory or CPUs may have changed."""
 
 
 class HostPoller:
@@ -96,7 +96,7 @@ class HostPoller:
     def __init__(self, hypervisor: Hypervisor) -> None:
         self._hypervisor = hypervisor
         self._known: dict[str, tuple[int, float, Guest]] = {}
-        """By UUID: libvirt's state number, monotonic time of the description, the description."""
+        """By UUID: virDomainState value, monotonic time of the description, the description."""
         self._times: tuple[int, int] | None = None
         """CPU time since the host started, in nanoseconds: total and idle."""
 

@@ -1,4 +1,4 @@
-"""Start, shut down and save guests, and listen for a guest's end and changes of its devices."""
+"""Start, shut down and save guests, and listen for a guest's stop and hotplug events."""
 
 import asyncio
 import threading
@@ -20,9 +20,9 @@ _AGAIN = Seconds(10.0)
 
 
 async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
-    """Ask a guest to shut down, and wait until it is off. Never ends it by force.
+    """Ask a guest to shut down, and wait until it is off. Never destroys the guest.
 
-    Raises HypervisorError if it is not off within `limit`; it may still shut down later.
+    Raises HypervisorError if the guest is not off within `limit`; it may still shut down later.
     """
 
     def ask(connection: libvirt.virConnect) -> None:
@@ -43,16 +43,17 @@ async def shut_down(hypervisor: Hypervisor, uuid: str, limit: Seconds) -> None:
             return
         if loop.time() > until:
             raise HypervisorError(
-                f"it did not shut down within {show_seconds(limit)}", host=hypervisor.host.name
+                f"the guest did not shut down within {show_seconds(limit)}",
+                host=hypervisor.host.name,
             )
         await asyncio.sleep(_POLL)
 
 
 async def suspend(hypervisor: Hypervisor, uuid: str) -> None:
-    """Save a guest's memory on its host and end its QEMU; `start` resumes it from there.
+    """Save a guest's memory on its host and stop its QEMU; `start` resumes the saved guest.
 
-    Takes as long as writing the memory to disk. Raises HypervisorError; the guest keeps running
-    then. Raises OutcomeUnknown if the connection broke.
+    Takes as long as writing the memory to disk. Raises HypervisorError; the guest then keeps
+    running. Raises OutcomeUnknown if the connection broke.
     """
 
     def change(connection: libvirt.virConnect) -> None:
@@ -77,8 +78,8 @@ async def move_offline(
     """Move the definition of a guest that is off to another host.
 
     `target`: the other libvirt's URI as seen from this host. `xml`: the definition to store there;
-    None: unchanged. Raises HypervisorError, also if the guest was started or saved meanwhile.
-    Raises OutcomeUnknown if either host may have it.
+    None: unchanged. Raises HypervisorError, including if the guest was started or saved meanwhile.
+    Raises OutcomeUnknown if either host may have the definition.
     """
     given = {}
     if xml is not None:
@@ -93,11 +94,15 @@ async def move_offline(
 
     def change(connection: libvirt.virConnect) -> None:
         domain = connection.lookupByUUIDString(uuid)
-        # libvirt would leave a running guest without its definition, and saved memory behind.
+        # libvirt would undefine a running guest here, and would not move saved memory.
         if domain.isActive():
-            raise HypervisorError("it was started meanwhile", host=hypervisor.host.name)
+            raise HypervisorError(
+                "the guest was started in the meantime", host=hypervisor.host.name
+            )
         if domain.hasManagedSaveImage():
-            raise HypervisorError("its memory was saved meanwhile", host=hypervisor.host.name)
+            raise HypervisorError(
+                "the guest's memory was saved in the meantime", host=hypervisor.host.name
+            )
         domain.migrateToURI3(target, given, flags)
 
     await hypervisor.execute("moving a guest that is off", change)
@@ -106,7 +111,7 @@ async def move_offline(
 async def start(hypervisor: Hypervisor, uuid: str) -> str | None:
     """Start a guest that is defined on the host.
 
-    Returns its name, or None if it runs already. Raises HypervisorError, OutcomeUnknown.
+    Returns its name; None if it is already running. Raises HypervisorError, OutcomeUnknown.
     """
 
     def change(connection: libvirt.virConnect) -> str | None:
@@ -120,23 +125,26 @@ async def start(hypervisor: Hypervisor, uuid: str) -> str | None:
 
 
 class Ending(StrEnum):
-    """How a guest ended, according to libvirt."""
+    """How a guest stopped, according to libvirt."""
 
     WISHED = "wished"
-    """It was shut down from inside or outside, destroyed, saved or migrated, or it panicked."""
+    """The guest was shut down, destroyed, saved or migrated, or it panicked."""
     DIED = "died"
-    """Its QEMU failed, or libvirt reported nothing."""
+    """The guest's QEMU failed, or libvirt reported nothing."""
 
 
 class Endings:
-    """A listener for a guest's end and hotplug. Use as `with Endings(uuid, uri=...) as endings`."""
+    """A listener for a guest's stop and hotplug events.
+
+    Use as `with Endings(uuid, uri=...) as endings`.
+    """
 
     def __init__(self, guest: str, *, uri: str) -> None:
         self._guest, self._uri = guest, uri
         self.on_device: Callable[[str, bool], None] | None = None
-        """Called with a device's alias and whether it was plugged in (or unplugged).
+        """Called with a device's alias, and True if the device was plugged in, False if unplugged.
 
-        It runs in the thread of libvirt's event loop, so it must not call libvirt.
+        The callback runs in libvirt's event thread, so it must not call libvirt.
         """
         self._told = threading.Event()
         self._ending = Ending.DIED
@@ -193,9 +201,9 @@ class Endings:
             listener(device, plugged)
 
     def how(self, limit: Seconds) -> Ending:
-        """Return how the guest ended. Call this when its QEMU has ended.
+        """Return how the guest stopped. Call this when the guest's QEMU has terminated.
 
-        Waits up to `limit` for libvirt's event; without one the guest is considered DIED.
+        Waits up to `limit` for libvirt's event. Without an event, returns DIED.
         """
         self._told.wait(limit)
         return self._ending

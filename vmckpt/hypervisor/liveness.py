@@ -3,7 +3,7 @@
 import libvirt
 
 from vmckpt.hypervisor import domain_xml
-from vmckpt.hypervisor.connection import Hypervisor
+from vmckpt.hypervisor.connection import NOT_HERE, Hypervisor
 from vmckpt.model.guest import Pulse
 from vmckpt.units import Bytes, Seconds
 
@@ -23,16 +23,20 @@ _PANICKED = (
 async def sample_liveness(hypervisor: Hypervisor, uuid: str, at: Seconds) -> Pulse:
     """Read a guest's state and activity counters once. Raises HypervisorError.
 
-    `at`: the time to record. A guest that is gone, or that libvirt reports nothing about, has no
-    state.
+    `at`: the time to record. The state is None if the guest is gone, or if libvirt reports nothing
+    about the guest.
     """
 
     def read(connection: libvirt.virConnect) -> Pulse:
         try:
             domain = connection.lookupByUUIDString(uuid)
             stats = connection.domainListGetStats([domain], _STATS)[0][1]
-        except (libvirt.libvirtError, IndexError):
+        except IndexError:
             return _gone(at)
+        except libvirt.libvirtError as exc:
+            if exc.get_error_code() in NOT_HERE:
+                return _gone(at)
+            raise
         return pulse(stats, at)
 
     return await hypervisor.query("reading a guest's activity", read)

@@ -45,7 +45,7 @@ def migration_flags(order: MoveOrder) -> int:
         libvirt.VIR_MIGRATE_PEER2PEER: order.driver is Driver.PEER_TO_PEER,
         libvirt.VIR_MIGRATE_PERSIST_DEST: order.persistent,
         libvirt.VIR_MIGRATE_UNDEFINE_SOURCE: order.persistent,
-        # Copied disks pass libvirt's safety check anyway; this flag is about the others.
+        # Copied disks pass libvirt's safety check anyway; this flag is for the other disks.
         libvirt.VIR_MIGRATE_UNSAFE: order.storage_proven,
         # A resumed migration must set the same capabilities as the first attempt.
         libvirt.VIR_MIGRATE_POSTCOPY: order.post_copy or order.resume,
@@ -66,7 +66,7 @@ def migration_flags(order: MoveOrder) -> int:
 def migration_params(order: MoveOrder, target: Host) -> Parameters:
     """Return the typed parameters for migrateToURI3 and migrate3.
 
-    Raises HypervisorError if this machine's libvirt-python is too old for one of them.
+    Raises HypervisorError if this machine's libvirt-python is too old for one of the parameters.
     """
     found: dict[str, int | str | list[str] | None] = {
         libvirt.VIR_MIGRATE_PARAM_DEST_XML: order.target_xml,
@@ -110,7 +110,7 @@ def _compression(order: MoveOrder, target: Host) -> Parameters:
             raise HypervisorError(
                 f"compression {method} needs libvirt-python 9.4 or later on this machine",
                 host=target.name,
-                hint="upgrade it, or choose compression xbzrle or none",
+                hint="upgrade libvirt-python, or choose compression xbzrle or none",
             )
         if level is not None:
             found[key] = level
@@ -120,18 +120,18 @@ def _compression(order: MoveOrder, target: Host) -> Parameters:
 def explained(error: HypervisorError, order: MoveOrder, target: Host) -> HypervisorError:
     """Return the error with a clearer cause and a hint where libvirt's message lacks them.
 
-    Other types of errors than HypervisorError itself are returned unchanged.
+    Errors of a subclass of HypervisorError are returned unchanged.
     """
     if type(error) is not HypervisorError:
         return error
     said, doctor = error.message, f"run vmckpt doctor {error.host} {target.name}"
     if name := re.search(r"Certificate does not match the hostname (\S*)", said):
-        text = f"{target.name}: its QEMU certificate is not valid for the name {name[1]!r}"
+        text = f"{target.name}: the QEMU certificate is not valid for the name {name[1]!r}"
         return _renamed(error, text, doctor)
     if missing := re.search(r"Unable to access credentials (\S+): ([^:]+)$", said):
         text = f"{error.host} or {target.name}: QEMU cannot read {missing[1]} ({missing[2]})"
         return _renamed(error, text, doctor)
-    # The target only sees an invalid stream; the source's reason is in the log of its QEMU.
+    # The target only sees an invalid stream; the source's reason is only in its QEMU's log.
     if order.tls_name is not None and re.search("(?<!non-)TLS|certificate", said):
         why = f": {said.rsplit(': ', 1)[1]}" if "certificate" in said and ": " in said else ""
         text = (
@@ -143,7 +143,7 @@ def explained(error: HypervisorError, order: MoveOrder, target: Host) -> Hypervi
         # A target that rejects the source's certificate may hang up without an alert.
         return _renamed(error, said, f"{doctor}: one host may reject the other's certificate")
     if order.zero_copy and "locked memory" in said:
-        text = f"{error.host}: zero-copy: libvirtd cannot raise QEMU's limit of locked memory"
+        text = f"{error.host}: zero-copy: libvirtd cannot raise QEMU's limit for locked memory"
         return _renamed(error, text, "give libvirtd CAP_SYS_RESOURCE, or turn zero-copy off")
     return error
 
@@ -200,7 +200,7 @@ class LibvirtMigrationDriver:
         try:
             await self._source.execute_long("migration", call)
         except HypervisorError as exc:
-            # libvirt has no error code for this; the daemon's message is in the C locale.
+            # libvirt has no error code for this; libvirtd's message is in the C locale.
             if "connect to remote libvirt URI" in exc.message:
                 raise PeerLoginFailed(
                     exc.message, host=self._source.host.name, code=exc.code
@@ -328,7 +328,7 @@ class LibvirtMigrationDriver:
     async def is_postcopy_paused(self) -> bool:
         """See MigrationDriver.is_postcopy_paused.
 
-        Asks QEMU: libvirt reports "post-copy failed" also if only its own call was lost.
+        Queries QEMU, since libvirt also reports "post-copy failed" if only its own call was lost.
         """
 
         def read(connection: libvirt.virConnect) -> bool:
@@ -349,16 +349,16 @@ class LibvirtMigrationDriver:
     async def undefine_on_source(self) -> bool:
         """See MigrationDriver.undefine_on_source.
 
-        libvirt leaves the definition there if the call at the source was lost although the guest
-        arrived, and if the source went down before the target confirmed the arrival.
+        libvirt leaves the definition on the source if the call there was lost although the guest
+        arrived, or if the source went down before the target confirmed the arrival.
         """
         return await self._undefine(self._source, "source", kept=self._target)
 
     async def undefine_on_target(self) -> bool:
         """See MigrationDriver.undefine_on_target.
 
-        libvirt defines the guest right before it starts the CPUs. If libvirtd dies in between, it
-        ends the copy after its restart, but leaves the definition.
+        libvirt defines the guest right before starting the CPUs. If libvirtd dies in between, the
+        restarted libvirtd destroys the copy, but leaves the definition.
         """
         return await self._undefine(self._target, "target", kept=self._source)
 
@@ -372,7 +372,7 @@ class LibvirtMigrationDriver:
                 if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                     return False
                 raise
-            # In a folder that both hosts share, the guest still uses them.
+            # If both hosts share the directory, the guest still uses its NVRAM and TPM state.
             domain.undefineFlags(
                 libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM | libvirt.VIR_DOMAIN_UNDEFINE_KEEP_TPM
             )

@@ -1,4 +1,4 @@
-"""Clean up after a broken migration: the copies of a guest that it left paused."""
+"""Clean up the paused copies of a guest that a failed migration left behind."""
 
 import json
 
@@ -14,7 +14,7 @@ _ARRIVING = (
 )
 _LEAVING = (
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_MIGRATION),
-    # vmckpt paused it during the migration, or libvirtd was restarted while it was paused.
+    # vmckpt paused the guest during the migration, or libvirtd was restarted during a pause.
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER),
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN),
 )
@@ -29,7 +29,7 @@ def _standing(
     domain = connection.lookupByUUIDString(uuid)
     if tuple(domain.state()) not in states:
         raise HypervisorError(
-            f"{domain.name()} on {hypervisor.host.name} is not paused by a migration any more",
+            f"{domain.name()} on {hypervisor.host.name} is no longer paused by a migration",
             host=hypervisor.host.name,
             hint="run vmckpt recover again",
         )
@@ -37,14 +37,14 @@ def _standing(
 
 
 async def handed_over(hypervisor: Hypervisor, uuid: str) -> bool:
-    """Return whether QEMU has sent the whole guest; also True if QEMU does not answer."""
+    """Return whether QEMU has sent the complete guest; True if QEMU does not answer."""
     return await _stream(hypervisor, uuid) in ("completed", None)
 
 
 async def source_never_completed(hypervisor: Hypervisor, uuid: str) -> bool:
-    """Return whether QEMU reports that it has not sent the whole guest.
+    """Return whether QEMU reports that it has not sent the complete guest.
 
-    False if QEMU does not answer. The result is meaningless if QEMU was started after the
+    Returns False if QEMU does not answer. The result is meaningless if QEMU was started after the
     migration.
     """
     return await _stream(hypervisor, uuid) in ("none", "failed", "cancelled")
@@ -65,33 +65,33 @@ async def _stream(hypervisor: Hypervisor, uuid: str) -> str | None:
 
 
 async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:
-    """End a copy that has not arrived completely and never ran.
+    """Destroy a copy that has not arrived completely and never ran.
 
-    Raises HypervisorError, also if the copy is in another state; OutcomeUnknown.
+    Raises HypervisorError, including if the copy is in another state; OutcomeUnknown.
     """
 
     def change(connection: libvirt.virConnect) -> None:
         _standing(hypervisor, connection, uuid, _ARRIVING).destroy()
 
-    await hypervisor.execute("ending a copy that never ran", change)
+    await hypervisor.execute("destroying a copy that never ran", change)
 
 
 async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
-    """End a copy that was handed over to the target. Its definition stays.
+    """Destroy a copy that was handed over to the target. Keeps the definition.
 
-    Raises HypervisorError, also if the copy is not paused; OutcomeUnknown.
+    Raises HypervisorError, including if the copy is not paused; OutcomeUnknown.
     """
 
     def change(connection: libvirt.virConnect) -> None:
         _standing(hypervisor, connection, uuid, _LEAVING).destroy()
 
-    await hypervisor.execute("ending a copy that was handed over", change)
+    await hypervisor.execute("destroying a copy that was handed over", change)
 
 
 async def start_leaving(hypervisor: Hypervisor, uuid: str) -> None:
     """Resume a guest on the source that a failed migration left paused.
 
-    Raises HypervisorError, also if the guest is not paused; OutcomeUnknown.
+    Raises HypervisorError, including if the guest is not paused; OutcomeUnknown.
     """
 
     def change(connection: libvirt.virConnect) -> None:

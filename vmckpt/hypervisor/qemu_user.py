@@ -1,4 +1,4 @@
-"""The user and group that libvirt runs QEMU as, and folders that QEMU may write to."""
+"""The user and group of libvirt's QEMU processes, and directories that QEMU may write to."""
 
 import os
 import stat
@@ -29,7 +29,7 @@ def owner(uri: str, host: str) -> tuple[int, int]:
 
 
 def owner_in(capabilities: str) -> tuple[int, int]:
-    """Return QEMU's user and group IDs from libvirt's capabilities; root if they name none.
+    """Return QEMU's user and group IDs from libvirt's capabilities; root if they name no user.
 
     Raises ValueError.
     """
@@ -42,24 +42,24 @@ def owner_in(capabilities: str) -> tuple[int, int]:
 
 
 def make_folder(place: Path, to: tuple[int, int]) -> Path:
-    """Create a folder on this machine in which QEMU can create sockets. It may exist already.
+    """Create the directory `place`, unless it exists, so that QEMU can create sockets in it.
 
-    `to`: QEMU's user and group IDs. Returns `place`. Raises OSError, and BadInput if QEMU may not
-    enter the folder.
+    `to`: QEMU's user and group IDs. Returns `place`. Raises OSError, and BadInput if QEMU has no
+    access to the directory.
     """
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chown(place, *to)
     if to[0] and not _may_enter(place, to):
         shut = [one for one in place.parents if not one.stat().st_mode & stat.S_IXOTH]
         raise BadInput(
-            f"{place}: QEMU, which runs as user {to[0]}, has no access to this folder",
+            f"{place}: QEMU, which runs as user {to[0]}, has no access to this directory",
             hint=f"run chmod o+x {shut[-1] if shut else place.parent} on that host",
         )
     return place
 
 
 def _may_enter(place: Path, to: tuple[int, int]) -> bool:
-    """Return whether the user may enter a folder; True if that cannot be tested."""
+    """Return whether the user may enter a directory; True if this cannot be tested."""
     words = ["setpriv", "--reuid", str(to[0]), "--regid", str(to[1]), "--init-groups"]
     try:
         done = subprocess.run([*words, "test", "-x", place], capture_output=True, check=False)

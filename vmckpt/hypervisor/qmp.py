@@ -1,7 +1,7 @@
-"""QEMU's monitor (QMP) of one guest, through libvirt, and callers for a host and a controller.
+"""The QEMU monitor (QMP) of one guest, through libvirt, and libvirt calls on one guest.
 
-`QmpMonitor` blocks and is for a thread on the guest's host: only there can files be passed to QEMU.
-A controller uses `call_on_domain`, which runs calls in the thread of its connection.
+`QmpMonitor` blocks, and must run in a thread on the guest's host, where file descriptors can be
+passed to QEMU. A controller uses `call_on_domain`, which runs calls in a connection's thread.
 """
 
 import json
@@ -87,7 +87,7 @@ class QmpMonitor:
         """Run a QMP command that changes something, once, and return its result.
 
         `files`: descriptors to pass to QEMU. Raises HypervisorError, QmpRefused if QEMU answers
-        with an error, OutcomeUnknown if its answer was lost.
+        with an error, OutcomeUnknown if the answer was lost.
         """
         return self._monitor(command, arguments, files, changes=True)
 
@@ -100,7 +100,7 @@ class QmpMonitor:
         return bool(self.on_domain("reading the guest's state", libvirt.virDomain.isActive))
 
     def saved(self) -> bool:
-        """Return whether libvirt has saved memory of the guest. Raises HypervisorError."""
+        """Return whether the guest has a managed save image. Raises HypervisorError."""
         return bool(
             self._call("looking for saved memory", lambda: self._domain.hasManagedSaveImage(0))
         )
@@ -108,7 +108,7 @@ class QmpMonitor:
     def qemu_version(self) -> str:
         """Return the version of the guest's QEMU, for example "7.2.22".
 
-        If the guest is off, that of the QEMU on its host. Raises HypervisorError.
+        If the guest is off, returns the version of QEMU on its host. Raises HypervisorError.
         """
         if not self.is_active():
             get = libvirt.virConnect.getVersion
@@ -147,11 +147,11 @@ class QmpMonitor:
         self.on_domain("resuming the guest", libvirt.virDomain.resume, changes=True)
 
     def end(self) -> None:
-        """End the guest's QEMU immediately. Raises HypervisorError, OutcomeUnknown."""
-        self.on_domain("ending the guest", libvirt.virDomain.destroy, changes=True)
+        """Destroy the guest. Raises HypervisorError, OutcomeUnknown."""
+        self.on_domain("destroying the guest", libvirt.virDomain.destroy, changes=True)
 
     def save_memory_live(self, xml: str) -> None:
-        """Save the running guest's memory to a file by libvirt's own snapshot, without metadata.
+        """Save the running guest's memory to a file with a libvirt snapshot without metadata.
 
         `xml`: the `domainsnapshot` that names the file. Raises HypervisorError, OutcomeUnknown.
         """
@@ -249,7 +249,7 @@ class QmpMonitor:
 def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -> None:
     """Start a guest from a save image, which may be a FIFO.
 
-    `xml`: the definition to start it with. Raises HypervisorError, OutcomeUnknown.
+    `xml`: the guest's definition. Raises HypervisorError, OutcomeUnknown.
     """
     flags = libvirt.VIR_DOMAIN_SAVE_PAUSED if paused else libvirt.VIR_DOMAIN_SAVE_RUNNING
     hypervisor_connection.once(
@@ -262,9 +262,9 @@ def restore(path: str, xml: str, *, paused: bool, host: str, uri: str = LOCAL) -
 
 
 class DomainCaller(Protocol):
-    """A guest and the means to call libvirt about it, from its host or from a controller.
+    """Makes libvirt calls on one guest, from the guest's host or from a controller.
 
-    An implementation maps libvirt's errors to `vmckpt.errors`, or leaves that to its own caller.
+    An implementation maps libvirt's errors to `vmckpt.errors`, or leaves the mapping to its caller.
     """
 
     @property
@@ -273,7 +273,9 @@ class DomainCaller(Protocol):
     def on_domain(
         self, what: str, call: Callable[[libvirt.virDomain], T], *, changes: bool = False
     ) -> T:
-        """Call `call` with the guest's domain and return its result. `what` is for errors.
+        """Run `call` with the guest's domain and return its result.
+
+        `what` describes the call in errors.
 
         Raises HypervisorError, and OutcomeUnknown if `changes`.
         """
@@ -303,8 +305,8 @@ async def call_on_domain(
 ) -> T:
     """Run code written for a `DomainCaller` on a host's connection and return its result.
 
-    For example `lambda guest: Backups(guest).opened()`. `changes`: it changes something, so it is
-    not repeated. Raises HypervisorError, and OutcomeUnknown if `changes`.
+    For example `lambda guest: Backups(guest).opened()`. `changes`: the code changes something, so
+    it is not retried. Raises HypervisorError, and OutcomeUnknown if `changes`.
     """
 
     def run(connection: libvirt.virConnect) -> T:

@@ -15,7 +15,7 @@ _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
 
 
 def create_paused(xml: str, *, host: str, uri: str = LOCAL) -> None:
-    """Start a transient guest in paused state. Raises HypervisorError, OutcomeUnknown."""
+    """Start a transient guest in the paused state. Raises HypervisorError, OutcomeUnknown."""
     flags = libvirt.VIR_DOMAIN_START_PAUSED
 
     def call(connection: libvirt.virConnect) -> None:
@@ -50,7 +50,7 @@ def define(xml: str, *, host: str, uri: str = LOCAL, autostart: bool = False) ->
 def stored(monitor: QmpMonitor) -> tuple[str, bool] | None:
     """Return the guest's stored definition with passwords, and whether it starts with its host.
 
-    None if the guest has no stored definition. Raises HypervisorError.
+    Returns None if the guest has no stored definition. Raises HypervisorError.
     """
 
     def call(domain: libvirt.virDomain) -> tuple[str, bool] | None:
@@ -63,7 +63,7 @@ def stored(monitor: QmpMonitor) -> tuple[str, bool] | None:
 
 
 def undefine(monitor: QmpMonitor) -> None:
-    """Undefine the guest, if it is defined. A running guest keeps running as a transient one.
+    """Undefine the guest, if it is defined. A running guest keeps running as a transient guest.
 
     Raises HypervisorError, OutcomeUnknown.
     """
@@ -76,7 +76,7 @@ def undefine(monitor: QmpMonitor) -> None:
 
 
 def links_up(monitor: QmpMonitor, cards: list[str]) -> None:
-    """Set the links of network cards up that the guest was started with down.
+    """Set those links of network cards up that were down when the guest was started.
 
     `cards`: the XML of each card. Raises HypervisorError, OutcomeUnknown.
     """
@@ -89,7 +89,7 @@ def links_up(monitor: QmpMonitor, cards: list[str]) -> None:
 
 
 def forget_mark(monitor: QmpMonitor, namespace: str) -> None:
-    """Remove metadata of a namespace from a running guest, if there is any.
+    """Remove a running guest's metadata in a namespace, if there is any.
 
     Raises HypervisorError, OutcomeUnknown.
     """

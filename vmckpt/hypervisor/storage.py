@@ -41,7 +41,7 @@ def _drive(node: ET.Element) -> Drive:
         kind=node.get("type", "file"),
         device=node.get("device", "disk"),
         path=path,
-        # libvirt does not probe formats; it assumes raw if the XML names none.
+        # libvirt does not probe formats; it assumes raw if the XML names no format.
         format=driver.get("type", "raw") if driver is not None else "raw",
         read_only=node.find("readonly") is not None,
         shareable=node.find("shareable") is not None,
@@ -54,9 +54,9 @@ def _in(node: ET.Element | None) -> ET.Element | None:
 
 
 def with_images_at(xml: str, paths: Mapping[str, str]) -> str:
-    """Return a domain XML with new image paths, and everything else as it is.
+    """Return a domain XML with new image paths; everything else stays unchanged.
 
-    `paths`: the new path of each disk by its name ("vda"). Raises ValueError.
+    `paths`: new image path of each disk, by disk name ("vda"). Raises ValueError.
     """
     root = domain_xml.tree(xml, "domain")
     changed = False
@@ -72,10 +72,10 @@ def with_images_at(xml: str, paths: Mapping[str, str]) -> str:
 async def definitions_with_images_at(
     source: Hypervisor, uuid: str, paths: Mapping[str, str]
 ) -> tuple[str | None, str | None]:
-    """Return the XML of the running guest and its stored definition with the target's image paths.
+    """Return the running guest's XML and its stored definition, with the target's image paths.
 
-    The definition is None if the guest has none. Both are None if these paths change nothing.
-    `paths`: the path on the target of each disk by its name. Raises HypervisorError.
+    The stored definition is None if the guest is transient. Both are None if the paths change
+    nothing. `paths`: image path on the target of each disk, by disk name. Raises HypervisorError.
     """
 
     def read(connection: libvirt.virConnect) -> tuple[str | None, str | None]:
@@ -92,10 +92,10 @@ async def definitions_with_images_at(
 
 
 async def folder_of(target: Hypervisor, wish: str) -> str:
-    """Return the path of a folder on the target.
+    """Return the path of a directory on the target.
 
-    `wish`: an absolute path, or the name of a libvirt storage pool. Raises BadInput if there is no
-    such pool, or it is inactive or holds no files; HypervisorError if libvirt gives no path for it.
+    `wish`: an absolute path, or the name of a libvirt storage pool. Raises BadInput if the pool
+    does not exist, is inactive or cannot store files; HypervisorError if libvirt gives no path.
     """
     if wish.startswith("/"):
         return str(PurePosixPath(wish))
@@ -113,11 +113,11 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
             raise
         raise BadInput(
             f"{name}: no storage pool {wish!r}",
-            hint=f"run virsh pool-list --all on {name}, or give a folder",
+            hint=f"run virsh pool-list --all on {name}, or give a directory",
         ) from exc
     if kind not in ("dir", "fs", "netfs"):
         raise BadInput(
-            f"{name}: storage pool {wish!r} ({kind}) does not hold files", hint="give a folder"
+            f"{name}: storage pool {wish!r} ({kind}) cannot store files", hint="give a directory"
         )
     if not active:
         raise BadInput(
@@ -126,7 +126,7 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
         )
     if not path.startswith("/"):
         raise HypervisorError(
-            f"{name}: storage pool {wish!r}: its path {path!r} is not absolute", host=name
+            f"{name}: the path of storage pool {wish!r}, {path!r}, is not absolute", host=name
         )
     return path
 
@@ -137,24 +137,24 @@ class User:
 
     guest: str
     format: str
-    """Image format according to the guest's definition; "" if it names none."""
+    """Image format according to the guest's definition; "" if it names no format."""
 
 
 _NO_VOLUME = (libvirt.VIR_ERR_NO_STORAGE_POOL, libvirt.VIR_ERR_NO_STORAGE_VOL)
 _MANY = Seconds(60.0)
-"""Time limit for reading all guests: several calls for each, perhaps to a distant host."""
+"""Time limit for reading all guests: several calls per guest, perhaps to a distant host."""
 
 
 async def of_all(hypervisor: Hypervisor) -> Mapping[str, User]:
     """Return the images of all guests of a host, by path.
 
-    Raises HypervisorError, also if a storage pool in use is inactive: its contents are unknown.
+    Raises HypervisorError, including if a storage pool in use is inactive: its files are unknown.
     """
     return await _of(hypervisor, None, _NO_VOLUME)
 
 
 async def of_others(hypervisor: Hypervisor, uuid: str) -> Mapping[str, User]:
-    """Return the images of all guests but one, by path. Skips volumes in inactive pools.
+    """Return the images of all guests except `uuid`, by path. Skips volumes in inactive pools.
 
     Raises HypervisorError.
     """
@@ -213,9 +213,9 @@ def _volumes(connection: libvirt.virConnect, xml: str, forgiven: tuple[int, ...]
 
 
 def images_in(xml: str) -> dict[str, str]:
-    """Return the format of each image of a guest by its path, with backing files and the NVRAM.
+    """Return the format of each image of a guest, by path. Includes backing files and NVRAM.
 
-    The format is "" if the XML does not name it. Raises ValueError.
+    The format is "" if the XML does not name the format. Raises ValueError.
     """
     root = domain_xml.tree(xml, "domain")
     found: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""The journal: operations, their events and decisions, and leases, in SQLite or PostgreSQL."""
+"""The journal: a record of operations, events, decisions and leases in SQLite or PostgreSQL."""

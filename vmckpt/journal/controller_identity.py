@@ -1,6 +1,6 @@
 """Identify the user and the process that run an operation, and check whether a process is alive.
 
-Linux only: it reads /proc.
+Linux only, because it reads /proc.
 """
 
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 from vmckpt.journal.records import ControllerIdentity
 
 _GONE = ("Z", "X", "x")
-"""States of a process that has ended, including one whose parent has not waited for it."""
+"""States of a terminated process, including a zombie, for which the parent has not waited yet."""
 
 
 def asked_by() -> str:
-    """Return user@host for this process's user; under sudo, for the calling user."""
+    """Return user@host for this process's user or, under sudo, for the user that called sudo."""
     user = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
     if not user:
         try:
@@ -27,7 +27,7 @@ def asked_by() -> str:
 
 
 def asked_from() -> str | None:
-    """Return the address that the ssh session comes from, or the terminal; None without either."""
+    """Return the client address of the ssh session, or the terminal; None if there is neither."""
     if words := os.environ.get("SSH_CONNECTION", "").split():
         return words[0]
     try:
@@ -42,12 +42,12 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Return a process's start time in clock ticks since boot; None if it does not run."""
+    """Return a process's start time in clock ticks since boot; None if it is not running."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    # The second field is the program's name in parentheses, and may itself contain any character.
+    # The second field is the process's name in parentheses, and may contain any character.
     state, *fields = text.rpartition(")")[2].split()
     return None if state in _GONE else int(fields[18])
 
@@ -61,8 +61,8 @@ def this_process() -> ControllerIdentity:
 
 
 def is_alive(controller: ControllerIdentity) -> bool | None:
-    """Return whether a controller's process is alive; None if it is on another machine."""
+    """Return whether a controller's process is alive; None if the process is on another machine."""
     if controller.boot == _boot():  # this machine, even if its name has changed
         return _started(controller.pid) == controller.started
-    # The same host name with another boot ID: this machine before its last boot.
+    # The same host name with a different boot ID means: this machine, before its last boot.
     return False if controller.host == socket.gethostname() else None

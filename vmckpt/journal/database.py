@@ -1,6 +1,6 @@
-"""A journal's database: transactions are functions, so that a failed one can be retried.
+"""A journal's database. Transactions are functions, so that a failed transaction can be retried.
 
-Code that is specific to SQLite or PostgreSQL is in `sqlite` and `postgresql`.
+The code for SQLite and PostgreSQL is in `sqlite` and `postgresql`.
 """
 
 import time
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class Database(ABC):
-    """A database that holds a journal. It can be used from several threads."""
+    """The database of a journal. Can be used from several threads."""
 
     shared: ClassVar[bool] = False
-    """Whether controllers on several machines can use it."""
+    """Whether controllers on several machines can share the database."""
     foreign: ClassVar[type[Exception]] = SQLAlchemyError
-    """The driver's own exceptions, which SQLAlchemy may pass through."""
+    """The base class of the driver's exceptions that SQLAlchemy may pass through."""
 
     def __init__(self, name: str, *, read_only: bool) -> None:
         self._name = name
@@ -40,18 +40,18 @@ class Database(ABC):
     def close(self) -> None: ...
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction that sees one state of the journal. Returns its result.
+        """Run `work` in a transaction that sees one consistent state of the journal.
 
-        Raises JournalError.
+        Returns the result of `work`. Raises JournalError.
         """
         with self._explained():
             return self._read(work)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a transaction that writes, and return its result.
+        """Run `work` in a transaction that writes, after waiting for other writers.
 
-        It waits for other writers. `work` may be called again if its first call certainly had no
-        effect. Raises ReadOnly if the journal is open read-only, and JournalError.
+        If a transaction failed and certainly had no effect, `work` may be called again. Returns the
+        result of `work`. Raises ReadOnly if the journal is open read-only, and JournalError.
         """
         if self._read_only:
             raise ReadOnly(f"{self} is open read-only", hint="nothing was written")
@@ -66,23 +66,26 @@ class Database(ABC):
 
     @abstractmethod
     def alone(self, connection: Connection) -> None:
-        """Lock out other processes that create or migrate tables until this transaction ends."""
+        """Prevent other processes from creating or migrating tables until this transaction ends."""
 
     @abstractmethod
     def insert_new(self, table: Table) -> Insert:
-        """Return an insert that does nothing if the row exists."""
+        """Return an INSERT statement that does nothing if the row already exists."""
 
     def now(self) -> ColumnElement[float]:
-        """Return the current time, in seconds since 1970, by the clock that all writers share."""
+        """Return an expression for the current time, by the clock that all writers share.
+
+        The time is in seconds since 1970.
+        """
         return literal(time.time(), Float(53))
 
     def explain(self, why: str) -> tuple[str, str | None]:
-        """Return an error message to show for the database's message `why`, and a hint."""
+        """Return the message to show for the database error `why`, and a hint or None."""
         return why, None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of the database into JournalError, in one line."""
+        """Convert database errors to JournalError with a one-line message."""
         try:
             yield
         except Exception as exc:

@@ -1,4 +1,4 @@
-"""Progress of the moves of a job on a whole host, derived from the journal. Pure."""
+"""Progress of a whole-host job's moves, derived from the journal. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from vmckpt.journal.jobs import JobView
 from vmckpt.journal.records import Operation, State, StepState, StoredStep
 
 MOVE = "move"
-"""Name of the step that moves a guest without a job of its own: it is off, or protected."""
+"""Name of the step that moves a guest without a separate job: a guest that is off or protected."""
 STANDBY = "standby"
 """Name of the step that moves a standby to another host."""
 SHUT_DOWN = "shut-down"
 """Name of the step that shuts down or suspends a guest."""
 COMPLETED, WAITS = "completed", "waits"
 _Attempt = tuple[float, str, JobView | StoredStep]
-"""When the attempt began, the guest, and the attempt."""
+"""The start time of an attempt, the guest, and the attempt."""
 _STEPS = {StepState.DONE: COMPLETED, StepState.INTENDED: "under way"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One guest to be moved, and the state of its move."""
+    """A guest to be moved, and the state of the move."""
 
     guest: str
     source: str
@@ -32,21 +32,22 @@ class Turn:
     state: str = WAITS
     active: bool = False
     view: JobView | None = None
-    """Its last migration attempt; None: it waits, or its move is a step of the job."""
+    """The guest's last migration; None: the guest is waiting, or its move is a step of the job."""
     tries: int = 0
 
 
 def turns(
     operation: Operation, parts: Sequence[JobView], steps: Sequence[StoredStep]
 ) -> Sequence[Turn]:
-    """Return all moves of a job: those that have begun by start time, then the planned ones.
+    """Return all moves of a job: first the moves that have begun, then the planned moves.
 
-    `parts`: the job's migrations; `steps`: the steps of the job itself.
+    Moves are sorted by start time. `parts`: the job's migrations. `steps`: the steps of the job
+    itself.
     """
     begun: list[_Attempt] = [
         (one.operation.began_at, one.operation.guest, one)
         for one in parts
-        if not (one.operation.report or {}).get("dismissed")  # dismissed before it started
+        if not (one.operation.report or {}).get("dismissed")  # dismissed before the move started
     ]
     moved: list[_Attempt] = [
         (one.began_at, str(one.intent.get("called") or one.intent["guest"]), one)
@@ -74,7 +75,7 @@ def _turn(
     guest: str, attempts: Sequence[JobView | StoredStep], plan: Mapping[str, Any],
     operation: Operation,
 ) -> Turn:  # fmt: skip
-    """Return a guest's turn from its last attempt."""
+    """Build a guest's `Turn` from the last attempt to move the guest."""
     last = attempts[-1]
     begins, ends = _seconds(plan.get("begins_ms")), _seconds(plan.get("ends_ms"))
     if isinstance(last, JobView):
@@ -97,7 +98,7 @@ def _seconds(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Number of moves by state."""
+    """The number of moves in each state."""
 
     arrived: int
     moving: int
@@ -111,7 +112,7 @@ class Summary:
 
 
 def summary(found: Sequence[Turn]) -> Summary:
-    """Count the moves."""
+    """Count the moves by state."""
     arrived = sum(one.state == COMPLETED for one in found)
     waiting = sum(one.state in (WAITS, State.WAITING) for one in found)
     moving = sum(one.active and one.state != State.WAITING for one in found)

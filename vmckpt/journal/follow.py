@@ -1,4 +1,4 @@
-"""Follow all operations of a journal: their beginnings, events and ends."""
+"""Follow all operations in a journal: their beginnings, events and ends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 BEGAN, ENDED = "began", "ended"
 _LATE = 60.0
-"""Seconds after its timestamp at which a transaction may become visible: PostgreSQL's `now()` is
-the time at which the transaction began."""
+"""Maximum delay, in seconds, from a transaction's timestamp until the transaction becomes visible.
+PostgreSQL's `now()` is the time at which the transaction began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """An event of an operation, or its beginning or end."""
+    """An event of an operation, or the operation's beginning or end."""
 
     at: float
     """Seconds since 1970."""
     kind: str
     """"began", "ended", or the kind of an event: "decided", "phase-changed", …"""
     operation: Operation
-    """The operation as it was when this was read."""
+    """The operation, as it was when this happening was read."""
     values: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Happening:
 
     @property
     def text(self) -> str | None:
-        """One line of text; None if it is not worth showing."""
+        """One line of text; None if the event is not worth showing."""
         one = self.operation
         if self.kind == BEGAN:
             return f"{one.kind} started by {one.asked_by}"
@@ -50,9 +50,9 @@ class Happening:
 
 
 class Follower:
-    """Follows all operations. Each `look` returns what is new since the previous one.
+    """Follows all operations. Each call of `look` returns what has happened since the last call.
 
-    Its methods block, so call them in a thread.
+    The methods block, so call them in a thread.
     """
 
     def __init__(self, journal: "Journal", since: float | None = None) -> None:
@@ -65,12 +65,12 @@ class Follower:
         self._ended: dict[str, float] = {}
 
     def look(self) -> list[Happening]:
-        """Return what is new, the oldest first.
+        """Return all new happenings, the oldest first.
 
-        Raises JournalError; the next call then returns what this one could not.
+        Raises JournalError. After an error, the next call returns the happenings of both calls.
         """
         journal, now = self._journal, self._journal.now()
-        # Operations are read before events: an ended operation has no later events.
+        # Operations are read before events, because no event follows the end of an operation.
         found = {one.id: one for one in journal.operations(active=True)}
         # An operation that ended between the two queries counts as ended.
         found |= {one.id: one for one in journal.ended(self._from - _LATE)}
@@ -86,7 +86,7 @@ class Follower:
         return sorted(told, key=lambda one: one.at)
 
     def _of(self, one: Operation, events: list[StoredEvent]) -> list[Happening]:
-        """Return what is new about one operation."""
+        """Return the new happenings of one operation."""
         told = [] if one.id in self._told else [_happened(one, one.began_at, BEGAN, {})]
         told += [_happened(one, one.began_at + e.at, e.kind, e.values) for e in events]
         if one.ended_at is not None:
@@ -94,7 +94,7 @@ class Follower:
             told.append(
                 _happened(one, one.ended_at, ENDED, {"outcome": one.outcome, "error": error})
             )
-        # The first look also reads events from before `since`.
+        # The first call of `look` also reads events from before `since`.
         return [each for each in told if not self._first or each.at >= self._from]
 
     def _remember(self, seen: list[Operation], last: Mapping[str, int], now: float) -> None:

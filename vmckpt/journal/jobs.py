@@ -1,4 +1,4 @@
-"""The journal for front ends: list jobs, follow a job, and send requests to its controller."""
+"""The journal for front ends: list jobs, follow a job, and send requests to a job's controller."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ class Answer:
 
 
 Direct = Callable[[Operation, RequestKind, Mapping[str, Any]], Answer]
-"""Carries out a request on a guest in place of its dead controller. Raises VmckptError."""
+"""Carries out a request on a guest in place of the job's dead controller. Raises VmckptError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ class JobView:
 
     operation: Operation
     attended: bool | None
-    """Whether the controller is alive: its process is on this machine, or its last heartbeat is
-    recent. None: unknown. Meaningless for a job that has ended."""
+    """Whether the controller is alive: its process is running on this machine, or its last
+    heartbeat is recent. None: unknown. Meaningless for a job that has ended."""
     sample: StoredSample | None
-    """The last sample of an active job."""
+    """The last sample of the job, if the job is active."""
 
     @property
     def unattended(self) -> bool:
@@ -62,7 +62,7 @@ class JobView:
 
     @property
     def doing(self) -> str:
-        """One word: the outcome of an ended job, "unattended", or what the job does."""
+        """The state to display: an ended job's outcome, "unattended", or the current phase."""
         operation = self.operation
         if not operation.active:
             return operation.outcome or operation.state
@@ -75,7 +75,7 @@ class JobView:
     def as_json(self) -> dict[str, Any]:
         told = self.operation.as_json()
         told["controller"]["alive"] = self.attended if self.operation.active else None
-        told["unattended"] = self.unattended
+        told["orphaned"] = told["unattended"] = self.unattended
         told["done"] = self.sample.done if self.sample else None
         return told
 
@@ -90,7 +90,7 @@ class JobDetail:
     samples: Sequence[StoredSample]
     requests: Sequence[Request]
     steps: Sequence[StoredStep] = ()
-    """Steps that the job took or intended."""
+    """The steps that the job has taken or intended."""
 
     def as_json(self) -> dict[str, Any]:
         report = self.view.operation.report
@@ -107,21 +107,24 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """New records of a job since the last query."""
+    """The records of a job that are new since the last query."""
 
     view: JobView
     events: Sequence[StoredEvent]
     samples: Sequence[StoredSample]
     requests: Sequence[Request] = ()
-    """All requests, as earlier ones may have been answered since."""
+    """All requests, because earlier requests may have been answered since."""
     parts: Sequence[JobView] = ()
-    """The migrations of a job on a whole host."""
+    """For a job on a whole host: its migrations."""
     steps: Sequence[StoredStep] = ()
-    """The steps of a job on a whole host."""
+    """For a job on a whole host: its steps."""
 
 
 def open_journal(*, read_only: bool = False) -> "Journal":
-    """Open the default journal. In read-only mode it is opened read-only. Raises JournalError."""
+    """Open the default journal; with `read_only` or in read-only mode, for reading only.
+
+    Raises JournalError.
+    """
     # Imported here, as loading the database library takes time.
     from vmckpt.journal.store import Journal  # noqa: PLC0415
 
@@ -131,9 +134,9 @@ def open_journal(*, read_only: bool = False) -> "Journal":
 def jobs(
     journal: "Journal", *, everything: bool = False, limit: int = 50, guest: str | None = None
 ) -> list[JobView]:
-    """Return active jobs, the latest first; with `everything`, also the last `limit` ended ones.
+    """Return active jobs, the latest first. With `everything`, include the last `limit` ended jobs.
 
-    `guest`: only jobs of a guest, by its name or UUID. Raises JournalError.
+    `guest`: return only jobs of the guest with this name or UUID. Raises JournalError.
     """
     found = journal.operations(active=True, guest=guest)
     if everything:
@@ -145,7 +148,7 @@ def jobs(
 def job(journal: "Journal", name: str) -> JobDetail:
     """Return a job by its ID, a prefix of its ID, or its guest.
 
-    Raises BadInput with similar names if there is none, and JournalError.
+    Raises BadInput, with similar names, if there is no such job, and JournalError.
     """
     operation = journal.operation(name, ended=True)
     return JobDetail(
@@ -159,7 +162,7 @@ def job(journal: "Journal", name: str) -> JobDetail:
 
 
 def past_snapshots(guest_uuid: str) -> Sequence[Operation]:
-    """Return ended snapshot jobs of a guest, the latest first; empty without a journal."""
+    """Return a guest's ended snapshot jobs, the latest first; empty if there is no journal."""
     try:
         with open_journal() as journal:
             return journal.snapshots(guest_uuid)
@@ -168,7 +171,10 @@ def past_snapshots(guest_uuid: str) -> Sequence[Operation]:
 
 
 def past_moves(source: str, target: str) -> Sequence[PastMove]:
-    """Return ended migrations between two hosts, the latest first; empty without a journal."""
+    """Return ended migrations from `source` to `target`, the latest first.
+
+    Returns an empty sequence if there is no journal.
+    """
     try:
         with open_journal() as journal:
             return journal.recent_moves(source, target)
@@ -181,7 +187,7 @@ def _view(journal: "Journal", operation: Operation) -> JobView:
 
 
 def _views(journal: "Journal", found: Sequence[Operation]) -> list[JobView]:
-    """Add controller state and last sample to active operations."""
+    """Make views of operations, with controller state and last sample if they are active."""
     samples = journal.last_samples([one.id for one in found if one.active])
     return [
         JobView(
@@ -194,9 +200,9 @@ def _views(journal: "Journal", found: Sequence[Operation]) -> list[JobView]:
 
 
 def attended(journal: "Journal", operation: Operation) -> bool | None:
-    """Return whether an active operation's controller is alive; None if that is unknown."""
+    """Return whether an active operation's controller is alive; None if unknown."""
     if operation.controller.entrusted:
-        return True  # agents on its hosts run it
+        return True  # agents on the hosts run this operation
     alive = controller_identity.is_alive(operation.controller)
     if alive is not None or operation.alive_until is None:
         return alive
@@ -204,9 +210,9 @@ def attended(journal: "Journal", operation: Operation) -> bool | None:
 
 
 def interrupted(guest_uuid: str) -> str | None:
-    """Return the ID of a guest's job that has lost its controller; None if there is none.
+    """Return the ID of a guest's job that has lost its controller.
 
-    Raises JournalError.
+    Returns None if there is no such job. Raises JournalError.
     """
     if location.default() == location.NONE:
         return None
@@ -218,7 +224,7 @@ def interrupted(guest_uuid: str) -> str | None:
 def require_not_delegated(guest: str) -> None:
     """Raise GuestLocked if a guest (a name or UUID) is delegated to agents on hosts.
 
-    Such a guest is paused many times a second, so observations of its state are meaningless.
+    A protected guest is paused many times a second, so observations of its state are meaningless.
     """
     if location.default() == location.NONE:
         return
@@ -241,12 +247,12 @@ def require_unlocked(guest_uuid: str) -> None:
     if held is not None:
         raise GuestLocked(
             f"the guest is locked by {held.kind} job {held.id}",
-            hint=f"run vmckpt watch {held.id} to follow it",
+            hint=f"run vmckpt watch {held.id} to follow the job",
         )
 
 
 class Follower:
-    """Follows one job. Each `look` returns what is new since the previous one."""
+    """Follows one job. Each call of `look` returns the records that are new since the last call."""
 
     def __init__(self, journal: "Journal", name: str) -> None:
         self.id = journal.operation(name).id
@@ -254,7 +260,7 @@ class Follower:
         self._event = self._sample = 0
 
     def look(self) -> News:
-        """Return new records of the job. Raises JournalError."""
+        """Return the job's new records. Raises JournalError."""
         found = news(self._journal, self.id, self._event, self._sample)
         self._event = found.events[-1].seq if found.events else self._event
         self._sample = found.samples[-1].seq if found.samples else self._sample
@@ -262,11 +268,11 @@ class Follower:
 
 
 def news(journal: "Journal", id_: str, event: int, sample: int) -> News:
-    """Return a job's records after the event and the sample with these numbers.
+    """Return a job's records that follow the event and the sample with the given numbers.
 
     Raises BadInput if there is no such job, and JournalError.
     """
-    # The operation is read first: if it has ended, the records read after it are complete.
+    # The operation is read first. If the operation has ended, the records read later are complete.
     view = _view(journal, journal.operation(id_, ended=True))
     whole = view.operation.kind in WHOLE_HOST
     return News(
@@ -277,7 +283,7 @@ def news(journal: "Journal", id_: str, event: int, sample: int) -> News:
 
 
 def parts(journal: "Journal", id_: str) -> list[JobView]:
-    """Return the migrations of a job on a whole host, by start time."""
+    """Return the migrations that belong to a job on a whole host, sorted by start time."""
     began = journal.operation(id_, ended=True).began_at
     return _views(journal, journal.parts(id_, began))
 
@@ -291,12 +297,12 @@ def control(
     *,
     patience: Seconds = PATIENCE,
 ) -> Answer:
-    """Send a request to a running job and wait up to `patience` seconds for the answer.
+    """Send a request to a running job, and wait up to `patience` seconds for the answer.
 
-    `direct`: carries the request out if the controller of a migration is dead. Raises BadInput if
-    there is no such job, it has ended, or it has no controller; OrphanedJobs if no controller took
-    the request (nothing was done then); OutcomeUnknown if a controller took it but did not answer;
-    JournalError.
+    `direct`: the function that carries out the request if the controller of a migration is dead.
+    Raises BadInput if there is no such job, or the job has ended or has no controller. Raises
+    OrphanedJobs if no controller took the request, so that nothing was done. Raises OutcomeUnknown
+    if a controller took the request but did not answer. Raises JournalError.
     """
     operation = journal.operation(job)
     if not operation.active:
@@ -323,8 +329,8 @@ def control(
     if late.ok is not None:
         return Answer(ok=late.ok, text=late.answer or "")
     raise OutcomeUnknown(
-        f"{operation.id} accepted the request but did not answer within {patience:.0f} s; it may"
-        " or may not have been carried out",
+        f"{operation.id} accepted the request but did not answer within {patience:.0f} s; the"
+        " request may or may not have been carried out",
         host=operation.source or operation.controller.host,
         hint=f"run vmckpt job {operation.id}",
     )
@@ -333,30 +339,33 @@ def control(
 def _without_it(
     operation: Operation, kind: RequestKind, arguments: Mapping[str, Any], direct: Direct | None
 ) -> Answer:
-    """Carry out a request to a job whose controller is dead. Raises OrphanedJobs."""
+    """Carry out a request to a job whose controller is dead.
+
+    Raises OrphanedJobs if that is not possible.
+    """
     if direct is not None and operation.kind == MIGRATE:
         return direct(operation, kind, arguments)
     raise unattended(operation, kind, arguments)
 
 
 def refuse_uncontrolled(operation: Operation) -> None:
-    """Raise BadInput for a job that has no controller and needs none."""
+    """Raise BadInput for a job that by design has no controller."""
     if operation.kind == MAINTENANCE:
         raise BadInput(
             f"{operation.id} only records that {operation.source} is in maintenance",
-            hint=f"run vmckpt maintenance leave {operation.source} to end it",
+            hint=f"run vmckpt maintenance leave {operation.source} to end the maintenance",
         )
     if operation.controller.entrusted:
         raise BadInput(
-            f"{operation.id} is a {operation.kind} job, which is run by agents on its hosts",
-            hint=f"run vmckpt unprotect {operation.guest} to end it",
+            f"{operation.id} is a {operation.kind} job, which agents on its hosts run",
+            hint=f"run vmckpt unprotect {operation.guest} to end the job",
         )
 
 
 def _wait(
     journal: "Journal", operation: Operation, request: int, patience: Seconds
 ) -> Answer | None:
-    """Wait for the answer; None if it does not come in time or the controller has died."""
+    """Wait for the answer. Returns None if no answer arrives in time or the controller has died."""
     until = time.monotonic() + patience
     while time.monotonic() < until:
         found = journal.request(request)
@@ -371,24 +380,24 @@ def _wait(
 def unattended(
     operation: Operation, kind: RequestKind, arguments: Mapping[str, Any]
 ) -> OrphanedJobs:
-    """Return the error for a request to an orphaned job, with a command that does the same."""
+    """Build the error for a request to an orphaned job. The hint is an equivalent command."""
     controller = operation.controller
     seen = controller_identity.is_alive(controller) is not None
-    gone = "has ended" if seen else "has sent no heartbeat lately"
+    gone = "is no longer running" if seen else "has sent no heartbeat lately"
     which = f"its controller, process {controller.pid} on {controller.host},"
-    if not controller.pid:  # it recorded that it gave the job up
-        which, gone = f"its controller on {controller.host}", "has given it up"
+    if not controller.pid:  # the controller recorded that it gave up control
+        which, gone = f"its controller on {controller.host}", "has given up control"
     command = _by_hand(operation.guest, kind, arguments)
     by_hand = f"on {operation.source or 'the source'}, run {command}"
     return OrphanedJobs(
         f"{operation.id} is orphaned: {which} {gone}; nothing was done",
-        # libvirt knows only migrations.
+        # Only migrations have an equivalent virsh command.
         hint=by_hand if operation.kind == MIGRATE else "run vmckpt recover",
     )
 
 
 def _by_hand(guest: str, kind: RequestKind, arguments: Mapping[str, Any]) -> str:
-    """Return the virsh command that does the same without vmckpt."""
+    """Return the virsh command that has the same effect as the request."""
     match kind:
         case RequestKind.BANDWIDTH:
             rate = arguments.get("bytes_per_second")

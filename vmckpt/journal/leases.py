@@ -1,8 +1,8 @@
-"""Leases and controllers in the journal: acquire, renew and release, in one transaction each.
+"""Leases and controllers in the journal: acquire, renew and release, each in one transaction.
 
-An operation holds its lease as long as it is active, even without a live controller: an interrupted
-operation keeps its guest locked until it is recovered. The lease's token grows with each change of
-holder, and every transaction that writes checks it.
+An operation holds its lease while the operation is active, even without a live controller. So an
+interrupted operation keeps its guest locked until the operation is recovered. The lease's token
+increases with each change of holder. Every transaction that writes checks the token.
 """
 
 from dataclasses import replace
@@ -23,7 +23,8 @@ Now = ColumnElement[float]
 def abandoned(operation: Operation, now: float) -> bool:
     """Return whether an operation is active but has lost its controller.
 
-    `now`: the time by the journal's clock. An operation delegated to agents is not abandoned.
+    `now`: the current time by the journal's clock. Operations delegated to agents are never
+    abandoned.
     """
     if operation.controller.entrusted:
         return False
@@ -40,15 +41,15 @@ def acquire(
     now: Now,
     by: ControllerIdentity | None,
 ) -> Fence:
-    """Acquire a lease for an operation, or return the one that it holds.
+    """Acquire a lease for an operation, or return the lease that the operation already holds.
 
     `by`: the controller that must still run the operation; None: do not check. Raises GuestLocked
-    if another active operation holds the lease, LeaseLost if `by` is no longer the controller or
-    the operation has ended.
+    if another active operation holds the lease. Raises LeaseLost if `by` is no longer the
+    controller or the operation has ended.
     """
     transactions.guard(connection, id_, by=by, active=True)
     if (uuid := guest_of(resource)) is not None:
-        # A controller that takes the operation over needs the guest of its lease.
+        # A controller that takes the operation over needs to know the lease's guest.
         table = schema.operations
         connection.execute(update(table).where(table.c.id == id_).values(guest_uuid=uuid))
     lease = _locked(connection, database, resource)
@@ -59,7 +60,7 @@ def acquire(
 
 
 def release(connection: Connection, fence: Fence) -> None:
-    """Release a lease. Does nothing if another operation has acquired it meanwhile."""
+    """Release a lease. Does nothing if another operation has acquired the lease meanwhile."""
     table = schema.leases
     ours = (table.c.resource == fence.resource, table.c.token == fence.token)
     connection.execute(update(table).where(*ours).values(operation=None))
@@ -82,7 +83,7 @@ def heartbeat(
 ) -> None:
     """Record that the controller `by` is alive for another `ttl` seconds.
 
-    Raises LeaseLost if it is no longer the operation's controller.
+    Raises LeaseLost if `by` is no longer the operation's controller.
     """
     transactions.guard(connection, id_, fence=fence, by=by, active=True)
     table = schema.operations
@@ -100,22 +101,22 @@ def take_over(
     """Make `by` the controller of an abandoned operation, and give it the guest's lease.
 
     Returns the lease; None if the operation has no guest. Raises GuestLocked if the operation has
-    ended, its controller is alive, another controller took it over first, or another operation
+    ended, its controller is alive, another controller has already taken over, or another operation
     holds the guest's lease.
     """
     found = transactions.stored_operation(connection, operation.id, lock=True)
     if found is None or not found.active:
-        outcome = "is gone" if found is None else f"has ended: {found.outcome}"
+        outcome = "no longer exists" if found is None else f"has ended: {found.outcome}"
         raise GuestLocked(f"{operation.id} {outcome}; there is nothing to take over")
     time = connection.execute(select(now)).scalar_one()
-    # An operation that this process left without being able to record that.
+    # This process gave up control of the operation, but could not record this.
     forgotten = found.controller == by and (found.alive_until or time) < time
     free = found.controller.entrusted or abandoned(found, time) or forgotten
     if found.controller != operation.controller or not free:
         controller = found.controller
         raise GuestLocked(
             f"{found.id} is run by process {controller.pid} on {controller.host}",
-            hint=f"run vmckpt watch {found.id} to follow it",
+            hint=f"run vmckpt watch {found.id} to follow the job",
         )
     fence = None
     if found.guest_uuid is not None:
@@ -130,9 +131,9 @@ def take_over(
 
 
 def leave(connection: Connection, id_: str, *, by: ControllerIdentity) -> None:
-    """Give up control of an active operation. It keeps its lease, and can be taken over.
+    """Give up control of an active operation. The operation keeps its lease and can be taken over.
 
-    Raises LeaseLost if `by` is no longer its controller.
+    Raises LeaseLost if `by` is no longer the operation's controller.
     """
     transactions.guard(connection, id_, by=by)
     nobody = row_mapping.controlled_by(replace(by, pid=0, started=0))
@@ -141,9 +142,10 @@ def leave(connection: Connection, id_: str, *, by: ControllerIdentity) -> None:
 
 
 def entrust(connection: Connection, id_: str, to: str, *, by: ControllerIdentity) -> None:
-    """Delegate an operation to agents on hosts. It keeps its lease.
+    """Delegate an operation to agents on hosts. The operation keeps its lease.
 
-    `to`: the host or hosts, for messages. Raises LeaseLost if `by` is no longer its controller.
+    `to`: the host or hosts, for messages. Raises LeaseLost if `by` is no longer the operation's
+    controller.
     """
     transactions.guard(connection, id_, by=by)
     agents = row_mapping.controlled_by(ControllerIdentity(host=to, boot="", pid=0, started=0))
@@ -152,7 +154,7 @@ def entrust(connection: Connection, id_: str, to: str, *, by: ControllerIdentity
 
 
 def _locked(connection: Connection, database: Database, resource: str) -> RowMapping:
-    """Return a lease's row, locked until this transaction ends."""
+    """Return the row of a lease. The row stays locked until this transaction ends."""
     table = schema.leases
     chosen = select(table).where(table.c.resource == resource).with_for_update()
     found = connection.execute(chosen).mappings().first()
@@ -171,7 +173,7 @@ def _hand_over(connection: Connection, lease: RowMapping, id_: str, now: Now) ->
 
 
 def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
-    """Raise GuestLocked if an active operation holds the lease, whose row is locked."""
+    """Raise GuestLocked if an active operation holds the lease. The lease's row must be locked."""
     holder = lease["operation"] and transactions.stored_operation(connection, lease["operation"])
     if not holder or not holder.active:
         return
@@ -193,6 +195,6 @@ def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
         f"{what} {holder.guest} is locked by job {holder.id} ({holder.kind}), started by"
         f" {holder.asked_by} at {utc(holder.began_at)} and run by process {controller.pid} on"
         f" {controller.host}",
-        hint=f"run vmckpt watch {holder.id} to follow it or vmckpt cancel {holder.id} to end it;"
-        " if its controller has died, run vmckpt recover",
+        hint=f"run vmckpt watch {holder.id} to follow the job, or vmckpt cancel {holder.id} to"
+        " cancel the job; if its controller has died, run vmckpt recover",
     )

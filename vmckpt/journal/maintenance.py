@@ -1,7 +1,7 @@
-"""Hosts in maintenance: each is an operation in the journal that lasts until an operator ends it.
+"""Hosts in maintenance. A maintenance is an operation that is active until an operator ends it.
 
-Like an operation delegated to agents, it needs no controller. So every controller with the same
-journal sees it, and it does not end when a controller does.
+Like an operation that is delegated to agents, a maintenance needs no controller. So every
+controller with the same journal sees the maintenance, and it continues when a controller exits.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Held:
 
     @property
     def closed(self) -> str:
-        """Why no guest is placed on the host."""
+        """The reason why no guest is placed on the host."""
         said = f": {self.why}" if self.why else ""
         return f"it is in maintenance ({self.job}, {self.asked_by}{said})"
 
@@ -45,7 +45,10 @@ def _held(operation: Operation) -> Held:
 
 
 def held() -> Mapping[str, Held]:
-    """Return all hosts in maintenance by name; empty without a journal. Raises JournalError."""
+    """Return all hosts in maintenance, by name; empty if there is no journal.
+
+    Raises JournalError.
+    """
     if not location.there(location.default()):
         return {}
     with jobs.open_journal() as journal:
@@ -62,9 +65,10 @@ def _every(journal: "Journal") -> list[Held]:
 
 
 def closed(host: str) -> str | None:
-    """Return why no guest may be placed on a host; None if guests may be.
+    """Return the reason why no guest may be placed on a host; None if guests are allowed.
 
-    None also if the journal cannot be read: commands that record an operation report that error.
+    Also returns None if the journal cannot be read. Commands that record an operation report that
+    error.
     """
     try:
         found = held().get(host)
@@ -83,14 +87,13 @@ def refuse(host: str) -> None:
 
 
 def enter(host: str, why: str) -> tuple[Held, bool]:
-    """Put a host in maintenance.
+    """Put a host in maintenance. Does not change a host that is already in maintenance.
 
-    Returns its maintenance, and whether it is new: a host already in maintenance stays as it is.
-    Raises JournalError.
+    Returns the host's maintenance, and whether the maintenance is new. Raises JournalError.
     """
     if location.default() == location.NONE:
         raise JournalError(
-            "maintenance is recorded in the journal, which is turned off",
+            "maintenance is recorded in the journal, but the journal is turned off",
             hint="do not set VMCKPT_JOURNAL=none",
         )
     with jobs.open_journal() as journal:
@@ -103,7 +106,7 @@ def enter(host: str, why: str) -> tuple[Held, bool]:
 
 
 def leave(host: str) -> Held:
-    """End a host's maintenance, and return it.
+    """End a host's maintenance. Returns the ended maintenance.
 
     Raises BadInput if the host is not in maintenance, and JournalError.
     """
@@ -111,18 +114,18 @@ def leave(host: str) -> Held:
         found = [one for one in _every(journal) if one.host == host]
         if not found:
             raise BadInput(f"{host} is not in maintenance", hint="run vmckpt maintenance list")
-        for one in found:  # two controllers may have entered it at the same time
+        for one in found:  # two controllers may have put the host in maintenance simultaneously
             journal.finish(one.job, Outcome.COMPLETED, {"ended_by": controller_identity.asked_by()})
         return found[0]
 
 
 async def settle(case: "OrphanedJob", policies: object) -> Settled:
-    """See recovery.Handler. An operator ends a maintenance, not recovery."""
+    """See recovery.Handler. Only an operator ends a maintenance; recovery does not."""
     del policies
     if case.recorder is not None:
         case.recorder.entrust("the journal")
     found = _held(case.operation)
     return Settled(
         truth=f"{found.host} is in maintenance", outcome=None, goes_on=True,
-        settle=f"run vmckpt maintenance leave {found.host} to end it",
+        settle=f"run vmckpt maintenance leave {found.host} to end the maintenance",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Past migrations, as input for the next forecast. Pure."""
+"""Past migrations, which are the input for the next forecast. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastMove:
-    """An ended migration, from its report. None: the report lacks the value."""
+    """An ended migration, read from its report. None: the value is missing from the report."""
 
     id: str
     guest: str
@@ -26,17 +26,17 @@ class PastMove:
     observed_downtime: Seconds | None
     transferred: Bytes | None
     bandwidth: BytesPerSecond | None
-    """Mean bandwidth while memory was sent."""
+    """Mean bandwidth while memory was being sent."""
     dirty_rates: tuple[BytesPerSecond, ...]
     """Dirty rate of each pass in which it was measured."""
     dirty_probes: tuple[Mapping[str, Any], ...]
     """Dirty rate measurements before the migration, as in the report."""
     limit: BytesPerSecond | None
-    """Its bandwidth limit; None: no limit is known."""
+    """The migration's bandwidth limit; None: no limit is known."""
 
 
 def past_move(operation: Operation) -> PastMove | None:
-    """Return a past migration; None if the operation has not ended or has no report."""
+    """Build a PastMove from an operation; None if it has not ended or has no report."""
     report = operation.report
     if report is None or operation.ended_at is None:
         return None
@@ -65,7 +65,10 @@ def past_move(operation: Operation) -> PastMove | None:
 
 
 def _limit(operation: Operation, report: Mapping[str, Any]) -> BytesPerSecond | None:
-    """Return the bandwidth limit. Older reports lack it; then that of the operator's options."""
+    """Return the bandwidth limit from the report or, if it is missing, from the options.
+
+    Older reports do not contain the limit.
+    """
     asked = (operation.detail.get("wishes") or {}).get("bandwidth")
     found = report.get("bandwidth_limit") or asked
     return None if found is None else BytesPerSecond(int(found))
@@ -74,7 +77,10 @@ def _limit(operation: Operation, report: Mapping[str, Any]) -> BytesPerSecond | 
 def _bandwidth(
     passes: Sequence[Mapping[str, Any]], report: Mapping[str, Any]
 ) -> BytesPerSecond | None:
-    """Return the mean bandwidth of the passes, weighted by duration; else bytes by total time."""
+    """Return the mean bandwidth of the passes, weighted by duration.
+
+    If the passes have no bandwidth, returns the bytes sent divided by the total time.
+    """
     moving = [(row["bandwidth"], row["lasted_ms"]) for row in passes if row.get("bandwidth")]
     time = sum(lasted for _, lasted in moving)
     if time > 0:

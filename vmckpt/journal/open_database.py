@@ -13,7 +13,7 @@ from vmckpt.units import Seconds
 def open_database(place: Path | str, *, busy: Seconds, read_only: bool) -> Database:
     """Open a journal's database, and create or migrate its tables unless `read_only`.
 
-    `busy`: how long to wait for other writers. Raises JournalError.
+    `busy`: maximum wait, in seconds, for other writers. Raises JournalError.
     """
     found = _connect(place, busy=busy, read_only=read_only)
     try:
@@ -27,7 +27,7 @@ def open_database(place: Path | str, *, busy: Seconds, read_only: bool) -> Datab
 def _connect(place: Path | str, *, busy: Seconds, read_only: bool) -> Database:
     meant = location.parse(place) if isinstance(place, str) else place
     if isinstance(meant, Path):
-        # Only the kind that is needed is loaded, as each takes time.
+        # Each database module is imported only when needed, because importing takes time.
         from vmckpt.journal.sqlite import SqliteDatabase  # noqa: PLC0415
 
         return SqliteDatabase(meant, busy=busy, read_only=read_only)
@@ -46,7 +46,8 @@ def _prepare(database: Database) -> None:
         told = "has no tables yet" if found is None else f"has the old schema version {found}"
         raise JournalError(
             f"{database} {told}",
-            hint="run a command that writes to it, such as vmckpt migrate, to update it",
+            hint="run a command that writes to the journal, such as vmckpt migrate, to update the"
+            " schema",
         )
     database.write(lambda connection: _make(database, connection))
 

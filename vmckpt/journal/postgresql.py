@@ -1,7 +1,8 @@
 """A journal in a PostgreSQL database, for controllers on several machines.
 
-Transactions lock rows where SQLite locks the file: an operation's row to write to it, a lease's row
-to check its token. All controllers use the server's clock.
+SQLite locks the complete file; here, transactions lock rows. A transaction locks an operation's row
+to write to the operation, and a lease's row to check the lease's token. All controllers use the
+server's clock.
 """
 
 import os
@@ -36,19 +37,20 @@ T = TypeVar("T")
 
 _PAUSE = 0.1
 _FORM = "use postgresql://user@host:port/database or postgresql:///?service=name"
-# Where libpq finds the database if the URL does not name it.
+# Query parameters and environment variables from which libpq takes the database if the URL does not
+# name a database.
 _ELSEWHERE = ("service", "dbname")
 _ENVIRONMENT = ("PGSERVICE", "PGDATABASE")
-# The key of an advisory lock, held while tables are created or migrated.
+# Key of the advisory lock that is held while tables are created or migrated.
 _SCHEMA_LOCK = 0x766D636B7074
-# SQLSTATEs of a serialization failure and a deadlock: a second try may succeed.
+# SQLSTATEs of a serialization failure and a deadlock, after which a retry may succeed.
 _AGAIN = ("40001", "40P01")
 
-# Recorded intents must survive a power cut, whatever the server's default is.
+# Recorded intents must survive a power failure, whatever the server's default is.
 _DURABLE = "synchronous_commit=on"
-# A controller that is stopped in a transaction must not keep rows locked for others.
+# If a controller is stopped during a transaction, its rows must not stay locked.
 _STOPPED = "idle_in_transaction_session_timeout=10s"
-# A server that vanished is detected within ten seconds instead of a quarter of an hour.
+# These settings detect a vanished server within ten seconds instead of a quarter of an hour.
 _CONNECTION = {
     "connect_timeout": "5",
     "application_name": "vmckpt",
@@ -68,13 +70,13 @@ class _Course:
 
 
 class PostgresDatabase(Database):
-    """A database on a server.
+    """A database on a PostgreSQL server.
 
-    A transaction that failed and certainly was not committed is retried for a while.
+    A failed transaction is retried for a while, if it certainly was not committed.
     """
 
     shared: ClassVar[bool] = True
-    # The driver serializes JSON itself, and raises TypeError for other types.
+    # The driver serializes JSON itself, and raises TypeError for types that JSON does not support.
     foreign: ClassVar[type[Exception]] = TypeError
 
     def __init__(self, place: str, *, busy: Seconds, read_only: bool) -> None:
@@ -100,7 +102,7 @@ class PostgresDatabase(Database):
         return self._patient(self._writers, work, writes=True)
 
     def _patient(self, engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
-        """Run a transaction; retry it if the connection broke before the commit."""
+        """Run a transaction. Retry the transaction if the connection broke before the commit."""
         until, tried = time.monotonic() + self._patience, 0
         while True:
             course, tried = _Course(), tried + 1
@@ -110,7 +112,7 @@ class PostgresDatabase(Database):
                 if writes and course.committing and exc.connection_invalidated:
                     raise JournalError(
                         f"{self}: connection lost during a commit",
-                        hint="the last entry may or may not have been saved",
+                        hint="the last record may or may not have been saved",
                     ) from exc
                 late = tried > 1 and time.monotonic() > until
                 if late or not self._passing(exc, course):
@@ -126,7 +128,7 @@ class PostgresDatabase(Database):
             return made
 
     def _passing(self, exc: DBAPIError, course: _Course) -> bool:
-        """Return whether a retry may succeed. False if the server was never reached."""
+        """Return whether a retry may succeed. Returns False if the server was never reached."""
         if not course.connected:
             return self._met
         return exc.connection_invalidated or getattr(exc.orig, "sqlstate", None) in _AGAIN
@@ -144,18 +146,19 @@ class PostgresDatabase(Database):
         for secret in self._secrets:
             why = why.replace(secret, "***")
         if "lock timeout" in why:
-            return why, "another program has locked it; try again"
+            return why, "another process has locked the journal; try again"
         if "read-only" in why:
             return why, "set VMCKPT_JOURNAL to the server that accepts writes"
         if not self._met or "connect" in why:
-            return why, "check that PostgreSQL runs there and accepts this user"
+            return why, "check that PostgreSQL is running on the server and accepts this user"
         return why, None
 
 
 def _parsed(place: str) -> URL:
-    """Parse a URL. An error does not quote an invalid URL, as it may contain a password."""
+    """Parse a URL. Errors do not quote an invalid URL, because the URL may contain a password."""
     try:
-        # Part of a password with an unescaped @ or / would end up in another part, and be shown.
+        # If a password contains an unescaped @ or /, a part of the password would be parsed as
+        # another part of the URL, and would be shown.
         if place.count("@") > 1 or "@" in place.partition("://")[2].partition("/")[2]:
             raise ValueError
         url = make_url(place)
@@ -170,7 +173,7 @@ def _parsed(place: str) -> URL:
 
 
 def _shown(url: URL) -> str:
-    """Format a URL for messages, without password and options."""
+    """Format a URL for messages, without the password and the options."""
     user = f"{url.username}@" if url.username else ""
     port = url.port or url.query.get("port")
     host = f"{url.host or url.query.get('host', '')}{f':{port}' if port else ''}"
@@ -186,7 +189,7 @@ def _engine(url: URL, busy: Seconds, *, read_only: bool) -> Engine:
     query: dict[str, Any] = {**_CONNECTION, **url.query}
     query["options"] = " ".join((_options(first), theirs, _options(last)))
     meant = url.set(drivername="postgresql+psycopg", query=query)
-    # No pre-ping: `_patient` retries if a pooled connection has broken.
+    # No pre-ping is needed: `_patient` retries if a pooled connection is broken.
     return create_engine(meant, hide_parameters=True)
 
 

@@ -1,4 +1,4 @@
-"""Prune the journal: delete old operations and thin their samples as `sample_thinning` decides."""
+"""Prune the journal: delete old operations, and thin samples as decided by `sample_thinning`."""
 
 import time
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ _EVERY = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """What a run of `prune` did."""
+    """The result of a run of `prune`."""
 
     operations: int
-    """Number of operations that were deleted."""
+    """Number of deleted operations."""
     thinned: int
     """Number of operations whose samples were thinned."""
     complete: bool
-    """False: the time was not enough; the next operation's controller continues."""
+    """False: the time limit was reached; the controller of the next operation continues."""
 
 
 def prune(database: Database, now: float, retention: Retention, budget: Seconds) -> Pruned | None:
-    """Delete and thin old operations for at most `budget` seconds, in short transactions.
+    """Delete old operations and thin samples, in short transactions, for at most `budget` seconds.
 
     `now`: seconds since 1970. Returns None if the journal was pruned within the last hour.
     """
@@ -54,13 +54,13 @@ def prune(database: Database, now: float, retention: Retention, budget: Seconds)
 def _due(
     connection: Connection, now: float, retention: Retention
 ) -> tuple[list[str], list[tuple[str, int]]] | None:
-    """Return operations to delete, and operations to thin with the retention step they are due for.
+    """Return the operations to delete, and the operations to thin, each with its retention step.
 
-    None if the journal was pruned lately.
+    Returns None if the journal was pruned recently.
     """
     mark = select(schema.meta.c.value).where(schema.meta.c.key == schema.PRUNED_AT)
     last = connection.execute(mark).scalar()
-    # A mark in the future comes from a wrong clock.
+    # A time in the future was written by a machine with a wrong clock.
     if last is not None and 0 <= now - float(last) < _EVERY:
         return None
     table = schema.operations

@@ -1,4 +1,4 @@
-"""Queries of the journal, each in a short transaction, and the lookup of operations by name."""
+"""Queries of the journal, and lookup of operations by name. Each query is a short transaction."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -24,22 +24,22 @@ T = TypeVar("T")
 
 
 def is_prefix(name: str) -> bool:
-    """Return whether a name is long enough for a prefix of IDs: "m-" would match all of a kind."""
+    """Return whether a name is long enough for an ID prefix. "m-" would match a complete kind."""
     return len(name) > len("m-")
 
 
 def choose(name: str, found: Sequence[Operation], *, ended: bool = False) -> Operation | None:
-    """Return the operation named by an ID, a prefix of an ID, or a guest; None if none matches.
+    """Return the operation named by an ID, a prefix of an ID, or a guest.
 
-    `found`: candidates whose ID starts with `name` or whose guest has this name. An exact ID wins.
-    Raises BadInput if several match, or if the guest has no active operation; with `ended`, returns
-    its last one instead.
+    `found`: candidates whose ID starts with `name` or whose guest has this name. An exact ID takes
+    precedence. Returns None if no candidate matches. Raises BadInput if several match, or if the
+    guest has no active operation. With `ended`, returns the guest's last operation in that case.
     """
     wanted = name.lower()
     exact = next((one for one in found if one.id == wanted), None)
     if exact is not None:
         return exact
-    # A host's name means an operation on the host rather than its maintenance.
+    # For a host's name, an operation on the host takes precedence over the host's maintenance.
     named = [one for one in found if one.guest == name]
     guests = [one for one in named if one.kind != MAINTENANCE] or named
     begun = [one for one in found if one.id.startswith(wanted) and is_prefix(name)]
@@ -48,21 +48,21 @@ def choose(name: str, found: Sequence[Operation], *, ended: bool = False) -> Ope
         return next(iter(meant.values()))
     if meant:
         latest = sorted(meant.values(), key=lambda one: -one.began_at)
-        raise BadInput(f"{name!r} is ambiguous: {_listed(latest)}", hint="name one of them")
+        raise BadInput(f"{name!r} is ambiguous: {_listed(latest)}", hint="use one of these IDs")
     if guests:
         last = max(guests, key=lambda one: one.began_at)
         if ended:
             return last
         raise BadInput(
             f"guest {name} has no active job",
-            hint=f"run vmckpt job {last.id} for its last one ({last.outcome})",
+            hint=f"run vmckpt job {last.id} to see the last job ({last.outcome})",
         )
     return None
 
 
 def unknown(name: str, names: Sequence[str]) -> BadInput:
-    """Return the error for a name without a job, with similar names as a hint."""
-    return BadInput(f"no job {name!r}", hint=meant(name, names, "run vmckpt jobs --all"))
+    """Build the error for a name that matches no job. The hint lists similar names."""
+    return BadInput(f"there is no job {name!r}", hint=meant(name, names, "run vmckpt jobs --all"))
 
 
 def _listed(found: Sequence[Operation], most: int = 4) -> str:
@@ -72,15 +72,15 @@ def _listed(found: Sequence[Operation], most: int = 4) -> str:
 
 _MOST = 100_000
 _LIKELY = 200
-"""Number of latest operations that are compared with a mistyped name."""
+"""Number of recent operations with which a mistyped name is compared."""
 _IN = 500
-"""IDs in one query: SQLite accepts a thousand parameters at most."""
+"""Maximum number of IDs in a query. SQLite accepts at most a thousand parameters."""
 
 
 class Reader:
-    """Reads a journal's database. Every method raises JournalError if that fails.
+    """Reads a journal's database. Every method raises JournalError if the database fails.
 
-    `clock` replaces the database's own clock.
+    `clock` replaces the database's clock.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float] | None = None) -> None:
@@ -92,7 +92,7 @@ class Reader:
 
     @property
     def shared(self) -> bool:
-        """Whether controllers on several machines can use the journal."""
+        """Whether controllers on several machines can share the journal."""
         return self._database.shared
 
     def now(self) -> float:
@@ -108,7 +108,7 @@ class Reader:
     def operation(self, name: str, *, ended: bool = False) -> Operation:
         """Return the operation named by an ID, a prefix of an ID, or a guest. See `choose`.
 
-        Raises BadInput with similar names if there is none.
+        Raises BadInput, with similar names, if there is no such operation.
         """
         table = schema.operations
         called = table.c.id == name.lower()
@@ -132,8 +132,8 @@ class Reader:
     ) -> list[Operation]:
         """Return operations, the latest first.
 
-        `active`: only those that have not (True) or have (False) ended; None: all. `guest`: only
-        those of a guest, by its name or UUID.
+        `active`: True: only active operations; False: only ended operations; None: all. `guest`:
+        only operations of the guest with this name or UUID.
         """
         table = schema.operations
         chosen = select(table).order_by(table.c.began_at.desc()).limit(limit)
@@ -145,7 +145,7 @@ class Reader:
         return self._read(chosen, row_mapping.operation)
 
     def ended(self, since: float) -> list[Operation]:
-        """Return operations that ended at `since` or later, by the time of their end."""
+        """Return operations that ended at `since` or later, sorted by end time."""
         table = schema.operations
         chosen = select(table).where(table.c.ended_at >= since).order_by(table.c.ended_at)
         return self._read(chosen.limit(_MOST), row_mapping.operation)
@@ -157,7 +157,7 @@ class Reader:
         return self._read(chosen.order_by(table.c.began_at.desc()), row_mapping.operation)
 
     def snapshots(self, guest_uuid: str, limit: int = 50) -> list[Operation]:
-        """Return ended snapshot operations of a guest, the latest first."""
+        """Return a guest's ended snapshot operations, the latest first."""
         table = schema.operations
         chosen = select(table).where(
             table.c.guest_uuid == guest_uuid,
@@ -169,7 +169,7 @@ class Reader:
         )
 
     def parts(self, job: str, since: float) -> list[Operation]:
-        """Return a job's migrations, by start time. `since`: when the job began."""
+        """Return a job's migrations, sorted by start time. `since`: when the job began."""
         table = schema.operations
         chosen = select(table).where(table.c.kind == MIGRATE, table.c.began_at >= since)
         found = self._read(chosen.order_by(table.c.began_at).limit(_MOST), row_mapping.operation)
@@ -184,7 +184,7 @@ class Reader:
         )
 
     def holder(self, resource: str) -> Operation | None:
-        """Return the active operation that holds a lease; None if there is none."""
+        """Return the active operation that holds a lease; None if no active operation holds it."""
         held = select(schema.leases.c.operation).where(schema.leases.c.resource == resource)
         table = schema.operations
         chosen = select(table).where(table.c.id.in_(held), table.c.ended_at.is_(None))
@@ -193,7 +193,10 @@ class Reader:
     def recent_moves(
         self, source: str, target: str, limit: int = 20, *, guest_uuid: str | None = None
     ) -> list[PastMove]:
-        """Return ended migrations from a host to another, the latest first; of one guest or all."""
+        """Return ended migrations from one host to another, the latest first.
+
+        `guest_uuid`: only migrations of this guest; None: of all guests.
+        """
         table = schema.operations
         chosen = select(table).where(
             table.c.source == source,
@@ -215,7 +218,7 @@ class Reader:
         return self._read(_after(schema.samples, id_, after), row_mapping.stored_sample)
 
     def last_samples(self, ids: Sequence[str]) -> dict[str, StoredSample]:
-        """Return the last sample of each of these operations that has samples, by ID."""
+        """Return the last sample of each operation, by ID. Skips operations without samples."""
         table = schema.samples
         found: dict[str, StoredSample] = {}
         for some in (ids[at : at + _IN] for at in range(0, len(ids), _IN)):
@@ -229,9 +232,9 @@ class Reader:
         return found
 
     def last_events(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the number of the last event of each of these operations, by ID.
+        """Return the number of each operation's last event, by ID.
 
-        Operations without events are left out.
+        Skips operations without events.
         """
         table = schema.events
         found: dict[str, int] = {}
@@ -241,13 +244,13 @@ class Reader:
         return found
 
     def forecast(self, id_: str) -> StoredForecast | None:
-        """Return the last forecast of an operation; None if there is none."""
+        """Return the last forecast of an operation; None if the operation has no forecast."""
         return next(
             iter(self._read(_last(schema.forecasts, id_), row_mapping.stored_forecast)), None
         )
 
     def steps(self, id_: str) -> list[StoredStep]:
-        """Return the steps that an operation took or intended, in order."""
+        """Return the steps that an operation has taken or intended, in order."""
         return self._read(_after(schema.steps, id_, 0), row_mapping.stored_step)
 
     def abandoned(self) -> list[Operation]:
@@ -287,7 +290,7 @@ def _last(table: Table, id_: str) -> Select[Any]:
 
 
 def _numbers(table: Table, ids: Sequence[str]) -> Select[Any]:
-    """Return a query for the number of the last row of each of these operations."""
+    """Return a query for the number of each operation's last row."""
     return (
         select(table.c.operation, func.max(table.c.seq).label("seq"))
         .where(table.c.operation.in_(ids))

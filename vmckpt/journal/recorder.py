@@ -1,8 +1,8 @@
 """Record an operation in the journal: its events and steps, its lease, and its takeover.
 
-`Recorder.take` only queues an event, and a thread writes it. If that fails (the disk is full, the
-journal is locked), the recorder warns once and the operation continues. Steps are different: an
-intent is on disk when `intend` returns, otherwise `intend` raises.
+`Recorder.take` only queues an event. A thread writes the event to the journal. If the write fails
+(the disk is full, the journal is locked), the recorder warns once and the operation continues.
+Steps are different: when `intend` returns, the intent is on disk. Otherwise `intend` raises.
 """
 
 import asyncio
@@ -57,7 +57,8 @@ T = TypeVar("T")
 INTERVAL = Seconds(0.5)
 _BUSY = Seconds(2.0)
 _MOST_SAMPLES = 20_000
-"""Samples kept while the journal cannot be written; then the oldest are dropped."""
+"""Maximum number of samples queued while the journal cannot be written. Beyond this number, the
+oldest samples are dropped."""
 
 
 def begin(
@@ -67,15 +68,19 @@ def begin(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> "Recorder":
-    """Record a new operation and return the recorder for it.
+    """Record a new operation, and return its recorder.
 
     If the journal is turned off ("none"), nothing is recorded and the recorder's `id` is None.
-    `warn` is called from another thread: with one line about the first failure to record, and with
-    one if another controller takes over. Raises JournalError if the operation cannot be recorded.
+    `warn` is called from another thread, with a one-line message: once when recording first fails,
+    and once if another controller takes over. Raises JournalError if the operation cannot be
+    recorded.
     """
     meant = locations.default() if place is None else place
     if meant == locations.NONE:
-        warn("the journal is turned off: nothing is recorded, other controllers are not locked out")
+        warn(
+            "the journal is turned off: nothing is recorded, and other controllers are not"
+            " locked out"
+        )
         return Recorder(None, None, warn, clock=clock)
     journal = _open(meant)
     try:
@@ -97,7 +102,7 @@ def resumed(
 ) -> "Recorder":
     """Return the recorder for an operation that this process has taken over (`Journal.take_over`).
 
-    Raises LeaseLost if another controller has taken it over since, and JournalError.
+    Raises LeaseLost if another controller has taken the operation over since, and JournalError.
     """
     journal = _open(locations.default() if place is None else place)
     try:
@@ -121,15 +126,15 @@ def _open(place: Path | str) -> "Journal":
 
 
 class Recorder:
-    """Records one operation from its beginning to its end. Created by `begin` or `resumed`.
+    """Records one operation from beginning to end. Created by `begin` or `resumed`.
 
     `take`, `update`, `forecast`, `answer`, `take_requests` and `finish` return immediately and do
-    not raise. `acquire`, `intend` and `conclude` wait for the journal and raise: call them in a
-    thread. All methods can be called from several threads. `clock` must be the clock of the events'
-    times.
+    not raise. `acquire`, `intend` and `conclude` wait for the journal and may raise, so call them
+    in a thread. All methods can be called from several threads. `clock` must be the clock that
+    provides the events' times.
 
-    Once another controller has taken the operation over, nothing more is written, and `check`
-    raises LeaseLost.
+    Once another controller has taken the operation over, the recorder writes nothing more, and
+    `check` raises LeaseLost.
     """
 
     def __init__(
@@ -208,23 +213,23 @@ class Recorder:
         self._put(Batch(answers=[(request.id, ok, text)]))
 
     def finish(self, outcome: str, report: Mapping[str, Any] | None) -> None:
-        """Record that the operation has ended. Its open requests are answered as not done."""
+        """Record that the operation has ended. Answers open requests as not carried out."""
         self._put(Batch(ending=(str(outcome), report)))
 
     def entrust(self, to: str) -> None:
-        """Delegate the operation to agents when this recorder is closed. `to`: their host."""
+        """Delegate the operation to agents when this recorder is closed. `to`: the agents' host."""
         self._entrusted = to
 
     def check(self) -> None:
-        """Raise LeaseLost if this process has learnt that another controller has taken over."""
+        """Raise LeaseLost if this process has detected that another controller has taken over."""
         if self._lost is not None:
             raise self._lost
 
     @property
     def holds(self) -> bool:
-        """Whether this process may still change something.
+        """Whether this process may still change anything.
 
-        If other machines share the journal, it may not once its last heartbeat is so old that
+        False if other machines share the journal and this process's last heartbeat is so old that
         another controller may have taken over.
         """
         if self._lost is not None:
@@ -234,9 +239,9 @@ class Recorder:
         return controller_lease.holds(self._beaten, boottime())
 
     def acquire(self, resource: str) -> Fence | None:
-        """Acquire a lease, which is released when the operation ends; None without a journal.
+        """Acquire a lease, which is released when the operation ends.
 
-        Raises GuestLocked, LeaseLost, JournalError.
+        Returns None if the journal is turned off. Raises GuestLocked, LeaseLost, JournalError.
         """
         if self._journal is None or self.id is None:
             return None
@@ -245,9 +250,9 @@ class Recorder:
         return self.fence
 
     def intend(self, name: str, intent: Mapping[str, Any]) -> int:
-        """Record a step before it is taken. Returns its number.
+        """Record a step before the step is taken. Returns the step's number.
 
-        The step may be taken only if this returns. Raises LeaseLost, JournalError.
+        Take the step only after this method has returned. Raises LeaseLost, JournalError.
         """
         if self._journal is None or self.id is None:
             return next(self._unrecorded)
@@ -255,16 +260,16 @@ class Recorder:
         return self._seen(lambda: journal.intend(id_, name, intent, self.fence, by=self._me))
 
     def conclude(self, seq: int, state: StepState, result: Mapping[str, Any] | None = None) -> None:
-        """Record a step's result. Raises LeaseLost, JournalError."""
+        """Record the result of a step. Raises LeaseLost, JournalError."""
         if self._journal is None or self.id is None:
             return
         id_, journal = self.id, self._journal
         self._seen(lambda: journal.conclude(id_, seq, state, result, self.fence, by=self._me))
 
     def close(self, limit: Seconds = Seconds(8.0)) -> None:
-        """Write what is queued, give up control of an operation that has not ended, and stop.
+        """Write all queued records, give up control of an operation that has not ended, and stop.
 
-        `limit`: seconds to wait for that; after it the rest may not be written.
+        `limit`: maximum wait in seconds. Records that are still queued then may be lost.
         """
         if self._journal is None:
             return
@@ -298,7 +303,7 @@ class Recorder:
                 pruned = True
                 self._guarded(journal.prune)
         self._guarded(lambda: self._write(journal, id_))
-        if not self._done:  # so that recovery need not wait for this process to end
+        if not self._done:  # so that recovery need not wait until this process exits
             self._guarded(lambda: self._leave(journal, id_))
         journal.close()
 
@@ -310,7 +315,7 @@ class Recorder:
 
     @property
     def _done(self) -> bool:
-        """Whether the operation has ended here or was taken over: no more heartbeats."""
+        """Whether heartbeats have stopped: the operation has ended here or was taken over."""
         return self._ended or self._lost is not None
 
     def _guarded(self, act: Callable[[], object]) -> None:
@@ -318,12 +323,12 @@ class Recorder:
             act()
         except LeaseLost as exc:
             self._lose(exc)
-        # The operation continues whatever error occurs here.
+        # Whatever error occurs here, the operation continues.
         except Exception as exc:  # noqa: BLE001
             self._complain(f"the journal may be incomplete: {exc}")
 
     def _seen(self, act: Callable[[], T]) -> T:
-        """Call `act`, and remember if it finds that another controller has taken over."""
+        """Call `act`. If the call shows that another controller has taken over, remember that."""
         self.check()
         try:
             return act()
@@ -343,7 +348,7 @@ class Recorder:
         self._beaten = sent
 
     def _write(self, journal: "Journal", id_: str) -> None:
-        """Write everything that is queued. What cannot be written stays queued."""
+        """Write all queued records. If the write fails, the records stay queued."""
         batch = self._collect()
         if not batch or self._lost is not None:
             return
@@ -370,7 +375,7 @@ class Recorder:
         return as_record(event, self._began, now)
 
     def _complain(self, why: str) -> None:
-        """Warn, once."""
+        """Warn, but only the first time."""
         if self._warned:
             return
         self._warned = True
@@ -384,12 +389,12 @@ class JournalStepLog:
     """The journal as the migration engine uses it: steps, and requests from other terminals."""
 
     def __init__(self, recorder: Recorder, left: Mapping[int, str] | None = None) -> None:
-        """`left`: names of open steps of an earlier controller, by number."""
+        """`left`: names, by number, of open steps that an earlier controller left."""
         self._recorder = recorder
         self._open = dict(left or {})
 
     def check(self) -> None:
-        """Check that something may be changed; call this right before.
+        """Check that changes are allowed. Call this immediately before each change.
 
         Raises LeaseLost if another controller has taken over, HypervisorError if that is unknown.
         """
@@ -402,7 +407,7 @@ class JournalStepLog:
             )
 
     async def intend(self, step: str, intent: Mapping[str, Any]) -> None:
-        """Record a step before it is taken. Raises JournalError, LeaseLost."""
+        """Record a step before the step is taken. Raises JournalError, LeaseLost."""
         seq = await asyncio.to_thread(self._recorder.intend, step, intent)
         self._open[seq] = step
 
@@ -411,7 +416,7 @@ class JournalStepLog:
         await self._conclude(max(seq for seq, name in self._open.items() if name == step), _FAILED)
 
     async def _conclude(self, seq: int, state: StepState) -> None:
-        """Record a step's result. If the journal cannot be written, the step stays open."""
+        """Record the result of a step. If the journal cannot be written, the step stays open."""
         with suppress(JournalError):
             await asyncio.to_thread(self._recorder.conclude, seq, state, {})
             del self._open[seq]
@@ -425,13 +430,13 @@ class JournalStepLog:
             await asyncio.to_thread(self._recorder.conclude, seq, StepState.INTENDED, result)
 
     async def settle(self, state: StepState) -> None:
-        """Record this state for all open steps. The end of an operation does so by itself."""
+        """Record this state for all open steps. Not needed if the operation ends."""
         for seq in tuple(self._open):
             await self._conclude(seq, state)
 
     @property
     def busy(self) -> bool:
-        """Whether a step was recorded whose result is not recorded yet."""
+        """Whether a recorded step has no recorded result yet."""
         return bool(self._open)
 
     def take_requests(self) -> list[Request]:
@@ -448,18 +453,19 @@ class JournalStepLog:
 async def recorded(
     new: NewOperation, guest: str, warn: Callable[[str], None]
 ) -> AsyncIterator[Recorder]:
-    """Record an operation and hold the lease on a guest (a UUID) during the block.
+    """Record an operation, and hold the lease on a guest (a UUID) during the block.
 
     If the block raises a VmckptError, the operation is recorded as failed or cancelled, unless
-    recovery must look at it. The block records success itself, with `finish`. Raises GuestLocked,
-    JournalError, LeaseLost.
+    recovery must examine the operation. The block itself must record success, by calling `finish`.
+    Raises GuestLocked, JournalError, LeaseLost.
     """
     recorder = await asyncio.to_thread(begin, new, warn)
     try:
         await asyncio.to_thread(recorder.acquire, guest_resource(guest))
         yield recorder
     except VmckptError as exc:
-        # If the agent ended without an answer or could not undo everything, recovery must look.
+        # If the agent exited without an answer or could not undo everything, recovery must examine
+        # the operation.
         if exc.undone and not isinstance(exc, RemoteError):
             if isinstance(exc, Cancelled):
                 recorder.finish(Outcome.CANCELLED, None)
@@ -472,24 +478,24 @@ async def recorded(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanedJob:
-    """A job to recover, and what recovery may do to it."""
+    """A job to recover, and what recovery may do to the job."""
 
     inventory: Inventory
     operation: Operation
     steps: Sequence[StoredStep]
     recorder: Recorder | None
-    """None: a dry run, which only reports what would be done."""
+    """None: a dry run, which only reports what recovery would do."""
     caller: Caller
     adopt: bool
-    """Follow what still runs to its end."""
+    """Whether to follow work that is still running until the work is finished."""
 
     def step(self, name: str) -> StoredStep | None:
-        """Return the first step with this name; None if the job did not get that far."""
+        """Return the first step with this name; None if the job did not reach such a step."""
         return next((one for one in self.steps if one.name == name), None)
 
     @property
     def dry(self) -> bool:
-        """Whether nothing may be changed."""
+        """Whether this is a dry run, which must not change anything."""
         return self.recorder is None
 
     @property
@@ -498,9 +504,9 @@ class OrphanedJob:
         return self.inventory.host(self.operation.source or "")
 
     def ended(self, told: Settled, **more: Any) -> Settled:
-        """Record the job's end, if it has ended and this is not a dry run. Returns `told`.
+        """Record the job's end, if the job has ended and this is not a dry run. Returns `told`.
 
-        `more`: additional entries for its report.
+        `more`: additional entries for the job's report.
         """
         if self.recorder is not None and told.outcome is not None and not told.goes_on:
             self.recorder.finish(told.outcome, {**more, "recovered": told.as_json()})
@@ -513,10 +519,10 @@ def taken_over(
 ) -> Iterator[Recorder]:
     """Make this process the operation's controller during the block.
 
-    Raises GuestLocked if another controller runs it, LeaseLost, JournalError.
+    Raises GuestLocked if another controller is running the operation, LeaseLost, JournalError.
     """
     fence = journal.take_over(operation)
     with resumed(operation, fence, warn, place=journal.place) as kept:
-        if operation.controller.entrusted:  # its agents continue it even if the block fails
+        if operation.controller.entrusted:  # the agents continue the operation if the block fails
             kept.entrust(operation.controller.host)
         yield kept

@@ -1,7 +1,7 @@
-"""Data written to the journal and read from it: frozen, with its JSON form. Pure.
+"""The records in the journal, as immutable dataclasses, and their JSON form. Pure.
 
-An operation's own times are seconds since 1970 (UTC); times of its events and samples are seconds
-since it began.
+The times of an operation are in seconds since 1970 (UTC). The times of its events and samples are
+in seconds since the operation began.
 """
 
 from collections.abc import Mapping
@@ -18,29 +18,29 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 MAINTENANCE = "maintenance"
-"""The kind of operation that keeps guests away from a host until an operator ends it."""
+"""The kind of operation that keeps guests off a host until an operator ends the maintenance."""
 
 MIGRATE = "migrate"
 """The kind of operation that migrates one guest."""
 
 FORGOTTEN = "forgotten_by"
-"""Key in the report of an operation that an operator ended by hand: that operator."""
+"""Report key of an operation that an operator ended by hand. The value names the operator."""
 
 WHOLE_HOST = ("evacuate", "repopulate", "balance")
 """Kinds of operations on a host and all its guests."""
 
 
 class State(StrEnum):
-    """Whether an operation runs, waits or has ended. A running operation also has a phase."""
+    """Whether an operation is running, is waiting or has ended. A running operation has a phase."""
 
     RUNNING = "running"
     WAITING = "waiting"
-    """It waits for its turn, or for the next attempt."""
+    """The operation is waiting for its turn, or for the next attempt."""
     ENDED = "ended"
 
 
 class RequestKind(StrEnum):
-    """What can be requested of a running operation, and the request's arguments."""
+    """The requests that can be sent to a running operation, and their arguments."""
 
     BANDWIDTH = "bandwidth"
     """{"bytes_per_second": number or null}; null: no limit."""
@@ -50,11 +50,11 @@ class RequestKind(StrEnum):
     CANCEL = "cancel"
     PAUSE = "pause"
     GO_ON = "go-on"
-    """Continue a job that was paused."""
+    """Continue a paused job."""
 
 
 class StepState(StrEnum):
-    """The state of a step. A step that is only intended may or may not have been done."""
+    """The state of a step. A step in state INTENDED may or may not have been done."""
 
     INTENDED = "intended"
     DONE = "done"
@@ -66,7 +66,7 @@ class StepState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerIdentity:
-    """The process that controls an operation, identified so that no other is mistaken for it."""
+    """The unambiguous identity of the process that controls an operation."""
 
     host: str
     boot: str
@@ -77,16 +77,16 @@ class ControllerIdentity:
 
     @property
     def entrusted(self) -> bool:
-        """Whether the operation is delegated to agents on hosts, and needs no controller."""
+        """Whether the operation is delegated to agents on hosts and needs no controller."""
         return not self.boot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOperation:
-    """An operation at its beginning, before it has an ID."""
+    """A new operation that has no ID yet."""
 
     kind: str
-    """"migrate", …; the job's ID starts with its first letter."""
+    """"migrate", …; the job's ID starts with the first letter of the kind."""
     guest: str
     guest_uuid: str | None = None
     source: str | None = None
@@ -98,7 +98,7 @@ class NewOperation:
 
 
 class Changes(TypedDict, total=False):
-    """Fields of an operation that may change while it runs."""
+    """Fields of an operation that may change while the operation is running."""
 
     guest: str
     guest_uuid: str
@@ -126,23 +126,23 @@ class Operation:
     state: str
     phase: str | None
     outcome: str | None
-    """None: it has not ended."""
+    """None: the operation has not ended."""
     asked_by: str
-    """The user that started it, as user@host."""
+    """The user that started the operation, as user@host."""
     asked_from: str | None
-    """Address or terminal that it was started from."""
+    """The address or terminal from which the operation was started."""
     controller: ControllerIdentity
     began_at: float
     ended_at: float | None
     detail: Mapping[str, Any]
     report: Mapping[str, Any] | None
-    """The report that the command printed at its end, without the samples."""
+    """The final report, as printed by the command, without the samples."""
     alive_until: float | None = None
-    """When its controller's last heartbeat expires, by the journal's clock; None: there is none."""
+    """When the controller's last heartbeat expires, by the journal's clock; None: no heartbeat."""
 
     @property
     def way(self) -> str:
-        """The text "source → target", or the kind of operation and its host."""
+        """The text "source → target", or the operation's kind and host."""
         if self.target is None and self.kind != MIGRATE:
             return f"{self.kind} on {self.source or '?'}"
         return f"{self.source or '?'} → {self.target or '?'}"
@@ -182,7 +182,7 @@ class Record:
     at: Seconds
     """Seconds since the operation began."""
     values: Mapping[str, Any]
-    """JSON types, in the units that `--json` prints."""
+    """Values of JSON types, in the same units as the output of `--json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
-    """One sample of an operation's progress."""
+    """A sample of an operation's progress."""
 
     seq: int
     at: Seconds
@@ -217,7 +217,7 @@ class StoredSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredStep:
-    """A step of an operation that changes something. It is recorded before it is tried."""
+    """A step in which an operation changes something. A step is recorded before it is tried."""
 
     seq: int
     name: str
@@ -265,7 +265,7 @@ class Request:
     """None: the controller has not taken it yet."""
     answered_at: float | None
     ok: bool | None
-    """None: not answered."""
+    """Whether the request was carried out; None: not answered yet."""
     answer: str | None
 
     def as_json(self) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class Batch:
     answers: list[tuple[int, bool, str]] = field(default_factory=list)
     """A request's ID, whether it was carried out, and the answer's text."""
     ending: tuple[str, Mapping[str, Any] | None] | None = None
-    """Outcome and report."""
+    """The operation's outcome and report, if the operation has ended."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -304,7 +304,7 @@ class Batch:
         )
 
     def then(self, later: "Batch") -> "Batch":
-        """Return a batch with these changes followed by the `later` ones."""
+        """Return a batch that contains this batch's changes, followed by those of `later`."""
         return Batch(
             changes={**self.changes, **later.changes},
             events=self.events + later.events,
@@ -321,7 +321,7 @@ _STAYED = (
 
 
 def became_of_steps(outcome: str) -> StepState:
-    """Return the state for steps that are still open when an operation ends with this outcome."""
+    """Return the final state of steps that are still open when an operation ends with `outcome`."""
     if outcome == Outcome.COMPLETED:
         return StepState.DONE
     return StepState.UNDONE if outcome in _STAYED else StepState.FAILED

@@ -23,7 +23,7 @@ from vmckpt.units import Seconds
 def new_operation(
     new: NewOperation, controller: ControllerIdentity, *, asked_by: str, asked_from: str | None
 ) -> dict[str, Any]:
-    """Return the row of a new operation, without its ID and time."""
+    """Build the row of a new operation, without ID and times."""
     return {
         "kind": new.kind,
         "guest": new.guest,
@@ -42,7 +42,7 @@ def new_operation(
 
 
 def controlled_by(controller: ControllerIdentity) -> dict[str, Any]:
-    """Return the columns for a controller."""
+    """Return the columns of an operation's row that describe its controller."""
     return {
         "controller_host": controller.host,
         "controller_boot": controller.boot,
@@ -55,7 +55,7 @@ CONTROLLER = ("host", "boot", "pid", "started")
 
 
 def controller(row: RowMapping) -> ControllerIdentity:
-    """Return the controller in an operation's row."""
+    """Read the controller from an operation's row."""
     return ControllerIdentity(
         host=row["controller_host"],
         boot=row["controller_boot"],
@@ -90,7 +90,7 @@ def operation(row: RowMapping) -> Operation:
 
 
 def request(row: RowMapping) -> Request:
-    """Convert a row of `requests`, whose columns are the fields of `Request`."""
+    """Convert a row of `requests`. Its columns are the fields of `Request`."""
     return Request(**row)
 
 

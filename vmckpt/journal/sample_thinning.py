@@ -1,4 +1,4 @@
-"""Decide which samples of an ended operation to keep, by its age. Pure."""
+"""Decide which samples of an ended operation to keep, depending on the operation's age. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Step:
     until: Seconds
     """Age of an ended operation up to which this step applies."""
     spacing: Seconds
-    """One sample is kept for each interval of this length; 0: all samples are kept."""
+    """For each interval of this length, one sample is kept; 0: all samples are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +28,15 @@ class Retention:
         Step(until=Seconds(7 * _DAY), spacing=Seconds(1.0)),
         Step(until=Seconds(90 * _DAY), spacing=Seconds(10.0)),
     )
-    """After the last step, samples and events are deleted."""
+    """The steps by increasing age. After the last step, samples and events are deleted."""
     operations: Seconds = Seconds(365 * _DAY)
-    """Age at which operations and their reports are deleted."""
+    """Age of an ended operation at which it is deleted, with its report."""
 
 
 def due(age: Seconds, retention: Retention) -> int:
-    """Return the index of the step for an operation that ended `age` ago.
+    """Return the index of the retention step for an operation that ended `age` ago.
 
-    The number of steps if its samples are to be deleted.
+    Returns the number of steps if the operation's samples are to be deleted.
     """
     return sum(age >= step.until for step in retention.steps)
 
@@ -44,9 +44,9 @@ def due(age: Seconds, retention: Retention) -> int:
 def kept(times: Sequence[float], spacing: Seconds) -> list[int]:
     """Return the indexes of the samples to keep, for ascending `times`.
 
-    Keeps the first sample of each interval of `spacing`, and the last sample, which has the final
-    progress. Intervals start at 0, so thinning again, or first finely and then coarsely, gives the
-    same result.
+    Keeps the first sample in each interval of length `spacing`, and the last sample, which has the
+    final progress. Intervals start at 0. So thinning twice, or first finely and then coarsely, has
+    the same result as thinning once.
     """
     if spacing <= 0 or not times:
         return list(range(len(times)))

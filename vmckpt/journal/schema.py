@@ -1,4 +1,4 @@
-"""The journal's tables, for both SQLite and PostgreSQL, and the migrations between versions."""
+"""The journal's tables, for SQLite and PostgreSQL, and migrations from older schema versions."""
 
 from collections.abc import Callable, Sequence
 
@@ -54,11 +54,11 @@ operations = Table(
     Column("controller_started", BigInteger, nullable=False),
     Column("began_at", Float(53), nullable=False),
     Column("ended_at", Float(53)),
-    # The step of the retention to which its samples are thinned
+    # The retention step to which the operation's samples have been thinned
     Column("thinned", Integer, nullable=False),
     Column("detail", JSON(none_as_null=True), nullable=False),
     Column("report", JSON(none_as_null=True)),
-    # When its controller's last heartbeat expires
+    # When the controller's last heartbeat expires
     Column("alive_until", Float(53)),
     Index("operations_by_end", "ended_at", "thinned"),
     Index("operations_by_beginning", "began_at"),
@@ -147,9 +147,9 @@ leases = Table(
 )
 
 PRUNED_AT = "pruned_at"
-"""Key in `meta` of the time of the last pruning. The row always exists."""
+"""Key in `meta` for the time of the last pruning. The row always exists."""
 
-# Migrations are plain SQL: the tables above may change later, a migration must not.
+# Migrations are plain SQL, because the tables above may change later but migrations must not.
 _SECOND = (
     "ALTER TABLE operations ADD COLUMN alive_until FLOAT",
     """CREATE TABLE steps (
@@ -172,7 +172,8 @@ _SECOND = (
         FOREIGN KEY (operation) REFERENCES operations (id) ON DELETE SET NULL
     )""",
     "CREATE INDEX leases_by_operation ON leases (operation)",
-    # Operations that are active at the migration get their guest's lease; of several, the latest.
+    # Each active operation gets the lease on its guest. If a guest has several active operations,
+    # the latest operation gets the lease.
     """INSERT INTO leases SELECT 'guest/' || guest_uuid, 1, id, began_at FROM operations one
         WHERE ended_at IS NULL AND guest_uuid IS NOT NULL AND NOT EXISTS (
             SELECT 1 FROM operations other
@@ -194,7 +195,7 @@ MIGRATIONS: Sequence[Callable[[Connection], None]] = (_second,)
 
 
 def version(connection: Connection) -> int | None:
-    """Return the version of the existing tables; None if there are none."""
+    """Return the schema version of the existing tables; None if there are no tables."""
     if not inspect(connection).has_table(meta.name):
         return None
     found = connection.execute(select(meta.c.value).where(meta.c.key == "version")).scalar()
@@ -204,22 +205,26 @@ def version(connection: Connection) -> int | None:
 def refuse_newer(found: int | None, where: str) -> bool:
     """Return whether the tables must be created or migrated.
 
-    `found`: their version; `where`: the journal, for messages. Raises JournalError if they are too
-    new.
+    `found`: the schema version of the tables. `where`: the journal, for messages. Raises
+    JournalError if the version is too new.
     """
     known = 1 + len(MIGRATIONS)
     if found is not None and found > known:
         raise JournalError(
             f"{where} has schema version {found}, but this vmckpt supports only up to {known}",
-            hint="use the newer vmckpt that wrote it, or set VMCKPT_JOURNAL to another journal",
+            hint="use the newer vmckpt that created the journal, or set VMCKPT_JOURNAL to another"
+            " journal",
         )
     return found != known
 
 
 def prepare(connection: Connection, where: str) -> None:
-    """Create or migrate the tables in the current transaction. Raises JournalError if too new."""
+    """Create or migrate the tables, in the current transaction.
+
+    Raises JournalError if the schema version is too new.
+    """
     found = version(connection)
-    if not refuse_newer(found, where):  # another process has done it meanwhile
+    if not refuse_newer(found, where):  # another process has already created or migrated them
         return
     if found is None:
         metadata.create_all(connection)

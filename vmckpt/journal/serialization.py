@@ -1,7 +1,7 @@
-"""Convert events and samples to JSON types, and samples back. Pure.
+"""Convert events and samples to JSON types, and convert samples back. Pure.
 
-An event of any kind is stored field by field. Times are in milliseconds and have the suffix `_ms`
-(`expected_downtime` becomes `expected_downtime_ms`), as in everything that `--json` prints.
+Events of any kind are stored field by field. Times are in milliseconds and have the suffix `_ms`
+(`expected_downtime` becomes `expected_downtime_ms`), as in all output of `--json`.
 """
 
 import math
@@ -25,9 +25,9 @@ from vmckpt.units import Seconds
 def as_record(event: object, origin: Seconds, now: Seconds) -> Record:
     """Convert an event to a record.
 
-    `origin`: when its operation began; `now`: when the event was reported; both monotonic. An event
-    with a single dataclass field, such as a decision, is stored as that dataclass. An event's own
-    time (`at`) takes precedence over `now`.
+    `origin`: when the operation began. `now`: when the event was reported. Both times are
+    monotonic. An event whose only field is a dataclass, such as a decision, is stored as that
+    dataclass. If an event has a time (`at`), that time takes precedence over `now`.
     """
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(event).__name__).lower()
     if isinstance(event, Sampled):
@@ -42,7 +42,7 @@ def as_record(event: object, origin: Seconds, now: Seconds) -> Record:
 
 
 def as_sampled(stored: StoredSample) -> Sampled:
-    """Convert a stored sample back to its event, with its time since the operation began."""
+    """Convert a stored sample back to an event. Its time is relative to the operation's start."""
     values: dict[str, Any] = {"at": stored.at, **_unread(JobSample, stored.values)}
     values["phase"] = JobPhase(stored.values["phase"])
     estimate = Estimate(
@@ -63,7 +63,7 @@ def _left(estimate: Estimate) -> dict[str, Any]:
 
 
 def _unread(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dataclass's fields from their stored values; None for fields not stored."""
+    """Convert stored values back to a dataclass's fields; None for fields that were not stored."""
     times = _times(kind)
     return {
         one.name: _seconds(values.get(f"{one.name}_ms"))
@@ -79,7 +79,7 @@ def _seconds(milliseconds: float | None) -> Seconds | None:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Convert a dataclass to a JSON object, and any other value to {"text": …}."""
+    """Convert a dataclass to a JSON object, and any other value to `{"text": …}`."""
     if not is_dataclass(value) or isinstance(value, type):
         return {"text": str(value)}
     times = _times(type(value))
@@ -95,7 +95,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 @cache
 def _times(kind: type) -> frozenset[str]:
-    """Return the names of a dataclass's fields that are times."""
+    """Return the names of those fields of a dataclass that contain times."""
     hints = get_type_hints(kind)
     return frozenset(name for name, hint in hints.items() if _is_time(hint))
 
@@ -107,7 +107,7 @@ def _is_time(hint: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to JSON types. NaN and infinity become None, unknown types text."""
+    """Convert a value to JSON types. NaN and infinity become None; unknown types become text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):

@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 _WRITES = "vmckpt_writes"
 _LOSES = (
-    "recover its content first (docs/recovery.md, A damaged journal); moving the file away also"
-    " abandons its leases and protections"
+    "first recover the journal's content (docs/recovery.md, A damaged journal); moving the file"
+    " away also abandons the leases and protections in the journal"
 )
 
 
 class SqliteDatabase(Database):
-    """An SQLite file. A writing transaction locks the whole file, so rows need no locks."""
+    """An SQLite file. A writing transaction locks the complete file, so rows need no locks."""
 
     foreign: ClassVar[type[Exception]] = sqlite3.Error
 
@@ -37,11 +37,11 @@ class SqliteDatabase(Database):
             if read_only:
                 _look(path)
             else:
-                # QEMU must be able to enter it if the agent's folder is inside.
+                # QEMU must be able to traverse the directory if the agent's directory is in it.
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 _make_file(path)
         except OSError as exc:
-            hint = "set VMCKPT_STATE to another folder"
+            hint = "set VMCKPT_STATE to another directory"
             if read_only and isinstance(exc, FileNotFoundError):
                 raise JournalError(f"{self} does not exist", hint=hint) from exc
             raise JournalError(f"{self}: {exc.strerror}", hint=hint) from exc
@@ -60,21 +60,24 @@ class SqliteDatabase(Database):
             return work(connection)
 
     def alone(self, connection: Connection) -> None:
-        """Do nothing: a writing transaction locks the whole file."""
+        """Do nothing, because a writing transaction locks the complete file."""
 
     def insert_new(self, table: Table) -> Insert:
         return insert(table).on_conflict_do_nothing()
 
     def explain(self, why: str) -> tuple[str, str | None]:
         if "locked" in why:
-            return why, "another program has locked it; try again"
+            return why, "another process has locked the journal; try again"
         if "not a database" in why or "malformed" in why:
             return why, _LOSES
         return why, None
 
 
 def _look(path: Path) -> None:
-    """Raise OSError unless the file exists and is readable. Does not open it, see `_make_file`."""
+    """Raise OSError unless the file exists and is readable.
+
+    Does not open the file. For the reason see `_make_file`.
+    """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
     if not os.access(path, os.R_OK):
@@ -82,11 +85,11 @@ def _look(path: Path) -> None:
 
 
 def _make_file(path: Path) -> None:
-    """Create the file if it does not exist. SQLite's other files inherit its mode.
+    """Create the file if it does not exist. SQLite's other files inherit the file's mode.
 
-    An existing file is not opened: closing it would drop all locks that this process holds on it
-    through SQLite, and the next connection to close would consider itself the last one and delete
-    the write-ahead log that is in use.
+    An existing file must not be opened here. Closing the file would drop all locks that this
+    process holds on it through SQLite. The next connection to close would then consider itself the
+    last connection, and would delete the write-ahead log although it is in use.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -108,19 +111,22 @@ def _engine(path: Path, busy: Seconds, *, read_only: bool) -> Engine:
 
 def _prepare(raw: sqlite3.Connection, busy: Seconds, *, read_only: bool) -> None:
     """Set up a new connection."""
-    raw.isolation_level = None  # `_begin` begins transactions, not the driver
+    raw.isolation_level = None  # transactions are begun by `_begin`, not by the driver
     if read_only:
         return
     cursor = raw.cursor()
     _to_wal(cursor, Seconds(time.monotonic() + busy))
-    # Recorded intents must survive a power cut; with NORMAL the last transactions may be lost.
+    # Recorded intents must survive a power failure. With NORMAL, the last transactions may be lost.
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
 
 
 def _to_wal(cursor: sqlite3.Cursor, until: Seconds) -> None:
-    """Switch to WAL. Retries, as SQLite does not wait if two processes do so at the same time."""
+    """Switch to WAL mode.
+
+    Retries, because SQLite does not wait if two processes switch to WAL mode at the same time.
+    """
     while True:
         try:
             cursor.execute("PRAGMA journal_mode=WAL")
@@ -133,6 +139,6 @@ def _to_wal(cursor: sqlite3.Cursor, until: Seconds) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    """Begin a transaction. A writing one takes its lock now, so that it cannot fail later."""
+    """Begin a transaction. A writing transaction takes its lock now, so it cannot fail later."""
     options: dict[str, Any] = dict(connection.get_execution_options())
     connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITES) else "BEGIN")

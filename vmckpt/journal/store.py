@@ -1,4 +1,4 @@
-"""The journal for reading and writing. Every call is a short transaction."""
+"""The journal, for reading and writing. Every call is a short transaction."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +40,11 @@ from vmckpt.lease.controller_lease import Fence
 from vmckpt.units import Seconds
 
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
-"""Letters and digits except those that are easily confused: 0 and o; 1, i and l."""
+"""Letters and digits, except characters that are easily confused: 0 and o; 1, i and l."""
 
 
 def new_id(kind: str, length: int = 4) -> str:
-    """Return a random job ID that is easy to say: "m-7k3f".
+    """Return a random job ID that is easy to read aloud, such as "m-7k3f".
 
     `length`: the number of characters after the dash.
     """
@@ -54,9 +54,9 @@ def new_id(kind: str, length: int = 4) -> str:
 class Journal(Reader):
     """A journal in a file or at a URL (postgresql://user@host/database). Close it after use.
 
-    `place`: None means `location.default()`. `busy`: seconds to wait for other writers. `clock`
-    replaces the database's own clock. Every method raises JournalError if the database fails; those
-    that write raise ReadOnly if `read_only`.
+    `place`: None means `location.default()`. `busy`: maximum wait, in seconds, for other writers.
+    `clock` replaces the database's clock. Every method raises JournalError if the database fails.
+    With `read_only`, all methods that write raise ReadOnly.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Journal(Reader):
         meant = locations.default() if place is None else place
         super().__init__(open_database.open_database(meant, busy=busy, read_only=read_only), clock)
         self.place = meant
-        """The location, to open the same journal again. A URL may contain a password."""
+        """The location, for opening the same journal again. A URL may contain a password."""
 
     def __enter__(self) -> "Journal":
         return self
@@ -81,7 +81,7 @@ class Journal(Reader):
     def close(self) -> None:
         self._database.close()
 
-    # Written by the process that controls the operation
+    # Calls of the process that controls the operation
 
     def begin(
         self,
@@ -91,9 +91,9 @@ class Journal(Reader):
         asked_from: str | None = None,
         controller: ControllerIdentity | None = None,
     ) -> str:
-        """Record a new operation, controlled by this process. Returns its ID.
+        """Record a new operation that this process controls. Returns the operation's ID.
 
-        This counts as its first heartbeat.
+        The record counts as the controller's first heartbeat.
         """
         row = row_mapping.new_operation(
             new,
@@ -114,7 +114,7 @@ class Journal(Reader):
                     raise
             else:
                 return id_
-        raise JournalError(f"{self}: found no unused job ID")
+        raise JournalError(f"{self}: cannot find an unused job ID")
 
     def write(
         self,
@@ -124,10 +124,10 @@ class Journal(Reader):
         *,
         by: ControllerIdentity | None = None,
     ) -> None:
-        """Write everything in `batch`, or nothing.
+        """Write the batch completely, or not at all.
 
-        Raises LeaseLost if `fence` is not the latest of its lease, or `by` is no longer the
-        operation's controller; nothing is written then.
+        Raises LeaseLost, and writes nothing, if `fence` no longer has the latest token of its
+        lease, or if `by` is no longer the operation's controller.
         """
 
         def work(connection: Connection) -> None:
@@ -167,9 +167,9 @@ class Journal(Reader):
         self.write(id_, Batch(forecasts=[made]))
 
     def finish(self, id_: str, outcome: str, report: Mapping[str, Any] | None) -> None:
-        """Record that the operation has ended. Does not overwrite an end that is recorded already.
+        """Record that the operation has ended, unless its end is already recorded.
 
-        Releases the operation's leases and closes its open steps and requests.
+        Releases the operation's leases, and closes its open steps and requests.
         """
         self.write(id_, Batch(ending=(outcome, report)))
 
@@ -177,7 +177,7 @@ class Journal(Reader):
         self, connection: Connection, id_: str, outcome: str, report: Mapping[str, Any] | None
     ) -> None:
         table = schema.operations
-        # Samples are in their own table, where they are thinned.
+        # Samples are stored in a separate table, in which they are thinned.
         kept = plain(report and {k: v for k, v in report.items() if k != "samples"})
         ended = {"state": State.ENDED, "outcome": outcome, "report": kept}
         connection.execute(
@@ -185,7 +185,8 @@ class Journal(Reader):
             .where(table.c.id == id_, table.c.ended_at.is_(None))
             .values(ended_at=self._now(), **ended)
         )
-        # In the same transaction as the end: recovery undoes open steps of an active operation.
+        # This must be in the same transaction as the end, because recovery undoes open steps of an
+        # active operation.
         steps = schema.steps
         became = {"state": became_of_steps(outcome), "ended_at": self._now()}
         connection.execute(
@@ -202,8 +203,8 @@ class Journal(Reader):
     def ask(self, id_: str, kind: str, arguments: Mapping[str, Any], by: str) -> int:
         """Record a request to a running operation. Returns the request's ID.
 
-        `kind` and `arguments`: see `RequestKind`; `by`: user@host. Raises BadInput if the operation
-        has ended or does not exist.
+        `kind` and `arguments`: see `RequestKind`. `by`: the requesting user, as user@host. Raises
+        BadInput if the operation has ended or does not exist.
         """
         row = {"operation": id_, "kind": kind, "arguments": plain(arguments), "asked_by": by}
         made = insert(schema.requests).values(asked_at=self._now(), **row)
@@ -219,20 +220,20 @@ class Journal(Reader):
         return self._database.write(work)
 
     def take_requests(self, id_: str) -> list[Request]:
-        """Take an operation's new requests and return them. The caller must answer each."""
+        """Take and return an operation's new requests. The caller must answer each request."""
         table = schema.requests
         fresh = (
             table.c.operation == id_,
             table.c.answered_at.is_(None),
             table.c.taken_at.is_(None),
         )
-        if not self._requests(*fresh):  # the common case needs no lock
+        if not self._requests(*fresh):  # the common case, which needs no lock
             return []
 
         def work(connection: Connection) -> list[Request]:
             chosen = select(table).where(*fresh).order_by(table.c.id).with_for_update()
             taken = [row_mapping.request(row) for row in connection.execute(chosen).mappings()]
-            # By ID: another request may have arrived since the query.
+            # Update by ID, because another request may have arrived since the query.
             these = table.c.id.in_([one.id for one in taken])
             connection.execute(update(table).where(these).values(taken_at=self._now()))
             return taken
@@ -251,7 +252,7 @@ class Journal(Reader):
         )
 
     def withdraw(self, request: int) -> bool:
-        """Withdraw a request. Returns False if the controller has taken it already."""
+        """Withdraw a request. Returns False if the controller has already taken the request."""
         table = schema.requests
         untouched = (
             table.c.id == request,
@@ -264,10 +265,10 @@ class Journal(Reader):
     # Leases and control
 
     def acquire(self, id_: str, resource: str, *, by: ControllerIdentity | None = None) -> Fence:
-        """Acquire a lease for an operation, or return the one that it holds.
+        """Acquire a lease for an operation, or return the lease that the operation already holds.
 
-        Raises GuestLocked if another active operation holds it, LeaseLost if `by` is no longer the
-        operation's controller or the operation has ended.
+        Raises GuestLocked if another active operation holds the lease. Raises LeaseLost if `by` is
+        no longer the operation's controller or the operation has ended.
         """
         return self._database.write(
             lambda connection: leases.acquire(
@@ -287,9 +288,9 @@ class Journal(Reader):
         *,
         by: ControllerIdentity | None = None,
     ) -> None:
-        """Record that this process still controls the operation, for another `ttl` seconds.
+        """Extend this process's control of the operation to `ttl` seconds from now.
 
-        Raises LeaseLost if it does not.
+        Raises LeaseLost if this process no longer controls the operation.
         """
         me = by or controller_identity.this_process()
         self._database.write(
@@ -301,8 +302,9 @@ class Journal(Reader):
     def take_over(self, operation: Operation) -> Fence | None:
         """Make this process the controller of an abandoned operation.
 
-        Returns the lease on its guest; None if the operation has no guest. Raises GuestLocked if
-        its controller is alive, it has ended, or another operation holds the guest's lease.
+        Returns the lease on the operation's guest; None if the operation has no guest. Raises
+        GuestLocked if the operation's controller is alive, the operation has ended, or another
+        operation holds the guest's lease.
         """
         me = controller_identity.this_process()
         return self._database.write(
@@ -314,7 +316,7 @@ class Journal(Reader):
     def leave(self, id_: str, *, by: ControllerIdentity | None = None) -> None:
         """Give up control of an active operation, so that recovery can take it over immediately.
 
-        Raises LeaseLost if another controller already has.
+        Raises LeaseLost if another controller has already taken over.
         """
         me = by or controller_identity.this_process()
         self._database.write(lambda connection: leases.leave(connection, id_, by=me))
@@ -328,7 +330,7 @@ class Journal(Reader):
         me = by or controller_identity.this_process()
         self._database.write(lambda connection: leases.entrust(connection, id_, to, by=me))
 
-    # Steps: each is recorded before it is tried, and its result afterwards
+    # Steps: each step is recorded before it is tried; its result is recorded afterwards
 
     def intend(
         self,
@@ -339,10 +341,10 @@ class Journal(Reader):
         *,
         by: ControllerIdentity | None = None,
     ) -> int:
-        """Record a step before it is taken. Returns its number when the record is on disk.
+        """Record a step before the step is taken. On return the record is on disk.
 
-        Raises LeaseLost if the operation has ended or lost its lease, or `by` is no longer its
-        controller.
+        Returns the step's number. Raises LeaseLost if the operation has ended or has lost its
+        lease, or if `by` is no longer the operation's controller.
         """
         row = {"name": name, "intent": plain(intent), "state": StepState.INTENDED}
 
@@ -363,9 +365,9 @@ class Journal(Reader):
         *,
         by: ControllerIdentity | None = None,
     ) -> None:
-        """Record a step's result. With `StepState.INTENDED` the step stays open.
+        """Record the result of a step. With `StepState.INTENDED`, the step stays open.
 
-        Raises LeaseLost as `write` does.
+        Raises LeaseLost in the same cases as `write`.
         """
         table = schema.steps
         ended = None if state is StepState.INTENDED else self._now()
@@ -382,14 +384,14 @@ class Journal(Reader):
     def prune(
         self, *, retention: Retention = journal_prune.RETENTION, budget: Seconds = Seconds(1.0)
     ) -> journal_prune.Pruned | None:
-        """Thin and delete old operations for at most `budget` seconds.
+        """Delete old operations and thin samples, for at most `budget` seconds.
 
         Returns None if the journal was pruned within the last hour.
         """
         return journal_prune.prune(self._database, self.now(), retention, budget)
 
     def _execute(self, statement: Any) -> int:
-        """Execute one statement in a transaction. Returns the number of rows changed."""
+        """Execute one statement in a transaction. Returns the number of changed rows."""
         count: int = self._database.write(lambda connection: connection.execute(statement).rowcount)
         return count
 

@@ -1,4 +1,4 @@
-"""Parts of writing transactions that several calls of the journal share."""
+"""Common parts of the journal's writing transactions."""
 
 from typing import Any
 
@@ -11,9 +11,10 @@ from vmckpt.lease.controller_lease import Fence
 
 
 def stored_operation(connection: Connection, id_: str, *, lock: bool = False) -> Operation | None:
-    """Return an operation; None if there is none. With `lock`, lock it until the transaction ends.
+    """Return an operation; None if there is no operation with this ID.
 
-    A transaction that locks both an operation and its lease must lock the operation first.
+    With `lock`, the operation is locked until the transaction ends. A transaction that locks both
+    an operation and its lease must lock the operation first.
     """
     chosen = select(schema.operations).where(schema.operations.c.id == id_)
     if lock:
@@ -30,23 +31,23 @@ def guard(
     by: ControllerIdentity | None = None,
     active: bool = False,
 ) -> None:
-    """Lock an operation and verify that the caller may write to it.
+    """Lock an operation, and verify that the caller may write to it.
 
-    `by` must be its controller, and `fence` its lease's latest token. With `active`, the operation
-    must not have ended and must still hold the lease. Raises LeaseLost if one of these does not
-    hold, JournalError if there is no such operation.
+    `by` must be the operation's controller. `fence` must have the latest token of its lease. With
+    `active`, the operation must not have ended and must still hold the lease. Raises LeaseLost if a
+    condition is not met, and JournalError if there is no such operation.
     """
     table = schema.operations
     chosen = select(*_GUARDED).where(table.c.id == id_).with_for_update(key_share=True)
     found = connection.execute(chosen).mappings().first()
     if found is None:
-        raise JournalError(f"no job {id_} in the journal")
+        raise JournalError(f"the journal contains no job {id_}")
     controller = row_mapping.controller(found)
     if by is not None and controller != by:
-        taker = f"process {controller.pid} on {controller.host} has taken it over"
-        raise _lost(id_, taker if controller.pid else "it was given up for others to take over")
+        taker = f"process {controller.pid} on {controller.host} has taken over the job"
+        raise _lost(id_, taker if controller.pid else "its controller has given it up")
     if active and found["ended_at"] is not None:
-        raise _lost(id_, f"another process has ended it: {found['outcome']}")
+        raise _lost(id_, f"another process has ended the job: {found['outcome']}")
     if fence is not None:
         _see_fence(connection, id_, fence, held=active)
 
@@ -70,18 +71,18 @@ def _see_fence(connection: Connection, id_: str, fence: Fence, *, held: bool) ->
         holder = holder or "another controller"
         raise _lost(id_, f"{holder} has taken over the lease {fence.resource}")
     if held and found.operation != id_:
-        raise _lost(id_, f"it has released the lease {fence.resource}")
+        raise _lost(id_, f"the job has released the lease {fence.resource}")
 
 
 def _lost(id_: str, why: str) -> LeaseLost:
     return LeaseLost(
-        f"this process no longer controls {id_}: {why}; nothing more was changed",
+        f"this process no longer controls job {id_}: {why}; nothing more was changed",
         hint=f"run vmckpt job {id_}",
     )
 
 
 def append(connection: Connection, table: Table, id_: str, made: list[dict[str, Any]]) -> None:
-    """Insert rows of an operation, which must be locked, with ascending numbers."""
+    """Insert rows of an operation, with ascending numbers. The operation must be locked."""
     last: int = connection.execute(select(_last(table, id_))).scalar_one()
     connection.execute(
         insert(table),
@@ -90,13 +91,13 @@ def append(connection: Connection, table: Table, id_: str, made: list[dict[str, 
 
 
 def append_one(connection: Connection, table: Table, id_: str, made: dict[str, Any]) -> int:
-    """Insert one row of an operation in one statement. Returns its number."""
+    """Insert one row of an operation, in one statement. Returns the row's number."""
     new = insert(table).values(operation=id_, seq=_last(table, id_) + 1, **made)
     number: int = connection.execute(new.returning(table.c.seq)).scalar_one()
     return number
 
 
 def _last(table: Table, id_: str) -> ScalarSelect[int]:
-    """Return a query for the last number of an operation's rows; 0 if there are none."""
+    """Return a query for the number of an operation's last row; 0 if there are no rows."""
     highest = select(func.coalesce(func.max(table.c.seq), 0)).where(table.c.operation == id_)
     return highest.scalar_subquery()

@@ -1,4 +1,4 @@
-"""Format events, decisions and times of operations as text, the same in all front ends. Pure."""
+"""Format events, decisions and times of operations as text, for all front ends. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -8,7 +8,7 @@ from vmckpt.units import Seconds, show_bytes, show_rate, show_seconds
 
 
 def event(kind: str, values: Mapping[str, Any]) -> str | None:
-    """Return an event as one line; None if it is not worth showing.
+    """Format an event as one line of text; None if the event is not worth showing.
 
     `kind` and `values`: as stored in the journal.
     """
@@ -29,7 +29,7 @@ def event(kind: str, values: Mapping[str, Any]) -> str | None:
 
 
 def pairs(values: Mapping[str, Any]) -> str:
-    """Format the numbers of a decision or the arguments of a request: "a=1 b=2"."""
+    """Format the numbers of a decision, or the arguments of a request, as "a=1 b=2"."""
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
@@ -37,7 +37,7 @@ _SHOWN = {"remaining": show_bytes, "bandwidth": show_rate, "dirty_rate": show_ra
 
 
 def numbers(values: Mapping[str, Any]) -> str:
-    """Format the known numbers that a decision was based on, with units."""
+    """Format the known numbers on which a decision was based, with units."""
     known = {key: value for key, value in values.items() if value is not None}
     return pairs({key: _SHOWN.get(key, str)(value) for key, value in known.items()})
 
@@ -56,7 +56,7 @@ def time_left(low: Seconds | None, high: Seconds | None, *, converging: bool | N
 
 
 def clock(at: float, now: float) -> str:
-    """Format a time in local time; as a date if it is not today.
+    """Format a time as local time. If the time is not today, show the date.
 
     `at` and `now`: seconds since 1970.
     """

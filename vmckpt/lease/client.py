@@ -1,11 +1,12 @@
-"""The lease store: a PostgreSQL database that both hosts of a protected guest reach, on neither of
-them.
+"""The lease store: a PostgreSQL database that both hosts of a protected guest can reach and that
+runs on neither of them.
 
-It records which host may run the guest. Each lease has a token, which grows with each change of the
-holder and each time that the standby becomes invalid; a request with an older token is refused.
-`schema` describes what holds after a crash of the database, `terms` has the times. The replicas of
-a database must be synchronous (`synchronous_standby_names`). A replica that is promoted without the
-last token is noticed, and no host can take over until the holder has confirmed the missing change.
+The database records which host may run the guest. Each lease has a token, which increases with each
+change of holder and each time that the standby becomes invalid; a request with an older token is
+refused. `schema` describes the guarantees after a database crash, `terms` the times. Replicas of
+the database must be synchronous (`synchronous_standby_names`). If a replica is promoted without the
+last token, this is detected: no host can take over until the holder has confirmed the missing
+change.
 """
 
 import secrets
@@ -31,7 +32,7 @@ _OLDEST = 130000  # the first version that has gen_random_uuid()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """The database login of one protection, with no rights but those that its own lease needs."""
+    """The database login of one protection, with only the rights that its own lease requires."""
 
     user: str
     password: str
@@ -41,20 +42,20 @@ class Credential:
 
 
 class LeaseForgotten(VmckptError):
-    """The lease store has an older token than the lease's holder: it failed over to a replica that
-    lacks the last change. No other host holds the lease."""
+    """The lease store's token is older than the holder's: the database failed over to a replica
+    that lacks the last change. No other host holds the lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """This host holds the lease now, with this token; the guest on the other host is dead."""
+    """This host now holds the lease with this token; the guest on the other host is dead."""
 
     token: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The lease cannot be taken over yet: ask again after `rest`."""
+    """The lease cannot be taken over yet: try again after `rest`."""
 
     rest: Seconds
 
@@ -77,7 +78,7 @@ class LeaseView:
     """The guest's UUID."""
     session: str
     state: str
-    """free: without a holder; held: with a holder and no valid standby; protected: with both."""
+    """free: no holder; held: a holder but no valid standby; protected: both."""
     token: int
     holder: str | None
     ttl: Seconds
@@ -85,18 +86,18 @@ class LeaseView:
     age: Seconds
     """Time since the last renewal, by the database's clock; negative if the clock was set back."""
     rest: Seconds
-    """How long a takeover must wait at least, as far as the database knows."""
+    """Minimum time until a takeover is possible, as far as the database knows."""
 
 
-# -- what the controller does ----------------------------------------------------------------------
+# -- used by the controller ------------------------------------------------------------------------
 
 
 def prepare(url: str) -> None:
     """Create or upgrade the tables and functions in the database.
 
-    May be repeated, and run by several controllers at once. Its user needs CREATE on the database,
-    and CREATEROLE for `issue`. Raises LeaseUnreachable, and LeaseRefused if the database cannot be
-    a lease store.
+    The call may be repeated, also by several controllers at once. The database user needs CREATE on
+    the database, and CREATEROLE for `issue`. Raises LeaseUnreachable, and LeaseRefused if the
+    database cannot be used as a lease store.
     """
     with admin(url) as connection:
         _fit(connection)
@@ -105,8 +106,8 @@ def prepare(url: str) -> None:
         found = _value(connection, "SELECT max(version) FROM vmckpt_lease.layout")
         if found is not None and found > schema.LAYOUT:
             raise LeaseRefused(
-                f"the lease store was prepared by a newer vmckpt (layout {found}; this one has"
-                f" layout {schema.LAYOUT})",
+                f"the lease store was prepared by a newer vmckpt (layout {found}; this version"
+                f" uses layout {schema.LAYOUT})",
                 hint="upgrade vmckpt here",
             )
         if found is not None and found < schema.LAYOUT:
@@ -122,7 +123,7 @@ def _fit(connection: psycopg.Connection[Any]) -> None:
     for name in ("fsync", "full_page_writes"):
         if _value(connection, f"SHOW {name}") == "off":
             raise LeaseRefused(
-                f"the lease store could lose leases in a crash of its machine: {name} is off",
+                f"the lease store could lose leases if its machine crashes: {name} is off",
                 hint=f"set {name} = on in postgresql.conf",
             )
 
@@ -130,8 +131,8 @@ def _fit(connection: psycopg.Connection[Any]) -> None:
 def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
     """Create a lease on a guest (its UUID), without a holder, and the database login for it.
 
-    Its token is new: no token of a guest is used twice. Raises LeaseRefused if the guest has a
-    lease; LeaseUnreachable.
+    The lease gets a new token: tokens of a guest are never reused. Raises LeaseRefused if the guest
+    already has a lease; LeaseUnreachable.
     """
     user = f"vmckpt_lease_{guest.replace('-', '')[:12]}_{secrets.token_hex(4)}"
     password = secrets.token_urlsafe(32)
@@ -150,7 +151,7 @@ def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
             raise LeaseRefused(
                 f"guest {guest} already has a lease", hint="end its protection first"
             )
-        # The digest of the password: statements may be in the server's log.
+        # Send only a digest of the password, since the server may log statements.
         digest = connection.pgconn.encrypt_password(
             password.encode(), user.encode(), b"scram-sha-256"
         )
@@ -166,7 +167,7 @@ def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
 
 
 def _things(connection: psycopg.Connection[Any]) -> list[tuple[sql.SQL, sql.Composable]]:
-    """Return all that an agent's role may use, as (privilege, object)."""
+    """Return everything that an agent's role may use, as (privilege, object)."""
     database = sql.Identifier(str(_value(connection, "SELECT current_database()")))
     calls = ", ".join(f"{schema.SCHEMA}.{call}" for call in schema.AGENT_CALLS)
     return [
@@ -181,11 +182,11 @@ def _as_sql(text: str) -> sql.SQL:
 
 
 def revoke(url: str, guest: str, *, force: bool = False, session: str | None = None) -> None:
-    """End a guest's lease and drop its login; does nothing if there is none.
+    """End a guest's lease and drop its login; does nothing if there is no lease.
 
-    `session`: only if the lease belongs to this session. A watchdog kills a guest whose lease
-    cannot be renewed any more, so the holder must release the lease first. Raises LeaseRefused if a
-    host may still hold the lease, unless `force`; LeaseUnreachable.
+    `session`: revoke the lease only if it belongs to this session. A watchdog kills a guest whose
+    lease can no longer be renewed, so the holder must release the lease first. Raises LeaseRefused
+    if a host may still hold the lease, unless `force`; LeaseUnreachable.
     """
     with admin(url) as connection:
         row = connection.execute(
@@ -215,9 +216,9 @@ def revoke(url: str, guest: str, *, force: bool = False, session: str | None = N
 
 @contextmanager
 def admin(url: str) -> Iterator[psycopg.Connection[Any]]:
-    """Run a transaction of the controller, which is on disk when it ends.
+    """Run a transaction for the controller; it is on disk once the block has ended.
 
-    Raises LeaseUnreachable; LeaseRefused if the user may not do this.
+    Raises LeaseUnreachable; LeaseRefused if the database user lacks a privilege.
     """
     told = settings(url)
     told["options"] = f"{told.get('options') or ''} -c synchronous_commit=on -c lock_timeout=10s"
@@ -240,17 +241,17 @@ def _value(connection: psycopg.Connection[Any], statement: str) -> Any:
     return None if row is None else row[0]
 
 
-# -- what an agent does ----------------------------------------------------------------------------
+# -- used by an agent ------------------------------------------------------------------------------
 
 
 class LeaseClient:
-    """The lease store as one host uses it. Each call answers within `limit`.
+    """A host's client for the lease store. Each call returns within `limit`.
 
-    All calls raise LeaseUnreachable if there is no answer. Then the outcome stays unknown, because
-    the request may still arrive. Repeat a call that changes the token until it answers (the same
-    object gets the token that it already created), or let `invalidate` supersede it. All raise
-    LeaseRefused if the login may not do this, and LeaseLost if another host holds the lease or its
-    token has changed.
+    All calls raise LeaseUnreachable if the lease store does not answer. The outcome is then
+    unknown, because the request may still arrive. Repeat a call that changes the token until it
+    succeeds (the same object gets the token that it already created), or supersede it with
+    `invalidate`. All calls raise LeaseRefused if the login lacks a privilege, and LeaseLost if
+    another host holds the lease or the lease's token has changed.
     """
 
     def __init__(
@@ -262,11 +263,11 @@ class LeaseClient:
         self._holder, self._clock = holder, clock
         self._name = secrets.token_hex(8)
         self._beat, self._since = "", Seconds(0.0)
-        """The last beat, and when the first answer with it arrived."""
+        """The last beat, and when the first answer with that beat arrived."""
         self._timeline = ""
         """PostgreSQL's timeline in the last answer."""
         self.protected = False
-        """Whether the standby was valid at the last renewal, by the lease store."""
+        """Whether the standby was valid at the last renewal, according to the lease store."""
 
     def close(self) -> None:
         self._line.close()
@@ -275,9 +276,9 @@ class LeaseClient:
         """Take the lease, for the first time or again after a restart; an existing standby becomes
         invalid.
 
-        Only for a guest that runs on this host or is about to start on it. Returns the token; call
-        `renew` next. If the same object calls again and nothing has changed since, it gets the same
-        token.
+        Call this only for a guest that is running or about to start on this host. Returns the
+        token; call `renew` next. If the call is repeated on the same object and nothing has changed
+        since, it returns the same token.
         """
         return self._token("acquire(%s, %s)", self._holder, f"{self._name} acquire")
 
@@ -289,9 +290,9 @@ class LeaseClient:
     def renew(self, token: int) -> Seconds | None:
         """Renew the lease. Returns when the request was sent, by CLOCK_BOOTTIME.
 
-        The guest may run for `LeaseTerms.lasts` from then. Returns None if the lease is lost for
-        good: then the guest must be killed. After any error the guest may run until its watchdog
-        ends it. Raises LeaseForgotten: call `acquire_again`.
+        The guest may run for `LeaseTerms.lasts` from that time. Returns None if the lease is lost
+        for good: then the guest must be killed. After any error, the guest may run until its
+        watchdog kills it. Raises LeaseForgotten: call `acquire_again`.
         """
         sent = self._clock()
         told = self._ask("renew_on(%s, %s, %s)", token, self._holder, self._timeline)
@@ -312,17 +313,17 @@ class LeaseClient:
         self._done("validate(%s, %s)", token, self._holder)
 
     def invalidate(self, token: int) -> int:
-        """Record that the standby may never take over. Returns the new token; a new standby is
-        validated with it."""
+        """Record that the standby may never take over. Returns the new token, with which a new
+        standby is validated."""
         claim = f"{self._name} invalidate {token}"
         return self._token("invalidate(%s, %s, %s)", token, self._holder, claim)
 
     def hand_over(self, token: int, to: str) -> int:
         """Give the lease to the host `to` at once, for a planned switchover. Returns the new token.
 
-        The guest must be paused here for good before this is called. If there is no answer, it
-        stays paused until this call or `invalidate` answers. Raises LeaseRefused if the standby is
-        not valid.
+        The guest on this host must be paused for good before this call. If there is no answer, the
+        guest must stay paused until this call or `invalidate` succeeds. Raises LeaseRefused if the
+        standby is not valid.
         """
         claim = f"{self._name} hand over to {to} {token}"
         told = self._ask("hand_over(%s, %s, %s, %s)", token, self._holder, to, claim)
@@ -333,17 +334,17 @@ class LeaseClient:
     def release(self, token: int) -> None:
         """Give up the lease after the protection has ended and its watchdog was removed.
 
-        Raises LeaseLost if this host does not hold it with `token`.
+        Raises LeaseLost if this host does not hold the lease with `token`.
         """
         self._done("release(%s, %s)", token, self._holder)
 
     def take_over(self, token: int) -> TakeOver:
-        """Take the lease for the standby, which has this token, if the guest must be dead on the
-        holder's host.
+        """Take the lease for the standby if the guest must be dead on the holder's host.
 
-        Two conditions must hold: by the database's clock, the last renewal and the start of the
-        database are ttl + margin ago; and this object has seen no new renewal for ttl + margin by
-        its own clock. Call `look` regularly, or the takeover begins with a full wait.
+        `token`: the standby's token. Two conditions must be met. By the database's clock, the last
+        renewal and the start of the database must be at least ttl + margin ago. By its own clock,
+        this object must have seen no new renewal for ttl + margin. Call `look` regularly; otherwise
+        the takeover begins with a full wait.
         """
         watched = max(0.0, self._clock() - self._since) if self._beat else 0.0
         told = self._ask(
@@ -360,27 +361,27 @@ class LeaseClient:
                 return Denied(str(told["why"]))
 
     def look(self) -> LeaseView:
-        """Return the state of the lease. On the standby's host this also observes the holder's
+        """Return the state of the lease. On the standby's host, this also observes the holder's
         renewals.
 
         Raises LeaseRefused if the login has no lease.
         """
         told = self._ask("look()")
         if told["said"] != "done":
-            raise LeaseRefused(f"the lease store refused this: {told['why']}")
+            raise LeaseRefused(f"the lease store refused the request: {told['why']}")
         self._seen(told["beat"])
         names = ("guest", "session", "state", "token", "holder", "ttl", "margin", "age", "rest")
         return LeaseView(**{name: told[name] for name in names})
 
     def _seen(self, beat: str) -> None:
-        """Note a beat. It counts from its arrival, as it was written before that."""
+        """Record a new beat and its arrival time, which is later than the time it was written."""
         if beat != self._beat:
             self._beat, self._since = beat, self._clock()
 
     def _ask(self, call: str, *arguments: object) -> dict[str, Any]:
         told = self._line.ask(f"SELECT vmckpt_lease.{call}", arguments)
         if not isinstance(told, dict):
-            raise LeaseUnreachable("the lease store gave an unknown answer")
+            raise LeaseUnreachable("the lease store sent an invalid answer")
         self._timeline = str(told.get("timeline", self._timeline))
         return told
 

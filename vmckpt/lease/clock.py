@@ -1,4 +1,4 @@
-"""The clock that leases are measured with."""
+"""The clock that is used to measure leases."""
 
 import time
 
@@ -8,6 +8,6 @@ from vmckpt.units import Seconds
 def boottime() -> Seconds:
     """Return CLOCK_BOOTTIME in seconds.
 
-    That clock is never set, and counts the time for which the machine is suspended.
+    This clock is never set, and includes the time during which the machine is suspended.
     """
     return Seconds(time.clock_gettime(time.CLOCK_BOOTTIME))

@@ -1,8 +1,8 @@
-"""A connection to PostgreSQL whose calls end within a limit, whatever happens to the server or the
-network.
+"""A connection to PostgreSQL whose calls return within a time limit, whatever happens to the server
+or the network.
 
-A thread of its own holds the connection, since libpq may block where no limit applies, as in a name
-lookup. A thread that does not answer in time is abandoned, and a new thread replaces it.
+A separate thread holds the connection, since libpq may block without a time limit, for example in a
+name lookup. A thread that does not answer in time is abandoned, and a new thread replaces it.
 """
 
 import os
@@ -21,13 +21,13 @@ from psycopg.conninfo import conninfo_to_dict
 from vmckpt.errors import BadInput, VmckptError
 from vmckpt.units import Seconds, show_seconds
 
-# Abandoned threads: with this many, no call is tried until one of them has ended.
+# While this many abandoned threads exist, every call fails at once.
 _HANGING = 3
 _Call: TypeAlias = "tuple[Future[Any], str, Sequence[object]]"
 
 
 class LeaseUnreachable(VmckptError):
-    """The lease store did not answer; the request may have been carried out, or may be yet."""
+    """The lease store did not answer; the request may have been executed, or may still be."""
 
 
 class LeaseRefused(VmckptError):
@@ -41,10 +41,10 @@ def settings(dsn: str, password: str | None = None) -> dict[str, Any]:
     """
     try:
         told = dict(conninfo_to_dict(dsn))
-    except psycopg.Error:  # its message repeats the address, with the password
+    except psycopg.Error:  # psycopg's message repeats the address, with the password
         raise BadInput(
             "the address of the lease store is invalid",
-            hint="write postgresql://user@host:port/database",
+            hint="use an address like postgresql://user@host:port/database",
         ) from None
     if password is not None:
         told["password"] = password
@@ -63,8 +63,8 @@ class _Worker(threading.Thread):
         """PostgreSQL's warnings about the current call."""
         self._lock = threading.Lock()
         self._copy: socket.socket | None = None
-        """A duplicate of the connection's socket: libpq may have closed its own descriptor, whose
-        number may be in use for another file."""
+        """A duplicate of the connection's socket: libpq may have closed its own descriptor, and
+        the descriptor's number may have been reused for another file."""
 
     def run(self) -> None:
         while (call := self.calls.get()) is not None:
@@ -77,13 +77,13 @@ class _Worker(threading.Thread):
 
     def _ask(self, statement: str, arguments: Sequence[object]) -> Any:
         """Return the value of one statement. A connection that was lost since the last call is
-        opened again once."""
+        reopened once."""
         had = self._connection is not None
         try:
             return self._execute(statement, arguments)
         except psycopg.OperationalError:
             if self._connection is not None and not self._connection.closed:
-                raise  # the server has answered, with a refusal
+                raise  # the server has answered that it refuses the statement
             self._close()
             if not had:
                 raise
@@ -104,8 +104,8 @@ class _Worker(threading.Thread):
         return row[0] if row else None
 
     def _notice(self, told: psycopg.errors.Diagnostic) -> None:
-        """Keep a warning, which is all that PostgreSQL sends if a wait for a replica was
-        cancelled."""
+        """Keep a warning: if the wait for a replica was cancelled, PostgreSQL sends only a
+        warning."""
         if told.severity_nonlocalized == "WARNING":
             self._warnings.append(f"{told.message_primary} {told.message_detail or ''}".strip())
 
@@ -119,7 +119,7 @@ class _Worker(threading.Thread):
             connection.close()
 
     def cut(self) -> None:
-        """Shut the connection down, so that the thread ends sooner."""
+        """Shut down the connection so that the thread ends sooner."""
         self.calls.put(None)
         with self._lock, suppress(OSError):
             if self._copy is not None:
@@ -130,7 +130,8 @@ class LeaseConnection:
     """A connection for calls that return one value. Threads may share it, one call at a time."""
 
     def __init__(self, dsn: str, *, password: str | None, limit: Seconds) -> None:
-        """`limit` covers a whole call with connecting. Raises BadInput if `dsn` is invalid."""
+        """`limit`: time limit of a call, including the time to connect. Raises BadInput if `dsn` is
+        invalid."""
         self._told = {**settings(dsn, password), **_limits(limit)}
         options = self._told.get("options")
         self._told["options"] = f"{options or ''} {_session(limit)}".strip()
@@ -169,18 +170,20 @@ class LeaseConnection:
             self._worker = None
             raise self._silent() from None
         except psycopg.errors.InsufficientPrivilege as exc:
-            raise LeaseRefused(f"the lease store refused this: {self._one_line(exc)}") from exc
+            raise LeaseRefused(
+                f"the lease store refused the request: {self._one_line(exc)}"
+            ) from exc
         except (psycopg.Error, psycopg.Warning) as exc:
             raise LeaseUnreachable(f"the lease store failed: {self._one_line(exc)}") from exc
 
     def _silent(self) -> LeaseUnreachable:
         return LeaseUnreachable(
-            f"the lease store did not answer in {show_seconds(self._limit)}",
-            hint="check that PostgreSQL runs and can be reached from here",
+            f"the lease store did not answer within {show_seconds(self._limit)}",
+            hint="check that PostgreSQL is running and reachable from here",
         )
 
     def _one_line(self, error: Exception) -> str:
-        """Return PostgreSQL's message in one line and without the password."""
+        """Return PostgreSQL's message on one line, without the password."""
         text = " ".join(str(error).split()) or type(error).__name__
         password = self._told.get("password")
         return text.replace(str(password), "***") if password else text
@@ -194,7 +197,7 @@ class LeaseConnection:
 
 
 def _limits(limit: Seconds) -> dict[str, Any]:
-    """Return connection settings that also end an abandoned thread, some seconds later."""
+    """Return connection settings that also make an abandoned thread end within seconds."""
     return {
         "application_name": "vmckpt lease",
         "connect_timeout": 2,  # libpq's minimum
@@ -206,9 +209,9 @@ def _limits(limit: Seconds) -> dict[str, Any]:
 
 
 def _session(limit: Seconds) -> str:
-    """Return session options: after the limit, the server gives a call up and frees its locks."""
+    """Return session options: after the limit, the server aborts a call and releases its locks."""
     most = max(int(limit * 1000), 1)
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
     limits = " ".join(f"-c {name}={most}" for name in names)
-    # READ COMMITTED reads a row again after it has waited for another transaction's change.
+    # With READ COMMITTED, PostgreSQL rereads a row after waiting for another transaction's change.
     return rf"{limits} -c default_transaction_isolation=read\ committed"

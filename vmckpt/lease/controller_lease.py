@@ -1,4 +1,4 @@
-"""The lease of a controller on a job: heartbeats, tokens, and when it counts as expired. Pure."""
+"""A controller's lease on a job: heartbeats, tokens, and when the lease has expired. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,16 @@ HEARTBEAT = Seconds(5.0)
 TTL = Seconds(30.0)
 """How long a heartbeat of a controller on another machine is valid."""
 MARGIN = Seconds(2.0)
-"""A controller stops acting this long before others may take over: their clocks differ in rate."""
+"""A controller stops acting this long before another may take over, since clock rates differ."""
 
 
 def abandoned(alive: bool | None, alive_until: float | None, now: float) -> bool:
     """Return whether an operation has no live controller.
 
-    `alive`: whether the process of its controller exists; None if it is on another machine. In that
-    case the end of the last heartbeat's validity, `alive_until`, decides, by the same clock as
-    `now`. An operation whose controller never sent a heartbeat does not count as abandoned.
+    `alive`: whether the controller's process exists; None if the controller is on another machine.
+    In that case, `alive_until` decides: the time until which the last heartbeat is valid, by the
+    same clock as `now`. An operation whose controller never sent a heartbeat does not count as
+    abandoned.
     """
     if alive is not None:
         return not alive
@@ -25,7 +26,7 @@ def abandoned(alive: bool | None, alive_until: float | None, now: float) -> bool
 
 
 def attended(alive: bool | None, alive_until: float | None, now: float) -> bool | None:
-    """Return whether an operation has a live controller, for display; None if that is unknown."""
+    """Return whether an operation has a live controller, for display; None if unknown."""
     if alive is None and alive_until is None:
         return None
     return not abandoned(alive, alive_until, now)
@@ -34,22 +35,22 @@ def attended(alive: bool | None, alive_until: float | None, now: float) -> bool 
 def holds(beaten: Seconds, now: Seconds, ttl: Seconds = TTL) -> bool:
     """Return whether a controller may still act.
 
-    `beaten`: when it sent the last heartbeat that arrived, by its own clock, which counts the time
-    that its machine is suspended; so does `now`. A heartbeat is written after it is sent, so others
-    wait longer than this.
+    `beaten`: when the controller sent the last heartbeat that arrived. `beaten` and `now` are times
+    of the controller's clock, which includes time during which its machine is suspended. A
+    heartbeat is written after it is sent, so other controllers wait longer than this.
     """
     return now - beaten <= ttl - MARGIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """A lease as its holder knows it. A holder with a smaller token than the last is refused."""
+    """A lease as known to its holder. A holder whose token is not the latest is refused."""
 
     resource: str
     token: int
-    """Grows each time that the lease gets another holder, and never shrinks."""
+    """Increases whenever the lease changes its holder, and never decreases."""
     operation: str
-    """The job that holds it."""
+    """The job that holds the lease."""
 
 
 _GUEST = "guest/"
@@ -66,5 +67,5 @@ def host_resource(name: str) -> str:
 
 
 def guest_of(resource: str) -> str | None:
-    """Return the UUID of the guest that a lease is on; None if the lease is not on a guest."""
+    """Return the UUID of a lease's guest; None if the lease is not on a guest."""
     return resource.removeprefix(_GUEST) if resource.startswith(_GUEST) else None

@@ -1,7 +1,7 @@
 """Check whether the lease store's replicas are synchronous.
 
-If a replica without the last change of a lease were promoted, two hosts could run the same guest.
-So each commit must wait for a replica, and only a replica that commits wait for may be promoted.
+If a replica that lacks the last change to a lease were promoted, two hosts could run the same
+guest. So each commit must wait for a synchronous replica, and only such a replica may be promoted.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ _WHERE = "lease store"
 _SYNCHRONOUS = ("sync", "quorum")
 _WAITS_FOR_NONE = ("off", "local")
 _FIX = (
-    "run on it: ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf();"
-    " and add a second replica, so that commits do not wait for one that is down"
+    "run on the lease store:"
+    " ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf();"
+    " and add a second replica, so that commits continue while one replica is down"
 )
-# Without backups, logical replication and pg_receivewal: none of these is ever promoted.
+# Excludes backups, logical replication and pg_receivewal, since none of these is ever promoted.
 _REPLICAS = """
 SELECT coalesce(r.application_name, ''), r.sync_state
   FROM pg_stat_replication r LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid
@@ -45,7 +46,7 @@ class Replica:
     """A server that replicates the lease store's database."""
 
     name: str
-    """Its application_name, which several replicas may share."""
+    """The replica's application_name; several replicas may have the same name."""
     sync: str | None
     """pg_stat_replication.sync_state; None if the login may not read it."""
 
@@ -56,24 +57,24 @@ class ServerFacts:
 
     user: str
     follows: bool
-    """Whether the server is a replica itself."""
+    """Whether the server is itself a replica."""
     commit: str
-    """synchronous_commit, as it applies to changes of leases."""
+    """The setting synchronous_commit, as it applies to changes to leases."""
     names: str
     """The setting synchronous_standby_names."""
     replicas: tuple[Replica, ...] = ()
-    """Replicas that are connected."""
+    """The connected replicas."""
     away: tuple[str, ...] = ()
     """Replication slots of replicas that are not connected."""
 
 
 def examine(url: str) -> Finding:
-    """Ask the lease store for its replication. Returns a finding, also if it does not answer."""
+    """Ask the lease store about its replication. Returns a finding even if it does not answer."""
     try:
         with client.admin(url) as connection:
             return survives_promotion(_ask(connection))
     except VmckptError as exc:
-        hint = exc.hint or "check that PostgreSQL runs there and accepts this user"
+        hint = exc.hint or "check that PostgreSQL is running there and accepts this user"
         return _finding(Severity.WARNING, f"its replicas cannot be checked: {exc.message}", hint)
 
 
@@ -92,7 +93,7 @@ def survives_promotion(seen: ServerFacts) -> Finding:
     """Return a finding on whether leases survive the promotion of a replica. Pure."""
     if seen.follows:
         return _finding(
-            Severity.WARNING, "it is a replica itself, and therefore read-only",
+            Severity.WARNING, "it is itself a replica, and therefore read-only",
             "set lease: in hosts.yaml to the primary",
         )  # fmt: skip
     if not seen.replicas:
@@ -100,9 +101,9 @@ def survives_promotion(seen: ServerFacts) -> Finding:
     if any(one.sync is None for one in seen.replicas):
         return _finding(
             Severity.WARNING,
-            f"whether its {len(seen.replicas)} replicas are synchronous is unknown: {seen.user} may"
-            " not read that",
-            f'run on it: GRANT pg_read_all_stats TO "{seen.user}"',
+            f"it is unknown whether its {len(seen.replicas)} replicas are synchronous: {seen.user}"
+            " may not read their state",
+            f'run on the lease store: GRANT pg_read_all_stats TO "{seen.user}"',
         )
     safe = [one.name for one in seen.replicas if one.sync in _SYNCHRONOUS]
     if safe and seen.commit in _WAITS_FOR_NONE:
@@ -115,14 +116,14 @@ def survives_promotion(seen: ServerFacts) -> Finding:
     if safe:
         others = len(seen.replicas) - len(safe)
         text = f"{len(safe)} of {len(seen.replicas)} replicas synchronous: {_listed(safe)}"
-        text += "; never promote another replica" if others else ""
+        text += "; never promote any other replica" if others else ""
         return _finding(Severity.OK, text)
     if seen.names:
         return _waits_in_vain(seen)
     return _finding(
         Severity.WARNING,
         f"none of its replicas is synchronous ({_listed([one.name for one in seen.replicas])}): a"
-        " promoted replica may lack the last change of a lease, so two copies of a guest could run",
+        " promoted replica may lack the last change to a lease, so two copies of a guest could run",
         _FIX,
     )
 
@@ -146,9 +147,9 @@ def _judge_alone(seen: ServerFacts) -> Finding:
 def _waits_in_vain(seen: ServerFacts) -> Finding:
     return _finding(
         Severity.WARNING,
-        f"no connected replica is in synchronous_standby_names ({seen.names}): every change of a"
-        " lease waits for one",
-        "start that replica, or correct synchronous_standby_names",
+        f"no connected replica is in synchronous_standby_names ({seen.names}): every change to a"
+        " lease waits until such a replica connects",
+        "start a replica that is listed there, or correct synchronous_standby_names",
     )
 
 

@@ -1,32 +1,32 @@
-"""What the lease store keeps in PostgreSQL: tables that only their owner may access, and functions.
+"""The lease store's schema in PostgreSQL: tables that only their owner may access, and functions.
 
-An agent has a role of its own, which may call AGENT_CALLS and nothing else; `session_user` selects
-the lease that a call is about. Each call locks that lease's row first and reads the clock
-afterwards.
+The agents of a protection have their own role, which may only call AGENT_CALLS; `session_user`
+selects the lease. Each call locks the row of that lease first and reads the clock afterwards.
 
 * A renewal need not be on disk when it is answered (`synchronous_commit` off). The loss of renewals
-  in a crash is noticed: `memory` is an unlogged table, which PostgreSQL empties in every recovery:
-  after a crash of the machine, after a crash of one backend (the postmaster then keeps running),
-  and on a replica that is promoted. While it is empty, every lease counts as renewed just now.
+  in a crash is detected: PostgreSQL empties the unlogged table `memory` in every recovery. This
+  happens after a crash of the machine, after a crash of one backend (the postmaster then keeps
+  running), and when a replica is promoted. While `memory` is empty, every lease counts as just
+  renewed.
 * A changed token is on disk, and on the synchronous replicas, before the call returns it.
-* `beat` changes with each renewal and each time that `memory` was lost. A host that has seen the
-  same beat for ttl + margin *by a clock of its own that is never set* knows that there was no
-  renewal, even if the database's clock was set forward. A takeover requires this in addition to
-  what the database's clock says.
-* `timeline` is the PostgreSQL timeline on which the token was created or last renewed. A replica
-  that is promoted begins a new timeline, and may lack changes that the old server had confirmed,
-  for example that a standby is invalid. So no takeover is possible on a timeline on which the token
-  was neither created nor confirmed by its holder, unless all changes were on the synchronous
-  replicas. The holder sends the timeline of its last answer: a renewal that was sent before the
-  promotion and arrives late confirms nothing.
+* `beat` changes with each renewal and whenever `memory` was lost. If a host has seen the same beat
+  for ttl + margin *by its own clock, which is never set*, there was no renewal, even if the
+  database's clock was set forward. A takeover requires this in addition to the wait by the
+  database's clock.
+* `timeline` is the PostgreSQL timeline on which the token was created or last renewed. A promoted
+  replica starts a new timeline, and may lack changes that the old server had confirmed, for example
+  that a standby is invalid. So no takeover is possible on a timeline on which the token was neither
+  created nor confirmed by its holder, unless all changes were on the synchronous replicas. The
+  holder sends the timeline of the last answer that it received, so a renewal that was sent before
+  the promotion and arrives late confirms nothing.
 
 Pure.
 """
 
 LAYOUT = 2
-"""Version of tables and functions; a newer vmckpt has prepared a database with a greater one."""
+"""Version of the tables and functions; a higher version was created by a newer vmckpt."""
 LOCK = 0x766D636B6C73
-"""Number of the advisory lock that is held while they are created."""
+"""Number of the advisory lock that is held while the tables and functions are created."""
 SCHEMA = "vmckpt_lease"
 AGENT_CALLS = (
     "acquire(text, text)",
@@ -74,7 +74,7 @@ ALTER TABLE vmckpt_lease.lease ADD COLUMN timeline text, ADD COLUMN synchronous 
 
 _HEAD = "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, vmckpt_lease, pg_temp"
 
-# waits(): a takeover waits from the latest time stamp that is not in the future.
+# waits(): the wait before a takeover starts at the latest timestamp that is not in the future.
 _PARTS = f"""
 CREATE OR REPLACE FUNCTION vmckpt_lease.mine() RETURNS vmckpt_lease.lease {_HEAD} AS $$
 DECLARE l vmckpt_lease.lease;
@@ -131,7 +131,7 @@ BEGIN
         RETURN jsonb_build_object('said', 'lost', 'why', l.holder || ' holds the lease');
     ELSIF l.token <> p_token THEN
         RETURN jsonb_build_object('said', 'lost', 'why',
-            'token ' || p_token || ' is not the lease''s, which is ' || l.token);
+            'token ' || p_token || ' is not the current token, ' || l.token);
     END IF;
     RETURN NULL;
 END $$;
@@ -241,7 +241,7 @@ BEGIN
         WHEN l.token <> p_token
             THEN 'the standby has token ' || p_token || ', the lease has ' || l.token
         WHEN l.state <> 'protected' THEN 'the standby is not valid'
-        WHEN l.holder = p_holder THEN p_holder || ' holds the lease itself'
+        WHEN l.holder = p_holder THEN p_holder || ' already holds the lease'
         WHEN l.timeline <> timeline() AND NOT coalesce(l.synchronous, false)
             THEN 'the lease store failed over, perhaps without its last changes, and '
                 || l.holder || ' has not confirmed the standby since'

@@ -1,10 +1,10 @@
 """How long a lease on a protected guest is valid: when the watchdog kills the guest, and when
 another host may take over. Pure.
 
-The holder counts from the moment at which it *sent* its last answered renewal, by its own clock.
+The holder counts, by its own clock, from the moment at which it *sent* its last answered renewal.
 Other hosts count from the moment at which the lease store *wrote* that renewal, which is never
 earlier. So there are two margins between the kill and the earliest takeover. A renewal that is
-late, or whose answer is lost, only adds to that time.
+late, or whose answer is lost, only increases this interval.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ KILLED_IN = Seconds(0.25)
 DRIFT = 0.0005
 """Relative error of a clock's rate: NTP corrects at most 500 ppm."""
 SHORTEST = Seconds(1.0)
-"""An ordinary delay of the network or a disk would end a shorter lease."""
+"""A shorter lease could expire during an ordinary delay of the network or a disk."""
 _SLOWEST = Seconds(1.0)
 _TRIES = 5
 
@@ -28,7 +28,7 @@ _TRIES = 5
 class LeaseTerms:
     """Lifetime and margin of a lease, the same for its holder and for other hosts.
 
-    Raises BadInput if they are out of range.
+    Raises BadInput if either is out of range.
     """
 
     ttl: Seconds = Seconds(5.0)
@@ -57,7 +57,7 @@ class LeaseTerms:
 
     @property
     def waits(self) -> Seconds:
-        """How long other hosts may not take over after a renewal was written."""
+        """How long other hosts must wait with a takeover after a renewal was written."""
         return Seconds(self.ttl + self.margin)
 
     @property

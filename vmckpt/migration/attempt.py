@@ -115,7 +115,7 @@ class _Attempt:
         usual = await self._migrations.max_downtime()
         limits = {"max_downtime_ms": round(usual * 1000), "throttle": bool(order.auto_converge)}
         await self._context.step_log.intend(Step.LIMITS, limits)
-        # Only if the target had no definition before, one found later is a leftover of this move.
+        # A definition found later is a leftover of this move only if the target had none before.
         there = await domains.presence(self._context.there, self._guest.uuid)
         self._target_knew = not there.reachable or there.state is not None
         move = {
@@ -155,7 +155,7 @@ class _Attempt:
         await self._context.step_log.intend(Step.IMAGES, meant)
         made = await storage_copy.prepare(remotes[1], copies, suffix)
         try:
-            # The step stays open: the images may have to be removed until the outcome is known.
+            # The step stays open until the outcome is known: the images may have to be removed.
             await self._context.step_log.note(Step.IMAGES, {"marks": dict(made.marks)})
             await images.publish(remotes[1], made)
         except LeaseLost:
@@ -166,9 +166,9 @@ class _Attempt:
         return made
 
     async def _tidy(self, made: Made | None, ending: Ending | None) -> Tidied:
-        """Finish the disk copies if the guest arrived; remove the new images if it stays.
+        """Finish the disk copies if the guest has arrived; remove the new images if it stays.
 
-        Returns what was removed; every failure is a line in the result.
+        Returns which images were removed; every failure is a line in the result.
         """
         remotes = self._context.remotes
         if made is None or remotes is None:
@@ -188,8 +188,10 @@ class _Attempt:
         return Tidied(troubles=tuple(lines))
 
     async def _forget(self, ending: Ending | None) -> tuple[str, ...]:
-        """Undefine the guest on the target if this move defined it there and the guest stays.
-        Returns failures."""
+        """Undefine a guest that stays on the source, if this move defined it on the target.
+
+        Returns failures, one per line.
+        """
         if ending is None or ending.outcome not in STAYS or self._target_knew:
             return ()
         try:
@@ -218,10 +220,10 @@ def migration_driver(
     uuid: str,
     check: Callable[[], None],
 ) -> MigrationDriver:
-    """Return a driver that moves the guest and can free the target's end of a broken stream.
+    """Return a driver that migrates the guest and can free the target's end of a broken stream.
 
-    `check` raises LeaseLost when another controller has taken over, and HypervisorError while this
-    is unknown. It is called in the host's thread right before each call that changes something.
+    `check` raises LeaseLost if another controller has taken over, and HypervisorError while this
+    is unknown. It is called in the host's thread immediately before each call that makes a change.
     """
 
     async def free_target() -> None:

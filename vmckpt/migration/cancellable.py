@@ -1,4 +1,4 @@
-"""Wait for work that can be cancelled, here or from another terminal."""
+"""Wait for work that can be cancelled from this terminal or another."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -17,7 +17,7 @@ _EVERY = 0.2
 async def stop_requested(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
     """Yield a stop event for one of several jobs.
 
-    It is set together with `all_`; setting it does not stop the other jobs.
+    The event is set when `all_` is set. Setting the event itself does not stop the other jobs.
     """
     stop = asyncio.Event()
 
@@ -33,8 +33,10 @@ async def stop_requested(all_: asyncio.Event) -> AsyncIterator[asyncio.Event]:
 
 
 async def cancellable(work: Coroutine[object, object, T], stop: asyncio.Event) -> T:
-    """Wait for `work` and return its result; if `stop` is set first, cancel it and raise
-    Cancelled."""
+    """Wait for `work` and return its result.
+
+    If `stop` is set first, cancel the work and raise Cancelled.
+    """
     working = asyncio.create_task(work)
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -49,7 +51,7 @@ async def cancellable(work: Coroutine[object, object, T], stop: asyncio.Event) -
             working.cancel()
             await asyncio.wait([working])
             if not working.cancelled():
-                working.exception()  # retrieved, or asyncio would log it
+                working.exception()  # otherwise asyncio would log the exception
 
 
 async def with_requests_answered(

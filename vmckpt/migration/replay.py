@@ -1,8 +1,8 @@
 """Replay a recorded migration under another policy.
 
 Recorded samples are valid only while the policy acts as recorded. They are followed to the point
-where it would have acted differently; from there a simulation continues, in a world fitted to the
-samples up to that point.
+where the policy would have acted differently. From there, a simulation continues, with a world
+fitted to the samples up to that point.
 """
 
 import math
@@ -110,7 +110,7 @@ def replay(
             recorded=None if instead is None else instead.action,
             then=then,
         )
-    # No later sample shows that the decision that ended the recorded pre-copy was missed.
+    # A missed decision that ended the recorded pre-copy is not shown by any later sample.
     missed = _due(theirs, followed[-1].at + _SOON) if followed else None
     if not followed or (missed is None and not switched):
         return Replayed(decided=tuple(ours), differs_at=None, recorded=None, then=None)
@@ -177,7 +177,7 @@ def fitted(samples: Sequence[JobSample]) -> World | None:
 def _written(samples: Sequence[JobSample]) -> list[tuple[float, float]]:
     """Return the duration of each finished pass and the bytes dirtied in it.
 
-    What a pass left unsent counts in the size of the next pass, but was not dirtied again.
+    Bytes that a pass left unsent count in the size of the next pass, but were not dirtied again.
     """
     found = []
     first: JobSample | None = None
@@ -239,7 +239,7 @@ def replayed(path: Path, policy: Policy) -> ReplayReport:
 
 def under(policy: Policy, recorded: trace.Trace) -> ReplayReport:
     """Replay a recorded migration under `policy`."""
-    # A trace does not show whether post-copy was possible; after a plain pre-copy it may have been.
+    # A trace of a plain pre-copy does not show whether post-copy was possible, so assume it was.
     possible = recorded.header.post_copy or recorded.header.mode is Mode.PRECOPY
     mode = request.plain_choice(policy, post_copy=possible and policy.may_switch_early)
     held = RunTerms(

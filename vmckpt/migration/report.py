@@ -15,11 +15,11 @@ class Pass:
 
     number: int
     began: Seconds
-    """Since the migration began."""
+    """Time since the migration began."""
     lasted: Seconds
     sent: Bytes
     remaining: Bytes
-    """Fewest bytes left to send in this pass."""
+    """Smallest number of bytes left to send in this pass."""
     dirty_rate: BytesPerSecond | None
     bandwidth: BytesPerSecond
     """Mean over the samples."""
@@ -58,7 +58,7 @@ class MigrationReport:
     job: str | None = None
     """Job ID in the journal; None if there is no journal."""
     forecast: Mapping[str, Any] | None = None
-    """The forecast with its score against what was measured, in JSON's types."""
+    """The forecast with its score against the measured values, in JSON's types."""
     limit: BytesPerSecond | None = None
     """Bandwidth limit at the start; None if there was none."""
     left_behind: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class MigrationReport:
     removed: tuple[str, ...] = ()
     """Images that were removed from the source after the guest arrived."""
     stays: tuple[str, ...] = ()
-    """Images that should have been removed and were not, with the reasons; also in `warnings`."""
+    """Images that should have been removed but were not, with the reasons; also in `warnings`."""
 
     @property
     def iterations(self) -> int:
@@ -86,7 +86,7 @@ class MigrationReport:
 
 
 def passes(samples: Sequence[JobSample], began: Seconds) -> tuple[Pass, ...]:
-    """Return one row for each sampled pass. A pass shorter than the sampling may be missing."""
+    """Return one row per sampled pass. A pass shorter than the sampling interval may be missing."""
     rows = []
     for number in sorted({sample.iteration for sample in samples if sample.iteration}):
         inside = [sample for sample in samples if sample.iteration == number]
@@ -109,7 +109,7 @@ def passes(samples: Sequence[JobSample], began: Seconds) -> tuple[Pass, ...]:
 
 
 def as_json(report: MigrationReport) -> dict[str, Any]:
-    """Return what `--json` prints. Times in milliseconds, sizes in bytes, rates per second."""
+    """Return the report as `--json` prints it: times in ms, sizes in bytes, rates in bytes/s."""
     totals = report.totals
     return {
         "guest": report.guest,
@@ -145,7 +145,7 @@ def as_json(report: MigrationReport) -> dict[str, Any]:
 
 
 def _probes(forecast: Mapping[str, Any] | None) -> list[Any]:
-    """Return the measurements of the guest's writes, where the next forecast looks for them."""
+    """Return the measurements of the guest's writes, for use by the next forecast."""
     return [] if forecast is None else list(forecast["facts"]["dirty_probes"])
 
 

@@ -19,7 +19,7 @@ _NOTHING = Seconds(0.0)
 def not_begun(plan: Plan, setting: Setting, guest: str) -> MigrationReport:
     """Build the report of a plan that was not carried out.
 
-    `guest` is the name or UUID that was asked for; it is used if no host knows the guest.
+    `guest`: the requested name or UUID, which is used if no host knows the guest.
     """
     return MigrationReport(
         guest=plan.facts.guest.name if plan.facts.guest is not None else guest,
@@ -69,7 +69,7 @@ def carried_out(
 
 
 def _beside(plan: Plan, ending: Ending) -> dict[str, Any] | None:
-    """Return the forecast with its score against what was measured; None without a forecast."""
+    """Return the forecast with its score against the measured values; None without a forecast."""
     if plan.outlook is None:
         return None
     told = plan.outlook.as_json(plan.mode)

@@ -14,11 +14,11 @@ from vmckpt.model.migration import AutoConverge, Compression, Driver, Mode, Move
 from vmckpt.policy.model import Compress, CopyKind, LeftBehind, MoveLimits, Policy, Throttle, Tls
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
-# A job must be started with what a rule may need later. Until then the throttle does next to
-# nothing.
+# A job must be started with every feature that a rule may need later. Until then, this throttle
+# has almost no effect.
 IDLE_THROTTLE = AutoConverge(initial=1, increment=1, at_most=1)
 _ANSWERED = Seconds(600.0)
-"""How long a broken post-copy is retried; the same as in the default policy."""
+"""How long vmckpt tries to resume a broken post-copy; the same as in the default policy."""
 _IDLE_CACHE = Bytes(64 * 1024)
 
 
@@ -63,7 +63,7 @@ def apply_overrides(policy: Policy, overrides: PolicyOverrides) -> Policy:
 
 
 def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
-    """Return the mode to use without a forecast: for `auto` hybrid where possible, else
+    """Return the mode to use without a forecast. For `auto`: hybrid if possible, otherwise
     pre-copy."""
     if policy.mode is Mode.AUTO:
         return Mode.HYBRID if post_copy and policy.may_switch_early else Mode.PRECOPY
@@ -73,7 +73,7 @@ def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
 
 
 def terms(policy: Policy, mode: Mode, guest: Guest, copied: Bytes = Bytes(0)) -> RunTerms:
-    """Return the terms of a migration. `copied`: bytes of disks that are copied with it."""
+    """Return the terms of a migration. `copied`: size of the disks that are copied, in bytes."""
     return RunTerms(
         policy=policy,
         mode=mode,
@@ -120,10 +120,10 @@ def order(
 
 
 def answered(policy: Policy) -> Policy:
-    """Return the policy with a time to recover a broken post-copy, if it has none.
+    """Return the policy, with a time to recover a broken post-copy added if it has none.
 
-    Such a policy asks the operator as soon as a post-copy breaks. A request to resume is the
-    answer.
+    A policy without this time asks the operator as soon as a post-copy breaks. A request to resume
+    is the operator's answer.
     """
     return policy if policy.recover_for else replace(policy, recover_for=_ANSWERED)
 
@@ -149,7 +149,7 @@ class MigrateRequest:
     from_: str | None = None
     """None: the host on which the guest is found."""
     policy: str | None = None
-    """Name or file; None: the policy whose `select` matches the guest."""
+    """Name or file of a policy; None: the policy whose `select` matches the guest."""
     overrides: PolicyOverrides = field(default_factory=PolicyOverrides)
     dry_run: bool = False
     observe: bool = False
@@ -157,11 +157,11 @@ class MigrateRequest:
     trace: Path | None = None
     """File to which samples and decisions are written."""
     closed_too: bool = False
-    """For a forecast only: also to a host in maintenance, which will have left it by then."""
+    """For forecasts only: allow a target in maintenance, which will have ended by then."""
     part_of: str | None = None
     """Job ID of the operation that this migration is a part of."""
     probe: Seconds | None = None
-    """How long the guest's writes are measured before; None: as in the policy, 0: not at all."""
+    """How long the guest's writes are measured first; None: as in the policy; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +172,6 @@ class Setting:
     target: Host
     policies: Sequence[Policy]
     outside: OutsideView | None
-    """Measures the guest's blackout from outside; None if nothing does."""
+    """Measures the guest's blackout from outside; None if it is not measured."""
     others: Sequence[Host] = ()
     """Other hosts, to which the guest may have been moved by hand."""

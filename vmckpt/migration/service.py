@@ -48,7 +48,7 @@ class Attempts:
         self._plan_again = plan_again
 
     async def run(self, begun: MigrationReport, plan: Plan) -> MigrationReport:
-        """Make attempts until one succeeds or no other is due. `begun`: the plan's report.
+        """Make attempts until one succeeds or no further one is due. `begun`: the plan's report.
 
         Raises GuestLocked, HostUnreachable, JournalError, LeaseLost.
         """
@@ -109,12 +109,12 @@ class Attempts:
     async def _own(self, guest: Guest) -> None:
         """Lock the guest for this operation. Raises GuestLocked, HostUnreachable.
 
-        Preflight looked at the guest without a lease: another controller may have moved it since.
+        Preflight checked the guest without a lease: another controller may have moved it since.
         """
         wanted, fence = guest_resource(guest.uuid), self._recorder.fence
         if fence is not None and fence.resource != wanted:
             raise GuestLocked(
-                f"{guest.name} is now the name of another guest; nothing more was changed",
+                f"a different guest is now named {guest.name}; nothing more was changed",
                 hint="run vmckpt guests",
             )
         await asyncio.to_thread(self._recorder.acquire, wanted)
@@ -124,7 +124,7 @@ class Attempts:
             raise HostUnreachable(f"{source} does not answer; nothing was changed", host=source)
         if not seen.runs or seen.migrating:
             raise GuestLocked(
-                f"{guest.name} no longer runs on {self._context.setting.source.name}, or is"
+                f"{guest.name} is no longer running on {self._context.setting.source.name}, or is"
                 " being migrated; nothing was changed",
                 hint="run vmckpt jobs and vmckpt guests, then try again",
             )
@@ -152,7 +152,7 @@ def should_retry(told: MigrationReport, policy: Policy, number: int) -> bool:
 
 
 def wait_before(retries: Retries, failed: int) -> Seconds:
-    """Return the wait after this many failed attempts."""
+    """Return the wait, in seconds, after `failed` failed attempts."""
     wait = retries.first_wait * retries.factor ** (failed - 1)
     return Seconds(min(wait, retries.longest_wait))
 
@@ -174,7 +174,7 @@ async def plan(
 
     `open_`: as in `migrate`; `links`: link measurements that several plans share.
 
-    Raises Cancelled if it was stopped; PolicyError or BadInput as `planner.make` does.
+    Raises Cancelled if `caller.stop` is set; PolicyError or BadInput as `planner.make` does.
     """
     async with (
         Hypervisor(setting.source) as here,
@@ -190,11 +190,12 @@ async def migrate(
 ) -> MigrationReport:
     """Migrate a guest; with `dry_run` only check whether it can be migrated.
 
-    `open_`: ssh logins to both hosts that nothing else uses meanwhile; None: they are opened here.
+    `open_`: open ssh logins to both hosts that nothing else uses meanwhile; None: open them here.
 
-    Setting `caller.stop` cancels: the job is aborted and the guest is confirmed to run on the
-    source. The report says how the migration ended; errors are raised only for what prevented its
-    start. Raises Cancelled if it was stopped before anything was changed.
+    Setting `caller.stop` cancels the migration: the job is aborted and the guest is confirmed to
+    run on the source. The report shows how the migration ended; errors are raised only if the
+    migration could not be started. Raises Cancelled if the operator stopped the migration before
+    anything was changed.
     """
     async with (
         Hypervisor(setting.source) as here,
@@ -251,8 +252,10 @@ class MigrationCommand:
         self._early: list[Event] = []
 
     def _emit(self, event: Event) -> None:
-        """Pass an event to the listener, the trace and the journal, which may open a moment
-        later."""
+        """Pass an event to the listener, the trace and the journal.
+
+        Events are kept for the journal until it is open.
+        """
         if self._recorder is not None:
             self._recorder.take(event)
         else:
@@ -302,7 +305,7 @@ class MigrationCommand:
         return made
 
     async def run(self, opening: "asyncio.Task[Recorder]") -> MigrationReport:
-        """Plan and migrate; try again after a failure if the policy says so."""
+        """Plan and migrate; retry after a failure if the policy says so."""
         try:
             plan = await self.plan()
         except BaseException as exc:
@@ -323,7 +326,7 @@ class MigrationCommand:
             raise
 
     async def _in_turn(self, plan: Plan, recorder: Recorder, steps: JournalStepLog) -> Plan:
-        """Wait for the migration's turn. Returns a new plan if this one is too old by then."""
+        """Wait for the migration's turn. Returns `plan`, or a new plan if it is too old by then."""
         guest = plan.facts.guest
         if self._turn is None or plan.blocked or guest is None:
             return plan
@@ -360,7 +363,7 @@ def _asked(request: MigrateRequest) -> dict[str, Any]:
 
 
 def _how(exc: BaseException) -> Outcome:
-    """Return the outcome of an operation that raised `exc` before libvirt had the order."""
+    """Return the outcome of an operation that raised `exc` before libvirt received the order."""
     if isinstance(exc, Cancelled):
         return Outcome.CANCELLED
     refused = isinstance(exc, GuestLocked | BadInput)

@@ -33,7 +33,7 @@ _MOST_PASSES = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a replay needs besides the samples."""
+    """The data that a replay needs besides the samples."""
 
     guest: str
     memory: Bytes
@@ -73,7 +73,7 @@ class Tracer:
     def __init__(self, path: Path) -> None:
         """Raises BadInput if the file exists: it is never overwritten."""
         if path.exists():
-            raise BadInput(f"{path} already exists", hint="name another file with --trace")
+            raise BadInput(f"{path} already exists", hint="choose another file with --trace")
         self._path = path
         self._file: IO[str] | None = None
         self._began: Seconds | None = None
@@ -143,7 +143,7 @@ def parse(lines: Iterable[str], name: str) -> Trace:
             outcome = None if told is None else _text(told)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
             raise BadInput(
-                f"{name}:{number}: not a line of a trace ({str(exc)[:80]})",
+                f"{name}:{number}: not a valid line of a trace ({str(exc)[:80]})",
                 hint="record a trace with vmckpt migrate --trace FILE",
             ) from exc
     if header is None or not samples:
@@ -227,7 +227,7 @@ def _sample(line: dict[str, Any]) -> JobSample:
 def _decision(line: dict[str, Any]) -> Decision:
     numbers = line["numbers"]
     if not isinstance(numbers, Mapping):
-        raise TypeError("numbers are not an object")
+        raise TypeError("`numbers` is not an object")
     return Decision(
         at=_when(line["at_ms"]),
         action=_text(line["action"]),

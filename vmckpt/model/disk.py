@@ -1,5 +1,6 @@
 """Disk images, a guest's backups and checkpoints, and where snapshots are kept."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from vmckpt.units import Bytes
 
 NVRAM = "nvram"
 """Name for the file of firmware variables, which a definition does not list as a disk."""
+_LOCKED = re.compile(r'Failed to get (shared )?("[^"]+" )?lock\b')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +34,12 @@ class Drive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """Facts about an image from the source's qemu-img."""
+    """Facts about an image, as reported by qemu-img on the source."""
 
     size: Bytes
     """Virtual size: the disk's size in the guest."""
     allocated: Bytes
-    """Space that it occupies now."""
+    """Space that the image occupies now."""
     options: str
     """Options for `qemu-img create -o`, to create a copy with the same features."""
     mode: str
@@ -51,12 +53,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place for an image on the target."""
+    """A location for a new image on the target."""
 
     exists: bool
-    """A file with this name exists already."""
+    """A file with this name already exists."""
     writable: bool
-    """Its folder exists and is writable."""
+    """The directory exists and is writable."""
     device: str
     """Device number of the file system."""
     free: Bytes
@@ -67,11 +69,11 @@ class CopyOptions:
     """The operator's options for copying disks."""
 
     full: bool = False
-    """Allocate the full size on the target; False: only what was written."""
+    """Allocate the full size on the target; False: allocate only the bytes that were written."""
     disks: tuple[str, ...] = ()
-    """Names ("vda") of the disks to copy; empty: all that are not shared."""
+    """Names ("vda") of the disks to copy; empty: all disks that are not shared."""
     folder: str | None = None
-    """Folder on the target; None: the same path as on the source."""
+    """Directory on the target; None: the same path as on the source."""
     remove: bool = False
     """Delete the source's images once the guest has arrived."""
 
@@ -87,9 +89,9 @@ class DiskCopy:
     format: str
     size: Bytes
     needed: Bytes
-    """Space that it will initially occupy on the target."""
+    """Space that the copy will initially occupy on the target."""
     allocated: Bytes
-    """Bytes that were written to it, and are sent."""
+    """Bytes that were written to the disk, and will be sent."""
     full: bool
     options: str
     mode: str
@@ -102,7 +104,7 @@ class Room:
     device: str
     """Device number of the file system."""
     folder: str
-    """The folder of one of the copies."""
+    """The directory of one of the copies."""
     free: Bytes
     needed: Bytes
     """Space that the copies initially occupy."""
@@ -161,10 +163,10 @@ class Made:
     suffix: str
     """Suffix of an image's temporary name, used until its mark is in the journal."""
     marks: dict[str, str] = field(default_factory=dict)
-    """By path: file system, inode and birth time; "": it was not created, or that is unknown."""
+    """Mark by path: file system, inode and birth time; "": not created, or unknown."""
 
     def temporary(self, path: str) -> str:
-        """Return an image's name until its mark is in the journal."""
+        """Return the name that an image has until its mark is in the journal."""
         return f"{path}.{self.suffix}"
 
 
@@ -186,11 +188,11 @@ class Bitmap:
     persistent: bool = True
     busy: bool = False
     inconsistent: bool = False
-    """QEMU ended without saving it."""
+    """QEMU terminated without saving the bitmap."""
 
     @property
     def whole(self) -> bool:
-        """Whether its content is complete."""
+        """Whether the bitmap's content is complete."""
         return self.recording and not self.busy and not self.inconsistent
 
 
@@ -214,7 +216,7 @@ class DiskFacts:
     version: int | None = None
     """Version of a qcow2 image, 2 or 3; None: another format, or unknown."""
     node: str | None = None
-    """Name of its block node in QEMU."""
+    """Name of the disk's block node in QEMU."""
     bitmaps: tuple[Bitmap, ...] = ()
 
     def bitmap(self, name: str) -> Bitmap | None:
@@ -224,7 +226,7 @@ class DiskFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A libvirt checkpoint: an instant since which written blocks are recorded."""
+    """A libvirt checkpoint: a point in time since which written blocks are recorded."""
 
     name: str
     parent: str | None
@@ -257,12 +259,12 @@ class BackupOrder:
     id: str
     """The snapshot's ID."""
     folder: str
-    """Folder on the guest's host for the socket and the scratch files."""
+    """Directory on the guest's host for the socket and the scratch files."""
     disks: tuple[DiskOrder, ...]
     left_out: tuple[str, ...] = ()
-    """The guest's other disks, which libvirt must be given, too."""
+    """The guest's other disks, which must also be listed for libvirt."""
     scratch_made: bool = False
-    """The scratch files exist. Otherwise libvirt creates them, which prolongs a guest's pause."""
+    """The scratch files already exist. Otherwise libvirt creates them, which prolongs a pause."""
 
     @property
     def checkpoint(self) -> str:
@@ -288,7 +290,7 @@ class OpenDisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBackup:
-    """An open backup, which QEMU serves over NBD until it is ended."""
+    """An open backup, which QEMU serves over NBD until the backup job ends."""
 
     socket: str
     """Path of the socket on the guest's host."""
@@ -303,14 +305,22 @@ class StorePlace:
 
     name: str
     url: str
-    """A folder with the same path on all hosts, or s3://bucket/prefix?endpoint=…"""
+    """A directory with the same path on all hosts, or s3://bucket/prefix?endpoint=…"""
     id: str | None = None
     """The store's own ID, as read by the controller; None: not read."""
 
 
 def line_folder(state: str, guest: str, store: str) -> Path:
-    """Return the folder on a host for the state of a guest's chain in a store.
+    """Return the directory on a host for the state of a guest's chain in a store.
 
-    `state`: the host's folder for agent state; `guest`: a UUID; `store`: the store's name.
+    `state`: the host's directory for agent state; `guest`: a UUID; `store`: the store's name.
     """
     return Path(state) / "lines" / f"{guest}-{store}"
+
+
+def is_locked(said: str) -> bool:
+    """Return whether an error of QEMU or qemu-img means that another process locked the image.
+
+    The text is from raw_check_lock_bytes and raw_apply_lock_bytes in QEMU's block/file-posix.c.
+    """
+    return _LOCKED.search(said) is not None

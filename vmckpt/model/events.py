@@ -1,6 +1,6 @@
-"""Events that an operation emits while it runs, and the interfaces of callers and commands.
+"""Events that an operation emits while it is running; interfaces of callers and commands.
 
-All front ends are fed from one stream of events.
+All front ends receive the same stream of events.
 """
 
 import asyncio
@@ -71,12 +71,12 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnItsWay:
-    """Progress of a guest that is moved by a job on a whole host."""
+    """Progress of a guest that is moved by a job for an entire host."""
 
     guest: str
     target: str
     sampled: Sampled | None
-    """Progress of its migration; None: it has ended, successfully or not."""
+    """Progress of the migration; None: the migration has ended, successfully or not."""
 
 
 Event = PhaseChanged | Checked | Sampled | Decided | Copied | OnItsWay
@@ -96,7 +96,7 @@ class Caller:
     """Set to stop the operation."""
     turn: Callable[[], Coroutine[object, object, None]] | None = None
     """Awaited after all checks and before the first change, so that operations run one after the
-    other. Raises Cancelled if the turn does not come. None: no need to wait."""
+    other. Raises Cancelled if the turn does not come. None: the operation need not wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Said:
 
     text: str
     code: int | None
-    """None: it is still running."""
+    """None: the command is still running."""
 
 
 class Begun(Protocol):
@@ -115,7 +115,7 @@ class Begun(Protocol):
     pid: int
 
     def said(self) -> Said:
-        """Return its output so far."""
+        """Return the command's output so far, and its exit code."""
 
     def stop(self) -> None:
         """Stop the command, as Ctrl-C does."""
@@ -125,7 +125,7 @@ class Commands(Protocol):
     """Runs commands of vmckpt for a front end. `width`: columns of their output."""
 
     async def ask(self, words: Sequence[str], width: int) -> Said:
-        """Run a command that changes nothing and wait for its end; ends it if cancelled."""
+        """Run a command that changes nothing, and wait for it. If cancelled, stop the command."""
 
     def start(self, words: Sequence[str], width: int) -> Begun:
         """Start a command that changes something, and return immediately."""

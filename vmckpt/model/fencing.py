@@ -8,7 +8,7 @@ device that is off has no effect.
 
 A host may have several devices in levels (Pacemaker's fencing topology). The levels are tried in
 order. A level succeeds if all of its devices report off: a host with two power supplies is off only
-without both.
+if both are off.
 """
 
 import re
@@ -57,7 +57,7 @@ class FenceDevice:
     """A device that can power a host off: an entry of the inventory."""
 
     agent: str
-    """Name or absolute path of its agent."""
+    """Name or absolute path of the device's agent."""
     options: Mapping[str, str] = field(repr=False)
     """Options for the agent, which may include secrets."""
     password_file: Path | None = None
@@ -103,23 +103,24 @@ class Ran:
     """The result of one run of an agent."""
 
     status: int | None
-    """Exit code, or minus the signal that killed it; None: it did not end in time."""
+    """Exit code, or minus the signal that killed the agent; None: the agent did not exit in
+    time."""
     limit: Seconds
     said: str | None = None
-    """Its message, see `known_words`."""
+    """The agent's message, see `known_words`."""
     error: str | None = None
-    """Why it could not be run at all; `status` is None then."""
+    """Why the agent could not be run at all; `status` is then None."""
 
     @property
     def in_words(self) -> str:
-        """For messages: "it exited with 1: Connection timed out"."""
+        """The result, for messages: "the agent exited with 1: Connection timed out"."""
         if self.error is not None:
             return self.error
         if self.status is None:
             return f"no answer within {show_seconds(self.limit)}"
         if self.status < 0:
-            return f"it was killed by signal {-self.status}"
-        return f"it exited with {self.status}" + (f": {self.said}" if self.said else "")
+            return f"the agent was killed by signal {-self.status}"
+        return f"the agent exited with {self.status}" + (f": {self.said}" if self.said else "")
 
 
 class Power(StrEnum):
@@ -151,7 +152,7 @@ class Tried:
     """The answers to `status`, all after the last `off`: one from each device, then a second one
     from each, and so on."""
     host_answers: bool | None = None
-    """Whether the host itself still answers; None: not tried."""
+    """Whether the host itself still answers; None: not checked."""
 
 
 class Step(StrEnum):
@@ -177,7 +178,7 @@ class Decision:
     number: int = 0
     """Number of the device in the current level, from 0."""
     why: str = ""
-    """With NEXT_LEVEL, why this level failed; with REFUSE, why all levels did."""
+    """With NEXT_LEVEL, why this level failed; with REFUSE, why all levels failed."""
 
 
 def decide(topology: FenceTopology, tried: Sequence[Tried], waited: Seconds) -> Decision:
@@ -208,7 +209,7 @@ def _decide_level(topology: FenceTopology, level: int, tried: Tried, waited: Sec
     count = len(topology.levels[level])
     for number, ran in enumerate(tried.off):
         if ran.status != 0:
-            why = f"it could not be switched off: {ran.in_words}"
+            why = f"the host could not be switched off: {ran.in_words}"
             return _refuse(topology, level, number, why)
     if len(tried.off) < count:
         return Decision(Step.SWITCH_OFF, len(tried.off))
@@ -220,14 +221,14 @@ def _decide_level(topology: FenceTopology, level: int, tried: Tried, waited: Sec
         return _decide_by_host(topology, level, tried.host_answers)
     for number, now in enumerate(last):
         if now is Power.ON and Power.OFF in found[number::count]:
-            return _refuse(topology, level, number, "it was off and is on again")
+            return _refuse(topology, level, number, "the device was off and is on again")
     if waited < STAYS_ON:
         return Decision(Step.LOOK)
     number = next(number for number, now in enumerate(last) if now is not Power.OFF)
-    why = "it was switched off but still reports on"
+    why = "the device was switched off but still reports on"
     if last[number] is Power.UNKNOWN:
         told = tried.looks[number - count].in_words
-        why = f"its power state is unknown: {told}"
+        why = f"the power state is unknown: {told}"
     return _refuse(topology, level, number, why)
 
 
@@ -239,7 +240,8 @@ def _decide_by_host(topology: FenceTopology, level: int, answers: bool | None) -
     agents = topology.level_in_words(level)
     return Decision(
         Step.REFUSE,
-        why=f"{agents}: reports off, but the host answers: it controls another machine",
+        why=f"{agents}: reports off, but the host still answers: the device controls another"
+        " machine",
     )
 
 
@@ -259,7 +261,7 @@ class Fenced:
     devices: tuple[str, ...]
     """Names of the devices of that level, see `FenceTopology.name`."""
     at: float
-    """When the last device confirmed it, in seconds since 1970."""
+    """When the last device reported off, in seconds since 1970."""
     took: Seconds
 
     def as_json(self) -> dict[str, Any]:
@@ -279,7 +281,7 @@ def known_words(text: str) -> str | None:
 
 
 def check_option(name: str, value: object) -> str:
-    """Check an option and return its value. Raises ValueError, whose text never has the value."""
+    """Check an option and return its value. Raises ValueError; its text never has the value."""
     if not _NAME.fullmatch(name):
         raise ValueError("invalid option name; write a space after each colon")
     if name.lower().replace("-", "_") in _OURS:

@@ -24,12 +24,11 @@ class Finding:
     """Stable name, for scripts: "name-taken"."""
     severity: Severity
     where: str
-    """The host or guest that it is about."""
+    """The host or guest that the finding is about."""
     text: str
     hint: str | None = field(default=None, metadata={STORED_AS: "mend"})
     """What to do, if possible as a command; None if there is nothing to do."""
 
     def as_json(self) -> dict[str, str | None]:
-        """Return the object for the journal and `--json`, where the hint's key is "mend"."""
-        told = asdict(self)
-        return {"mend" if name == "hint" else name: told[name] for name in told}
+        """Return the object for `--json`; "mend" is the deprecated name of "hint"."""
+        return {**asdict(self), "mend": self.hint}

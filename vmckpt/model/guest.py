@@ -16,7 +16,7 @@ LOCKING = (OUTGOING, "incoming migration", "save", "snapshot", "revert to a snap
 
 
 class GuestState(StrEnum):
-    """The state of a guest: libvirt's, or that of a standby."""
+    """The state of a guest as libvirt reports it, or the state of a standby."""
 
     RUNNING = "running"
     BLOCKED = "blocked"
@@ -26,14 +26,14 @@ class GuestState(StrEnum):
     CRASHED = "crashed"
     SUSPENDED = "suspended"
     STANDBY = "standby"
-    """A standby, which waits to take over from a guest on another host. Not a guest itself."""
+    """A standby, ready to take over from a guest on another host. Not a guest itself."""
     TEST = "test"
     """A test copy of a standby, running or not. Not a guest itself."""
     UNKNOWN = "unknown"
 
     @property
     def runs(self) -> bool:
-        """Whether the guest's CPUs run."""
+        """Whether the guest's CPUs are running."""
         return self in _RUNNING
 
     @property
@@ -64,9 +64,9 @@ class Disk:
     read_only: bool
     shareable: bool
     below: tuple[str, ...] = ()
-    """Backing files in its chain, which QEMU only reads."""
+    """Backing files in the disk's chain, which QEMU only reads."""
     on_device: bool = False
-    """Its chain contains a device or volume, which cannot be compared between two hosts."""
+    """The chain contains a device or volume, which cannot be compared between two hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +76,12 @@ class Nic:
     kind: str
     """libvirt's interface type: "bridge", "network", "direct", "hostdev", …"""
     source: str | None
-    """Bridge, network or device that it is connected to."""
+    """Bridge, network or device to which the card is connected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """A guest as libvirt describes it, with everything that a migration must know."""
+    """A guest as libvirt describes it, with all facts that a migration needs."""
 
     name: str
     uuid: str
@@ -108,18 +108,19 @@ class Guest:
     shared_memory: bool
     huge_pages: bool
     file_memory: bool
-    """Its memory is a file, in the host's folder for memory files (memory_backing_dir)."""
+    """The guest's memory is a file in the host's directory for memory files
+    (memory_backing_dir)."""
     snapshots: int
     job: str | None
-    """The libvirt job that is active on the guest; None if there is none."""
+    """The libvirt job that is active on the guest; None if no job is active."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Labels that the operator has set, by which policies are selected."""
+    """Labels that the operator has set; policies are selected by them."""
     saved: bool = False
-    """It is off, and will resume from memory that libvirt saved (managed save)."""
+    """The guest is shut off, and will resume from memory that libvirt saved (managed save)."""
     nvram: str | None = None
-    """Path of the file with its firmware's variables."""
+    """Path of the file with the firmware's variables; None if the guest has no such file."""
     tpm: bool = False
-    """It has a TPM whose state is in files on its host."""
+    """The guest has a TPM whose state is in files on its host."""
 
     @property
     def leaves(self) -> bool:
@@ -142,19 +143,20 @@ class Presence:
     migrating: bool = False
     """A migration job is, or may be, active on the guest there."""
     resumed: bool = False
-    """It was paused for a switchover and resumed because the migration failed."""
+    """The guest was paused for a switchover, then resumed because the migration failed."""
     held: bool = False
-    """It is paused by a migration: not handed over yet, or not arrived completely."""
+    """The guest is paused by a migration: not handed over yet, or not completely arrived."""
     post_copy: bool = False
-    """It is in post-copy: paused on the source for good, or running here with part of memory."""
+    """The guest is in post-copy: on the source, paused for good; on the target, running with only
+    part of its memory."""
 
     @property
     def runs(self) -> bool:
-        """Whether the guest's CPUs run there."""
+        """Whether the guest's CPUs are running there."""
         return self.state is not None and self.state.runs
 
 
-MEND = "run vmckpt recover; end the copy that is not needed"
+MEND = "run vmckpt recover; destroy the copy that is not needed"
 
 
 class RuntimeFacts(Protocol):
@@ -170,7 +172,7 @@ class RuntimeFacts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """A guest that runs on two hosts, or on one while another holds its lease."""
+    """A guest that is running on two hosts, or on one host while another holds its lease."""
 
     guest: str
     """The guest's name."""
@@ -178,13 +180,13 @@ class Copies:
     hosts: tuple[str, ...]
     """Hosts that have, or may have, a copy."""
     why: str = field(default="", compare=False)
-    """What the agents report; empty: the guest's CPUs run on each of the hosts."""
+    """What the agents report; empty: the guest's CPUs are running on each of the hosts."""
 
     @property
     def text(self) -> str:
         """Description in one line."""
         told = f": {self.why}" if self.why else ""
-        return f"{self.guest} runs on {' and '.join(self.hosts)}{told}"
+        return f"{self.guest} is running on {' and '.join(self.hosts)}{told}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -250,7 +252,7 @@ class HostNow:
 
     name: str
     error: str | None = None
-    """Why it does not answer; None: it does."""
+    """Why the host does not answer; None if it answers."""
     cpus: int = 0
     busy: float | None = None
     """CPU load since the previous poll, 0 to 1; None: not known yet."""
@@ -258,7 +260,7 @@ class HostNow:
     free: Bytes = Bytes(0)
     """Free memory, including caches that can be dropped."""
     closed: str | None = None
-    """Why no guest is placed there: it is in maintenance."""
+    """Why no guest is placed on the host, which is in maintenance; None: guests may be placed."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -284,7 +286,7 @@ class FleetNow:
     hosts: tuple[HostNow, ...] = ()
     guests: tuple[GuestNow, ...] = ()
     copies: tuple[Copies, ...] = ()
-    """Guests that run on two hosts, confirmed by repeated queries."""
+    """Guests that are running on two hosts, confirmed by repeated queries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,11 +312,11 @@ class SnapshotNow:
     """Result of the last verification."""
     verified_at: float | None = None
     wrong: str | None = None
-    """Why it cannot be read or must not be trusted."""
+    """Why the snapshot cannot be read or must not be trusted; None: no reason is known."""
 
     @property
     def good(self) -> bool:
-        """Whether it can be read and no verification found damage, as far as is known."""
+        """Whether the snapshot is readable and no verification found damage, as far as known."""
         return self.wrong is None and not self.verified.startswith("bad")
 
 
@@ -327,12 +329,12 @@ class Pulse:
     """None: the guest is gone."""
     panicked: bool
     io_error: bool
-    """It is paused because a disk cannot be read or written."""
+    """The guest is paused because a disk cannot be read or written."""
     processors: int
     worked: Seconds
-    """CPU time of all its processors."""
+    """CPU time of all the guest's processors."""
     read: Bytes
     written: Bytes
-    """Bytes written to its disks."""
+    """Bytes written to the guest's disks."""
     dirtied: bool
     """QEMU's last dirty rate measurement found writes to memory."""

@@ -38,15 +38,15 @@ class Host:
     ssh: SshAddress | None = None
     """None: no ssh; some checks are then left to libvirt."""
     migration_address: str | None = None
-    """Address that guests' memory is sent to; None: the one that the target's libvirt chooses."""
+    """Address to which guests' memory is sent; None: the host's libvirt chooses the address."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     storage: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     """Bridges and libvirt networks for guests, by name."""
     agent_state: str = AGENT_STATE
-    """Folder on the host for the agents' persistent state."""
+    """Directory on the host for the agents' persistent state."""
     fence: FenceTopology | None = None
-    """Devices that power the host off; None: only an operator can."""
+    """Devices that can power the host off; None: only an operator can power it off."""
     read_only: bool = False
     """Nothing is changed on the host: its libvirt is opened read-only."""
 
@@ -56,7 +56,7 @@ class Host:
 
     @property
     def address_for_peers(self) -> str | None:
-        """Address at which other hosts reach it; None: unknown."""
+        """Address at which other hosts reach this host; None: unknown."""
         return self.migration_address or (self.ssh.address if self.ssh else None)
 
 
@@ -91,7 +91,7 @@ class HostFacts:
 
 
 class NoTrace(StrEnum):
-    """Why agents on a host cannot trace QEMU, as far as that is known without trying."""
+    """Why agents on a host cannot trace QEMU, as far as is known without trying."""
 
     PROCESSOR = "only x86-64 is supported"
     YAMA = "kernel.yama.ptrace_scope = 3 forbids ptrace(2)"
@@ -115,9 +115,9 @@ class HostProbe:
     userfaultfd: bool
     memory_backing_dir: str
     memory_backing_kind: str
-    """File system of that folder: "tmpfs", "ext2/ext3", … or "missing"."""
+    """File system of `memory_backing_dir`: "tmpfs", "ext2/ext3", … or "missing"."""
     storage_free: Mapping[str, Bytes]
-    """Free space of each storage folder of the inventory that exists."""
+    """Free space of each of the inventory's storage directories that exists."""
     certificates: Mapping[str, str]
     """PEM text of the certificates that exist, by path."""
     no_trace: NoTrace | None = None
@@ -135,19 +135,19 @@ CLIENT_KEY = "client-key.pem"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QemuCertificates:
-    """QEMU's certificates on a host, in the folder that its libvirt uses for migrations."""
+    """QEMU's certificates on a host, in the directory that its libvirt uses for migrations."""
 
     folder: str
     verifies_clients: bool
-    """It accepts streams only from hosts with a client certificate."""
+    """The host accepts streams only from hosts with a client certificate."""
     present: frozenset[str]
     """Names of the files that exist, including keys."""
     pems: Mapping[str, str]
-    """Text of the certificates among them, by name. Keys are never read."""
+    """Text of the certificates in `present`, by name. Keys are never read."""
     hostname: str
     """The host's own name."""
     unreadable: frozenset[str] = frozenset()
-    """Files of `present` that QEMU cannot read, "." if it cannot enter the folder. Empty if that
-    could not be tested."""
+    """Files in `present` that QEMU cannot read; "." if it cannot enter the directory. Empty if
+    this could not be tested."""
     user: str = ""
     """QEMU's user; empty if it is root or unknown."""

@@ -11,12 +11,13 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
 
 class Driver(StrEnum):
-    """The program that drives a migration."""
+    """The process that drives a migration."""
 
     PEER_TO_PEER = "peer-to-peer"
     """The source's libvirtd. The migration continues if the controller dies."""
     CLIENT = "client-driven"
-    """The controller. The migration ends if the controller dies; before post-copy that is safe."""
+    """The controller. The migration fails if the controller dies, which is safe before
+    post-copy."""
     AGENTS = "by agents"
     """Agents on both hosts, as for a protection. The controller decides when to switch over."""
 
@@ -31,11 +32,12 @@ class Mode(StrEnum):
     POSTCOPY = "postcopy"
     """The guest runs on the target after the first pass, and fetches the rest."""
     HYBRID = "hybrid"
-    """Pre-copy, then post-copy when a rule of the policy demands it."""
+    """Pre-copy, then post-copy if a rule of the policy requires it."""
     STOP_AND_COPY = "stop-and-copy"
     """The guest is paused while its memory is sent."""
     CHECKPOINT = "checkpoint"
-    """Epochs, as for a protection, until the last is small enough; without libvirt's migration."""
+    """Epochs, as for a protection, until the last epoch is small enough. libvirt's migration is
+    not used."""
 
     @property
     def may_switch_early(self) -> bool:
@@ -48,7 +50,7 @@ class Compression(StrEnum):
 
     NONE = "none"
     XBZRLE = "xbzrle"
-    """Sends differences to pages sent before; needs a cache on the source."""
+    """Sends only the differences of resent pages; needs a cache on the source."""
     MT = "mt"
     """Compresses each page with zlib in threads; removed in QEMU 9.1."""
     ZLIB = "zlib"
@@ -59,7 +61,7 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoConverge:
-    """How QEMU throttles a guest that writes faster than the link carries; in percent of CPU."""
+    """How QEMU throttles a guest that writes faster than the link can carry, in percent of CPU."""
 
     initial: int
     increment: int
@@ -74,7 +76,7 @@ class MoveOrder:
     persistent: bool
     """The guest is defined on the source: define it on the target and undefine it on the source."""
     autostart: bool
-    """Let the guest start with the target host; libvirt does not transfer this setting."""
+    """Start the guest when the target host boots; libvirt does not transfer this setting."""
     storage_proven: bool
     """The disks, except `copied_disks`, were verified to be the same files on both hosts, so
     libvirt's own safety check is skipped."""
@@ -85,7 +87,7 @@ class MoveOrder:
     post_copy: bool = False
     """The migration may be switched to post-copy while it runs."""
     postcopy_bandwidth: BytesPerSecond | None = None
-    """Limit after that switch; None: no limit."""
+    """Bandwidth limit after the switch to post-copy; None: no limit."""
     auto_converge: AutoConverge | None = None
     """None: QEMU must not throttle the guest."""
     tls_name: str | None = None
@@ -99,14 +101,14 @@ class MoveOrder:
     """None: QEMU's default of 64 MiB."""
     copied_disks: tuple[str, ...] = ()
     """Names ("vda") of disks that the hosts do not share; libvirt copies them over NBD to images
-    that exist on the target already."""
+    that already exist on the target."""
     resume: bool = False
     """Resume a post-copy that broke; everything else must be as in the first order."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the order for the journal, to resume a broken post-copy with the same order.
 
-        Leaves out the guest's definitions: they may contain passwords, and resuming needs none.
+        Omits the guest's definitions: they may contain passwords, and a resume does not need them.
         """
         return asdict(self) | {"target_xml": None, "target_definition": None}
 
@@ -126,9 +128,9 @@ class MoveOrder:
         )
 
     target_xml: str | None = None
-    """XML for the running guest on the target; None: as on the source."""
+    """XML for the running guest on the target; None: the same as on the source."""
     target_definition: str | None = None
-    """XML for the guest's definition on the target; None: as on the source."""
+    """XML for the guest's definition on the target; None: the same as on the source."""
 
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -151,14 +153,14 @@ def _check(stored: Mapping[str, Any]) -> None:
         kinds = _KINDS.get(name)
         # In Python, a bool is also an int.
         if kinds is not None and (not isinstance(value, kinds) or _is_wrong_bool(value, kinds)):
-            raise TypeError(f"{name} is {str(value)[:40]!r}")
+            raise TypeError(f"{name} has an invalid type: {str(value)[:40]!r}")
     for name, value in (*stored.items(), *slowing.items()):
         if isinstance(value, int) and not 0 <= value <= _MOST:
-            raise ValueError(f"{name} is {str(value)[:40]}")
+            raise ValueError(f"{name} is out of range: {str(value)[:40]}")
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in slowing.values()):
-        raise TypeError("auto_converge is not in percent")
+        raise TypeError("a value of auto_converge is not an integer")
     if not all(isinstance(disk, str) for disk in stored["copied_disks"]):
-        raise TypeError("copied_disks are not names")
+        raise TypeError("a name in copied_disks is not a string")
 
 
 def _is_wrong_bool(value: object, kinds: tuple[type, ...]) -> bool:
@@ -173,7 +175,7 @@ class JobPhase(StrEnum):
     PRE_COPY = "pre-copy"
     POST_COPY = "post-copy"
     POST_COPY_PAUSED = "postcopy-paused"
-    """The stream broke: the guest waits on the target for pages that are on the source."""
+    """The stream broke: the guest on the target is waiting for pages that are on the source."""
     PAUSED = "paused"
     """The policy paused the guest so that the rest of its memory can be sent."""
     SWITCHOVER = "switchover"
@@ -198,7 +200,7 @@ class JobSample:
     """Bytes sent so far, including resent pages, so it can exceed `total`."""
     bandwidth: BytesPerSecond
     dirty_rate: BytesPerSecond | None
-    """None until QEMU has measured it: after the first pass, and at least one second."""
+    """None until QEMU has measured it, which takes the first pass and at least one second."""
     expected_downtime: Seconds | None
     """QEMU's estimate; None until there is one."""
     throttle: int
@@ -212,7 +214,7 @@ class JobTotals:
     total: Seconds
     setup: Seconds | None
     downtime: Seconds | None
-    """Downtime measured by QEMU, including the handover. It compares the clocks of two hosts."""
+    """Downtime measured by QEMU, including the handover. QEMU compares the clocks of two hosts."""
     iterations: int
     transferred: Bytes
 
@@ -226,7 +228,7 @@ class Decision:
     action: str
     reason: str
     rule: str = ""
-    """What demanded it: the name of a rule of the policy, "operator", "time limit", …"""
+    """What caused the decision: a rule of the policy, by name, "operator", "time limit", …"""
     acted: bool = True
     """False: the rule is only observed, and nothing was done."""
     numbers: Mapping[str, float | int | str | None] = field(
@@ -244,7 +246,7 @@ class Outcome(StrEnum):
     """The policy gave up: the guest writes faster than its memory can be sent."""
     FAILED = "failed"
     SHUT_OFF = "shut-off"
-    """The guest runs on neither host: it ended during the migration."""
+    """The guest is running on neither host: it stopped during the migration."""
     POST_COPY_PAUSED = "postcopy-paused"
     """The stream of a post-copy broke and was not resumed; both parts of the guest are kept."""
     LOST = "lost"
@@ -289,19 +291,19 @@ class LinkSeen:
     """The measured throughput of one TCP connection from source to target."""
 
     rate: BytesPerSecond
-    """Without the beginning, in which buffers and token buckets make it look faster."""
+    """Rate without the initial phase, in which buffers and token buckets inflate it."""
     received: Bytes
     lasted: Seconds
 
 
 class MigrationDriver(Protocol):
-    """The calls with which a migration controls its guest.
+    """The calls that control the migration of one guest.
 
     Calls that change something raise HypervisorError, and OutcomeUnknown if the connection broke.
     """
 
     async def migrate(self, order: MoveOrder) -> None:
-        """Migrate the guest. Returns when it runs on the target.
+        """Migrate the guest. Returns when the guest is running on the target.
 
         Raises PeerLoginFailed if the source could not log in to the target (nothing happened),
         HypervisorError if libvirt reports a failure, OutcomeUnknown if the connection broke.
@@ -317,13 +319,13 @@ class MigrationDriver(Protocol):
         """Abort the running job. Does nothing if it has ended."""
 
     async def set_autostart(self) -> None:
-        """Let the guest start with the target host from now on."""
+        """Make the guest start whenever the target host boots."""
 
     async def set_max_downtime(self, limit: Seconds) -> None:
         """Let QEMU switch over once it expects a downtime of at most `limit`."""
 
     async def max_downtime(self) -> Seconds:
-        """Return the current limit of the downtime."""
+        """Return the current downtime limit."""
 
     async def set_bandwidth(self, limit: BytesPerSecond | None, *, post_copy: bool) -> None:
         """Limit the job's bandwidth before or after the switch to post-copy; None: no limit."""
@@ -335,7 +337,7 @@ class MigrationDriver(Protocol):
         """Set the cache size of a job with xbzrle compression."""
 
     async def pause_guest(self) -> None:
-        """Pause the guest. libvirt resumes it on the target, or here if the migration fails."""
+        """Pause the guest. libvirt resumes it on the target, or on the source after a failure."""
 
     async def start_post_copy(self) -> None:
         """Switch to post-copy: run the guest on the target now. This cannot be undone."""
@@ -363,7 +365,7 @@ class MigrationDriver(Protocol):
 
 
 class OutsideView(Protocol):
-    """An observer that watches guests from outside, by a clock that does not stop with them."""
+    """An observer of guests from outside, with a clock that keeps running when guests stop."""
 
     async def blackout(self, guest: str, since: Seconds, until: Seconds) -> Seconds | None:
         """Return the longest silence in a window of monotonic time; None if not observed."""

@@ -14,9 +14,9 @@ class Settled:
     truth: str
     """The facts found on the hosts, in one sentence."""
     outcome: Outcome | None
-    """The operation's outcome; None: it has not ended, or the outcome is unknown."""
+    """The operation's outcome; None: the operation has not ended, or its outcome is unknown."""
     did: tuple[str, ...] = ()
-    """What was done, or would be in a dry run, in order."""
+    """Actions that were taken, or would be taken in a dry run, in order."""
     settle: str = ""
     """Hint: what to do to settle the operation; empty if there is nothing to do."""
     warnings: tuple[str, ...] = ()
@@ -24,14 +24,16 @@ class Settled:
     """The operation can continue: recovery leaves it active, or adopts it and follows it to its
     end."""
     two_copies: bool = False
-    """The guest runs on two hosts, or on one while another holds its lease."""
+    """The guest is running on two hosts, or on one host while another holds its lease."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "truth": self.truth,
             "outcome": str(self.outcome) if self.outcome is not None else None,
             "did": list(self.did),
+            "hint": self.settle or None,
             "settle": self.settle or None,
+            "continues": self.goes_on,
             "goes_on": self.goes_on,
             "warnings": list(self.warnings),
             "two_copies": self.two_copies,

@@ -1,4 +1,4 @@
-"""Reporting over HTTP: metrics that Prometheus reads, and webhooks that alerts are posted to."""
+"""Reporting over HTTP: metrics for Prometheus, and webhooks to which alerts are posted."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """A URL that alerts are posted to."""
+    """A URL to which alerts are posted."""
 
     url: str
     secret_file: Path | None = None
@@ -15,7 +15,7 @@ class Webhook:
 
     @property
     def shown(self) -> str:
-        """The host name, for messages: the rest of the URL may be a secret."""
+        """The host name, for messages. The rest of the URL may be secret."""
         return urlsplit(self.url).hostname or "?"
 
 

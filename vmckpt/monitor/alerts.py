@@ -1,4 +1,4 @@
-"""Decide what an operator is paged for, and when. Time is an argument. Pure."""
+"""Decide which problems the operator is paged for, and when. Time is an argument. Pure."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,21 +13,21 @@ from vmckpt.monitor.health import Trouble
 from vmckpt.units import Seconds
 
 PATIENCE = Seconds(30.0)
-"""How long a trouble must last before it is paged: a silent host may answer the next poll, and a
-standby may catch up."""
+"""How long a problem must last before the operator is paged: a silent host may answer the next
+poll, and a standby may catch up."""
 _UNSURE = (Outcome.LOST, Outcome.UNKNOWN, Outcome.POST_COPY_PAUSED)
 _BAD = (*_UNSURE, Outcome.FAILED, Outcome.NOT_CONVERGED, Outcome.TIMED_OUT, Outcome.SHUT_OFF)
 _NAMESPACE = uuid.UUID("5a2d3c5e-5f0b-4d52-9b38-0f7a1c8f7c11")
 
 
 class State(StrEnum):
-    """Whether the trouble of a page lasts."""
+    """The state of the problem that a page reports."""
 
     FIRING = "firing"
     RESOLVED = "resolved"
-    """The trouble is over."""
+    """The problem is over."""
     ONCE = "once"
-    """An event, not a lasting trouble."""
+    """An event rather than an ongoing problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +35,20 @@ class Page:
     """A message to the operator's webhooks."""
 
     key: str
-    """Identifies the trouble: the same for "firing" and "resolved"."""
+    """Identifies the problem; the same for "firing" and "resolved"."""
     state: State
     at: float
     """Seconds since 1970."""
     trouble: Trouble
 
     def as_json(self) -> dict[str, Any]:
-        """Return the body to post. Its ID stays the same if the page is sent again."""
+        """Return the body to post. Its ID does not change when the page is sent again."""
         one = self.trouble
         id_ = uuid.uuid5(_NAMESPACE, f"{self.key} {self.state} {self.at}")
         return {
             "version": 1, "id": str(id_), "at": utc(self.at), "state": str(self.state),
-            "key": self.key, "text": one.text, "mend": one.hint, "job": one.job,
-            "guest": one.guest, "host": one.host,
+            "key": self.key, "text": one.text, "hint": one.hint,
+            "mend": one.hint, "job": one.job, "guest": one.guest, "host": one.host,
         }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def of_happening(one: Happening) -> Page | None:
         return None
     outcome, report = str(one.values["outcome"]), operation.report or {}
     if FORGOTTEN in report:
-        return None  # an operator ended the job by hand
+        return None  # an operator closed the job by hand
     if operation.kind == "protect" and report.get("failed_over"):
         text = f"{operation.guest} has failed over to {report['failed_over']}: {report.get('why')}"
         hint = f"vmckpt protect {operation.guest} --reverse, once {operation.source} is back"
@@ -85,22 +85,22 @@ def _page(one: Happening, text: str, hint: str) -> Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lasting:
-    """A trouble that lasts."""
+    """An ongoing problem."""
 
     trouble: Trouble
     since: Seconds
-    """By a monotonic clock."""
+    """When the problem was first seen, by a monotonic clock."""
     paged: bool = False
 
 
 def watch(
     known: Mapping[str, Lasting], troubles: Mapping[str, Trouble], now: Seconds, at: float
 ) -> tuple[Mapping[str, Lasting], Sequence[Page]]:
-    """Update the lasting troubles after a look.
+    """Update the ongoing problems after a poll.
 
-    Returns them, and the pages to send: a page for each trouble that has lasted for PATIENCE, and
-    another when it is over. `now`: by a monotonic clock; `at`: the time for the pages, in seconds
-    since 1970.
+    Returns the ongoing problems and the pages to send: a page for each problem that has lasted for
+    PATIENCE, and another page when that problem is over. `now`: by a monotonic clock; `at`: the
+    time for the pages, in seconds since 1970.
     """
     lasting = {
         key: replace(known[key], trouble=one) if key in known else Lasting(trouble=one, since=now)

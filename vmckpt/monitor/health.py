@@ -1,4 +1,4 @@
-"""The health of hosts, jobs, protections and stores, as Prometheus gauges and as troubles. Pure.
+"""The health of hosts, jobs, protections and stores, as Prometheus gauges and as problems. Pure.
 
 Names and units follow Prometheus's conventions: seconds, bytes, ratios from 0 to 1, and times as
 seconds since 1970.
@@ -25,13 +25,13 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSnapshot:
-    """What is known at one time. A part that was never read is None."""
+    """What is known at one point in time. A part that was never read is None."""
 
     fleet: FleetNow | None = None
     jobs: Sequence[JobView] | None = None
     """Active jobs."""
     turns: Mapping[str, Sequence[Turn]] = field(default_factory=lambda: MappingProxyType({}))
-    """The moves of jobs for a whole host, by job."""
+    """The migrations of each job for a whole host, by job ID."""
     protections: Mapping[str, Mapping[str, Any]] | None = None
     snapshots: Sequence[SnapshotNow] | None = None
     looked: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -40,7 +40,7 @@ class HealthSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """A condition that an operator has to look at."""
+    """A problem that needs an operator's attention."""
 
     text: str
     hint: str
@@ -52,7 +52,7 @@ class Trouble:
 def families(now: HealthSnapshot) -> Iterator[Metric]:
     """Return all gauges."""
     yield _family(
-        "last_look_timestamp_seconds", "Time of the last poll without an error.",
+        "last_look_timestamp_seconds", "Time of the last successful poll.",
         ("what",), (((what,), at) for what, at in now.looked.items()),
     )  # fmt: skip
     if now.fleet is not None:
@@ -92,7 +92,7 @@ def _hosts(fleet: FleetNow) -> Iterator[Metric]:
     yield _family("host_memory_available_bytes", "Memory that is free or can be reclaimed.",
                   ("host",), (((one.name,), one.free) for one in up))  # fmt: skip
     counted = Counter((one.host, str(one.state)) for one in fleet.guests)
-    yield _family("host_guests", "Guests on the host by their state.", ("host", "state"),
+    yield _family("host_guests", "Guests on the host, by state.", ("host", "state"),
                   counted.items())  # fmt: skip
 
 
@@ -119,8 +119,8 @@ def _jobs(jobs: Sequence[JobView]) -> Iterator[Metric]:
 
 _SAMPLED = (
     ("remaining", "remaining_bytes", "Bytes that a running migration still has to send."),
-    ("dirty_rate", "dirty_bytes_per_second", "Dirty rate of the guest of a running migration."),
-    ("bandwidth", "bandwidth_bytes_per_second", "Rate at which a running migration sends."),
+    ("dirty_rate", "dirty_bytes_per_second", "Dirty rate of a guest that is being migrated."),
+    ("bandwidth", "bandwidth_bytes_per_second", "Rate at which a running migration sends data."),
     ("iteration", "iteration", "Current pass over memory of a running migration."),
     ("done", "done_ratio", "Share of a running migration that is done."),
 )
@@ -159,8 +159,8 @@ def _evacuations(now: HealthSnapshot) -> Metric:
                 ((one.id, one.kind, one.source or "", state), count)
                 for state, count in counted.items()
             ]
-    return _family("evacuation_guests", "Guests that a running evacuation, repopulation or"
-                   " balancing moves.", ("job", "kind", "host", "state"), rows)  # fmt: skip
+    return _family("evacuation_guests", "Guests of a running evacuation, repopulation or"
+                   " balancing, by state.", ("job", "kind", "host", "state"), rows)  # fmt: skip
 
 
 _PROTECTED = (
@@ -168,7 +168,7 @@ _PROTECTED = (
     ("pause_s", "pause_seconds", "Median pause of the guest per epoch."),
     ("interval_s", "interval_seconds", "Time between two epochs."),
     ("output_delay_s", "output_delay_seconds", "How long the guest's output is buffered."),
-    ("packets_lost", "packets_lost", "Packets of the guest lost since its protection began."),
+    ("packets_lost", "packets_lost", "Guest packets lost since the protection began."),
 )
 
 
@@ -226,7 +226,7 @@ def _newest(
 
 
 def troubles(now: HealthSnapshot) -> Mapping[str, Trouble]:
-    """Return what an operator has to look at, by a key that stays the same while it lasts."""
+    """Return the current problems by key. A problem keeps its key while it lasts."""
     found: dict[str, Trouble] = {}
     for host in () if now.fleet is None else now.fleet.hosts:
         if host.error is not None and host.closed is None:
@@ -242,14 +242,14 @@ def troubles(now: HealthSnapshot) -> Mapping[str, Trouble]:
         if view.unattended:
             one = view.operation
             found[f"job {one.id}"] = Trouble(
-                text=f"{one.id} ({one.kind} of {one.guest}) is orphaned: its controller has ended",
+                text=f"{one.id} ({one.kind} of {one.guest}) is orphaned: its controller is gone",
                 hint="vmckpt recover", job=one.id, guest=one.guest,
             )  # fmt: skip
         elif view.operation.phase == JobPhase.POST_COPY_PAUSED:
             one = view.operation
             found[f"stream {one.id}"] = Trouble(
-                text=f"{one.guest} is paused: its post-copy to {one.target} is broken; it is"
-                " retried, and nothing is lost",
+                text=f"{one.guest} is paused: its post-copy migration to {one.target} is broken and"
+                " is being retried; nothing is lost",
                 hint=f"fix the network between {one.source} and {one.target}",
                 job=one.id, guest=one.guest,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Count the events of jobs, and export the counts and the state of health to Prometheus."""
+"""Count job events, and export the counts and the health gauges to Prometheus."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -28,7 +28,7 @@ class Exporter(Collector):
 
     def __init__(self) -> None:
         self.now = HealthSnapshot()
-        """Replaced as a whole, never changed, because threads read it."""
+        """Replaced but never modified, because other threads read this snapshot."""
         self.registry = mine = CollectorRegistry()
         Info("vmckpt_build", "The version.", registry=mine).info({"version": vmckpt.__version__})
         self._ended = Counter(
@@ -48,7 +48,7 @@ class Exporter(Collector):
             ["seen_by"], buckets=_DOWNTIMES, registry=mine,
         )  # fmt: skip
         self._passes = Histogram(
-            "vmckpt_migration_iterations", "Passes over memory of completed migrations.",
+            "vmckpt_migration_iterations", "Passes over memory in completed migrations.",
             buckets=_PASSES, registry=mine,
         )  # fmt: skip
         self._sent = Counter(

@@ -28,7 +28,7 @@ _PATIENCE = 3600.0
 _LONGEST_WAIT = 60.0
 _ANSWER = aiohttp.ClientTimeout(total=10.0)
 MOST = 1000
-"""Number of pages that may wait; if there are more, the oldest are dropped."""
+"""Maximum number of queued pages; beyond it, the oldest pages are dropped."""
 
 
 class _Refused(Exception):
@@ -39,7 +39,7 @@ class Poster:
     """Posts to one webhook, from `start` to `close`."""
 
     def __init__(self, hook: Webhook, warn: Callable[[str], None]) -> None:
-        """Prepare posting; `warn` is called with problems. Raises BadInput: unreadable secret."""
+        """`warn` is called with problems. Raises BadInput if the secret cannot be read."""
         self._hook, self._warn = hook, warn
         self._secret = _secret(hook.secret_file)
         self._waiting: asyncio.Queue[Page] = asyncio.Queue(MOST)
@@ -56,7 +56,7 @@ class Poster:
         self._waiting.put_nowait(page)
 
     async def close(self, limit: float = 5.0) -> None:
-        """Stop, after `limit` seconds at most to deliver the pages that wait."""
+        """Stop, after at most `limit` seconds to deliver the queued pages."""
         if self._task is None:
             return
         try:
@@ -123,9 +123,9 @@ def _secret(file: Path | None) -> bytes | None:
         found = file.read_bytes().strip()
     except OSError as exc:
         raise BadInput(
-            f"cannot read the secret of a webhook: {file}: {exc.strerror}",
-            hint="write one line of random text to it, readable only by the service",
+            f"cannot read a webhook's secret: {file}: {exc.strerror}",
+            hint="write a line of random text to that file, readable only by the service",
         ) from None
     if not found:
-        raise BadInput(f"{file}: the secret of a webhook is empty")
+        raise BadInput(f"{file}: the webhook's secret is empty")
     return found

@@ -1,1 +1,1 @@
-"""Policies: YAML files that say how operations are done, and which guest gets which one."""
+"""Policies: YAML files that define how operations are carried out, and for which guests."""

@@ -1,13 +1,14 @@
 """When the next snapshot is due: after an interval, or by the calendar. Pure.
 
     15min  6h  1d  1h30min          this long after the last snapshot
-    hourly  hourly :20              every hour, at that minute
+    hourly  hourly :20              every hour, at the given minute
     daily 03:00,15:00               every day; without a time at 00:00
     weekly  mon..fri 22:30  sat,sun 04:00
     monthly  monthly 15 02:00  monthly last 02:00
 
-The calendar is that of a time zone. A time that is skipped when clocks go forward comes later by
-the same amount; a time that occurs twice counts once, except for `hourly`, which counts real hours.
+Calendar times are local to a time zone. A time that is skipped when clocks go forward is shifted
+by the same amount. A time that occurs twice counts once, except for `hourly`, which counts real
+hours.
 """
 
 import re
@@ -20,7 +21,7 @@ from typing import TypeAlias
 from vmckpt.units import Seconds
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-_EXAMPLE = "write it like 15min, hourly, daily 03:00, mon..fri 22:30 or monthly 1 02:00"
+_EXAMPLE = "use a value like 15min, hourly, daily 03:00, mon..fri 22:30 or monthly 1 02:00"
 _LONGEST = 80
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 _INTERVAL = re.compile(r"([0-9]{1,6}(s|min|m|h|d))+")
@@ -40,21 +41,21 @@ class Every(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """At a fixed interval."""
+    """Due at a fixed interval."""
 
     every: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Hourly:
-    """Every hour, at a minute."""
+    """Due every hour, at a given minute."""
 
     minute: int
 
 
 @dataclass(frozen=True, slots=True)
 class Weekly:
-    """At given times on some days of the week; `daily` is on all of them."""
+    """Due at given times on some days of the week; `daily` means on all days."""
 
     days: frozenset[int]
     """0 is Monday."""
@@ -63,7 +64,7 @@ class Weekly:
 
 @dataclass(frozen=True, slots=True)
 class Monthly:
-    """At given times on one day of the month."""
+    """Due at given times on one day of the month."""
 
     day: int
     """1 to 28, or 0 for the last day."""
@@ -84,19 +85,19 @@ class Due:
 
 
 def parse(text: str) -> When:
-    """Read an interval or a calendar expression. Raises ValueError with examples."""
+    """Parse an interval or a calendar expression. Raises ValueError with examples."""
     words = text.lower().split() if len(text) <= _LONGEST else []
     try:
         return _parsed(words)
     except (ValueError, IndexError) as exc:
-        raise ValueError(f"{text[:_LONGEST]!r} is not understood; {_EXAMPLE}") from exc
+        raise ValueError(f"{text[:_LONGEST]!r} is not a valid schedule; {_EXAMPLE}") from exc
 
 
 def due(when: When, last: float | None, now: float, zone: tzinfo) -> Due:
     """Return whether a schedule is due, and when it is due next.
 
-    `last`: when it last ran; None: never, so it is due. A `last` in the future comes from a wrong
-    clock and counts as never, since waiting for it could take years.
+    `last`: the time of the last run; None: never, so a run is due. A `last` in the future comes
+    from a wrong clock and counts as never, since waiting until then could take years.
     """
     if last is None or last > now:
         return Due(now=True, next=next_after(when, now, zone))
@@ -109,7 +110,7 @@ def due(when: When, last: float | None, now: float, zone: tzinfo) -> Due:
 def next_after(when: When, after: float, zone: tzinfo) -> float:
     """Return the first run after a time, both in seconds since 1970.
 
-    An interval starts at that time.
+    An interval counts from `after`.
     """
     match when:
         case Interval():

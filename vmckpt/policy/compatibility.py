@@ -30,18 +30,18 @@ class Conflict:
     """Two settings that exclude each other."""
 
     code: str
-    """Never changes, since tests and scripts may look for it."""
+    """A stable identifier, which tests and scripts may match."""
     text: str
     hint: str
     keys: tuple[str | int, ...]
     """The key of one of the two settings in the policy's file."""
     optional: bool = False
-    """The migration is possible without the feature that `text` names. If that is post-copy, rules
-    that start it never act."""
+    """The migration is possible without the feature that `text` names. If the feature is post-copy,
+    rules that start post-copy never act."""
 
 
 def impossible(policy: Policy) -> tuple[Conflict, ...]:
-    """Return the conflicts in a policy that no version of QEMU and libvirt can resolve."""
+    """Return the conflicts in a policy that exist with every version of QEMU and libvirt."""
     return (*_zero_copy(policy), *_compression(policy))
 
 
@@ -80,7 +80,7 @@ def _zero_copy(policy: Policy) -> Iterator[Conflict]:
     if how.connections == 1:
         yield Conflict(
             code="zero-copy-needs-connections", keys=key,
-            text="zero_copy works only over parallel connections",
+            text="zero_copy needs parallel connections",
             hint="write connections: 2 or more, or zero_copy: false",
         )  # fmt: skip
     if how.tls is not Tls.OFF:
@@ -102,20 +102,20 @@ def _compression(policy: Policy) -> Iterator[Conflict]:
     if how.compression in _MANY_STREAMS and how.connections == 1:
         yield Conflict(
             code="compression-needs-connections", keys=key,
-            text=f"{how.compression} works only over parallel connections",
+            text=f"compression {how.compression} needs parallel connections",
             hint="write connections: 2 or more, or compression: xbzrle",
         )  # fmt: skip
     if how.compression in _ONE_STREAM and how.connections > 1:
         yield Conflict(
             code="compression-with-connections", keys=key,
-            text=f"{how.compression} works only over one connection,"
-            f" and connections is {how.connections}",
+            text=f"compression {how.compression} works only over one connection,"
+            f" but connections is {how.connections}",
             hint="write connections: 1, or compression: zstd",
         )  # fmt: skip
     if how.compression is Compression.MT and policy.may_switch_early:
         yield Conflict(
             code="mt-with-post-copy", keys=key,
-            text="mt works only without post-copy",
+            text="compression mt cannot be combined with post-copy",
             hint="write compression: xbzrle or none, or mode: precopy",
         )  # fmt: skip
     rule = _compresses_later(policy)
@@ -123,7 +123,7 @@ def _compression(policy: Policy) -> Iterator[Conflict]:
         yield Conflict(
             code="compress-with-connections", keys=("converge", "rules", rule, "do"),
             text=f"compress (xbzrle) works only over one connection,"
-            f" and connections is {how.connections}",
+            f" but connections is {how.connections}",
             hint="write connections: 1, or remove the rule",
         )  # fmt: skip
 
@@ -137,34 +137,35 @@ def _by_version(policy: Policy, source: Versions, target: Versions) -> Iterator[
         yield Conflict(
             code="connections-with-post-copy", keys=("transport", "connections"),
             text=f"post-copy over {how.connections} connections needs QEMU 10.1 on both hosts,"
-            f" and one has {qemu}",
+            f" but one host has {qemu}",
             hint="write connections: 1, or use a policy without post-copy",
             optional=policy.mode is not Mode.POSTCOPY,
         )  # fmt: skip
     if how.compression is Compression.MT and max(qemus) >= (9, 1):
         yield Conflict(
             code="mt-is-gone", keys=("transport", "compression"),
-            text=f"QEMU 9.1 removed mt, and one host has {_shown(max(qemus))}",
+            text=f"compression mt was removed in QEMU 9.1, and one host has {_shown(max(qemus))}",
             hint="write compression: zstd and connections: 2 or more",
         )  # fmt: skip
     if how.compression in _MANY_STREAMS and min(libvirts) < (9, 4):
         yield Conflict(
             code="compression-needs-newer-libvirt", keys=("transport", "compression"),
-            text=f"{how.compression} needs libvirt 9.4 on both hosts, and one has {libvirt}",
+            text=f"compression {how.compression} needs libvirt 9.4 on both hosts,"
+            f" but one host has {libvirt}",
             hint="write compression: none, or xbzrle with connections: 1",
         )  # fmt: skip
     if how.zero_copy and (min(libvirts) < (8, 5) or min(qemus) < (7, 1)):
         yield Conflict(
             code="zero-copy-needs-newer", keys=("transport", "zero_copy"),
             text="zero_copy needs libvirt 8.5 and QEMU 7.1 on both hosts,"
-            f" and the oldest versions are {libvirt} and {qemu}",
+            f" but the oldest versions are {libvirt} and {qemu}",
             hint="write zero_copy: false",
         )  # fmt: skip
     if early and min(libvirts) < (8, 5):
         yield Conflict(
             code="recovery-needs-newer-libvirt", keys=("on_postcopy_broken",),
             text="resuming a broken post-copy needs libvirt 8.5 on both hosts,"
-            f" and one has {libvirt}",
+            f" but one host has {libvirt}",
             hint="use a policy without post-copy if the network may fail",
             optional=True,
         )  # fmt: skip
@@ -187,7 +188,7 @@ def _postcopy_of_guest(
         yield Conflict(
             code="post-copy-with-file-backed-memory", keys=("mode",),
             text="post-copy cannot be used: the guest's memory is a file on a disk",
-            hint="back the memory by memfd or tmpfs, or use a policy without post-copy",
+            hint="back the memory with memfd or tmpfs, or use a policy without post-copy",
             optional=optional,
         )  # fmt: skip
     if huge_pages:
@@ -204,8 +205,8 @@ def _stopped(policy: Policy, copied_disks: bool) -> Iterator[Conflict]:
     if policy.mode is Mode.STOP_AND_COPY and copied_disks:
         yield Conflict(
             code="stopped-while-disks-are-copied", keys=("mode",),
-            text="in mode stop-and-copy the guest is paused while its disks are copied, too",
-            hint="use mode precopy with a rule that does pause",
+            text="in mode stop-and-copy, the guest is also paused while its disks are copied",
+            hint="use mode precopy with a pause rule",
             optional=True,
         )  # fmt: skip
 
@@ -213,7 +214,7 @@ def _stopped(policy: Policy, copied_disks: bool) -> Iterator[Conflict]:
 def _version(text: str) -> Version:
     """Return the numbers of a version like "10.0.2" or "7.2.22+dfsg".
 
-    An unknown version has none, so it counts as the oldest.
+    An unknown version yields an empty tuple, which counts as the oldest.
     """
     return tuple(int(number) for number in re.findall("[0-9]+", text)[:3])
 

@@ -31,9 +31,9 @@ def condition_text(condition: RuleCondition) -> str:
     said = (
         _said("in pass {} or later", condition.iteration),
         _said("stalled for {}", condition.stalled_for, show_seconds),
-        _said("{} of what was sent is dirty again", condition.dirty_over_bandwidth, _per_cent),
+        _said("{} or more of the last pass dirty again", condition.dirty_over_bandwidth, _per_cent),
         _said(
-            "pre-copy would send {} of memory more than post-copy", condition.precopy_excess,
+            "pre-copy would resend {} of the first pass or more", condition.precopy_excess,
             _per_cent,
         ),
         _said("expected downtime above {}", condition.expected_downtime_above, show_seconds),
@@ -105,11 +105,11 @@ class Explained:
     """A key of a policy with its value and meaning."""
 
     key: str
-    """As in the file: "limits.max_downtime", "converge.rules.0"."""
+    """The key as in the file: "limits.max_downtime", "converge.rules.0"."""
     value: str
-    """For display: "300 ms"."""
+    """The value for display, such as "300 ms"."""
     where: str
-    """The line that sets it, such as "web.yaml:12", or "default"."""
+    """The line that sets the key, such as "web.yaml:12", or "default"."""
     meaning: str
 
 
@@ -249,11 +249,11 @@ def _rows(policy: Policy) -> Iterator[tuple[str, str, str]]:
     if not policy.snapshots:
         yield "snapshots", "none", sentence("snapshots")
     for number, schedule in enumerate(policy.snapshots):
-        yield f"snapshots.{number}", schedule_text(schedule), f"{schedule.name}: a schedule"
+        yield f"snapshots.{number}", schedule_text(schedule), f"schedule {schedule.name}"
 
 
 def _who(select: Select) -> str:
-    """Describe which guests a policy is for."""
+    """Describe which guests a policy applies to."""
     if select.by_name_only:
         return "only if requested by name"
     said = [f"guests {' or '.join(select.guests)}"] if select.guests else []

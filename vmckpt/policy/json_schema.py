@@ -22,7 +22,7 @@ def text() -> str:
 
 
 def _tidy(node: Any) -> Any:
-    """Remove what is useless in an editor: defaults as numbers, titles, and null values."""
+    """Remove parts that are useless in an editor: numeric defaults, titles, and null values."""
     if isinstance(node, list):
         return [_tidy(one) for one in node if one != {"type": "null"}]
     if not isinstance(node, dict):
@@ -34,7 +34,7 @@ def _tidy(node: Any) -> Any:
         for key, value in node.items()
         if key not in ("default", "title")
     }
-    # A choice of a value or null becomes the value, because a key without a value is refused.
+    # A choice between a value and null becomes the value, as keys without a value are refused.
     if len(kept.get("anyOf", ())) == 1:
         kept |= kept.pop("anyOf")[0]
     return kept

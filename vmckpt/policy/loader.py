@@ -1,7 +1,8 @@
 """Find and read policy files: those that are shipped with vmckpt, and the operator's.
 
-The operator's folder is `--policies DIR`, else VMCKPT_POLICIES, else `policies` next to hosts.yaml,
-else /etc/vmckpt/policies. A policy in it replaces a shipped policy of the same name.
+The operator's directory is `--policies DIR`, else VMCKPT_POLICIES, else `policies` next to
+hosts.yaml, else /etc/vmckpt/policies. A policy in that directory replaces a shipped policy of the
+same name.
 """
 
 import os
@@ -21,7 +22,7 @@ _ENDINGS = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """All policies that can be used, and the problems of files that cannot."""
+    """All valid policies, and the problems of invalid files."""
 
     policies: tuple[Policy, ...]
     """Sorted by name; each name occurs once."""
@@ -30,7 +31,7 @@ class Shelf:
 
     @property
     def wrong(self) -> str | None:
-        """The first problem and the number of others, or None if there are none."""
+        """The first problem and the number of others, or None if there are no problems."""
         if not self.problems:
             return None
         more = len(self.problems) - 1
@@ -42,9 +43,9 @@ def folder(
     inventory: Path | None,
     environment: Mapping[str, str] = os.environ,
 ) -> Path | None:
-    """Return the operator's folder, or None if there is none.
+    """Return the operator's directory, or None if there is none.
 
-    Raises PolicyError if a folder that is named explicitly does not exist.
+    Raises PolicyError if an explicitly named directory does not exist.
     """
     named = explicit or (
         Path(environment["VMCKPT_POLICIES"]) if environment.get("VMCKPT_POLICIES") else None
@@ -52,7 +53,7 @@ def folder(
     if named is not None:
         if not named.is_dir():
             raise PolicyError(
-                f"{named}: no such folder", hint="check --policies and VMCKPT_POLICIES"
+                f"{named}: no such directory", hint="check --policies and VMCKPT_POLICIES"
             )
         return named
     beside = [inventory.parent / "policies"] if inventory is not None else []
@@ -60,7 +61,7 @@ def folder(
 
 
 def survey(operators: Path | None) -> Shelf:
-    """Read the shipped policies and those in the operator's folder, and collect all problems."""
+    """Read the shipped policies and the operator's policies, and collect all problems."""
     own, problems = ({}, ()) if _is_shipped(operators) else _read_folder(operators)
     shipped, broken = _read_shipped()
     policies = {**shipped, **own}
@@ -68,9 +69,9 @@ def survey(operators: Path | None) -> Shelf:
 
 
 def load_all(operators: Path | None) -> tuple[Policy, ...]:
-    """Read all policies. Raises PolicyError with the first problem of any of them.
+    """Read all policies. Raises PolicyError with the first problem.
 
-    A broken file is not ignored, because it may be the policy that is meant for the guest.
+    An invalid file is not ignored, because it may contain the policy for the guest.
     """
     shelf = survey(operators)
     if shelf.wrong is not None:
@@ -79,12 +80,12 @@ def load_all(operators: Path | None) -> tuple[Policy, ...]:
 
 
 def is_path(wanted: str) -> bool:
-    """Return whether an operator means a file, not a name."""
+    """Return whether the operator's argument is a file path rather than a policy name."""
     return "/" in wanted or wanted.endswith(_ENDINGS)
 
 
 def load_one(wanted: str, operators: Path | None) -> Policy:
-    """Read the policy of a name, or in a file if `wanted` looks like a path.
+    """Read a policy by name, or from a file if `wanted` looks like a path.
 
     Raises PolicyError.
     """
@@ -94,7 +95,7 @@ def load_one(wanted: str, operators: Path | None) -> Policy:
 
 
 def load_file(path: Path) -> Policy:
-    """Read the policy in a file. Raises PolicyError with the first problem."""
+    """Read the policy from a file. Raises PolicyError with the first problem."""
     return parse.parse(config_file.read(path, PolicyError, "policy"), path)
 
 
@@ -107,9 +108,9 @@ def text_of(policy: Policy) -> str | None:
 
 
 def problems(files: Sequence[Path]) -> Mapping[Path, tuple[str, ...]]:
-    """Find all problems of files, and of the files in folders.
+    """Find all problems in files, and in the files of directories.
 
-    Returns the problems by file, one line each; a valid file has none.
+    Returns the problems by file, one line each; empty for a valid file.
     """
     found: dict[Path, tuple[str, ...]] = {}
     names: dict[str, Path] = {}
@@ -159,7 +160,7 @@ def _read_shipped() -> tuple[dict[str, Policy], tuple[str, ...]]:
 
 
 def _is_shipped(place: Path | None) -> bool:
-    """Return whether a folder is the shipped one, which a checkout has next to hosts.yaml."""
+    """Return whether a directory is the shipped one; in a checkout it is next to hosts.yaml."""
     return place is not None and place.resolve() == Path(str(resources.files("vmckpt_policies")))
 
 

@@ -17,18 +17,18 @@ class Strategy(StrEnum):
     SHUT_DOWN = "shutdown-and-return"
     """The guest is shut down, and started again when the host is back."""
     SUSPEND = "suspend-to-snapshot"
-    """Its memory is saved on its host, and the guest resumes there when the host is back."""
+    """The guest's memory is saved on its host; the guest resumes there when the host is back."""
     LEAVE = "leave"
     """The guest stays on the host, which is then not empty."""
 
     @property
     def stops(self) -> bool:
-        """Whether the guest does not run until the host is back."""
+        """Whether the guest is stopped until the host is back."""
         return self in (Strategy.SHUT_DOWN, Strategy.SUSPEND)
 
 
 class Order(StrEnum):
-    """Which guest goes first among those of equal priority."""
+    """Which guest moves first among guests of equal priority."""
 
     SMALLEST = "smallest-first"
     LONGEST = "longest-first"
@@ -50,7 +50,7 @@ class Evacuation:
     priority: int = 0
     """Guests with a higher priority go first."""
     apart: tuple[str, ...] = ()
-    """Labels; two guests with the same value of such a label may not share a host."""
+    """Labels; two guests with the same value for any of these labels may not share a host."""
     needs: tuple[tuple[str, str], ...] = ()
     """Labels that a host must have."""
     prefers: tuple[tuple[str, str], ...] = ()
@@ -61,16 +61,16 @@ class Evacuation:
     per_target: int = 2
     at_once: int = 16
     keep_free: float = 0.1
-    """Share of each target's memory to keep free, also while guests arrive."""
+    """Share of each target's memory to keep free, even while guests arrive."""
     cpu_overcommit: float = 16.0
-    """Guest CPUs allowed for each CPU of a host. 16 is the default of OpenStack Nova."""
+    """Virtual CPUs allowed per CPU of a host. 16 is the default of OpenStack Nova."""
     spread: float = 1.0
     prefer: float = 1.0
     stay_near: float = 0.2
     displace: bool = False
     """Whether guests of other hosts may be moved to make room."""
     tries: int = 3
-    """Attempts for each guest, in total."""
+    """Attempts per guest, in total."""
     first_wait: Seconds = Seconds(10.0)
     """Pause after a guest's first failure; each further pause is twice as long."""
 
@@ -79,8 +79,8 @@ class Failover(StrEnum):
     """What decides that a guest's host is dead."""
 
     AUTOMATIC = "automatic"
-    """With a lease store, the lease; the guest may be stopped if its host loses the lease. Without
-    a lease store, the failure detector of a service, which may power the host off."""
+    """With a lease store, the lease decides; the guest may be stopped if its host loses the lease.
+    Without a lease store, the failure detector decides; it may power the host off."""
     MANUAL = "manual"
     """An operator."""
 
@@ -90,13 +90,13 @@ class Protection:
     """The section `protect`."""
 
     interval: Seconds | None = None
-    """Time between two epochs; None: chosen by what an epoch costs."""
+    """Time between two epochs; None: chosen by the cost of an epoch."""
     slowdown: float = 0.10
-    """For a chosen interval: the largest share of the guest's time that pauses may take."""
+    """Without a fixed interval: the maximum share of time for which the guest may be paused."""
     max_pause: Seconds = Seconds(0.5)
     """A guest that would be paused for longer is not protected."""
     hold: Seconds = Seconds(5.0)
-    """How long buffered output waits for a backup that is gone."""
+    """How long output is buffered after the backup is lost."""
     failover: Failover = Failover.MANUAL
     lease: Seconds = Seconds(5.0)
     """How long a renewal of the lease is valid. A restart of the database or of an agent within
@@ -121,7 +121,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
 def period(time: Seconds) -> str:
-    """Return a time as schedules write it: "15min", "7d"."""
+    """Format a time as in schedules: "15min", "7d"."""
     for size, unit in _UNITS:
         if time >= size and time % size == 0:
             return f"{time / size:g}{unit}"
@@ -130,7 +130,7 @@ def period(time: Seconds) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Retention: how many snapshots of each kind are kept; all 0: every snapshot is kept."""
+    """Retention: how many snapshots of each kind are kept; if all are 0, every snapshot is kept."""
 
     last: int = 0
     hourly: int = 0
@@ -150,19 +150,19 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """As often as is worth its cost, by the formula of Young and Daly; see snapshot.interval."""
+    """At an interval computed from the cost of snapshots (Young, Daly); see snapshot.interval."""
 
     one_failure_in: Seconds = FAILURE
-    """The time between failures that is assumed before the journal has data."""
+    """The assumed time between failures, until the journal has data."""
 
 
 class Check(StrEnum):
     """How thoroughly a snapshot is verified."""
 
     SEALED = "sealed"
-    """Every stored bit, as far as possible without a private key."""
+    """Every stored byte is verified, as far as possible without a private key."""
     DEEP = "deep"
-    """Every chunk is opened as well, and must belong to its place."""
+    """Every chunk is also decrypted, and must be the expected chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyTo:
-    """Another store that snapshots are copied to, and what is kept there."""
+    """Another store to which snapshots are copied, and its retention rules."""
 
     store: str
     keep: Keep = field(default_factory=Keep)
@@ -186,16 +186,16 @@ class Schedule:
     """When snapshots of a guest are taken, where they are stored, and which are kept."""
 
     name: str
-    """The tag of its snapshots, by which they are pruned."""
+    """The tag of the schedule's snapshots, by which they are pruned."""
     when: When | Auto
     text: str
-    """`when` as it was written: "every 15m", "daily 03:00"."""
+    """`when` as written in the file: "every 15m", "daily 03:00"."""
     keep: Keep = field(default_factory=Keep)
     memory: bool = True
     group: bool = False
-    """Whether all guests with this schedule are captured at one instant, consistently."""
+    """Whether all guests with this schedule are captured consistently, at the same instant."""
     store: str | None = None
-    """The store to take snapshots into; None: the first store of the inventory."""
+    """The store for the snapshots; None: the first store in the inventory."""
     copies: tuple[CopyTo, ...] = ()
     verify: Proof | None = None
 
@@ -215,21 +215,21 @@ class CopyKind(StrEnum):
     SHARED = "shared"
     """No disk is copied: all must be shared."""
     FULL = "full"
-    """Copied; every byte is written on the target."""
+    """Disks are copied; every byte is written on the target."""
     THIN = "thin"
-    """Copied; areas that were never written take no space on the target either."""
+    """Disks are copied; areas that were never written take no space on the target either."""
 
 
 class LeftBehind(StrEnum):
-    """What is done with the images on the source once the guest runs on their copies."""
+    """What is done with the images on the source once the guest is using their copies."""
 
     KEEP = "keep"
     REMOVE = "remove"
-    """Allows migrating back later, since existing images are never overwritten."""
+    """This allows migrating back later, since existing images are never overwritten."""
 
 
 class OnFailure(StrEnum):
-    """What is done after a migration failed and the guest runs on the source."""
+    """What is done after a failed migration, with the guest still on the source."""
 
     RETRY = "retry"
     STOP = "stop"
@@ -237,15 +237,15 @@ class OnFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Select:
-    """Which guests a policy is for. All given conditions must hold; without any: all guests."""
+    """Which guests a policy applies to. All conditions must hold; no conditions: all guests."""
 
     guests: tuple[str, ...] = ()
-    """Globs, one of which must match the guest's name."""
+    """Globs; at least one must match the guest's name."""
     guest_labels: tuple[tuple[str, str], ...] = ()
     host_labels: tuple[tuple[str, str], ...] = ()
-    """Labels of the host the guest is on."""
+    """Labels that the guest's host must have."""
     at_least: Bytes | None = None
-    """Memory of the guest."""
+    """Minimum memory of the guest."""
     below: Bytes | None = None
     by_name_only: bool = False
     """Whether the policy is used only if it is requested by name."""
@@ -260,7 +260,7 @@ class MoveLimits:
     postcopy_bandwidth: BytesPerSecond | None = None
     time: Seconds | None = None
     time_per_gib: Seconds | None = None
-    """Time limit for each GiB of the guest's memory; the shorter of this and `time` applies."""
+    """Time limit per GiB of guest memory; the shorter of this and `time` applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,11 +278,11 @@ class Stall:
     """When a pre-copy counts as stalled, and how long a switchover waits for a good moment."""
 
     window: Seconds = Seconds(10.0)
-    """Stalled: the remaining memory reached no new low for this long."""
+    """A pre-copy is stalled if the remaining memory had no new low for this long."""
     margin: float = 0.04
-    """A new low must be lower by at least this share."""
+    """A new low must be below the last low by at least this share."""
     smoothing: float = 0.4
-    """Weight of the newest bandwidth in the moving average."""
+    """Weight of the newest sample in the moving average of the bandwidth."""
     patience: Seconds = Seconds(10.0)
     """How long a switchover waits for a local minimum of the remaining memory."""
 
@@ -292,20 +292,20 @@ class RuleCondition:
     """The conditions of a rule; all that are given must hold."""
 
     iteration: int | None = None
-    """In this pass over memory or a later one."""
+    """The current pass over memory has at least this number."""
     stalled_for: Seconds | None = None
-    """Stalled, and for this long no pass began with less than the best pass before."""
+    """Stalled, and for this long no pass has begun with less remaining memory than the best pass
+    before."""
     dirty_over_bandwidth: float | None = None
-    """The last pass left at least this share of what it sent dirty again; at 1, pre-copy never
-    ends."""
+    """At least this share of what the last pass sent is dirty again; at 1, pre-copy never ends."""
     precopy_excess: float | None = None
-    """Finishing by pre-copy would send more than a switch to post-copy now, by at least this share
-    of the guest's memory."""
+    """Compared with a switch to post-copy now, pre-copy would send at least this much more, as a
+    share of what the first pass sent."""
     expected_downtime_above: Seconds | None = None
     expected_downtime_below: Seconds | None = None
     time_used: Seconds | None = None
     time_share: float | None = None
-    """At least this share of the time limit is used."""
+    """At least this share of the time limit has been used."""
     remaining_above: Bytes | None = None
     remaining_below: Bytes | None = None
 
@@ -327,7 +327,7 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class Compress:
-    """Send differences to pages sent before (xbzrle) from now on, with a cache of this size."""
+    """From now on, send only differences to previously sent pages (xbzrle); `cache` in bytes."""
 
     cache: Bytes
 
@@ -355,7 +355,7 @@ class Rule:
     """One entry of `converge.rules`."""
 
     name: str
-    """The rule's name, or "rule 2" and the like if the file gives none."""
+    """The rule's name; "rule 2" and the like if the file does not name the rule."""
     when: RuleCondition
     do: Do
 
@@ -377,9 +377,9 @@ class Storage:
 
     copy: CopyKind = CopyKind.SHARED
     disks: tuple[str, ...] = ()
-    """Disks to copy ("vda"); empty: all that are not shared."""
+    """Disks to copy ("vda"); empty: all disks that are not shared."""
     pool: str | None = None
-    """A folder on the target, or a libvirt pool's name; None: the same path."""
+    """A directory on the target, or the name of a libvirt pool; None: the same path."""
     left_behind: LeftBehind = LeftBehind.KEEP
 
 
@@ -389,7 +389,7 @@ class Policy:
 
     name: str
     file: str
-    """The file it was read from, for messages."""
+    """The file that the policy was read from, for messages."""
     description: str = ""
     select: Select = field(default_factory=Select)
     mode: Mode = Mode.AUTO
@@ -401,7 +401,7 @@ class Policy:
     storage: Storage = field(default_factory=Storage)
     on_failure: OnFailure = OnFailure.STOP
     recover_for: Seconds = Seconds(600.0)
-    """For how long a broken post-copy is resumed automatically before the operator is asked."""
+    """How long to try to resume a broken post-copy automatically before asking the operator."""
     probe: Seconds = Seconds(1.0)
     """How long the guest's dirty rate is measured before the migration; 0: not measured."""
     protection: Protection = field(default_factory=Protection)
@@ -409,7 +409,7 @@ class Policy:
     snapshots: tuple[Schedule, ...] = ()
     """Snapshots that `vmckpt run` takes."""
     shipped: bool = False
-    """Whether it is shipped with vmckpt; the operator's own policies take precedence."""
+    """Whether the policy is shipped with vmckpt; the operator's own policies take precedence."""
     given: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
     """Keys that the file sets, such as "limits.time" and "converge.rules.0", with their lines."""
 

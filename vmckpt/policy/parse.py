@@ -1,4 +1,4 @@
-"""Parse a policy's YAML text into a `Policy`, or find everything that is wrong with it. Pure."""
+"""Parse a policy's YAML text into a `Policy`, or report all problems in the text. Pure."""
 
 from pathlib import Path
 from typing import assert_never
@@ -68,7 +68,7 @@ def examine(
 
 
 def parse(text: str, path: Path, *, shipped: bool = False) -> Policy:
-    """Parse a policy's text. Raises PolicyError with the first problem, in one line."""
+    """Parse a policy's text. Raises PolicyError with the first problem, on one line."""
     policy, problems = examine(text, path, shipped=shipped)
     if policy is None:
         raise PolicyError(config_file.first(problems, path))

@@ -1,4 +1,4 @@
-"""The schema of a policy's file: its keys, what each is for, and the values it accepts.
+"""The schema of policy files: the keys, their purposes, and the values they accept.
 
 The descriptions here are the only source of a key's meaning: `vmckpt policy explain`, the JSON
 schema for editors and the test of the documentation use them.
@@ -68,48 +68,48 @@ Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class Section(BaseModel):
-    """A section of a policy's file, which accepts only known keys, each of its own type."""
+    """A section of a policy file. It accepts only known keys, with values of the right type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class KeepForm(Section):
-    """How many snapshots are kept; a snapshot is kept if any of these rules keeps it."""
+    """How many snapshots are kept; a snapshot is kept if any of these rules applies to it."""
 
-    last: Count = Field(0, description="Number of newest snapshots.")
+    last: Count = Field(0, description="Keep this many of the newest snapshots.")
     hourly: Count = Field(
-        0, description="Number of hours with snapshots; the newest of each is kept."
+        0, description="Keep the newest snapshot of each of this many hours with snapshots."
     )
     daily: Count = Field(
-        0, description="Number of days with snapshots; the newest of each is kept."
+        0, description="Keep the newest snapshot of each of this many days with snapshots."
     )
     weekly: Count = Field(
-        0, description="Number of weeks with snapshots; the newest of each is kept."
+        0, description="Keep the newest snapshot of each of this many weeks with snapshots."
     )
     monthly: Count = Field(
-        0, description="Number of months with snapshots; the newest of each is kept."
+        0, description="Keep the newest snapshot of each of this many months with snapshots."
     )
 
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not any(getattr(self, name) for name in type(self).model_fields):
-            raise ValueError("keeps nothing; write {last: 7}, or leave it out to keep all")
+            raise ValueError("keeps no snapshots; write {last: 7}, or remove keep to keep all")
         return self
 
 
 class CopyForm(Section):
-    """Another store that the snapshots are copied to."""
+    """Another store to which the snapshots are copied."""
 
-    to: Text = Field(description="A store of the inventory, by name.")
-    keep: KeepForm | None = Field(None, description="What is kept there; all by default.")
+    to: Text = Field(description="The name of a store in the inventory.")
+    keep: KeepForm | None = Field(None, description="Snapshots kept there; all by default.")
 
 
 class VerifyForm(Section):
     """How often snapshots are verified."""
 
-    every: Period = Field(description="Time since the last verification.")
+    every: Period = Field(description="Time between verifications.")
     depth: CheckWord = Field(
-        Check.SEALED, description="How thoroughly; deep needs the key that opens the snapshots."
+        Check.SEALED, description="Depth of the check; deep needs the snapshots' decryption key."
     )
 
 
@@ -117,25 +117,25 @@ class ScheduleForm(Section):
     """When snapshots are taken, where they are stored, and which are kept."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = Field(
-        description="Lower-case letters, digits, dots, underscores, dashes; its snapshots' tag."
+        description="Tag of its snapshots: lower-case letters, digits, dots, underscores, dashes."
     )
     every: Often = Field(
-        None, description="Time since the last one; auto: by what snapshots cost (Young, Daly)."
+        None, description="Time between snapshots; auto: by the cost of a snapshot (Young, Daly)."
     )
-    at: Calendar | None = Field(None, description="By the calendar, in the local time zone.")
+    at: Calendar | None = Field(None, description="Calendar times, in the local time zone.")
     one_failure_in: Period | None = Field(
         None, description="For auto: assumed time between failures, until the journal has data."
     )
     memory: bool = Field(True, description="Whether to include the guest's memory.")
     group: bool = Field(
-        False, description="Whether to capture all guests with this schedule at one instant."
+        False, description="Whether to capture all guests with this schedule at the same instant."
     )
     store: Text | None = Field(
-        None, description="The store for the snapshots; the inventory's first by default."
+        None, description="Store for the snapshots; by default the first store in the inventory."
     )
-    keep: KeepForm | None = Field(None, description="What is kept in that store; all by default.")
+    keep: KeepForm | None = Field(None, description="Snapshots kept in that store; all by default.")
     copies: Annotated[list[CopyForm], Field(max_length=8)] = Field(
-        [], description="Other stores that the snapshots are copied to in the background."
+        [], description="Other stores to which the snapshots are copied in the background."
     )
     verify: VerifyForm | None = Field(None, description="How often the snapshots are verified.")
 
@@ -147,9 +147,9 @@ class ScheduleForm(Section):
         if self.one_failure_in is not None and not self.automatic:
             raise ValueError("one_failure_in has no effect without every: auto")
         if self.group and not self.memory:
-            raise ValueError("a group is captured with its memory; leave out memory: no")
+            raise ValueError("a group snapshot always includes memory; remove memory: no")
         if self.group and self.automatic:
-            raise ValueError("auto is computed for each guest; give a group an interval, like 1h")
+            raise ValueError("auto is computed per guest; for a group, use an interval like 1h")
         return self
 
     @property
@@ -173,11 +173,11 @@ class WeightsForm(Section):
     """Weights of the criteria by which a target host is chosen."""
 
     spread: _Weight = Field(
-        _EVACUATION.spread, description="Equal load on all hosts; below 0: few, well filled hosts."
+        _EVACUATION.spread, description="Even load on all hosts; below 0: pack guests on few hosts."
     )
     prefer: _Weight = Field(_EVACUATION.prefer, description="Hosts with preferred labels.")
     stay_near: _Weight = Field(
-        _EVACUATION.stay_near, description="Hosts that see the same storage as the former host."
+        _EVACUATION.stay_near, description="Hosts with access to the same storage as the source."
     )
 
 
@@ -190,7 +190,7 @@ class AtOnceForm(Section):
 
 
 class EvacuateForm(Section):
-    """How a host is evacuated, and what is done with the guest then."""
+    """How a host is evacuated, and what is done with its guests."""
 
     strategy: StrategyWord = Field(
         Strategy.MIGRATE, description="What is done with the guest; leave: it stays on the host."
@@ -202,7 +202,7 @@ class EvacuateForm(Section):
         _EVACUATION.priority, description="Guests with a higher priority go first."
     )
     apart: list[str] = Field(
-        [], description="Labels; guests with the same value of such a label never share a host."
+        [], description="Guests with the same value for any of these labels never share a host."
     )
     needs: _Labels = Field({}, description="Labels that the new host must have.")
     prefers: _Labels = Field({}, description="Labels that the new host should have.")
@@ -210,15 +210,15 @@ class EvacuateForm(Section):
         _EVACUATION.shutdown, description="How long a guest may take to shut down."
     )
     order: OrderWord = Field(
-        Order.LONGEST, description="Which guest goes first among those of equal priority."
+        Order.LONGEST, description="Which guest moves first among guests of equal priority."
     )
     at_once: AtOnceForm = Field(AtOnceForm(), description="How many guests move at the same time.")
     keep_free: Part = Field(
         _EVACUATION.keep_free,
-        description="Share of each host's memory to keep free, also while guests arrive.",
+        description="Share of each host's memory to keep free, even while guests arrive.",
     )
     cpu_overcommit: Annotated[float, Field(gt=0, le=1000, strict=False)] = Field(
-        _EVACUATION.cpu_overcommit, description="Guest CPUs allowed for each CPU of a host."
+        _EVACUATION.cpu_overcommit, description="Virtual CPUs allowed per CPU of a host."
     )
     weights: WeightsForm = Field(
         WeightsForm(), description="Weights of the criteria by which a target host is chosen."
@@ -228,14 +228,14 @@ class EvacuateForm(Section):
         description="Whether guests of other hosts may be moved to make room.",
     )
     tries: Annotated[int, Field(ge=1, le=100)] = Field(
-        _EVACUATION.tries, description="Attempts for each guest, on other hosts if one fails."
+        _EVACUATION.tries, description="Attempts per guest, on another host after each failure."
     )
     first_wait: Time = Field(
-        _EVACUATION.first_wait, description="Pause after a guest's first failure, then doubled."
+        _EVACUATION.first_wait, description="Pause before a guest's first retry; doubles each time."
     )
 
     def read(self) -> Evacuation:
-        """Return the section as the rest of vmckpt uses it."""
+        """Return the section as an Evacuation."""
         return Evacuation(
             strategy=self.strategy, move_shut_off=self.move_shut_off,
             priority=self.priority, apart=tuple(self.apart),
@@ -253,23 +253,23 @@ _TIME = r"^[0-9]+(\.[0-9]+)?(ms|s|m)$"
 
 
 def _interval(value: object) -> Seconds | None:
-    """Read an interval between epochs; None: auto."""
+    """Parse the interval between epochs. Returns None for auto."""
     if value == "auto":
         return None
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a time; write it like 100ms, or auto")
+        raise ValueError(f"{value!r} is not a time; use a value like 100ms, or auto")
     found = parse_seconds(value)
     if not 0.02 <= found <= 10:
-        raise ValueError(f"{value}: the interval must be 20ms to 10s, or auto")
+        raise ValueError(f"{value}: the interval must be between 20ms and 10s, or auto")
     return found
 
 
 def _lease(value: object) -> Seconds:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a time; write it like 1s")
+        raise ValueError(f"{value!r} is not a time; use a value like 1s")
     found = parse_seconds(value)
     if not 1 <= found <= 3600:
-        raise ValueError(f"{value}: a lease must last 1s to 60m")
+        raise ValueError(f"{value}: a lease must last between 1s and 60m")
     return found
 
 
@@ -283,17 +283,17 @@ class ProtectForm(Section):
     """How a standby on another host is kept synchronised."""
 
     interval: Annotated[Seconds | None, BeforeValidator(_interval), WithJsonSchema(_AUTO)] = Field(
-        _PROTECTION.interval, description="Time between epochs; auto: by what an epoch costs."
+        _PROTECTION.interval, description="Time between epochs; auto: by the cost of an epoch."
     )
     slowdown: Part = Field(
         _PROTECTION.slowdown,
-        description="For auto: largest share of time that pauses may take.",
+        description="For auto: maximum share of time for which the guest may be paused.",
     )
     max_pause: Time = Field(
-        _PROTECTION.max_pause, description="A guest whose pauses would be longer is not protected."
+        _PROTECTION.max_pause, description="Longest pause; a guest that needs longer is refused."
     )
     hold: Time = Field(
-        _PROTECTION.hold, description="How long output waits for a backup that is gone."
+        _PROTECTION.hold, description="How long output is buffered after the backup is lost."
     )
     failover: FailoverWord = Field(
         Failover.MANUAL,
@@ -305,9 +305,9 @@ class ProtectForm(Section):
 
 
 DOWNTIME = Seconds(0.3)
-"""The default of max_downtime, which is QEMU's own."""
+"""The default of max_downtime, the same as QEMU's."""
 CACHE = Bytes(64 << 20)
-"""The default of the cache for xbzrle, which is QEMU's own."""
+"""The default size of the xbzrle cache, the same as QEMU's."""
 
 _RETRIES, _STALL = model.Retries(), model.Stall()
 
@@ -323,28 +323,26 @@ class MemoryForm(Section):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if self.at_least is None and self.below is None:
-            raise ValueError("is empty; write {at_least: 64GiB}, or below, or leave it out")
+            raise ValueError("is empty; write {at_least: 64GiB} or {below: 64GiB}, or remove it")
         if self.at_least is not None and self.below is not None and self.at_least >= self.below:
             raise ValueError("at_least must be less than below")
         return self
 
 
 class SelectForm(Section):
-    """Which guests get the policy by default; all conditions must hold."""
+    """Which guests use the policy by default; all conditions must hold."""
 
     guests: Annotated[list[Text], Field(min_length=1)] | None = Field(
-        None, description="Globs, one of which must match the guest's name."
+        None, description="Globs; at least one must match the guest's name."
     )
     guest_labels: Labels | None = Field(None, description="Labels the guest must have.")
-    host_labels: Labels | None = Field(
-        None, description="Labels that the host the guest is on must have."
-    )
+    host_labels: Labels | None = Field(None, description="Labels that the guest's host must have.")
     memory: MemoryForm | None = Field(None, description="How much memory the guest must have.")
 
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("is empty; write {guests: ['*']} for all guests, or leave it out")
+            raise ValueError("is empty; write {guests: ['*']} for all guests, or remove select")
         return self
 
 
@@ -352,17 +350,17 @@ class LimitsForm(Section):
     """Limits of a migration."""
 
     max_downtime: Downtime = Field(
-        DOWNTIME, description="Longest pause at the switchover that QEMU may aim for at first."
+        DOWNTIME, description="Initial limit for the guest's pause at the switchover."
     )
     bandwidth: Rate = Field(None, description="Maximum network bandwidth for memory.")
     postcopy_bandwidth: Rate = Field(
-        None, description="The same after the switch to post-copy, when the guest waits for it."
+        None, description="Maximum bandwidth in post-copy, while the guest waits for its memory."
     )
     time: TimeLimit = Field(
-        None, description="Time after which the migration is cancelled; the guest stays."
+        None, description="Time limit; when it expires, the migration is cancelled."
     )
     time_per_gib: TimeLimit = Field(
-        None, description="The same for each GiB of the guest's memory; the shorter limit applies."
+        None, description="Time limit per GiB of guest memory; the shorter limit applies."
     )
 
 
@@ -374,22 +372,22 @@ class RetriesForm(Section):
     )
     first_wait: Time = Field(_RETRIES.first_wait, description="Pause before the first retry.")
     factor: Annotated[float, Field(ge=1, le=10, strict=False)] = Field(
-        _RETRIES.factor, description="Each pause is this many times the pause before."
+        _RETRIES.factor, description="Factor by which each pause is longer than the previous one."
     )
     longest_wait: Time = Field(_RETRIES.longest_wait, description="Longest pause.")
 
 
 class StallForm(Section):
-    """What counts as stalled."""
+    """When a migration counts as stalled."""
 
     window: Time = Field(
-        _STALL.window, description="Stalled: the remaining memory had no new low for this long."
+        _STALL.window, description="Stalled if the remaining memory had no new low for this long."
     )
     margin: Part = Field(
-        _STALL.margin, description="A new low must be lower by at least this share."
+        _STALL.margin, description="A new low must be below the last low by at least this share."
     )
     smoothing: Part = Field(
-        _STALL.smoothing, description="Weight of the newest bandwidth in the moving average."
+        _STALL.smoothing, description="Weight of the newest sample in the average bandwidth."
     )
     patience: Time = Field(
         _STALL.patience, description="How long a switchover waits for a moment with little to send."
@@ -400,27 +398,27 @@ class WhenForm(Section):
     """When a rule acts; all conditions must hold."""
 
     iteration: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
-        None, description="In this pass over memory or a later one."
+        None, description="The current pass over memory has at least this number."
     )
     stalled_for: Time | None = Field(
-        None, description="The remaining memory had no new low for this long."
+        None, description="The remaining memory has had no new low for this long."
     )
     dirty_over_bandwidth: Ratio | None = Field(
-        None, description="The last pass left at least this share of what it sent dirty again."
+        None, description="At least this share of what the last pass sent is dirty again."
     )
     precopy_excess: Ratio | None = Field(
         None,
-        description="Finishing by pre-copy would send more than a switch to post-copy now, by this"
-        " share of what the first pass sent.",
+        description="Compared with a switch to post-copy now, pre-copy would send at least this"
+        " much more, as a share of what the first pass sent.",
     )
     expected_downtime_above: Time | None = Field(
-        None, description="A switchover now would pause the guest for longer."
+        None, description="A switchover now would pause the guest for longer than this."
     )
     expected_downtime_below: Time | None = Field(
-        None, description="A switchover now would pause the guest for less."
+        None, description="A switchover now would pause the guest for less than this."
     )
     time_used: TimeUsedValue | None = Field(
-        None, description="This much time, or this share of the time limit, is used."
+        None, description="This much time, or this share of the time limit, has been used."
     )
     remaining_above: Size | None = Field(None, description="More than this is left to send.")
     remaining_below: Size | None = Field(None, description="Less than this is left to send.")
@@ -437,7 +435,7 @@ class ThrottleForm(Section):
     """How much CPU time is taken from a guest that writes too fast."""
 
     initial: PerCent = Field(20, description="Per cent of CPU time taken from the guest at first.")
-    increment: PerCent = Field(10, description="Further per cent, whenever that is not enough.")
+    increment: PerCent = Field(10, description="Per cent added whenever there is no progress.")
     at_most: PerCent = Field(60, description="The upper limit, in per cent.")
 
     @model_validator(mode="after")
@@ -451,14 +449,14 @@ _PAGE = 4096
 
 
 class CompressForm(Section):
-    """How differences to pages that were sent before are found."""
+    """Sending only the differences to previously sent pages."""
 
-    cache: Size = Field(CACHE, description="Memory for pages on the source, beside the guest's.")
+    cache: Size = Field(CACHE, description="Memory on the source for copies of sent pages.")
 
     @field_validator("cache")
     @classmethod
     def _as_qemu_wants(cls, cache: Bytes) -> Bytes:
-        """Require a power of two of at least a page, as QEMU fails in mid-migration otherwise."""
+        """Require a power of two, at least one page; QEMU would fail during the migration."""
         if cache >= _PAGE and cache & (cache - 1) == 0:
             return cache
         nearest = max(_PAGE, 1 << (max(1, cache).bit_length() - 1))
@@ -466,19 +464,19 @@ class CompressForm(Section):
 
 
 class DoForm(Section):
-    """An action with values; exactly one."""
+    """An action that takes values; exactly one must be given."""
 
     raise_downtime: RaiseForm | None = Field(None, description="Allow a longer downtime.")
     auto_converge: ThrottleForm | None = Field(None, description="Slow the guest down.")
     compress: CompressForm | None = Field(
-        None, description="Send differences to pages sent before (xbzrle)."
+        None, description="Send only differences to previously sent pages (xbzrle)."
     )
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         given = sum(getattr(self, name) is not None for name in WITH_VALUES)
         if given != 1:
-            raise ValueError("a rule has one action; write a rule for each action")
+            raise ValueError("a rule can have only one action; write one rule per action")
         return self
 
 
@@ -489,8 +487,8 @@ def _kind_of_do(value: Any) -> str:
 class RuleForm(Section):
     """A rule: an action, and when it is taken."""
 
-    name: Text | None = Field(None, description="Its name in reports.")
-    when: WhenForm = Field(WhenForm(), description="Conditions, which must all hold; none: always.")
+    name: Text | None = Field(None, description="Name of the rule in reports.")
+    when: WhenForm = Field(WhenForm(), description="Conditions that must all hold; empty: always.")
     do: Annotated[
         Annotated[PlainWord, Tag("(word)")] | Annotated[DoForm, Tag("(values)")],
         Discriminator(_kind_of_do),
@@ -500,10 +498,10 @@ class RuleForm(Section):
 class ConvergeForm(Section):
     """What is done about a guest that writes faster than the network can send."""
 
-    stall: StallForm = Field(StallForm(), description="What counts as stalled.")
+    stall: StallForm = Field(StallForm(), description="When a migration counts as stalled.")
     rules: list[RuleForm] = Field(
         [],
-        description="Checked in order at each sample; the first that holds and can act does.",
+        description="Checked in order at each sample; the first applicable rule acts.",
     )
 
 
@@ -519,7 +517,7 @@ class TransportForm(Section):
         Compression.NONE, description="How the stream is compressed from the start."
     )
     compression_level: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="0 to 9, or to 20 with zstd; higher is smaller and slower."
+        None, description="0 to 9, with zstd 0 to 20; higher levels are slower and compress more."
     )
 
 
@@ -530,14 +528,14 @@ class StorageForm(Section):
         CopyKind.SHARED, alias="copy", description="How disks that are not shared are handled."
     )
     disks: list[Text] = Field(
-        [], description="Disks to copy, like vda; by default all that are not shared."
+        [], description="Disks to copy, such as vda; by default all disks that are not shared."
     )
     pool: Text | None = Field(
-        None, description="Folder or libvirt pool on the target; by default the same path."
+        None, description="Directory or libvirt pool on the target; by default the same path."
     )
     left_behind: LeftWord = Field(
         LeftBehind.KEEP,
-        description="What is done with the source's images after the migration.",
+        description="What is done with the images on the source after the migration.",
     )
 
 
@@ -555,38 +553,38 @@ class PolicyForm(Section):
 
     version: Literal["vmckpt/v1"] = Field(description="The format of this file.")
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = Field(
-        description="Lower-case letters, digits, dots, underscores, dashes; used with --policy."
+        description="Name for --policy: lower-case letters, digits, dots, underscores, dashes."
     )
     description: Annotated[str, Field(max_length=1000)] = Field(
         "", description="One sentence, shown in lists."
     )
     select: SelectForm | None = Field(
-        None, description="Which guests get it by default; without it, only on request by name."
+        None, description="Guests that use the policy by default; if absent, only by --policy."
     )
-    mode: ModeWord = Field(Mode.AUTO, description="How memory gets to the target.")
+    mode: ModeWord = Field(Mode.AUTO, description="How memory is transferred to the target.")
     limits: LimitsForm = Field(LimitsForm(), description="Limits of a migration.")
-    retries: RetriesForm = Field(RetriesForm(), description="Attempts after a failed one.")
+    retries: RetriesForm = Field(RetriesForm(), description="Attempts after a failed attempt.")
     converge: ConvergeForm = Field(
         ConvergeForm(), description="What is done about a guest that writes too fast."
     )
     transport: TransportForm = Field(TransportForm(), description="How memory is transferred.")
     storage: StorageForm = Field(StorageForm(), description="How the disks are handled.")
     on_failure: FailureWord = Field(
-        OnFailure.STOP, description="What follows a failed attempt, when the guest runs as before."
+        OnFailure.STOP, description="What to do after a failed attempt; the guest keeps running."
     )
     on_postcopy_broken: Recovery = Field(
-        Seconds(600.0), description="For how long a broken post-copy is resumed automatically."
+        Seconds(600.0), description="How long to try to resume a broken post-copy automatically."
     )
-    forecast: ForecastForm = Field(ForecastForm(), description="What is measured before.")
+    forecast: ForecastForm = Field(ForecastForm(), description="Measurements before the migration.")
     protect: ProtectForm = Field(ProtectForm(), description="How a standby is synchronised.")
-    evacuate: EvacuateForm = Field(EvacuateForm(), description="How its host is evacuated.")
+    evacuate: EvacuateForm = Field(EvacuateForm(), description="How the guest's host is evacuated.")
     snapshots: Annotated[list[ScheduleForm], Field(max_length=32)] = Field(
-        [], description="Snapshots that vmckpt run takes."
+        [], description="Schedules of the snapshots that vmckpt run takes."
     )
 
 
 def sentence(key: str) -> str:
-    """Return what a key like "limits.max_downtime" is for. Raises KeyError: no such key."""
+    """Return the description of a key such as "limits.max_downtime". Raises KeyError."""
     form: type[BaseModel] = PolicyForm
     told = ""
     for name in key.split("."):

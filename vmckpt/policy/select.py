@@ -1,18 +1,17 @@
 """Select the policy for a guest. Pure.
 
-All conditions of a policy's `select` must hold. Of the policies that match, the most specific wins.
-They are compared by, in this order:
+All conditions of a policy's `select` must hold. Of the matching policies, the most specific one is
+used. Policies are compared by, in this order:
 
 1. the guest's exact name, without wildcards;
 2. the number of guest labels;
 3. the number of host labels;
 4. the number of bounds on memory;
-5. the number of letters other than wildcards in the glob that matched;
-6. an operator's own policy goes before a shipped one.
+5. the number of characters other than wildcards in the matching glob;
+6. their origin: an operator's own policy takes precedence over a shipped policy.
 
-Two policies that are equal in all six raise a PolicyError that names both files, because a guess
-could move a guest in an unintended way. A policy that is requested by name is used whatever its
-`select` says.
+If two policies are equal in all six, a PolicyError names both files, because a guess could move a
+guest in an unintended way. A policy that is requested by name is used regardless of its `select`.
 """
 
 import re
@@ -26,7 +25,7 @@ from vmckpt.units import Bytes, show_bytes
 from vmckpt.util.config_file import likely
 
 DEFAULT = "balanced"
-"""The policy to use if none matches."""
+"""The policy to use if no policy matches."""
 
 _WILDCARD = re.compile(r"\*|\?|\[.+?\]")
 
@@ -35,7 +34,7 @@ Rank = tuple[bool, int, int, int, int, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A guest to select a policy for."""
+    """A guest that needs a policy."""
 
     guest: str
     guest_labels: Mapping[str, str]
@@ -64,7 +63,7 @@ class Chosen:
 def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = None) -> Chosen:
     """Choose the policy for a guest. `forced`: the name of a policy to use instead.
 
-    Raises PolicyError if there is no policy of this name, or if two policies are equally specific.
+    Raises PolicyError if no policy has this name, or if two policies are equally specific.
     """
     if forced is not None:
         found = by_name(policies, forced)
@@ -91,7 +90,7 @@ def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = No
     if rest and rest[0][0] == best:
         raise PolicyError(
             f"{found.file} and {rest[0][1].file} are equally specific for {subject.guest}",
-            hint="add a condition to the select of one of them, or name one with --policy",
+            hint="add a condition to the select of one policy, or choose a policy with --policy",
         )
     return Chosen(
         policy=found,
@@ -105,7 +104,7 @@ def choose(policies: Sequence[Policy], subject: Subject, forced: str | None = No
 
 
 def by_name(policies: Sequence[Policy], name: str) -> Policy:
-    """Return the policy of a name. Raises PolicyError with a similar name if there is none."""
+    """Return the named policy. Raises PolicyError with a similar name if it does not exist."""
     for policy in policies:
         if policy.name == name:
             return policy
@@ -131,7 +130,7 @@ def _rank(policy: Policy, subject: Subject) -> Rank | None:
 def _like(name: str, globs: Sequence[str]) -> list[str]:
     """Return the globs that match a name.
 
-    A glob also matches the name that equals it, because a name may contain brackets.
+    A glob also matches an identical name, because a name may contain brackets.
     """
     return [glob for glob in globs if glob == name or fnmatchcase(name, glob)]
 
@@ -168,7 +167,7 @@ def _matches(select: Select, subject: Subject) -> tuple[str, ...]:
         found.append(f"the guest's memory, {memory}, is at least {show_bytes(select.at_least)}")
     if select.below is not None:
         found.append(f"the guest's memory, {memory}, is below {show_bytes(select.below)}")
-    return tuple(found) or ("it is for all guests",)
+    return tuple(found) or ("it applies to all guests",)
 
 
 _REASONS = (
@@ -176,13 +175,13 @@ _REASONS = (
     "{} matches more guest labels",
     "{} matches more host labels",
     "{} matches more bounds on memory",
-    "{} has a glob with more letters",
-    "{} is the operator's own, and this one is shipped with vmckpt",
+    "{} has a longer matching glob",
+    "{} is the operator's own, and this policy is shipped with vmckpt",
 )
 
 
 def _less(policy: Policy, winner: Policy, subject: Subject) -> str:
-    """Return why `winner` is more specific than a policy that matches as well."""
+    """Return why `winner` is more specific than another matching policy."""
     mine, best = _rank(policy, subject), _rank(winner, subject)
     if mine is None or best is None:
         return ""

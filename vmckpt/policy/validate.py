@@ -53,12 +53,12 @@ def _mode(policy: Policy) -> Iterator[Complaint]:
     given = dict(policy.given)
     if mode is Mode.HYBRID and not policy.may_switch_early:
         yield Complaint(
-            ("mode",), "mode hybrid needs a rule that does start_postcopy; or write mode: precopy"
+            ("mode",), "mode hybrid needs a start_postcopy rule; add one, or write mode: precopy"
         )
     elif not policy.may_switch_early:
         for key in ("limits.postcopy_bandwidth", "on_postcopy_broken"):
             if key in given:
-                why = f"in mode {mode}" if mode in _NO_POSTCOPY else "without a rule that starts it"
+                why = f"in mode {mode}" if mode in _NO_POSTCOPY else "without a start_postcopy rule"
                 yield Complaint(
                     tuple(key.split(".")), f"{key} has no effect: there is no post-copy {why}"
                 )
@@ -70,12 +70,12 @@ def _by_epochs(policy: Policy) -> Iterator[Complaint]:
     given = dict(policy.given)
     for key in _QEMUS:
         if key in given:
-            why = "it sends compressed differences over one encrypted connection"
+            why = "this mode sends compressed differences over one encrypted connection"
             yield Complaint(tuple(key.split(".")), f"{key} has no effect in mode checkpoint: {why}")
     if policy.storage.left_behind is LeftBehind.REMOVE:
         yield Complaint(
             ("storage", "left_behind"),
-            "storage.left_behind: remove is not supported in mode checkpoint; leave it out",
+            "storage.left_behind: remove is not supported in mode checkpoint; delete the key",
         )
 
 
@@ -95,9 +95,9 @@ def _rules(policy: Policy) -> Iterator[Complaint]:
 
 def _wrong_in_mode(policy: Policy, rule: Rule) -> str | None:
     if policy.mode is Mode.CHECKPOINT:
-        return "rules apply only to migrations by QEMU, not to mode checkpoint; remove them"
+        return "rules apply only to migrations by QEMU, not to mode checkpoint; remove the rules"
     if policy.mode is Mode.STOP_AND_COPY and not isinstance(rule.do, GiveUp):
-        return "the guest is paused already in mode stop-and-copy; only abort has an effect"
+        return "in mode stop-and-copy, the guest is already paused; only abort has an effect"
     if policy.mode in _NO_POSTCOPY and isinstance(rule.do, StartPostcopy):
         return (
             f"start_postcopy is not possible in mode {policy.mode};"
@@ -128,15 +128,15 @@ def _contradictions(policy: Policy, when: RuleCondition) -> Iterator[tuple[str, 
     if when.time_share is not None and limits.time is None and limits.time_per_gib is None:
         yield (
             "time_used",
-            "time_used is a share of the time limit, but there is no limit;"
-            " write limits.time or limits.time_per_gib, or a time like 5m",
+            "time_used is a share of the time limit, but no time limit is set;"
+            " set limits.time or limits.time_per_gib, or give time_used as a time, like 5m",
         )
     if when.time_used is not None and limits.time is not None and when.time_used >= limits.time:
-        yield "time_used", "time_used must be less than limits.time, which ends the migration"
+        yield "time_used", "time_used must be less than limits.time, which cancels the migration"
 
 
 def _never_acts(policy: Policy) -> Iterator[Complaint]:
-    """Find rules below an abort that holds whenever they hold."""
+    """Find rules that never act because an earlier abort always acts first."""
     for number, rule in enumerate(policy.rules):
         for earlier in policy.rules[:number]:
             if isinstance(earlier.do, GiveUp) and _implies(rule.when, earlier.when):
@@ -166,7 +166,7 @@ def _limits(policy: Policy) -> Iterator[Complaint]:
 def _retries(policy: Policy) -> Iterator[Complaint]:
     retries, given = policy.retries, dict(policy.given)
     if policy.on_failure is OnFailure.STOP and "retries" in given:
-        yield Complaint(("retries",), "retries have no effect without on_failure: retry")
+        yield Complaint(("retries",), "retries has no effect without on_failure: retry")
     if policy.on_failure is OnFailure.RETRY and retries.times == 0:
         yield Complaint(
             ("on_failure",), "on_failure: retry needs attempts; write retries: {times: 2}"
@@ -188,11 +188,11 @@ def _transport(policy: Policy) -> Iterator[Complaint]:
         return
     key, most = ("transport", "compression_level"), _HIGHEST_LEVEL.get(how.compression)
     if how.compression is Compression.NONE:
-        yield Complaint(key, "compression_level needs a compression; write compression: zstd")
+        yield Complaint(key, "compression_level needs a compression, such as compression: zstd")
     elif most is None:
         yield Complaint(key, f"{how.compression} has no levels; remove compression_level")
     elif how.compression_level > most:
-        yield Complaint(key, f"{how.compression} has levels up to {most}")
+        yield Complaint(key, f"the highest level of {how.compression} is {most}")
 
 
 def _storage(policy: Policy) -> Iterator[Complaint]:
@@ -217,7 +217,7 @@ def _snapshots(policy: Policy) -> Iterator[Complaint]:
         for at, copy in enumerate(schedule.copies):
             if copy.store in stores:
                 yield Complaint(
-                    (*here, "copies", at, "to"), f"the snapshots are already in {copy.store}"
+                    (*here, "copies", at, "to"), f"the snapshots are already stored in {copy.store}"
                 )
             stores.append(copy.store)
 

@@ -1,4 +1,4 @@
-"""Read the values of a policy's keys, from the written form to the program's types. Pure."""
+"""Parse the values of policy keys into vmckpt's types. Pure."""
 
 import re
 from collections.abc import Callable
@@ -56,7 +56,7 @@ WITH_VALUES = {
 
 @dataclass(frozen=True, slots=True)
 class TimeUsed:
-    """How much of its time a migration has used; one of the two fields is set."""
+    """The time that a migration has used, either as a time or as a share of its time limit."""
 
     time: Seconds | None = None
     share: float | None = None
@@ -72,7 +72,7 @@ class Written:
 
 def _time(value: object) -> Seconds:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a time; write it with its unit, like 300ms, 20s or 5m")
+        raise ValueError(f"{value!r} is not a time; use a value with a unit, like 300ms or 5m")
     time = units.parse_seconds(value)
     if time <= 0:
         raise ValueError(f"{value!r} must be greater than 0")
@@ -92,7 +92,7 @@ def _time_or_unlimited(value: object) -> Seconds | None:
 
 def _size(value: object) -> Bytes:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{value!r} is not a size; write it like 64MiB or 2GiB")
+        raise ValueError(f"{value!r} is not a size; use a value like 64MiB or 2GiB")
     size = units.parse_bytes(str(value))
     if not 0 < size <= _LARGEST:
         raise ValueError(f"{value!r}: a size must be greater than 0 and at most 1048576TiB")
@@ -103,25 +103,27 @@ def _rate(value: object) -> BytesPerSecond | None:
     if value == "unlimited":
         return None
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a rate; write it like 200MiB/s, 1gbit or unlimited")
+        raise ValueError(f"{value!r} is not a rate; use a value like 200MiB/s, 1gbit or unlimited")
     rate = units.parse_rate(value)
     if not MIB <= rate <= _LARGEST:
-        raise ValueError(f"{value!r}: libvirt limits in whole MiB/s; the minimum is 1MiB/s")
+        raise ValueError(f"{value!r}: libvirt accepts whole MiB/s; the minimum is 1MiB/s")
     return rate
 
 
 def _share(value: object, *, most: float, example: str) -> float:
-    """Read a share, from "80%" or 0.8."""
+    """Parse a share such as "80%" or 0.8."""
     share: float | None = None
     if isinstance(value, str) and re.fullmatch(_PERCENT, value):
         share = float(value.rstrip("% ")) / 100
     elif isinstance(value, int | float) and not isinstance(value, bool):
         share = float(value)
     if share is None:
-        raise ValueError(f"{value!r} is not a share; write it like {example}")
+        raise ValueError(f"{value!r} is not a share; use a value like {example}")
     # The negated comparison also refuses NaN.
     if not 0.0001 <= share <= most:
-        raise ValueError(f"{value!r} is not between 0.01% and {most:.0%}; write it like {example}")
+        raise ValueError(
+            f"{value!r} is not between 0.01% and {most:.0%}; use a value like {example}"
+        )
     return share
 
 
@@ -139,9 +141,7 @@ def _time_used(value: object) -> TimeUsed:
     try:
         return TimeUsed(share=_share(value, most=0.99, example="80%"))
     except ValueError as exc:
-        raise ValueError(
-            f"{exc}, or as a time like 5m; at 100% the migration is cancelled"
-        ) from None
+        raise ValueError(f"{exc}, or a time like 5m; at 100% the migration is cancelled") from None
 
 
 def _per_cent(value: object) -> int:
@@ -156,34 +156,34 @@ def _probe(value: object) -> Seconds:
         return Seconds(0.0)
     time = _time(value)
     if not 1 <= time <= 60:
-        raise ValueError(f"{value!r}: QEMU measures for 1s to 60s; to disable it, write off")
+        raise ValueError(f"{value!r} is not between 1s and 60s; use off to disable the measurement")
     return time
 
 
 def _recovery(value: object) -> Seconds:
-    """Read for how long a broken post-copy is resumed automatically; 0: not at all."""
+    """Parse how long to try to resume a broken post-copy automatically. Returns 0 for never."""
     if value == "ask":
         return Seconds(0.0)
     match = re.fullmatch(r"recover for (\S+?),? then ask", value if isinstance(value, str) else "")
     if match is None:
-        raise ValueError(f"{value!r} is not understood; write recover for 10m, then ask; or ask")
+        raise ValueError(f"{value!r} is invalid; use 'recover for 10m, then ask' or 'ask'")
     return _time(match[1])
 
 
 def _period(value: object) -> Seconds:
-    """Read a time, in units from seconds to days."""
+    """Parse a time, in units from seconds to days."""
     text = value if isinstance(value, str) else ""
     try:
         found = calendar.parse(text)
     except ValueError:
         found = None
     if not isinstance(found, Interval):
-        raise ValueError(f"{value!r} is not a time; write it like 15min, 6h or 7d")
+        raise ValueError(f"{value!r} is not a time; use a value like 15min, 6h or 7d")
     return found.every
 
 
 def _every(value: object) -> Seconds | None:
-    """Read an interval; None: auto."""
+    """Parse an interval. Returns None for auto."""
     try:
         return None if value == "auto" else _period(value)
     except ValueError as exc:
@@ -194,19 +194,19 @@ def _at(value: object) -> Written:
     text = value if isinstance(value, str) else repr(value)
     found = calendar.parse(text)
     if isinstance(found, Interval):
-        raise ValueError(f"{text!r} is not a time of day; write every: {text}")
+        raise ValueError(f"{text!r} is an interval, not a calendar time; write every: {text}")
     return Written(text=" ".join(text.lower().split()), when=found)
 
 
 def _word(kind: type[W]) -> Callable[[object], W]:
-    """Return a reader of an enum's values."""
+    """Return a parser for an enum's values."""
 
     def read(value: object) -> W:
         text = "off" if value is False else value  # YAML reads a bare off as false
         words = [str(one) for one in kind]
         if text in words:
             return kind(text)
-        raise ValueError(f"{value!r} is not known{likely(str(text), words)}")
+        raise ValueError(f"{value!r} is not a valid value{likely(str(text), words)}")
 
     return read
 
@@ -218,7 +218,7 @@ def _plain(value: object) -> Plain:
     if word in [str(one) for one in Plain]:
         return Plain(word)
     known = [*map(str, Plain), *WITH_VALUES]
-    raise ValueError(f"{value!r} is not an action of a rule{likely(word, known)}")
+    raise ValueError(f"{value!r} is not a rule action{likely(word, known)}")
 
 
 def _text(pattern: str, *examples: str) -> WithJsonSchema:
@@ -257,7 +257,7 @@ Rate = Annotated[
 Part = Annotated[float, BeforeValidator(_part), _one_of(_PERCENT, "4%")]
 """A share below one."""
 Ratio = Annotated[float, BeforeValidator(_ratio), _one_of(_PERCENT, "80%")]
-"""A share that may be more than one."""
+"""A share that may exceed 1."""
 TimeUsedValue = Annotated[
     InstanceOf[TimeUsed], BeforeValidator(_time_used), _one_of(f"({_PERCENT}|{_TIME})", "80%", "5m")
 ]
@@ -276,7 +276,7 @@ PerCent = Annotated[
 Probe = Annotated[
     Seconds,
     BeforeValidator(_probe),
-    # Editors that read YAML as vmckpt does see a bare off as false.
+    # Editors that parse YAML like vmckpt read a bare off as false.
     WithJsonSchema(
         {"anyOf": [{"type": "string", "pattern": f"^({_TIME}|off)$"}, {"const": False}]}
     ),

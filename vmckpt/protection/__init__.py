@@ -1,1 +1,1 @@
-"""Protect a guest by a standby on another host: the controller's part."""
+"""Protect a guest with a standby on another host: the controller's part."""

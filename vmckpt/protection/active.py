@@ -19,7 +19,7 @@ def active() -> list[Operation]:
 
 
 def unattended() -> list[Operation]:
-    """Return the protections on which no command acts: their agents run them.
+    """Return the protections without a live controller, which only their agents run.
 
     Raises JournalError.
     """
@@ -36,7 +36,7 @@ def unattended() -> list[Operation]:
 def of(inventory: Inventory, guest: str) -> Known:
     """Return the protection of a guest, given by name or UUID.
 
-    Raises BadInput if it has none; InventoryError, JournalError.
+    Raises BadInput if the guest is not protected, InventoryError, JournalError.
     """
     found = find(inventory, guest)
     if found is None:
@@ -45,7 +45,7 @@ def of(inventory: Inventory, guest: str) -> Known:
 
 
 def find(inventory: Inventory, guest: str) -> Known | None:
-    """Return the protection of a guest, given by name or UUID; None if it has none.
+    """Return the protection of a guest, given by name or UUID; None if it is not protected.
 
     Raises InventoryError, JournalError.
     """

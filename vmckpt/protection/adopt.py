@@ -1,6 +1,6 @@
-"""Adopt a protection that the journal lost: the agents of both hosts still run it.
+"""Adopt a protection whose journal record is lost while its agents are still running.
 
-Their answers are recorded in the journal again, so that the protection can be ended.
+The protection is recorded again from the agents' answers, so that it can be stopped.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ class Found:
 
 
 def decide(guest: str, told: Mapping[str, ProtectionStatus], *, dead: bool) -> Found:
-    """Return the protection of a guest that the hosts' answers, `told`, describe. Pure.
+    """Determine a guest's protection from the hosts' answers, `told`. Pure.
 
-    `dead`: the operator states that the guest's host is off. Otherwise this host must answer, since
-    the standby may be all that is left of the guest. Raises BadInput if the guest is not protected,
-    and GuestLocked if the answers do not suffice.
+    `dead`: the operator states that the guest's host is off. Otherwise that host must answer, since
+    the standby may be the guest's only copy. Raises BadInput if the guest is not protected, and
+    GuestLocked if the answers are not sufficient.
     """
     sides = {name: one for name, one in told.items() if one.role and one.session}
     silent = sorted(name for name, one in told.items() if one.error is not None)
@@ -52,15 +52,15 @@ def decide(guest: str, told: Mapping[str, ProtectionStatus], *, dead: bool) -> F
     found = {_found(name, one) for name, one in sides.items()}
     if len(found) > 1:
         raise GuestLocked(
-            f"{' and '.join(sorted(sides))} have different protections of {guest}, and the"
-            " journal has no record of them",
+            f"{' and '.join(sorted(sides))} report different protections of {guest}, and the"
+            " journal has no record of either",
             hint=_DOCS,
         )
     (only,) = found
     if only.primary in silent and not dead:
         raise GuestLocked(
-            f"{guest} may run on {only.primary}, which cannot be queried; {only.backup} has its"
-            " standby",
+            f"{guest} may be running on {only.primary}, which cannot be queried; its standby is on"
+            f" {only.backup}",
             hint=f"fix {only.primary}; if it is off, run vmckpt failover {guest} --host-is-off"
             " --lost-journal",
         )
@@ -68,7 +68,7 @@ def decide(guest: str, told: Mapping[str, ProtectionStatus], *, dead: bool) -> F
 
 
 def _found(name: str, told: ProtectionStatus) -> Found:
-    """Return the protection that one host describes."""
+    """Return the protection that a single host describes."""
     here, there = name, str(told.peer)
     if told.role == "backup":
         here, there = there, here
@@ -81,15 +81,15 @@ def _found(name: str, told: ProtectionStatus) -> Found:
 async def adopt(
     inventory: Inventory, guest: str, uuid: str, warn: Callable[[str], None], *, dead: bool = False
 ) -> Known:
-    """Record in the journal a protection that only its hosts know, and return it.
+    """Record a protection in the journal that only its hosts know about, and return it.
 
-    Raises VmckptError as `decide` does, InventoryError, GuestLocked, JournalError.
+    Raises the errors of `decide`, InventoryError, GuestLocked, JournalError, VmckptError.
     """
     found = decide(guest, await agent_client.both(inventory.hosts, uuid), dead=dead)
     primary, backup = inventory.host(found.primary), inventory.host(found.backup)
     warn(
-        f"the journal has no record of {guest}'s protection; recording it as {primary.name} and"
-        f" {backup.name} describe it"
+        f"the journal has no record of {guest}'s protection; recording it from the answers of"
+        f" {primary.name} and {backup.name}"
     )
     # Whether vmckpt run was to decide about failovers is unknown, so the operator decides.
     judge = Judge.LEASE if found.has_lease else Judge.PERSON
@@ -111,6 +111,7 @@ async def adopt(
     known = await asyncio.to_thread(active.find, inventory, uuid)
     if known is None:
         raise BadInput(
-            f"{guest}: no journal to record its protection in", hint="name one with --journal"
+            f"{guest}: there is no journal in which to record the protection",
+            hint="name a journal with --journal",
         )
     return known

@@ -26,11 +26,11 @@ _MOST = 10_000
 """Maximum number of entries in a list."""
 
 Kind = Callable[[str, object], None]
-"""Checks a field's value. Raises ValueError, with the field's name, for a wrong kind."""
+"""Checks a field's value. Raises ValueError, with the field's name, for a wrong type."""
 
 
 def require_answers(order: str, told: object) -> None:
-    """Check that the answer `told` to `order` has all its fields, each of the right kind.
+    """Check that the answer `told` to `order` has all fields, each with the right type.
 
     `order`: "ask", "look", … (agent/replication/orders.py). Raises ValueError.
     """
@@ -161,4 +161,4 @@ _ANSWERS: Mapping[str, Kind] = {
     "stand": _fields(port=_count),
     "end": _fields(did=_each(_text)), "revive": _fields(did=_each(_text)),
 }  # fmt: skip
-"""The fields of an order's answer that vmckpt reads."""
+"""The fields that vmckpt reads from the answer to each order."""

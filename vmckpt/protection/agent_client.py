@@ -14,7 +14,7 @@ from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.units import Seconds
 
 _ANSWERS = Seconds(20.0)
-"""How long to wait for an answer: longer than a login and an agent on a busy host ever take."""
+"""How long to wait for an answer: longer than a login and the answer ever take on a busy host."""
 
 
 def _nobody(_: Event) -> None:
@@ -31,10 +31,10 @@ async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any
 
 
 async def request(host: Host, guest: str, **more: Any) -> ProtectionStatus:
-    """Ask an agent for its status, or pass a wish to it. The agent answers at once.
+    """Query an agent's status, or pass a request to the agent, which answers immediately.
 
-    Raises VmckptError, also if there is no answer in time: for a host that dies meanwhile, TCP
-    would report an error only after a quarter of an hour.
+    Raises VmckptError, also for an answer that is overdue: if the host dies meanwhile, TCP reports
+    an error only after a quarter of an hour.
     """
     asked = asyncio.create_task(order(host, guest, "ask", **more))
     try:
@@ -43,7 +43,7 @@ async def request(host: Host, guest: str, **more: Any) -> ProtectionStatus:
             raise RemoteError(f"{host.name} did not answer within {_ANSWERS:g} s")
         return parse_answer(asked.result())
     finally:
-        asked.cancel()  # its connection ends by itself
+        asked.cancel()  # the connection closes by itself
 
 
 async def status(host: Host, guest: str) -> ProtectionStatus:
@@ -59,10 +59,10 @@ async def status(host: Host, guest: str) -> ProtectionStatus:
 async def both(
     hosts: Mapping[str, Host], guest: str, limit: Seconds | None = None
 ) -> dict[str, ProtectionStatus]:
-    """Return the status of a guest's protection from each host that knows of one, by host name.
+    """Return the status of a guest's protection from each host that reports one, by host name.
 
     `limit`: how long to wait; a host that has not answered by then counts as silent. Without a
-    limit, a link that breaks meanwhile would be noticed only when ssh gives up.
+    limit, a link that breaks meanwhile is noticed only when ssh times out.
     """
     asked = {name: asyncio.create_task(status(host, guest)) for name, host in hosts.items()}
     try:
@@ -86,6 +86,6 @@ def unreachable(why: str) -> ProtectionStatus:
 def kept_in(host: Host, guest: str) -> str:
     """Return the host's directory for a protection's files that survive a reboot.
 
-    `guest`: its UUID.
+    `guest`: the guest's UUID.
     """
     return f"{host.agent_state}/replica-{guest}"

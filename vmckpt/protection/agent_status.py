@@ -10,7 +10,7 @@ class ProtectionStatus:
     """One host's answer. A field that the host did not send is None, or False if it is a flag."""
 
     error: str | None = None
-    """Why the host could not be asked; then all other fields but `silent` are empty."""
+    """Why the host could not be queried; all other fields except `silent` are then empty."""
     silent: bool = False
     """Nothing answered at the host's address."""
     role: str | None = None
@@ -25,7 +25,7 @@ class ProtectionStatus:
     phase: str | None = None
     """The primary's phase; see replication.status.Phase."""
     outcome: str | None = None
-    """How the protection ended, once it has; see replication.session.ProtectionOutcome."""
+    """How the protection ended; None if it is active; see replication.session.ProtectionOutcome."""
     why: str | None = None
     """Why the protection ended."""
     says: str | None = None
@@ -33,7 +33,7 @@ class ProtectionStatus:
     alone: bool = False
     """The primary continued without its standby."""
     wants_leave: str | None = None
-    """The name of the primary's request for permission to run unprotected; None if it has none."""
+    """The name of the primary's request for permission to run unprotected; None: no request."""
     devices_changed: bool = False
     ready: bool = False
     """The standby can take over."""
@@ -51,11 +51,11 @@ class ProtectionStatus:
     lease_holder: str | None = None
     """For a primary without an agent: the host that holds the lease."""
     moves: bool | None = None
-    """Whether it is a migration by epochs; None: an older release does not report this."""
+    """Whether this is a migration by epochs; None: an older release does not report this."""
     known: bool = False
     """Without a protection: whether libvirt has a domain of the guest."""
     libvirt_silent: bool = False
-    """Without a protection: libvirt did not answer whether it has a domain of the guest."""
+    """Without a protection: libvirt did not report whether it has a domain of the guest."""
     told: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """The complete answer, for display."""
 
@@ -66,7 +66,7 @@ class ProtectionStatus:
 
 
 def parse_answer(told: Mapping[str, Any]) -> ProtectionStatus:
-    """Return the status in an answer whose fields agent_answers has checked."""
+    """Build a ProtectionStatus from an answer that agent_answers has checked."""
     plain = (
         "error", "role", "session", "peer", "runs", "agent", "phase", "outcome", "why", "says",
         "wants_leave", "lease_holder", "moves",

@@ -12,7 +12,7 @@ LEASE_HOLDER = "lease_holder"
 
 
 def of_protections(entries: Iterable[Mapping[str, Any]]) -> tuple[Copies, ...]:
-    """Return the second copies among `entries`, which `app.protection.job_status` makes."""
+    """Return the second copies found in `entries`, the results of `app.protection.job_status`."""
     found = (_of_protection(one) for one in entries)
     return tuple(one for one in found if one is not None)
 
@@ -31,14 +31,14 @@ def _of_protection(entry: Mapping[str, Any]) -> Copies | None:
 
 
 def second_copy(ours: ProtectionStatus, theirs: ProtectionStatus, primary: str) -> str | None:
-    """Return why the copy on the primary is one too many; None if nothing shows that it is.
+    """Return why the primary's copy is a second copy; None if there is no evidence that it is.
 
-    `ours` is the primary's answer and must not be older than the backup's, `theirs`.
+    `ours`: the primary's answer, which must not be older than the backup's answer, `theirs`.
     """
     if not ours.runs or ours.role == "backup":
         return None
     if status.has_taken_over(theirs) and theirs.runs is not False:
-        return "its standby has taken over, but its QEMU on the primary still runs"
+        return "its standby has taken over, but its QEMU on the primary is still running"
     holder = ours.lease_holder
     if holder is not None and holder != primary:
         return f"{holder} holds its lease"

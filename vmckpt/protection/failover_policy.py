@@ -1,8 +1,8 @@
-"""Decide about a protected guest that has a fence agent and no lease store. Pure.
+"""Decide about the failover of a guest with a fence agent and without a lease store. Pure.
 
-`vmckpt run` must watch over it, because the fence agent runs on the controller's machine. The same
-service also grants the permission to run unprotected while the host is up, so that a guest is never
-both fenced and permitted to run alone.
+`vmckpt run` must monitor such a guest, because the fence agent runs on the controller's machine.
+The same service also grants the permission to run unprotected while the host is up, so that a guest
+is never both fenced and permitted to run unprotected.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class FailoverAction(StrEnum):
 
     WAIT = "wait"
     GRANT_SOLO = "let alone"
-    """Permit the primary, which asks for it, to continue without its standby."""
+    """Grant the primary's request to continue without its standby."""
     STANDBY_RESTORED = "stands"
     """Record that the standby is complete again, so that a failover is possible."""
     FAIL_OVER = "fail over"
@@ -36,7 +36,7 @@ class FailoverDecision:
 
 
 def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
-    """Decide by the answers of both agents.
+    """Decide from the answers of both agents.
 
     `patience`: how long the host must be silent before it counts as dead; at least `LIVES`, so that
     a few lost heartbeats are not mistaken for a dead host.
@@ -44,8 +44,8 @@ def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
     ours, theirs = case.ours, case.theirs
     if theirs.outcome == ProtectionOutcome.FAILED_OVER:
         if ours.runs:
-            return _wait(f"both {case.primary} and {case.backup} report that they run it")
-        return FailoverDecision(do=FailoverAction.FAIL_OVER, why=f"it runs on {case.backup}")
+            return _wait(f"both {case.primary} and {case.backup} report that they are running it")
+        return FailoverDecision(do=FailoverAction.FAIL_OVER, why=f"it is running on {case.backup}")
     if ours.wants_leave:
         said = str(ours.says or "").partition(": ")[2]
         return FailoverDecision(
@@ -57,7 +57,7 @@ def decide(case: Case, *, patience: Seconds) -> FailoverDecision:
                 do=FailoverAction.STANDBY_RESTORED,
                 why=f"its standby on {case.backup} is complete again",
             )
-        return _wait(f"it may have continued without {case.backup}; fail it over by hand if needed")
+        return _wait(f"it may have continued without {case.backup}; fail over manually if needed")
     return _by_silence(case, patience) if case.gone or case.silent else _wait()
 
 
@@ -68,7 +68,7 @@ def _by_silence(case: Case, patience: Seconds) -> FailoverDecision:
         return _wait(f"its standby on {case.backup} is not ready: {says}")
     if case.gone:
         return FailoverDecision(
-            do=FailoverAction.FAIL_OVER, why=f"it no longer runs on {case.primary}"
+            do=FailoverAction.FAIL_OVER, why=f"it is no longer running on {case.primary}"
         )
     silent = Seconds(float(theirs.silent_for or 0.0))
     if silent < max(patience, LIVES):

@@ -28,7 +28,7 @@ _NONE = ImageAdoption()
 async def taking(
     setting: Setting, request: ProtectRequest, guest: Guest, looked: dict[str, Any]
 ) -> ImageAdoption:
-    """Return which existing images on the backup the standby takes. Raises VmckptError."""
+    """Return the existing images on the backup that the standby takes over. Raises VmckptError."""
     if not request.reverse:
         return _NONE
     disks, known = replicated(looked), request.earlier
@@ -112,6 +112,6 @@ async def _lease_store(setting: Setting, request: ProtectRequest) -> Finding | N
 
 
 def _folder(setting: Setting, request: ProtectRequest) -> str:
-    """Return the backup's folder for the standby's images; without one, the agent's directory."""
+    """Return the backup's directory for the standby's images; by default the agent's directory."""
     storage = setting.backup.storage
     return request.storage or (storage[-1] if storage else setting.backup.agent_state)

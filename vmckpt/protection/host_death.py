@@ -12,7 +12,7 @@ from vmckpt.replication.session import ProtectionOutcome
 from vmckpt.units import Seconds
 
 LIVES = Seconds(3.0)
-"""An agent sends ten heartbeats a second: a host with a newer heartbeat is not dead."""
+"""A host with a heartbeat newer than this is not dead; its agent sends ten heartbeats a second."""
 _READY = "protecting"
 
 
@@ -20,9 +20,9 @@ class Proof(StrEnum):
     """Why the standby may run."""
 
     RUNS = "runs"
-    """The standby runs already."""
+    """The standby is already running."""
     LEASE = "lease"
-    """The backup waits for the end of the lease."""
+    """The backup waits until the lease expires."""
     WORD = "word"
     """The operator states that the host is off."""
     FENCE = "fence"
@@ -41,7 +41,7 @@ class Case:
     ours: ProtectionStatus
     """The primary's answer; see agent_client.status."""
     theirs: ProtectionStatus
-    """The backup's answer, which was asked for after the primary's."""
+    """The backup's answer, which was requested after the primary's answer."""
     has_lease: bool
     has_fence: bool
     word: bool
@@ -61,11 +61,11 @@ class Case:
 
     @property
     def gone(self) -> bool:
-        """Whether the primary's host answers and the guest no longer runs there.
+        """Whether the primary's host answers and the guest is no longer running there.
 
-        Either its QEMU died, or the guest was paused for a switchover. If the host has restarted,
-        only the journal shows whether the guest had continued without its standby before. A guest
-        that is just ending does not count: it may be shutting down on request.
+        Either QEMU died, or the guest was paused for a switchover. If the host has restarted, only
+        the journal shows whether the guest had continued without its standby before. A guest that
+        is just stopping does not count: it may have been shut down on request.
         """
         told = self.ours
         if told.runs is not False:
@@ -78,15 +78,15 @@ class Case:
 def decide(case: Case) -> Proof:
     """Return the proof that the standby may run.
 
-    Raises GuestLocked or BadInput if there is none, with a hint on what would be a proof.
+    Raises GuestLocked or BadInput if there is no proof, with a hint on how to provide it.
     """
     runs = case.ours.error is None and case.ours.runs
     followed = case.theirs.connected or not case.has_lease
     if runs and followed and not case.fence:
         also = f"; if {case.primary} hangs, --fence powers it off first" if case.has_fence else ""
         raise GuestLocked(
-            f"{case.guest} runs on {case.primary}, which answers",
-            hint=f"vmckpt failover {case.guest} --planned switches over without loss{also}",
+            f"{case.guest} is running on {case.primary}, which answers",
+            hint=f"run vmckpt failover {case.guest} --planned to switch over without loss{also}",
         )
     if case.theirs.outcome == ProtectionOutcome.FAILED_OVER:
         return Proof.RUNS
@@ -100,12 +100,12 @@ def decide(case: Case) -> Proof:
         return _gone(case)
     if not case.has_fence:
         raise BadInput(
-            f"vmckpt cannot know that {case.primary} is off without a lease store or a fence agent",
+            f"without a lease store or fence agent, vmckpt cannot know that {case.primary} is off",
             hint="switch it off, then add --host-is-off",
         )
     if not case.silent:
         raise BadInput(
-            f"{case.primary} is not silent ({_heard(case)}), and is fenced only on request",
+            f"{case.primary} is not silent ({_heard(case)}), so it is fenced only on request",
             hint="add --fence to power it off, with all guests on it",
         )
     return _fence(case)
@@ -124,11 +124,11 @@ def _by_word(case: Case) -> Proof:
 
 
 def _gone(case: Case) -> Proof:
-    _must_be_ready(case, f"{case.guest} runs on no host")
+    _must_be_ready(case, f"{case.guest} is not running on any host")
     if case.alone:
         raise GuestLocked(
-            f"{case.guest} runs on no host, and its standby on {case.backup} may be outdated: the"
-            " guest had permission to run unprotected",
+            f"{case.guest} is not running on any host, and its standby on {case.backup} may be"
+            " outdated: the guest had permission to run unprotected",
             hint="add --host-is-off to run the standby as it is, or discard it with"
             f" vmckpt unprotect {case.guest}",
         )
@@ -152,9 +152,9 @@ def _fence(case: Case) -> Proof:
     phase = case.ours.phase or _READY
     if case.ours.runs and phase != _READY:
         raise GuestLocked(
-            f"{case.primary} is not fenced: {case.guest} runs there, and its standby on"
+            f"{case.primary} is not fenced: {case.guest} is running there, and its standby on"
             f" {case.backup} is outdated ({phase})",
-            hint=f"fix {case.backup} or the link; the standby then synchronises by itself",
+            hint=f"fix {case.backup} or the link; the standby then synchronises automatically",
         )
     return Proof.FENCE
 

@@ -1,4 +1,4 @@
-"""Check whether a host may protect a guest, and name every reason against it. Pure."""
+"""Check whether a guest can be protected, and report every reason against it. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,26 +34,26 @@ class ProtectionFacts:
     primary_facts: HostFacts
     backup_facts: HostFacts
     name_taken: bool
-    """The backup has a guest of that name or UUID."""
+    """The backup already has a guest with this guest's name or UUID."""
     taken: Collection[str]
-    """Disks that have an image on the backup already, which the standby takes."""
+    """Disks with an existing image on the backup, which the standby takes over."""
     room: Room
     """Space for the standby's images."""
     shared_room: tuple[Bytes, Bytes]
     """Free space on the tmpfs of primary and backup."""
     has_lease: bool
     fence: str | None
-    """The primary's fence agent; None if it has none."""
+    """The primary's fence agent; None if it has no fence agent."""
     automatic: bool
     max_pause: Seconds
     lease_store: Finding | None = None
     """The finding on the lease store's replicas."""
     standby_there: bool = False
-    """That guest is the standby of this one, from a protection that the journal does not know."""
+    """The backup has a standby of this guest from a protection without a journal record."""
     missing: tuple[str, ...] = ()
     """Files of the guest that are not copied and are missing on the backup."""
     disk_logs: bool = True
-    """The primary has the programs that record the writes of an epoch."""
+    """The primary has the tools that record the disk writes of an epoch."""
 
 
 def check_protection(seen: ProtectionFacts) -> list[Finding]:
@@ -66,9 +66,9 @@ def check_protection(seen: ProtectionFacts) -> list[Finding]:
 
 
 def check_move(seen: ProtectionFacts) -> list[Finding]:
-    """Return the blockers of a migration by epochs, beside those that any migration is checked for.
+    """Return the blockers of a migration by epochs, in addition to those of an ordinary migration.
 
-    `seen.disks`: the disks that are copied; `seen.max_pause`: the downtime allowed.
+    `seen.disks`: the disks that are copied; `seen.max_pause`: the allowed downtime.
     """
     found = [
         *_same_qemu(seen), *_memory(seen), *_devices(seen), *_disk_logs(seen), *_disks(seen),
@@ -83,18 +83,18 @@ def _place(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.standby_there:
         yield _blocker(
             "standby-there", seen.backup, f"{seen.backup} already has a standby of {seen.guest}",
-            f"run vmckpt unprotect {seen.guest}; add --lost-journal if no journal has it",
+            f"run vmckpt unprotect {seen.guest}; add --lost-journal if no journal records it",
         )  # fmt: skip
     elif seen.name_taken:
         yield _blocker(
             "name-taken", seen.backup, f"{seen.backup} already has a guest {seen.guest}",
-            f"undefine it there: virsh undefine {seen.guest}",
+            f"undefine that guest: virsh undefine {seen.guest}",
         )  # fmt: skip
     for path in seen.missing:
         yield _blocker(
             "file-missing", seen.backup,
-            f"{path} is missing; the guest boots or reads from it, and it is not copied",
-            f"copy it to the same path on {seen.backup}",
+            f"{path} is missing; the guest needs this file, which is not copied",
+            f"copy the file to the same path on {seen.backup}",
         )  # fmt: skip
     yield from _same_qemu(seen)
 
@@ -104,7 +104,7 @@ def _same_qemu(seen: ProtectionFacts) -> Iterator[Finding]:
     if ours != theirs:
         yield _blocker(
             "qemu-version", seen.backup,
-            f"the guest runs in QEMU {seen.qemu}, but {seen.backup} has"
+            f"the guest is running in QEMU {seen.qemu}, but {seen.backup} has"
             f" {seen.backup_facts.qemu_version}: both must read the same device state",
             "install the same QEMU on both hosts",
         )  # fmt: skip
@@ -120,8 +120,8 @@ def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
         if facts.memory_free < wanted:
             yield _blocker(
                 "memory-short", host,
-                f"{host} has {show_bytes(facts.memory_free)} free; a copy of the guest's memory and"
-                f" epochs in flight need {show_bytes(wanted)}",
+                f"{host} has {show_bytes(facts.memory_free)} of free memory; a copy of the guest's"
+                f" memory and epochs in flight need {show_bytes(wanted)}",
                 "stop another guest there, or choose another host",
             )  # fmt: skip
     for host, free in zip((seen.primary, seen.backup), seen.shared_room, strict=True):
@@ -136,8 +136,8 @@ def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
     if pause > seen.max_pause:
         yield _blocker(
             "pause-long", seen.guest,
-            f"comparing {show_bytes(whole)} takes about {show_seconds(pause)} in every epoch; only"
-            f" {show_seconds(seen.max_pause)} is allowed",
+            f"comparing {show_bytes(whole)} of memory pauses the guest for about"
+            f" {show_seconds(pause)} per epoch; only {show_seconds(seen.max_pause)} is allowed",
             "allow a longer pause, or give the guest less memory",
         )  # fmt: skip
 
@@ -157,42 +157,42 @@ def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
     for disk in seen.disks:
         where = f"{seen.guest}'s {disk['name']}"
         if disk["read_only"] or disk["source"] is None:
-            # For a file, preflight knows whether the backup has it.
+            # Files are not reported here: missing files are blockers of their own.
             if disk["source"] is not None and disk["kind"] != "file":
                 yield _warning("disk-read-only", seen.guest,
-                               f"{where} is read-only and not copied: the backup needs"
-                               f" {disk['source']}, too")  # fmt: skip
+                               f"{where} is read-only and not copied: {disk['source']} must also"
+                               " exist on the backup")  # fmt: skip
             continue
         if disk["shareable"]:
             yield _blocker(
                 "disk-shared", seen.guest,
-                f"{where} is shareable: what other guests read from it cannot be taken back",
+                f"{where} is shareable: data that other guests have read cannot be rolled back",
                 "give the guest a disk of its own",
             )  # fmt: skip
         elif disk["node"] is None or disk["size"] is None:
             yield _blocker(
                 "disk-unknown", seen.guest, f"QEMU does not report the size or node of {where}",
-                "detach it, or give it an image in a file",
+                "detach the disk, or use an image file",
             )  # fmt: skip
         elif disk["kind"] not in ("file", "block"):
             yield _blocker(
                 "disk-kind", seen.guest,
                 f"{where} is a {disk['kind']} disk, neither a file nor a block device",
-                "give it an image in a file",
+                "use an image file for the disk",
             )  # fmt: skip
         elif disk["format"] not in ("raw", "qcow2"):
             yield _blocker(
                 "disk-format", seen.guest, f"{where} is {disk['format']}, neither raw nor qcow2",
-                "convert it to qcow2 with qemu-img convert",
+                "convert the image to qcow2 with qemu-img convert",
             )  # fmt: skip
         elif disk["name"] not in seen.taken:
             wanted += int(disk["size"])
     if seen.room.free < wanted:
         yield _blocker(
             "room-short", seen.backup,
-            f"{seen.backup} has {show_bytes(seen.room.free)} for images; the guest's disks need"
-            f" {show_bytes(Bytes(wanted))}",
-            "name another folder with --storage",
+            f"{seen.backup} has {show_bytes(seen.room.free)} of free space for images; the guest's"
+            f" disks need {show_bytes(Bytes(wanted))}",
+            "choose another directory with --storage",
         )  # fmt: skip
 
 
@@ -200,13 +200,13 @@ def _devices(seen: ProtectionFacts) -> Iterator[Finding]:
     for kind in sorted(set(seen.devices) & set(_OUTSIDE)):
         yield _blocker(
             f"device-{kind}", seen.guest, f"its {kind} device has state that cannot be replicated",
-            "remove it from the guest first",
+            "remove the device from the guest first",
         )  # fmt: skip
     outputs = sorted(set(seen.devices) & {"serial", "graphics", "channel"})
     if outputs:
         yield _warning(
             "output-not-held", seen.guest,
-            f"its output by {', '.join(outputs)} is not buffered until an epoch is safe",
+            f"output via {', '.join(outputs)} is not buffered until the backup has the epoch",
         )  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def _decision(seen: ProtectionFacts) -> Iterator[Finding]:
     if seen.automatic and not seen.has_lease and seen.fence is None:
         yield _blocker(
             "no-lease", seen.guest,
-            "without a lease store or a fence agent vmckpt cannot know that a silent host is dead",
+            "without a lease store or a fence agent, vmckpt cannot know that a silent host is dead",
             "add lease: postgresql://user@host/database to the inventory, or fence: to"
             f" {seen.primary}, or use --failover manual",
         )  # fmt: skip
@@ -222,12 +222,12 @@ def _decision(seen: ProtectionFacts) -> Iterator[Finding]:
         yield _warning(
             "watched", seen.guest,
             f"only vmckpt run fails over automatically, after {seen.fence} has powered"
-            f" {seen.primary} off: keep it running on a third machine",
+            f" {seen.primary} off: keep vmckpt run running on a third machine",
         )  # fmt: skip
     if seen.lease_store is not None and seen.lease_store.severity is Severity.WARNING:
         yield seen.lease_store
     if not seen.automatic:
-        yield _warning("by-hand", seen.guest, "a failover needs the operator: vmckpt failover")
+        yield _warning("by-hand", seen.guest, "failover is manual: run vmckpt failover if needed")
 
 
 def _blocker(code: str, where: str, text: str, hint: str | None) -> Finding:

@@ -1,6 +1,7 @@
-"""Recover a protection without a controller.
+"""Recover an orphaned protection.
 
-Its agents continue by themselves, so recovery restarts agents and cleans up what has ended.
+Its agents run without a controller, so recovery only restarts agents that are gone, and cleans up
+after a protection that has ended.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     del policies
     begun = case.step(Step.PROTECT)
     if begun is None:
-        return case.ended(Settled(truth="it had not begun", outcome=Outcome.FAILED))
+        return case.ended(Settled(truth="the protection had not begun", outcome=Outcome.FAILED))
     known = Known(
         operation=case.operation,
         primary=case.host,
@@ -51,7 +52,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
         return replace(found, did=await _revived(known, ours, theirs))
     if stop.is_backups(ours, theirs):
         await stop.tidy(known)
-        found = replace(found, two_copies=False)  # one copy has ended now, or tidy() has raised
+        found = replace(found, two_copies=False)  # one copy was killed, or tidy() has raised
         return case.ended(found, failed_over=known.backup.name)
     await stop.put_back(known)
     return case.ended(found)
@@ -60,7 +61,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
 def _with_agents(
     known: Known, found: Settled, ours: ProtectionStatus, theirs: ProtectionStatus
 ) -> Settled:
-    """Return `found` with what recovery does about missing agents. Pure."""
+    """Return `found`, extended by what recovery does about missing agents. Pure."""
     sides = ((known.primary, ours), (known.backup, theirs))
     gone = [host.name for host, told in sides if is_abandoned(told)]
     if found.outcome is not None or not gone:
@@ -72,7 +73,10 @@ def _with_agents(
 async def _revived(
     known: Known, ours: ProtectionStatus, theirs: ProtectionStatus
 ) -> tuple[str, ...]:
-    """Restart agents whose watchdogs are gone, too. Returns what was done. Raises VmckptError."""
+    """Restart agents that are gone with their watchdogs. Returns what was done.
+
+    Raises VmckptError.
+    """
     did: list[str] = []
     for host, told in ((known.backup, theirs), (known.primary, ours)):
         if is_abandoned(told):
@@ -87,29 +91,30 @@ def is_abandoned(told: ProtectionStatus) -> bool:
 
 
 async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Settled:
-    """Permit a guest to run unprotected: its output waits for a backup that is unreachable, and no
-    `vmckpt run` would permit it.
+    """Permit a guest to run unprotected, if its output is waiting for an unreachable backup.
 
-    Without a recorder this only describes the state. Raises VmckptError.
+    This is for the case that no `vmckpt run` is there to permit it. Without a recorder, only the
+    state is described. Raises VmckptError.
     """
     guest, backup = known.operation.guest, known.backup.name
     if recorder is None:
         return Settled(
-            truth=f"the output of {guest} waits for {backup}, which is unreachable", outcome=None,
-            goes_on=True, settle="run vmckpt recover to let it run unprotected",
+            truth=f"the output of {guest} is waiting for {backup}, which is unreachable",
+            outcome=None, goes_on=True,
+            settle="run vmckpt recover to permit the guest to run unprotected",
         )  # fmt: skip
     await solo_permission.note(recorder, known.operation.id, f"{backup} was unreachable")
     await solo_permission.grant(known.primary, known.uuid, name)
     recorder.entrust(known.primary.name)
     return Settled(
-        truth=f"{backup} is unreachable, and {guest}, whose output waited for it, runs unprotected"
-        " now",
-        outcome=None, goes_on=True, settle="keep vmckpt run running, which permits this at once",
+        truth=f"{backup} is unreachable; {guest}, whose output was waiting for it, now runs"
+        " unprotected",
+        outcome=None, goes_on=True, settle="keep vmckpt run running; it permits this immediately",
     )  # fmt: skip
 
 
 def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settled:
-    """Return the state of a protection by the answers of both agents. Pure."""
+    """Determine the state of a protection from the answers of both agents. Pure."""
     primary, backup, guest = known.primary.name, known.backup.name, known.operation.guest
     found = _taken_over(known, ours, theirs)
     if (second := second_copy(ours, theirs, primary)) is not None:
@@ -121,13 +126,13 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
         return Settled(
             truth=f"{guest} is protected, but {' and '.join(silent)} cannot be queried",
             outcome=None,
-            settle=f"fix {silent[0]}, or run vmckpt failover {guest} if it is lost",
+            settle=f"fix {silent[0]}, or run vmckpt failover {guest} if the primary is lost",
         )
     waits = theirs.role is not None and theirs.outcome is None
     if ours.outcome == ProtectionOutcome.ENDED:
         return Settled(
             truth=f"{guest} was stopped on {primary} on request", outcome=Outcome.COMPLETED,
-            did=("remove its standby", "define it again"),
+            did=("remove the standby", "define the guest again"),
         )  # fmt: skip
     if waits and ours.runs and ours.role:
         return Settled(
@@ -140,42 +145,42 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
         # Its host may have restarted: then the standby has the newest state of the guest.
         why = ours.why or f"{primary} has no record of it"
         return Settled(
-            truth=f"the standby of {guest} waits on {backup}: {why}",
+            truth=f"the standby of {guest} on {backup} is waiting: {why}",
             outcome=None,
-            settle=f"run it there with vmckpt failover {guest}, or discard it with vmckpt unprotect"
-            f" {guest}",
+            settle=f"run the standby with vmckpt failover {guest}, or discard it with vmckpt"
+            f" unprotect {guest}",
         )
     if ours.runs and (ours.role or waits):
         left = f"a standby is left on {backup}" if waits else "its standby is gone"
         return Settled(
-            truth=f"{guest} runs on {primary}, and {left}", outcome=Outcome.FAILED,
-            did=("end its protection",),
+            truth=f"{guest} is running on {primary}, and {left}", outcome=Outcome.FAILED,
+            did=("end the protection",),
         )  # fmt: skip
     if theirs.role or ours.outcome:
         why = ours.why or theirs.why or "the reason is unknown"
         return Settled(
-            truth=f"{guest} has neither agents nor a standby any more: {why}",
+            truth=f"{guest} no longer has agents or a standby: {why}",
             outcome=Outcome.FAILED, did=("undo the settings of its protection",),
         )  # fmt: skip
     return Settled(
-        truth=f"{guest} is no longer protected: nothing of the protection is left on either host",
+        truth=f"{guest} is no longer protected: neither host has any part of the protection",
         outcome=Outcome.COMPLETED,
         did=("undo the settings of its protection",),
     )  # fmt: skip
 
 
 def _with_second(known: Known, found: Settled | None, why: str) -> Settled:
-    """Return `found`, extended for a guest that also runs on its former host."""
+    """Return `found`, extended for a guest that is also running on its former host."""
     primary, backup = known.primary.name, known.backup.name
     if found is None or found.outcome is None:
         return Settled(
-            truth=f"{known.operation.guest} runs on {primary}, and {why}", outcome=None,
-            settle=f"fix {backup}, so that it can report whether the guest runs there",
+            truth=f"{known.operation.guest} is running on {primary}, and {why}", outcome=None,
+            settle=f"fix {backup}, so that it can report whether the guest is running there",
             two_copies=True,
         )  # fmt: skip
     return replace(
-        found, truth=f"{found.truth}; a second copy runs on {primary}", two_copies=True,
-        did=(f"kill the copy on {primary}, if none of its output was released", *found.did),
+        found, truth=f"{found.truth}; a second copy is running on {primary}", two_copies=True,
+        did=(f"kill the copy on {primary} if none of its output was released", *found.did),
     )  # fmt: skip
 
 
@@ -184,18 +189,18 @@ def _taken_over(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) 
     backup, guest = known.backup.name, known.operation.guest
     if theirs.outcome == ProtectionOutcome.FAILED_OVER:
         return Settled(
-            truth=f"{guest} runs on {backup}: {theirs.why}", outcome=Outcome.COMPLETED,
+            truth=f"{guest} is running on {backup}: {theirs.why}", outcome=Outcome.COMPLETED,
             did=("clean up after its protection",),
         )  # fmt: skip
     if stop.is_backups(ours, theirs):
         return Settled(
-            truth=f"{guest} failed over to {backup}, which has restarted since",
+            truth=f"{guest} failed over to {backup}, which has since restarted",
             outcome=Outcome.COMPLETED, did=("clean up after its protection",),
         )  # fmt: skip
     if stop.is_unclear(ours, theirs):
         return Settled(
             truth=f"{guest} may have failed over to {backup}, whose libvirt does not answer",
-            outcome=None, settle=f"fix libvirt there: run vmckpt doctor {backup}",
+            outcome=None, settle=f"fix libvirt on that host: run vmckpt doctor {backup}",
         )  # fmt: skip
     return None
 

@@ -1,7 +1,7 @@
-"""Move the standby of a guest to another host, so that its present host becomes empty.
+"""Move a guest's standby to another host, so that the standby's present host becomes empty.
 
-A guest has one standby at a time, so the old standby ends before the new one begins. Until the
-first copy is complete, no host could take over.
+A guest has only one standby at a time, so the old standby is removed before the new standby is
+created. Until the first copy is complete, no host can take over.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ from vmckpt.units import Bytes, Seconds, show_seconds
 _TRIES = 3
 _AGAIN = Seconds(5.0)
 STANDS_STILL = Seconds(120.0)
-"""How long a first copy may lack progress: no operator is there to press Ctrl-C."""
+"""How long the first copy may make no progress, as no operator is there to press Ctrl-C."""
 _MOVES = ("phase", "pages_left", "disks_compared_bytes", "disks_sent_bytes", "disks_ready")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relocation:
-    """A protection, and the host that is to get its standby."""
+    """A protection, and the host to which its standby is to move."""
 
     known: Known
     backup: Host
     lease: str | None
-    """The lease store of the inventory; None if it has none."""
+    """The lease store in the inventory; None if the inventory has no lease store."""
     usual: Protection
     """Terms for a protection whose own terms are not in the journal or cannot be read."""
     memory: Bytes
-    """Size of the guest's memory. The present protection holds as much on the guest's host, which
-    is free once the protection has ended."""
+    """Size of the guest's memory. The present protection uses the same amount again on the guest's
+    host, which is freed when that protection ends."""
 
     @property
     def guest(self) -> str:
@@ -62,12 +62,12 @@ class Relocation:
 
     @property
     def request(self) -> ProtectRequest:
-        """The request for the new standby; its images go to the new host's own folder."""
+        """The request for the new standby; its images go to the new host's default directory."""
         return ProtectRequest(guest=self.guest, to=self.backup.name, terms=self.terms)
 
     @property
     def words(self) -> str:
-        """The command that does the same."""
+        """The equivalent command."""
         terms = self.terms
         every = "auto" if terms.interval is None else show_seconds(terms.interval).replace(" ", "")
         how = f"--failover {terms.failover} --interval {every}"
@@ -75,7 +75,7 @@ class Relocation:
 
 
 async def require_relocatable(anew: Relocation, caller: Caller) -> Protected:
-    """Return what the new protection would be, with all findings. Raises VmckptError."""
+    """Return the plan of the new protection, with all findings. Raises VmckptError."""
     request = replace(anew.request, dry_run=True, held=anew.memory)
     found = await start.protect(anew.setting, request, caller, lambda _: None)
     bare = Finding(
@@ -86,9 +86,9 @@ async def require_relocatable(anew: Relocation, caller: Caller) -> Protected:
 
 
 async def move(anew: Relocation, caller: Caller) -> Protected:
-    """End the present protection and begin the new one; returns when the new standby is ready.
+    """End the present protection and begin a new one. Returns when the new standby is ready.
 
-    Raises VmckptError: the guest keeps running, and may have no standby.
+    Raises VmckptError; the guest keeps running, but may have no standby.
     """
     ended = await stop.unprotect(anew.known, caller)
     if ended.runs_on != anew.known.primary.name:
@@ -128,7 +128,7 @@ def progressing(clock: Callable[[], float]) -> start.Told:
         if here != last:
             last, since = here, clock()
         elif clock() - since > STANDS_STILL:
-            why = status.says or f"it is {status.phase}"
+            why = status.says or f"its phase is {status.phase}"
             raise VmckptError(
                 f"the first copy made no progress for {show_seconds(STANDS_STILL)}: {why}"
             )

@@ -17,9 +17,9 @@ class Judge(StrEnum):
     """What decides that a guest's host is dead."""
 
     LEASE = "lease"
-    """The backup, by the lease store."""
+    """The backup, by means of the lease store."""
     WATCH = "watch"
-    """`vmckpt run`, by a fence agent."""
+    """`vmckpt run`, by means of a fence agent."""
     PERSON = "person"
     """The operator."""
 
@@ -39,7 +39,7 @@ class Move:
     """A migration: the guest switches over after an epoch and is not protected afterwards."""
 
     images: Mapping[str, str]
-    """Paths of the copied disks' images on the target, by disk; both hosts see the other disks."""
+    """Image path on the target of each copied disk, by disk name; the other disks are shared."""
     bandwidth: BytesPerSecond | None
 
 
@@ -52,15 +52,15 @@ class ProtectRequest:
     terms: Protection
     """The policy's terms with the options of the command applied."""
     storage: str | None = None
-    """Folder on the backup for the standby's images; None: the inventory's default."""
+    """Directory on the backup for the standby's images; None: the inventory's default."""
     dry_run: bool = False
     reverse: bool = False
-    """The standby is to take over the images that the guest had on the backup before."""
+    """The standby is to take over the images that the guest previously used on the backup."""
     earlier: Earlier | None = None
-    """The protection that these images come from, if it is known."""
+    """The earlier protection whose images the standby takes over; None if unknown."""
     move: Move | None = None
     held: Bytes = Bytes(0)
-    """Memory on the guest's host that will be free when the protection begins."""
+    """Memory on the guest's host that will have been freed when the protection begins."""
 
     @property
     def automatic(self) -> bool:
@@ -70,7 +70,7 @@ class ProtectRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protected:
-    """A protection that was begun, or would be."""
+    """A protection that was started, or the plan of one."""
 
     guest: str
     primary: str
@@ -81,13 +81,13 @@ class Protected:
     findings: tuple[Finding, ...]
     took: Seconds
     status: dict[str, Any] | None
-    """The primary's status once the standby was ready; None if nothing was begun."""
+    """The primary's status once the standby was ready; None if no protection was started."""
     room: Room
-    """Space for the disks that are copied, by their virtual size; zeros are not sent."""
+    """Space for the copied disks, by their virtual size; zeros are not sent."""
 
     @property
     def disks_bytes(self) -> Bytes:
-        """Maximum number of bytes of disks that are copied."""
+        """Maximum number of disk bytes that are copied."""
         return self.room.needed
 
     def as_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Protect a guest in the reverse direction: the standby takes the images that the guest had there.
+"""Protect a guest in the reverse direction: the standby takes over the guest's former images.
 
-The journal of an earlier protection records their paths. Their contents are not trusted: they are
-compared with the guest's disks, and the differences are sent. Pure.
+The image paths are those that the journal recorded for an earlier protection. The image contents
+are not trusted: they are compared with the guest's disks, and the differences are sent. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,40 +23,40 @@ class Earlier:
     """The host on which the guest ran before."""
     session: str
     images: Mapping[str, str]
-    """Paths of the guest's images on that host, by disk."""
+    """Image path on that host of each of the guest's disks, by disk name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What the host reports on which the guest ran before."""
+    """What the guest's former host reports."""
 
     runs: bool
     """The host has a QEMU process of the guest."""
     images: Mapping[str, Image]
-    """The guest's images there, by disk."""
+    """The guest's images on that host, by disk name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageAdoption:
-    """The existing images that the standby takes."""
+    """The existing images that the standby takes over."""
 
     images: Mapping[str, str] = field(default_factory=dict)
-    """Paths by disk; images of all other disks are created."""
+    """Image paths by disk name; images for all other disks are created."""
     findings: Sequence[Finding] = ()
 
 
 def earlier(past: Iterable[tuple[Operation, Sequence[StoredStep]]], host: str) -> Earlier | None:
-    """Return the last ended protection that brought the guest to `host`; None if none is known.
+    """Return the last ended protection that brought the guest to `host`; None if unknown.
 
-    `past`: the guest's protections with their steps, the latest first. A guest that has moved to
-    another host since has none.
+    `past`: the guest's protections with their steps, latest first. The result is also None if the
+    guest has since moved to another host.
     """
     for operation, steps in past:
         begun = next((one for one in steps if one.name == Step.PROTECT), None)
         if begun is None or (came := _failed_over(operation)) is None:
             continue
         if came != host or operation.source is None:
-            return None  # it has moved to another host since
+            return None  # the guest has since moved to another host
         images: Mapping[str, Mapping[str, str]] = begun.intent.get("images") or {}
         return Earlier(
             host=operation.source, session=str(begun.intent["session"]),
@@ -66,7 +66,7 @@ def earlier(past: Iterable[tuple[Operation, Sequence[StoredStep]]], host: str) -
 
 
 def _failed_over(operation: Operation) -> str | None:
-    """Return the host that the guest went to; None if it stayed on its host."""
+    """Return the host to which the guest failed over; None if it stayed on its host."""
     told: Mapping[str, Any] = operation.report or {}
     for key in ("failed_over", "runs_on"):
         if told.get(key) not in (None, operation.source):
@@ -75,7 +75,7 @@ def _failed_over(operation: Operation) -> str | None:
 
 
 def wanted(known: Earlier | None, disks: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Return the images to be examined: path and format, by disk."""
+    """Return the path and format of each image to examine, by disk name."""
     if known is None:
         return {}
     return {
@@ -88,19 +88,19 @@ def wanted(known: Earlier | None, disks: Iterable[Mapping[str, Any]]) -> dict[st
 def decide(
     known: Earlier | None, before: Before | None, disks: Sequence[Mapping[str, Any]], host: str
 ) -> ImageAdoption:
-    """Return which images on `host` the standby takes, with a finding for each disk.
+    """Return the images on `host` that the standby takes over, with a finding for each disk.
 
-    `before`: None if the host was not asked; `disks`: the disks that are replicated.
+    `before`: None if the host was not queried; `disks`: the disks that are replicated.
     """
     if known is None or before is None:
         return ImageAdoption(findings=[_warning(
-            host, f"the journal has no failover of the guest from {host}: all of its disks are"
-            " copied",
+            host, f"the journal has no record of a failover from {host}: all of the guest's disks"
+            " are copied",
         )])  # fmt: skip
     if before.runs:
         return ImageAdoption(findings=[Finding(
             code="runs-there", severity=Severity.BLOCKER, where=host,
-            text=f"a QEMU process of the guest still runs on {host}",
+            text=f"a QEMU process of the guest is still running on {host}",
             hint="run vmckpt recover",
         )])  # fmt: skip
     ours = {disk["source"] for disk in disks}
@@ -110,15 +110,15 @@ def decide(
         name = disk["name"]
         image = before.images.get(name)
         if image is None:
-            why: str | None = "the journal has no image of it there"
+            why: str | None = "the journal records no former image"
         elif image.path in ours:
             # On storage that both hosts see, guest and standby would share one file.
-            why = f"the guest uses {image.path} now"
+            why = f"the guest is using {image.path} now"
         elif (why := standby_setup.why_not(image, int(disk["size"] or 0))) is None:
             images[name] = image.path
-            findings.append(_info(host, f"{name}: {image.path} is taken; differences are sent"))
+            findings.append(_info(host, f"{name}: {image.path} is reused; differences are sent"))
             continue
-        findings.append(_warning(host, f"{name}: {why}; the whole disk is copied"))
+        findings.append(_warning(host, f"{name}: {why}; the complete disk is copied"))
     return ImageAdoption(images=images, findings=findings)
 
 

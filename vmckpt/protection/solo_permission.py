@@ -1,7 +1,7 @@
 """The permission for a guest to run unprotected, without its standby.
 
-It is recorded in the journal before it is granted, where every controller sees it before it powers
-a host off (see replication.primary.solo_permission).
+The permission is recorded in the journal before it is granted. Every controller checks the journal
+before it powers a host off (see replication.primary.solo_permission).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def _alone(job: str) -> tuple[int, ...]:
 
 
 async def note(recorder: Recorder, job: str, why: str) -> None:
-    """Record the permission, so that no controller runs the standby from now on.
+    """Record the permission, so that no controller starts the standby from now on.
 
     Raises JournalError, LeaseLost.
     """
@@ -40,12 +40,17 @@ async def note(recorder: Recorder, job: str, why: str) -> None:
 
 
 async def grant(primary: Host, guest: str, name: str) -> None:
-    """Pass the permission to the primary after `note`, for its request `name`. Raises
-    VmckptError."""
+    """Grant the primary's request `name`, after `note` has recorded the permission.
+
+    Raises VmckptError.
+    """
     await agent_client.request(primary, guest, wish="alone", leave=name)
 
 
 async def has_permission(recorder: Recorder, job: str) -> None:
-    """Close the permission, as the standby is complete again. Raises JournalError, LeaseLost."""
+    """Close the permission in the journal, as the standby is complete again.
+
+    Raises JournalError, LeaseLost.
+    """
     for seq in await alone(job):
         await asyncio.to_thread(recorder.conclude, seq, StepState.DONE)

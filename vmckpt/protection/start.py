@@ -37,7 +37,7 @@ from vmckpt.units import Seconds
 
 _TURN = 0.2
 _PATIENCE = 15.0
-"""How long the watchdog of an agent that died may take to restart it."""
+"""How long a watchdog may take to restart an agent that died."""
 _MARGIN = 0.2
 """The lease's margin, as a share of its lifetime: the holder stops this much earlier, and other
 holders begin this much later."""
@@ -51,9 +51,9 @@ Told = Callable[[ProtectionStatus], None]
 async def protect(
     setting: Setting, request: ProtectRequest, caller: Caller, told: Told
 ) -> Protected:
-    """Protect a guest. Returns once the standby is ready, or at once if a finding forbids it.
+    """Protect a guest. Returns once the standby is ready, or immediately if there are blockers.
 
-    Setting `caller.stop` cancels; the guest is as it was. Raises VmckptError, Cancelled.
+    Setting `caller.stop` cancels and leaves the guest as it was. Raises VmckptError, Cancelled.
     """
     began = time.monotonic()
     async with Hypervisor(setting.primary) as hypervisor:
@@ -107,7 +107,7 @@ class Beginning:
         self, setting: Setting, request: ProtectRequest, guest: Guest, *, looked: dict[str, Any],
         caller: Caller, step_log: JournalStepLog, taken: Mapping[str, str] = _NOTHING,
     ) -> None:  # fmt: skip
-        """`taken`: existing images on the backup that the standby takes, by disk."""
+        """`taken`: existing images on the backup that the standby takes over, by disk name."""
         self._setting, self._request, self._guest = setting, request, guest
         self._looked, self._taken, self._caller = looked, taken, caller
         self._step_log = step_log
@@ -122,7 +122,7 @@ class Beginning:
     async def run(self, told: Told) -> ProtectionStatus:
         """Start the protection. Returns the primary's status once the standby is ready.
 
-        Raises VmckptError after undoing it.
+        Raises VmckptError after undoing the protection.
         """
         await self.intend()
         try:
@@ -147,7 +147,7 @@ class Beginning:
         await self._step_log.intend(Step.PROTECT, meant)
 
     async def start(self) -> None:
-        """Create the standby and start both agents. After VmckptError, some of it may be left."""
+        """Create the standby and start both agents. After VmckptError, parts of it may be left."""
         setting, uuid = self._setting, self._guest.uuid
         if self._request.earlier is not None:
             await self._clear(self._request.earlier)
@@ -167,14 +167,14 @@ class Beginning:
         )
 
     async def _clear(self, earlier: Earlier) -> None:
-        """Remove the rest of an earlier protection from the backup, and define no guest there."""
+        """Remove the remains of an earlier protection from the backup; define no guest there."""
         await protection_agent_client.order(
             self._setting.backup, self._guest.uuid, "end", owner=earlier.session, define=False,
             state=protection_agent_client.kept_in(self._setting.backup, self._guest.uuid),
         )  # fmt: skip
 
     def _shared(self) -> dict[str, str]:
-        """Return the images that are not copied because both hosts see them, by disk."""
+        """Return the images that are not copied because both hosts see them, by disk name."""
         move = self._request.move
         if move is None:
             return {}
@@ -202,7 +202,7 @@ class Beginning:
         disks, images, shared, move = self._disks, self._images, self._shared(), self._request.move
         if role == "backup" and (definition or move is None):
             definition = standby_xml.clean(definition or looked["xml"], images)
-        # Output is not buffered in a migration, since no epoch but the last one ever runs.
+        # Output is not buffered in a migration, since only the last epoch is run on the target.
         cards = () if move is not None and role == "primary" else tuple(looked["cards"])
         return Session(
             role=role, session=self.session, guest=self._guest.uuid, name=self._guest.name,
@@ -250,7 +250,7 @@ class Beginning:
             answers = time.monotonic() if status.agent else answers
             if status.outcome is not None or time.monotonic() - answers > _PATIENCE:
                 raise VmckptError(
-                    f"the guest's agent on {self._setting.primary.name} has ended:"
+                    f"the guest's agent on {self._setting.primary.name} has stopped:"
                     f" {status.why or status.says or 'no reason reported'}",
                     hint="run vmckpt recover",
                 )
@@ -258,7 +258,7 @@ class Beginning:
             await asyncio.sleep(_TURN)
 
     async def _undo(self, why: BaseException) -> None:
-        """Undo what was begun; recovery cleans up what cannot be undone now."""
+        """Undo the protection; recovery cleans up whatever cannot be undone now."""
         if await self._is_all_there_is():
             self._caller.warn(
                 f"{self._guest.name} died on {self._setting.primary.name}, but its standby is"
@@ -271,7 +271,7 @@ class Beginning:
         for host in (self._setting.backup, self._setting.primary):
             try:
                 if not gone and _judge(self._setting, self._request) == Judge.WATCH:
-                    # The standby that is left must not be run by `vmckpt run`.
+                    # `vmckpt run` must not start the standby that is left.
                     await self._step_log.intend(Step.ALONE, {"why": "it was given up"})
                 await protection_agent_client.order(
                     host, self._guest.uuid, "end", standby_gone=gone, owner=self.session
@@ -281,7 +281,7 @@ class Beginning:
                 gone, ended = False, host is not self._setting.primary
                 if isinstance(why, VmckptError):
                     why.undone = False
-        # A primary that may still run keeps its lease until recovery finds that it has ended.
+        # A primary that may still be running keeps its lease until recovery finds it stopped.
         if ended and self._setting.lease is not None and self._request.automatic:
             try:
                 await asyncio.to_thread(
@@ -292,7 +292,7 @@ class Beginning:
                 self._caller.warn(f"could not revoke the lease: {exc}")
 
     async def _is_all_there_is(self) -> bool:
-        """Return whether the guest died and the standby includes all output that was released."""
+        """Return whether the guest died and its standby covers all output that was released."""
         if self._request.move is not None:
             return False
         ours, theirs = await asyncio.gather(
@@ -303,7 +303,7 @@ class Beginning:
 
 
 def outlived(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
-    """Return whether the guest died and the standby includes all released output. Pure."""
+    """Return whether the guest died and its standby covers all released output. Pure."""
     died = ours.outcome == ProtectionOutcome.DIED and ours.runs is False
     return died and not ours.alone and bool(theirs.ready)
 
@@ -328,7 +328,7 @@ def _as_user(url: str, user: str, password: str) -> str:
 
 
 def _address(host: Host) -> str:
-    """Return the address at which other hosts reach this one."""
+    """Return the address at which other hosts reach this host."""
     if (address := host.address_for_peers) is not None:
         return address
     raise BadInput(
@@ -340,7 +340,7 @@ def _address(host: Host) -> str:
 def _images(
     disks: Sequence[dict[str, Any]], host: Host, storage: str | None, guest: str, session: str
 ) -> dict[str, str]:
-    """Return paths for the standby's images, by disk: names that no other image has."""
+    """Return a unique path for each of the standby's images, by disk name."""
     found = {}
     for disk in disks:
         folder = storage or (host.storage[-1] if host.storage else None)

@@ -13,7 +13,7 @@ from vmckpt.units import Seconds
 
 SUMMARY_EVERY = Seconds(10.0)
 _A_LOT = 0.25
-"""A change of the interval by this share of it is reported at once."""
+"""A change of the interval by this share is reported immediately."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 _UNKNOWN = "unknown"
 _JUDGES: Mapping[str, str] = {
@@ -38,10 +38,10 @@ class Because(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The state of a protection at one time."""
+    """The state of a protection at one point in time."""
 
     phase: str
-    """The phase that the primary reports; without one its outcome, or "unknown"."""
+    """The phase that the primary reports, else its outcome, else "unknown"."""
     ready: bool
     """Whether the standby can take over."""
     ready_why: str
@@ -56,14 +56,14 @@ class Look:
     output_delay_s: float | None
     packets_lost: int
     end: str | None
-    """Why the protection has ended; None if it has not."""
+    """Why the protection has ended; None if it is active."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def parse_status(entry: Mapping[str, Any]) -> Look:
-    """Return the state in an entry of `app.protection.status`."""
+    """Build a Look from an entry of `app.protection.status`."""
     ours, theirs = _said(entry, "primary"), _said(entry, "backup")
     ready, why = readiness(ours, theirs)
     median: Mapping[str, Any] = ours.told.get("median") or {}
@@ -85,11 +85,11 @@ def _said(entry: Mapping[str, Any], role: str) -> ProtectionStatus:
 
 
 def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, str]:
-    """Return whether the standby can take over, and the reason or what is missing."""
+    """Return whether the standby can take over, and why or why not."""
     if has_taken_over(theirs):
-        return False, "the guest runs there"
+        return False, "the guest is running there"
     if ours.phase == "alone":
-        return False, "the guest runs unprotected, and this standby can never take over"
+        return False, "the guest is running unprotected, and this standby can never take over"
     if theirs.error is not None:
         peer: Mapping[str, Any] = ours.told.get("standby") or {}
         follows = ours.phase == "protecting" and bool(peer.get("ready"))
@@ -122,16 +122,16 @@ def _in_the_way(ours: ProtectionStatus) -> str | None:
 
 def _end(entry: Mapping[str, Any], ours: ProtectionStatus, theirs: ProtectionStatus) -> str | None:
     if has_taken_over(theirs):
-        return f"the guest runs on {entry['backup']}: {theirs.why}"
+        return f"the guest is running on {entry['backup']}: {theirs.why}"
     if ours.outcome == ProtectionOutcome.ENDED:
         return str(ours.why)
     return None
 
 
 def is_notable(last: Look | None, passed: Seconds, now: Look) -> tuple[Because, ...]:
-    """Return the reasons to report a line now; empty if there is none.
+    """Return the reasons to report a line now; empty if there are no reasons.
 
-    `last`: the state that was reported last, `passed` seconds ago; None if none was.
+    `last`: the last reported state, from `passed` seconds ago; None if no state was reported yet.
     """
     if last is None:
         return (Because.FIRST,)

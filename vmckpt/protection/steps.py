@@ -10,10 +10,10 @@ class Step(StrEnum):
     """The actions on the two hosts."""
 
     PROTECT = "protect"
-    """Agents are started on both hosts; {"session", "primary", "backup", "lease", "images"}, the
-    images by host and disk."""
+    """Agents are started on both hosts; {"session", "primary", "backup", "lease", "images"}, with
+    the images by host and disk name."""
     FENCE = "fence"
     """The primary's host is powered off; {"host", "agent", "action"}."""
     ALONE = "alone"
-    """The primary has permission to continue without its standby, which must not run any more; open
-    until the standby is complete again; {"why"}."""
+    """The primary has permission to continue without its standby, which must no longer be started;
+    open until the standby is complete again; {"why"}."""

@@ -1,6 +1,6 @@
 """End a protection on request: unprotect, planned switchover, failover.
 
-Before the guest runs anywhere else, its dead host is powered off, and the journal says so.
+Before the guest is started elsewhere, its dead host is powered off, and the journal records this.
 """
 
 import asyncio
@@ -39,21 +39,21 @@ from vmckpt.units import Seconds, show_seconds
 
 
 async def fence_host(host: Host, recorder: Recorder, caller: Caller) -> Fenced:
-    """Power a host off. Returns once the host is off for certain; may be repeated.
+    """Power a host off. Returns once the host is confirmed to be off; may be repeated.
 
-    The options of the fence agent, which may be secrets, are not recorded. Raises VmckptError: the
-    host may be on.
+    The options of the fence agent are not recorded, as they may contain secrets. After VmckptError,
+    the host may still be on.
     """
     agents = "" if host.fence is None else host.fence.in_words
     for path in () if host.fence is None else fence_agent.too_open(host.fence):
         caller.warn(f"{path}: other users can read the password in it; run chmod 600 {path}")
     intent = {"host": host.name, "agent": agents, "action": "off"}
     step = await asyncio.to_thread(recorder.intend, Step.FENCE, intent)
-    caller.warn(f"fencing {host.name}: powering it off with {agents}, with all guests on it")
+    caller.warn(f"fencing {host.name}: powering it and all its guests off with {agents}")
     try:
         done = await fence_agent.power_off(host, caller.stop)
     except VmckptError as exc:
-        # The host may be off nevertheless. An open step would be closed as done at the end.
+        # The host may be off nevertheless. A step left open would be closed as done at the end.
         told = {"error": exc.message, "at": time.time()}
         with suppress(VmckptError):
             await asyncio.to_thread(recorder.conclude, step, StepState.FAILED, told)
@@ -70,7 +70,7 @@ _SWITCHES = Seconds(60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopResult:
-    """The host on which the guest runs after the end of its protection, and how it came there."""
+    """The host on which a guest is running after the end of its protection, and why."""
 
     guest: str
     runs_on: str
@@ -126,7 +126,7 @@ def attended(known: Known, caller: Caller) -> Iterator[Recorder]:
 async def unprotect(known: Known, caller: Caller) -> StopResult:
     """End a protection. The guest keeps running where it is, as if it had never been protected.
 
-    Raises VmckptError: some of the protection is left; may be repeated.
+    After VmckptError, parts of the protection may be left; may be repeated.
     """
     began = time.monotonic()
     with attended(known, caller) as recorder:
@@ -135,7 +135,7 @@ async def unprotect(known: Known, caller: Caller) -> StopResult:
             await tidy(known)
             done = PutBack((), standby_gone=True)
         else:
-            if known.watched:  # `vmckpt run` must not run a standby that is left
+            if known.watched:  # `vmckpt run` must not start a standby that is left
                 await solo_permission.note(recorder, known.operation.id, "it is unprotected")
             done = await put_back(known)
         for line in done.did:
@@ -158,11 +158,11 @@ class PutBack:
 
 
 async def put_back(known: Known) -> PutBack:
-    """End both sides of a protection whose guest runs on the primary.
+    """End both sides of a protection whose guest is running on the primary.
 
-    The standby ends first: after that no host can take over. If its host is silent, the primary
-    invalidates the standby in the lease store, or the journal has a permission to run unprotected.
-    Raises VmckptError.
+    The standby is removed first; after that, no host can take over. If the backup is silent, the
+    primary invalidates the standby in the lease store, or the journal has a permission to run
+    unprotected. Raises VmckptError.
     """
     did, gone = [], True
     try:
@@ -186,9 +186,9 @@ async def put_back(known: Known) -> PutBack:
 
 
 async def where(known: Known) -> Host:
-    """Return the host on which the guest runs, by both hosts' answers.
+    """Return the host on which the guest is running, according to both hosts' answers.
 
-    With a lease store or `vmckpt run`, a silent backup has not taken over from a primary that runs.
+    With a lease store or `vmckpt run`, a silent backup has not taken over from a running primary.
     Raises VmckptError if the host cannot be determined.
     """
     ours = await agent_client.status(known.primary, known.uuid)
@@ -208,10 +208,11 @@ async def where(known: Known) -> Host:
 
 
 def is_backups(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
-    """Return whether the guest has failed over to the backup, by both hosts' answers. Pure.
+    """Return whether the guest has failed over to the backup, according to both answers. Pure.
 
-    A backup that has restarted has forgotten that it took over. But it had no domain of the guest
-    before the protection, and a standby does not survive a restart of its host.
+    A backup that has restarted has forgotten that it took over. A domain of the guest there still
+    proves the failover: before the protection the backup had no such domain, and a standby does not
+    survive a restart of its host.
     """
     if theirs.outcome == ProtectionOutcome.FAILED_OVER:
         return True
@@ -228,7 +229,7 @@ def _has_forgotten(ours: ProtectionStatus, theirs: ProtectionStatus) -> bool:
 
 
 async def give_back(known: Known) -> None:
-    """Revoke the lease and its login. Raises VmckptError."""
+    """Revoke the lease and its database login. Raises VmckptError."""
     if known.lease is not None:
         await asyncio.to_thread(
             client.revoke, known.lease, known.uuid, force=True, session=known.session
@@ -261,8 +262,8 @@ async def failover(
 
     `dead`: the operator states that the primary's host is off. `fence`: power that host off, even
     if it answers. Without a lease store a silent host that has a fence agent is always powered off;
-    with a lease store the lease decides. `case`: the state that `seen` returned a moment ago.
-    Whatever it decides is either enforced here or known to last.
+    with a lease store the lease decides. `case`: the state that `seen` returned a moment ago. The
+    facts in it that matter are either enforced here or cannot change.
 
     Raises GuestLocked, BadInput, FencingFailed, LeaseLost, OutcomeUnknown, VmckptError.
     """
@@ -276,7 +277,7 @@ async def failover(
         age = case.theirs.epoch_age
         if why in (Proof.FENCE, Proof.GONE) and age is not None:
             caller.warn(
-                f"{case.guest} will resume from its state {show_seconds(age)} ago; later changes"
+                f"{case.guest} will resume from its state of {show_seconds(age)} ago; later changes"
                 " are lost"
             )
         if why is Proof.FENCE:
@@ -290,12 +291,12 @@ async def failover(
             await agent_client.request(known.backup, known.uuid, wish="failover")
         found = await _until_runs(known, caller)
         took = Seconds(time.monotonic() - began)
-        sure = f"{case.primary} reports that it does not run there" if why is Proof.GONE else None
+        sure = f"{case.primary} reports the guest as not running" if why is Proof.GONE else None
         return await _failed_over(known, recorder, found, took, fenced=fenced, sure=sure)
 
 
 async def seen(known: Known, *, dead: bool = False, fence: bool = False) -> Case:
-    """Return both agents' answers and what the journal knows. Raises JournalError."""
+    """Return both agents' answers, with the permissions in the journal. Raises JournalError."""
     ours, theirs = await asyncio.gather(
         agent_client.status(known.primary, known.uuid),
         agent_client.status(known.backup, known.uuid),
@@ -334,9 +335,9 @@ async def _failed_over(
     known: Known, recorder: Recorder, told: ProtectionStatus, took: Seconds, *,
     fenced: Fenced | None = None, sure: str | None = None,
 ) -> StopResult:  # fmt: skip
-    """Clean up after the backup runs the guest, and record the end.
+    """Clean up once the guest is running on the backup, and record the end of the protection.
 
-    `sure`: the proof that the guest runs on no other host, if it is not the one that the backup
+    `sure`: the proof that the guest is running on no other host; None: the reason that the backup
     reports.
     """
     guest, why = known.operation.guest, str(told.why)
@@ -355,7 +356,7 @@ async def _failed_over(
 async def tidy(known: Known, *, off: bool = False) -> None:
     """Remove the agents' files from both hosts after a failover, and revoke the lease.
 
-    `off`: the primary is off and is not asked. A primary that does not answer keeps its files.
+    `off`: the primary is off and is not queried. A primary that does not answer keeps its files.
     Raises TwoCopies, VmckptError.
     """
     if not off:

@@ -1,4 +1,4 @@
-"""Test a failover: a copy of the standby runs beside it, and the protection continues."""
+"""Test a failover: run a copy of the standby while the protection continues."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ _ENDS = Seconds(60.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestedFailover:
-    """A test that runs or has ended."""
+    """A failover test that is running or has ended."""
 
     guest: str
     name: str
@@ -27,13 +27,13 @@ class TestedFailover:
     uuid: str
     host: str
     epoch: int | None
-    """The epoch that the copy was made of."""
+    """The epoch from which the copy was made."""
     age: Seconds | None
-    """The age of that epoch when the copy began to run."""
+    """The age of that epoch when the copy started."""
     look: tuple[str, ...]
-    """Commands to look at the copy."""
+    """Commands to inspect the copy."""
     end: tuple[str, ...]
-    """Commands to end the copy; any of them is enough."""
+    """Commands to destroy the copy; any one of them is sufficient."""
     took: Seconds
 
     def as_json(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class TestedFailover:
 
 
 async def begin(known: Known, caller: Caller) -> TestedFailover:
-    """Start a test. Returns once the copy runs.
+    """Start a test. Returns once the copy is running.
 
     Setting `caller.stop` cancels the test. Raises VmckptError, Cancelled: no copy is left.
     """
@@ -59,7 +59,7 @@ async def begin(known: Known, caller: Caller) -> TestedFailover:
         if caller.stop.is_set() or time.monotonic() - began > _BEGINS:
             await end(known, caller)
             if caller.stop.is_set():
-                raise Cancelled(f"stopped: no copy of {known.operation.guest} runs")
+                raise Cancelled(f"stopped: no copy of {known.operation.guest} is running")
             raise VmckptError(
                 f"{known.backup.name}: the copy did not start within {_BEGINS:g} s and was removed",
                 hint="try again when that host is less busy",
@@ -68,7 +68,7 @@ async def begin(known: Known, caller: Caller) -> TestedFailover:
         found = _test(await agent_client.order(known.backup, known.uuid, "ask"))
         if found is None:
             raise VmckptError(
-                f"{known.backup.name}: the test ended before its copy ran",
+                f"{known.backup.name}: the test ended before its copy was running",
                 hint="see vmckpt status",
             )
         told = found
@@ -78,7 +78,10 @@ async def begin(known: Known, caller: Caller) -> TestedFailover:
 
 
 async def end(known: Known, caller: Caller) -> TestedFailover:
-    """End a test. Returns once nothing of the copy is left. Raises OutcomeUnknown, VmckptError."""
+    """End a test. Returns once the copy is completely removed.
+
+    Raises OutcomeUnknown, VmckptError.
+    """
     began = time.monotonic()
     before = _test(await agent_client.order(known.backup, known.uuid, "ask"))
     told = await _wish(known, "end-test", none=before)
@@ -88,7 +91,7 @@ async def end(known: Known, caller: Caller) -> TestedFailover:
             break
         if time.monotonic() - began > _ENDS:
             raise OutcomeUnknown(
-                f"{told['name']} still runs on {known.backup.name}",
+                f"{told['name']} is still running on {known.backup.name}",
                 host=known.backup.name,
                 hint="see vmckpt status",
             )
@@ -99,7 +102,7 @@ async def end(known: Known, caller: Caller) -> TestedFailover:
 async def _wish(
     known: Known, wish: str, *, none: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """Pass a wish to the backup's agent. Returns the agent's state of the test.
+    """Pass a request to the backup's agent. Returns the state of the test.
 
     `none`: returned if the agent reports no test. Raises GuestLocked if the agent refuses.
     """

@@ -1,4 +1,4 @@
-"""ssh to hosts: commands, agents, facts, disk images, and fencing. Only this package uses paramiko.
+"""Access to hosts: ssh commands, agents, facts, disk images, and fencing.
 
-The keys of hosts are always verified.
+Only this package uses paramiko. Host keys are always verified.
 """

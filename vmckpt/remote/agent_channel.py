@@ -1,6 +1,6 @@
-"""A running program on a host, with which lines of JSON are exchanged.
+"""Run a process on a host, and exchange lines of JSON with it.
 
-It runs over ssh if the inventory has an ssh address, otherwise as a process on this machine.
+The process is started over ssh if the inventory has an ssh address, otherwise on this machine.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ _LONGEST = 16 << 20
 _KEPT_ERRORS = 8 << 10
 _ENDS_WITHIN = Seconds(10.0)
 _GIVES_UP_WITHIN = Seconds(150.0)
-"""How long a program on this machine may take to undo its changes before it is killed."""
+"""How long a process on this machine may take to undo its changes before it is killed."""
 
 
 class _Streams(Protocol):
-    """The input and output of a program. All calls block."""
+    """The input and output of a process. All calls block."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -35,15 +35,16 @@ class _Streams(Protocol):
     def errors(self) -> IO[bytes]: ...
 
     def no_more(self) -> None:
-        """Close the program's input."""
+        """Close the input of the process."""
 
     def kill(self) -> None: ...
 
 
 class AgentProcess:
-    """A program on a host. Use as an async context manager, which closes its input on leaving.
+    """A process on a host. Use as an async context manager.
 
-    The program is expected to end then, and is killed if it does not.
+    Leaving the block closes the input of the process. The process is expected to exit then;
+    otherwise, it is killed.
     """
 
     def __init__(self, host: Host, args: Sequence[str]) -> None:
@@ -53,14 +54,14 @@ class AgentProcess:
         self._streams: _Streams | None = None
         self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._unheard = 0
-        """Bytes that were read from the program and not yet received by the caller."""
+        """Bytes that were read from the process but not yet received by the caller."""
         self._ending = False
         self._room = threading.Condition()
         self._errors = bytearray()
         self._threads: list[threading.Thread] = []
 
     async def __aenter__(self) -> "AgentProcess":
-        """Start the program. Raises RemoteError if it cannot be started."""
+        """Start the process. Raises RemoteError if the start fails."""
         if self.host.ssh is not None:
             self._remote = Remote(self.host)
             self._streams = _Channel(await self._remote.channel(self._args))
@@ -100,7 +101,7 @@ class AgentProcess:
         _tell(loop, self._said, None)
 
     def _take(self, loop: asyncio.AbstractEventLoop, line: bytes) -> None:
-        """Pass a line on. Waits while too much is queued, so the program blocks on a full pipe."""
+        """Queue a line for the caller. Waits while too much is queued, to block the process."""
         with self._room:
             if not self._ending:
                 self._unheard += len(line)
@@ -122,7 +123,7 @@ class AgentProcess:
                 del self._errors[:-_KEPT_ERRORS]
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message. Raises RemoteError if the program has ended or the connection broke."""
+        """Send one message. Raises RemoteError if the process or the connection has ended."""
         assert self._streams is not None
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         try:
@@ -133,7 +134,7 @@ class AgentProcess:
     async def receive(self) -> dict[str, Any]:
         """Wait for the next message and return it.
 
-        Raises RemoteError if the program ended instead, or the message is invalid.
+        Raises RemoteError if the process exits first, or the message is invalid.
         """
         line = await self._said.get()
         if line is None:
@@ -153,7 +154,7 @@ class AgentProcess:
     def _broken(self) -> RemoteError:
         told = self._errors.decode(errors="replace")
         return RemoteError(
-            f"{self.host.name}: {self._args[0]} ended: {last_line(told, 'no error message')}",
+            f"{self.host.name}: {self._args[0]} exited: {last_line(told, 'no error message')}",
             hint=f"run vmckpt doctor {self.host.name}",
         )
 
@@ -166,7 +167,7 @@ def _tell(
 
 
 class _Channel:
-    """Streams of a program over ssh."""
+    """Streams of a process over ssh."""
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
@@ -190,7 +191,7 @@ class _Channel:
 
 
 class _Process:
-    """Streams of a program on this machine."""
+    """Streams of a process on this machine."""
 
     def __init__(self, host: Host, args: Sequence[str]) -> None:
         try:

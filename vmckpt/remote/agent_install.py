@@ -1,6 +1,6 @@
-"""Install the agent's bundle on a host, each version in its own folder.
+"""Install the agent's bundle on a host, each version in its own directory.
 
-Agents of other versions keep running. The program that runs on the host is `scripts.install_agent`.
+Agents of other versions keep running. The script that runs on the host is `scripts.install_agent`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ OURS = machinery.EXTENSION_SUFFIXES[0].strip(".").removesuffix(".so")
 LAUNCHER = "bin/vmckpt-agent"
 BY_HAND = "install it by hand (docs/hosts.md, The agent)"
 _SILENCE = Seconds(360.0)
-"""How long one step on a host may take: it tries the agent and waits for its disk."""
+"""How long one step on a host may take: the host tests the agent and syncs it to disk."""
 _PIECE = 1 << 18
 _MOST_WORDS = 1 << 16
 # Prints "found" if the version is installed and starts, otherwise the Pythons on the host.
@@ -48,25 +48,25 @@ class Parcel:
     """A version of the agent to be installed on a host."""
 
     folder: str
-    """Folder on the host for all versions."""
+    """Directory on the host for all versions."""
     name: str
     digest: str
-    """Digest of its files, in hexadecimal."""
+    """Digest of the bundle's files, in hexadecimal."""
     unpacked: Bytes
-    """Size of its files."""
+    """Total size of the bundle's files."""
     modules: tuple[str, ...]
     """Modules that the host's Python must be able to import."""
 
     @property
     def launcher(self) -> str:
-        """Path of its program on the host."""
+        """Path of the agent's executable on the host."""
         return f"{self.folder}/{self.name}/{LAUNCHER}"
 
 
 async def inspect_agent(remote: Remote, parcel: Parcel) -> str | None:
-    """Check whether an agent's version is installed and starts.
+    """Check whether a version of the agent is installed and starts.
 
-    Returns None if so, otherwise the path of the host's Python to install it with. Raises
+    Returns None if so; otherwise, the path of the host's Python for the installation. Raises
     RemoteError if there is no suitable Python.
     """
     name = "python" + ".".join(_version(OURS))
@@ -83,8 +83,8 @@ async def inspect_agent(remote: Remote, parcel: Parcel) -> str | None:
         raise RemoteError(f"{host} has no vmckpt-agent and no python3", hint=BY_HAND)
     theirs = pythons[0][0].strip(".").removesuffix(".so")
     raise RemoteError(
-        f"{host} has no vmckpt-agent, and this machine's does not fit: the host's Python is"
-        f" {theirs}, this machine's is {OURS}",
+        f"{host} has no vmckpt-agent, and this machine's agent does not fit: the host has Python"
+        f" {theirs}, this machine has {OURS}",
         hint=BY_HAND,
     )
 
@@ -97,8 +97,8 @@ def _version(tag: str) -> tuple[str, str]:
 async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) -> None:
     """Send the bundle to a host and install it there.
 
-    `python`: path of the host's Python; `archive`: the bundle. Raises RemoteError; nothing is
-    installed then.
+    `python`: path of the host's Python; `archive`: the bundle. Raises RemoteError if the
+    installation fails; nothing is installed then.
     """
     text = resources.files("vmckpt.remote.scripts").joinpath("install_agent.py").read_text()
     answer = await send(
@@ -113,7 +113,7 @@ async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) ->
         raise RemoteError(
             f"{remote.host.name}: the agent was not installed:"
             f" {last_line(answer.err, f'status {answer.status}')}",
-            hint=f"fix that, or {BY_HAND}",
+            hint=f"fix the cause, or {BY_HAND}",
         )
 
 
@@ -147,7 +147,7 @@ def _sent(channel: paramiko.Channel, file: IO[bytes]) -> Answer:
     except TimeoutError:
         raise
     except OSError:
-        pass  # the command has ended already, and its output has the reason
+        pass  # the command has already exited, and its output shows the reason
     out, err = _words(channel.recv), _words(channel.recv_stderr)
     if not channel.status_event.wait(_SILENCE):
         raise TimeoutError("no answer")

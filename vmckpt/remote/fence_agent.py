@@ -38,7 +38,7 @@ _STATUS_LIMIT = Seconds(15.0)
 _TURN = Seconds(1.0)
 _GRACE = Seconds(2.0)
 _ANSWERS = Seconds(2.0)
-# Where agents are installed; few users have these folders in PATH.
+# Directories in which agents are installed; few users have these directories in PATH.
 _MORE_PLACES = "/usr/sbin:/sbin:/usr/local/sbin"
 _LONGEST_PASSWORD = 4096
 _LOOKED_AT = 64 << 10
@@ -47,8 +47,8 @@ _LOOKED_AT = 64 << 10
 async def power_off(host: Host, stop: asyncio.Event) -> Fenced:
     """Power a host off with its fence devices. Can be repeated.
 
-    Raises FencingFailed if the host is not known to be off, InventoryError if it has no fence
-    device or its configuration is wrong, and Cancelled if `stop` is set.
+    Raises FencingFailed if the host is not known to be off, InventoryError if the host has no fence
+    device or a wrong fence configuration, and Cancelled if `stop` is set.
     """
     topology, began = _topology(host), time.monotonic()
     tried, answered = [Tried()], began
@@ -81,7 +81,7 @@ async def power_off(host: Host, stop: asyncio.Event) -> Fenced:
 async def _heard(
     host: Host, device: FenceDevice, action: Action, stop: asyncio.Event
 ) -> tuple[Ran, VmckptError | None]:
-    """Run an agent once. If it cannot be run, return a failed run and the error."""
+    """Run an agent once. If the agent cannot be run, return a failed run and the error."""
     limit = _OFF_LIMIT if action is Action.OFF else _STATUS_LIMIT
     try:
         return await run(host, device, action, limit=limit, stop=stop), None
@@ -104,7 +104,7 @@ def _not_fenced(host: Host) -> str:
 def _refused(host: Host, decision: Decision) -> FencingFailed:
     return FencingFailed(
         f"{host.name} is not known to be off: {decision.why}",
-        hint="run this again, or switch it off yourself and add --host-is-off",
+        hint="run the command again, or switch the host off yourself and add --host-is-off",
     )
 
 
@@ -123,8 +123,9 @@ async def run(
 ) -> Ran:  # fmt: skip
     """Run the agent of one of a host's devices once, and kill it after `limit` seconds.
 
-    Returns any exit of the agent, including failures. Raises FencingFailed if it cannot be run,
-    InventoryError if its options or its password file are wrong, and Cancelled if `stop` is set.
+    Returns the result of the agent, even if the agent failed. Raises FencingFailed if the agent
+    cannot be run, InventoryError if the device's options or password file are wrong, and Cancelled
+    if `stop` is set.
     """
     program = _program(host, device)
     try:
@@ -140,7 +141,7 @@ async def run(
         except OSError as exc:
             raise FencingFailed(
                 f"{_not_fenced(host)}{program} cannot be run: {exc.strerror or exc}",
-                hint="run it by hand to see why",
+                hint="run the fence agent by hand to see the reason",
             ) from exc
         try:
             ended = await _ended(process, stop, limit)
@@ -148,15 +149,15 @@ async def run(
             await asyncio.shield(_end(process))
         if not ended and stop.is_set():
             raise Cancelled(
-                f"stopped: it is not known whether {host.name} is off; nothing was started in its"
-                " place"
+                f"stopped: whether {host.name} is off is unknown; nothing was started on another"
+                " host"
             )
         said = fencing.known_words(_words(errors))
     return Ran(process.returncode if ended else None, limit, said)
 
 
 async def _ended(process: asyncio.subprocess.Process, stop: asyncio.Event, limit: Seconds) -> bool:
-    """Wait until the process ends, `stop` is set or the time is up. Returns whether it ended."""
+    """Wait for the process to exit, up to `limit` or until `stop`. Returns whether it exited."""
     waits = [asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())]
     try:
         await asyncio.wait(waits, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +168,7 @@ async def _ended(process: asyncio.subprocess.Process, stop: asyncio.Event, limit
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill the process and its children, if it has not ended."""
+    """Kill the process and its children, if the process is still running."""
     if process.returncode is not None:
         return
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -188,7 +189,7 @@ def _program(host: Host, device: FenceDevice) -> str:
 
 
 def _in_memory(text: bytes) -> IO[bytes]:
-    """Return an open file with this content that exists only in memory."""
+    """Return an open file that exists only in memory, with this content."""
     file = os.fdopen(os.memfd_create("fence"), "w+b", buffering=0)
     file.write(text)
     file.seek(0)
@@ -201,7 +202,7 @@ def _words(errors: IO[bytes]) -> str:
 
 
 def _password(device: FenceDevice) -> str | None:
-    """Read the device's password; None if it has no password file. Raises InventoryError."""
+    """Read the device's password; None if there is no password file. Raises InventoryError."""
     path = device.password_file
     if path is None:
         return None
@@ -210,9 +211,9 @@ def _password(device: FenceDevice) -> str | None:
             lines = file.read(_LONGEST_PASSWORD).decode().splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8"
-        raise InventoryError(f"{path}: {reason}", hint="write the password to it") from None
+        raise InventoryError(f"{path}: {reason}", hint="write the password to this file") from None
     if not lines or not lines[0].strip():
-        raise InventoryError(f"{path}: no password in its first line")
+        raise InventoryError(f"{path}: no password in the first line")
     fencing.check_option(PASSWORD, lines[0])
     return lines[0]
 
@@ -229,7 +230,7 @@ def too_open(topology: FenceTopology) -> tuple[Path, ...]:
 
 
 async def _answers(host: Host) -> bool:
-    """Return whether the host accepts ssh connections: it is not off then."""
+    """Return whether the host accepts ssh connections; if so, the host is not off."""
     if host.ssh is None:
         return False
     with suppress(OSError, TimeoutError):

@@ -1,9 +1,9 @@
-"""Copy the content of an image that is not in use from one host to an image on another.
+"""Copy the content of an image that is not in use to an image on another host.
 
-QEMU's own programs do that: qemu-nbd serves the new image and qemu-img fills it; parts that were
-never written stay holes. The connection between them uses TLS with a key made for this copy, so the
-hosts need no certificates. Each program runs under a shell that ends it when the controller's login
-ends.
+QEMU's own tools make the copy: qemu-nbd serves the new image and qemu-img fills it; parts that were
+never written stay holes. The connection between the tools uses TLS with a key made for this copy,
+so the hosts need no certificates. Each tool runs under a shell, which stops the tool when the
+controller's ssh session ends.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ _OPENS_WITHIN = Seconds(30.0)
 _SLOWEST = BytesPerSecond(MIB)
 """A copy that is slower than this for one percent of its image is considered broken."""
 
-# The key is the first line of the input, so that no list of processes shows it; the end of input
-# ends the program. Image paths are arguments, as a comma in an option of qemu-img would split it.
+# The key is the first line of the input, so that no process list shows it; the end of the input
+# stops the tool. Image paths are arguments, because a comma in a qemu-img option would split them.
 _KEY = r"""
 set -u; umask 077
 read -r said || exit 1
 said=${said#*:\"}; key=${said%%\"*}
 keys=$(mktemp -d) || exit 1
 child=
-# A signal that comes while qemu-nbd starts may be lost: it is sent until the process has ended.
+# A signal that arrives while qemu-nbd starts may be lost, so it is sent until the process exits.
 end() {
     turns=0
     while kill "$child" 2>/dev/null && [ "$turns" -lt 50 ]; do
@@ -43,8 +43,8 @@ trap 'exit 1' HUP INT TERM
 printf 'vmckpt:%s\n' "$key" >"$keys/keys.psk"
 tls="tls-creds-psk,id=tls,dir=$keys"
 """
-# Firewalls between hosts pass only libvirt's migration ports. libvirt uses them from the lower end,
-# so this starts at the upper end.
+# Firewalls between hosts pass only libvirt's migration ports. libvirt uses the range from the lower
+# end, so this script starts at the upper end.
 SERVE = (
     FILES
     + _KEY
@@ -59,7 +59,7 @@ port() {
         tail -n 1
 }
 low=$(port min); low=${low:-49152}; port=$(port max); port=${port:-49215}
-# qemu-nbd is content with one of IPv4 and IPv6 if another process has the port on the other.
+# qemu-nbd starts with only one of IPv4 and IPv6 if another process has the port on the other.
 listeners() {
     sed -nE "s/^ *[0-9]+: ([0-9A-F]+):$(printf %04X "$port") [0-9A-F]+:0000 0A .*/\1/p" \
         /proc/net/tcp /proc/net/tcp6 2>/dev/null
@@ -75,7 +75,7 @@ while [ "$port" -ge "$low" ]; do
         if [ -n "$address" ] || ! listeners | grep -q '[^0]'; then
             echo "{\"port\": $port}"
             cat >/dev/null
-            end # qemu-nbd writes the image's metadata when it ends
+            end # qemu-nbd writes the image's metadata when it exits
             exit 0
         fi
         end
@@ -88,7 +88,7 @@ cat "$keys/errors" >&2
 exit 1
 """
 )
-# The new image reads as zeros. qemu-img flushes the image before it succeeds.
+# The new image reads as zeros. qemu-img flushes the image before it exits with success.
 _SEND = (
     _KEY
     + r"""
@@ -132,7 +132,7 @@ class Content:
 
     @property
     def patience(self) -> Seconds:
-        """How long the copy may make no progress: QEMU reports whole percents."""
+        """How long the copy may make no progress: QEMU reports only whole percents."""
         slowest = min(_SLOWEST, self.limit or _SLOWEST)
         return Seconds(60.0 + self.size / 100 / slowest)
 
@@ -140,8 +140,8 @@ class Content:
 async def copy(source: Host, target: Host, what: Content, tell: Callable[[float], None]) -> None:
     """Copy an image's content to the image on the target.
 
-    `tell` is called with the progress, 0 to 1. Neither image may be in use; a guest that is started
-    meanwhile fails to start. Raises RemoteError if the copy fails; it is incomplete then.
+    `tell` is called with the progress, 0 to 1. Neither image may be in use; a guest cannot be
+    started meanwhile. Raises RemoteError if the copy fails; the target's image is then incomplete.
     """
     key = {"key": secrets.token_hex(32)}
     serve = ["sh", "-c", SERVE, "sh", what.address, what.format, what.to]
@@ -155,7 +155,8 @@ async def copy(source: Host, target: Host, what: Content, tell: Callable[[float]
                 await sender.send(key)
                 await _followed(sender, what, tell)
         except RemoteError as exc:
-            # The cause may be on either host; a retry uses another target, so blame this one.
+            # The cause may be on either host. The error names the target, because a retry uses
+            # another target.
             why = f"{target.name}: incomplete copy of {what.path}: {exc.message}"
             raise RemoteError(why, hint=exc.hint) from exc
 
@@ -174,7 +175,7 @@ async def _followed(sender: AgentProcess, what: Content, tell: Callable[[float],
             return
         if loop.time() - since > what.patience:
             raise RemoteError(
-                f"{sender.host.name}: the copy of {what.path} makes no progress",
+                f"{sender.host.name}: the copy of {what.path} is making no progress",
                 hint="check the network between the hosts",
             )
 
@@ -184,12 +185,12 @@ async def _heard(program: AgentProcess, limit: Seconds) -> dict[str, Any]:
         return await asyncio.wait_for(program.receive(), limit)
     except TimeoutError as exc:
         raise RemoteError(
-            f"{program.host.name}: no progress report of the copy within {limit:g} s"
+            f"{program.host.name}: no progress report from the copy within {limit:g} s"
         ) from exc
 
 
 def _number(program: AgentProcess, said: dict[str, Any], key: str) -> float:
     value = said.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 65535:
-        raise RemoteError(f"{program.host.name}: invalid progress report of the copy")
+        raise RemoteError(f"{program.host.name}: invalid progress report from the copy")
     return value

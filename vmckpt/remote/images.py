@@ -1,8 +1,8 @@
-"""Disk images on a host: describe, create, preallocate and remove them with the host's qemu-img.
+"""Describe, create, preallocate and remove disk images on a host, with the host's qemu-img.
 
-An image is created under a temporary name and gets its path once its mark is in the journal. So
-even if the controller dies, its images can be distinguished from other files. `image_users` finds
-the guests that need a file, directly or through a backing chain.
+An image is created under a temporary name and renamed to its final path once its mark is in the
+journal. So even if the controller dies, its images can be distinguished from other files.
+`image_users` finds the guests that need a file, directly or through a backing chain.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ _NOT_OURS = 3
 async def describe(host: Remote, path: str, kind: str) -> Image:
     """Read facts about an image. Raises RemoteError.
 
-    `kind`: the format in the guest's definition. It is never probed: a guest could write the header
-    of another format to a raw image, with files of the host as backing files.
+    `kind`: the format in the guest's definition. The format is never probed: a guest could write
+    the header of another format to a raw image, with files of the host as backing files.
     """
     answer = await host.run(["qemu-img", "info", "-U", "--output=json", "-f", kind, "--", path])
     mode = await host.run(["stat", "-c", "%a", "--", path])
@@ -87,7 +87,7 @@ def _name(value: object) -> str | None:
 
 
 def _options(make: dict[str, Any], told: dict[str, Any]) -> str:
-    """Return qcow2's features for `qemu-img create -o`, without those that qemu-img omits."""
+    """Return qcow2 options for `qemu-img create -o`, without options that are not reported."""
     words = {
         "compat": make.get("compat"),
         "cluster_size": told.get("cluster-size"),
@@ -121,7 +121,7 @@ done
 
 
 async def places(host: Remote, paths: Sequence[str]) -> dict[str, Place]:
-    """Check the places for images. Raises RemoteError, also if the host has no qemu-img."""
+    """Check the intended paths of images. Raises RemoteError, also if the host has no qemu-img."""
     answer = await host.run(["sh", "-s", "--", *paths], text=_PLACES)
     if answer.status == 127:
         raise RemoteError(
@@ -164,7 +164,7 @@ else rm -f -- "./$name"; exit 1; fi
 async def create(host: Remote, copy: DiskCopy, path: str) -> str:
     """Create an empty image at `path`. Returns the mark that identifies it.
 
-    Raises RemoteError, also if the file exists; it is left unchanged then.
+    Raises RemoteError, also if the file already exists; an existing file is left unchanged.
     """
     options = [copy.options] if copy.options else []
     if copy.full and copy.format == "qcow2":
@@ -192,7 +192,7 @@ mv -nT -- "$temporary" "$name" && [ ! -e "$temporary" ]
 async def publish(host: Remote, made: Made) -> None:
     """Rename created images to their final paths.
 
-    Raises RemoteError, also if a file exists there; it is left unchanged then.
+    Raises RemoteError, also if a file already exists there; an existing file is left unchanged.
     """
     for path in made.marks:
         args = [path, made.temporary(path)]
@@ -214,7 +214,7 @@ if [ "$(stat -c '%d:%i %w' -- "$name")" != "$mark" ]; then
     exit 0
 fi
 hold "${path##*/}" || exit 3
-# Opening it for writing needs the file's locks, which a QEMU that has it open holds.
+# Opening the image for writing needs its locks, which a QEMU that uses the image holds.
 qemu-io -f raw -c quit -- /proc/self/fd/4 >/dev/null 2>&1 || exit 4
 rm -f -- "$name"
 """
@@ -222,10 +222,10 @@ rm -f -- "$name"
 
 
 async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) -> tuple[str, ...]:
-    """Remove images made by `create`. Returns those that could not be removed, with the reason.
+    """Remove images made by `create`. Returns images that could not be removed, with the reasons.
 
     A file that has replaced an image is kept, and so is an image that a QEMU has open. `patience`:
-    seconds to wait for the target's QEMU to end.
+    seconds to wait for the target's QEMU to exit.
     """
     left = []
     for path, mark in made.marks.items():
@@ -236,7 +236,7 @@ async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) 
             if answer.status != _IN_USE or asyncio.get_running_loop().time() > give_up:
                 break
             await asyncio.sleep(0.5)
-        reasons = {_IN_USE: "a QEMU has it open", _NOT_OURS: "it is not the same file any more"}
+        reasons = {_IN_USE: "a QEMU has it open", _NOT_OURS: "the file was replaced meanwhile"}
         if answer.status != 0:
             left.append(f"{path} ({reasons.get(answer.status, _reason(answer))})")
     return tuple(left)
@@ -250,9 +250,9 @@ sync -- "$path"
 
 
 async def keep(host: Remote, path: str, kind: str) -> None:
-    """Check an image and sync it to disk; the end of a copy guarantees neither.
+    """Check an image and sync it to disk; a completed copy guarantees neither.
 
-    `kind`: its format. Raises RemoteError.
+    `kind`: the image's format. Raises RemoteError.
     """
     answer = await host.run(["sh", "-s", "--", path, kind], text=_KEEP, limit=_LONG)
     if answer.status != 0:
@@ -260,7 +260,7 @@ async def keep(host: Remote, path: str, kind: str) -> None:
 
 
 async def flush(host: Remote, paths: Sequence[str]) -> None:
-    """Sync files and their folders to disk. Raises RemoteError."""
+    """Sync files and their directories to disk. Raises RemoteError."""
     folders = sorted({str(PurePosixPath(path).parent) for path in paths})
     answer = await host.run(["sync", "--", *paths, *folders], limit=_LONG)
     if answer.status != 0:
@@ -268,7 +268,7 @@ async def flush(host: Remote, paths: Sequence[str]) -> None:
 
 
 UNFIT = "- "
-"""Prefix of a reason why an image must not be removed, in place of its mark."""
+"""Prefix of the reason why an image must not be removed; `marks` returns it instead of a mark."""
 # Other file systems may be shared with other hosts, whose guests may use the image.
 _MARKS = (
     FILES
@@ -278,7 +278,7 @@ look() {
     hold "${1##*/}" 2>/dev/null || { echo "- it is not a regular file"; return; }
     image=/proc/self/fd/4
     if [ "$2" = held ] && qemu-io -f raw -c quit -- "$image" >/dev/null 2>&1; then
-        echo "- its guest has another file open"; return
+        echo "- the guest has a different file open"; return
     fi
     case $on in
         ext*|xfs|btrfs|zfs|f2fs|jfs|reiserfs|bcachefs|tmpfs|overlay*)
@@ -294,9 +294,9 @@ for path in "$@"; do (look "$path" "$held") || exit 1; done
 
 
 async def marks(host: Remote, paths: Sequence[str], *, held: bool = False) -> dict[str, str]:
-    """Return the mark of each image for `remove`, or UNFIT with a reason not to remove it.
+    """Return the mark of each image for `remove`, or UNFIT and a reason to keep the image.
 
-    `held`: a QEMU should have the images open. Raises RemoteError.
+    `held`: whether a QEMU should have the images open. Raises RemoteError.
     """
     args = ["held" if held else "free", *paths]
     answer = await host.run(["sh", "-s", "--", *args], text=_MARKS)
@@ -307,7 +307,7 @@ async def marks(host: Remote, paths: Sequence[str], *, held: bool = False) -> di
 
 
 async def stamps(host: Remote, paths: Sequence[str]) -> str:
-    """Return a text that changes when one of these files is written to. Raises RemoteError."""
+    """Return a text that changes whenever one of the files is written. Raises RemoteError."""
     answer = await host.run(["stat", "-L", "-c", "%d:%i %s %.9Y", "--", *paths])
     if answer.status != 0:
         raise RemoteError(f"{host.host.name}: {paths[0]}: {_reason(answer)}")
@@ -323,10 +323,10 @@ enter "${1%/*}" && hold "${1##*/}" && fallocate --length "$2" /proc/self/fd/4
 
 
 async def take_room(host: Remote, path: str, size: Bytes) -> None:
-    """Preallocate a raw image. Its content stays, even while a guest writes to it.
+    """Preallocate a raw image. The content is kept, even while a guest writes to the image.
 
-    This must follow the copy, which leaves holes where the source has them, even in an image that
-    was preallocated before. Raises RemoteError.
+    Call this after the copy: the copy leaves holes where the source has holes, even in an image
+    that was preallocated before. Raises RemoteError.
     """
     answer = await host.run(["sh", "-s", "--", path, str(size)], text=_ROOM, limit=_LONG)
     if answer.status != 0:
@@ -352,7 +352,8 @@ seen() {
     [ -e "$1" ]
 }
 """
-# A chain ends at a missing file. Such an image is useless to its guest, so it needs no protection.
+# A chain ends at a missing file. An image with a broken chain is useless to its guest, so it needs
+# no protection.
 _CHAINS = (
     _SEEN
     + r"""
@@ -384,7 +385,7 @@ done
 )
 
 _PROTOCOL = re.compile("[a-z][a-z0-9+_]*:")
-"""A name with a protocol, such as "rbd:…" or "nbd://…", is not a file of the host."""
+"""Matches a name with a protocol, such as "rbd:…" or "nbd://…", which is not a file of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,10 +399,10 @@ class Has:
 
 
 async def image_users(host: Remote, images: Sequence[Has]) -> dict[str, str]:
-    """Return the guest that needs each file, by "device:inode", whatever the file's names are.
+    """Return the guest that needs each file, by "device:inode", regardless of the file's names.
 
-    `images`: those of all guests. The definition of a guest that is off does not name its backing
-    files, so they are read from the images. Raises RemoteError, also if one image cannot be read.
+    `images`: the images of all guests. The definition of a guest that is off does not name backing
+    files, so these are read from the images. Raises RemoteError, also if an image cannot be read.
     """
     files = {one.path: one.guest for one in images}
     layered = [word for one in images if _has_more(one.format) for word in (one.format, one.path)]
@@ -425,7 +426,7 @@ def _has_more(kind: str) -> bool:
 def _lines(host: Remote, answer: Answer) -> list[str]:
     if answer.status != 0:
         why = last_line(answer.err, f"status {answer.status}")
-        raise RemoteError(f"{host.host.name}: cannot read an image of its guests: {why}")
+        raise RemoteError(f"{host.host.name}: cannot read an image of one of its guests: {why}")
     return answer.out.splitlines()
 
 

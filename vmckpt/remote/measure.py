@@ -1,7 +1,7 @@
-"""Measure over ssh what a forecast needs: a guest's memory, and the link between two hosts.
+"""Measure the inputs of a forecast over ssh: a guest's memory, and the link between two hosts.
 
-Both measurements need python3 on the hosts, where they run `scripts.measure_host`. It leaves
-nothing behind: it only reads memory, and its listening process ends by itself within seconds.
+Both measurements need python3 on the hosts, to run `scripts.measure_host`. The script leaves
+nothing behind: it only reads memory, and its listening process exits by itself within seconds.
 """
 
 import json
@@ -19,12 +19,13 @@ from vmckpt.model.migration import DirtyPoint, LinkSeen, MemorySeen
 from vmckpt.remote.ssh import Remote, last_line
 from vmckpt.units import Bytes, BytesPerSecond, Seconds
 
-# Takes 60 ms of CPU time for each pass; the memory of a guest of 64 MiB is read completely.
+# Each pass takes 60 ms of CPU time; the memory of a guest with 64 MiB is read completely.
 SAMPLES = 16384
 LINK_TIME = Seconds(0.5)
 _LONGEST = 3600.0
 _NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError)
-# Fraction of the time to ignore: buffers, a token bucket's burst and slow start distort it.
+# Initial fraction of the time to ignore: buffers, a token bucket's burst and slow start distort the
+# result.
 _BEGINNING = 0.4
 
 
@@ -53,7 +54,7 @@ def _nonsense(remote: Remote, exc: Exception) -> RemoteError:
 
 
 def _number(value: object, most: float) -> float:
-    """Check a number in the answer, 0 to `most`, and return it. Raises ValueError."""
+    """Return a number from the answer. Raises ValueError if it is not between 0 and `most`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise ValueError(str(value)[:40])
     return value
@@ -100,7 +101,7 @@ def memory_seen(answer: dict[str, Any], size: Bytes) -> MemorySeen:
 
 
 def _tail(used: str, each: float) -> tuple[tuple[float, float], ...]:
-    """Return (bytes up to the end, bytes of these in use), at distances that grow by a half."""
+    """Return (length, bytes in use) for parts at the end of memory; lengths grow by half."""
     found, distance = [], 1
     while distance < len(used):
         found.append((distance * each, used.count("1", len(used) - distance) * each))
@@ -144,8 +145,8 @@ async def link(
 ) -> LinkSeen:
     """Measure the throughput from source to target, on a port of libvirt's migration range.
 
-    Sends zeros for `lasts` seconds. `address`: the target's, as seen from the source. Raises
-    RemoteError.
+    Sends zeros for `lasts` seconds. `address`: the target's address, as seen from the source.
+    Raises RemoteError.
     """
     token = secrets.token_hex(16)
     waiting = await _python(target, ["listen", address, token, f"{lasts:g}"])
@@ -169,7 +170,7 @@ async def link(
 def link_seen(marks: Sequence[tuple[float, int]]) -> LinkSeen | None:
     """Compute the throughput from the receiver's marks: (time, bytes so far).
 
-    None if too little arrived for a result.
+    Returns None if too little data arrived for a result.
     """
     if len(marks) < 3 or marks[-1][0] <= 0:
         return None

@@ -1,6 +1,6 @@
-"""Probe a host over ssh: facts, certificates, and what it can reach.
+"""Probe a host over ssh: facts, certificates, and the addresses that it can reach.
 
-Scripts answer in lines of `key value`. Only `same_files` writes, a temporary file.
+The scripts print lines of the form `key value`. Only `same_files` writes: a temporary file.
 """
 
 import base64
@@ -34,10 +34,10 @@ CERTIFICATES = (
 )
 _PRESENT = 'for f in "$@"; do if [ -e "$f" ]; then echo y; else echo n; fi; done'
 _SYS_PTRACE = 19
-"""Number of the capability."""
+"""Number of the capability CAP_SYS_PTRACE."""
 
-# QEMU fetches missing pages by the system call userfaultfd; the device, which only root can open,
-# does not help. QEMU's user is libvirt-qemu on Debian, unless qemu.conf sets another one.
+# QEMU fetches missing pages with the system call userfaultfd; the device does not help, since only
+# root can open it. QEMU's user is libvirt-qemu on Debian, unless qemu.conf sets another user.
 _MAY_FAULT = r"""
 value() { sed -n "s/^ *$1 *= *\"\{0,1\}\([^\" ]*\).*/\1/p" /etc/libvirt/qemu.conf 2>/dev/null; }
 may_fault() {
@@ -48,7 +48,7 @@ may_fault() {
     return 1
 }
 """
-# printf, as dash's echo would turn a backslash and an n into a line break.
+# printf is used because dash's echo would turn a backslash and an n into a line break.
 _SCRIPT = (
     _MAY_FAULT
     + r"""
@@ -81,7 +81,7 @@ done
 async def probe_host(remote: Remote, storage: Iterable[str]) -> HostProbe:
     """Read facts about a host. Raises RemoteError or HostKeyRefused.
 
-    `storage`: folders whose free space to read.
+    `storage`: directories whose free space is read.
     """
     await remote.run(["true"])  # so that connecting does not count as clock skew
     before = time.time()
@@ -92,7 +92,8 @@ async def probe_host(remote: Remote, storage: Iterable[str]) -> HostProbe:
 def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
     """Parse the script's answer. Raises RemoteError if it is invalid.
 
-    `asked` and `answered`: this machine's clock before and after, in seconds since 1970.
+    `asked` and `answered`: this machine's clock before and after the script ran, in seconds since
+    1970.
     """
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -122,7 +123,7 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
 
 
 def _no_trace(found: dict[str, list[str]]) -> NoTrace | None:
-    """Return why agents cannot trace QEMU; facts that the host does not report are ignored."""
+    """Return why agents cannot trace QEMU, or None; facts that are not reported are ignored."""
     if _first(found, "machine") not in ("", "x86_64"):
         return NoTrace.PROCESSOR
     if _first(found, "yama") == "3":
@@ -170,13 +171,13 @@ async def links(remote: Remote) -> frozenset[str]:
 
 
 async def same_files(source: Remote, target: Remote, files: Sequence[str]) -> dict[str, bool]:
-    """Return for each file whether both hosts have the same one at this path.
+    """Return, for each path, whether both hosts have the same file at this path.
 
-    Symbolic links are followed first. Then a file with random content is created in the folder on
-    the source, read on the target, and removed: equal paths, sizes and even inode numbers can
-    belong to different disks of cloned hosts, and a user of both hosts could create a file with the
-    same name. A file in a folder that is not writable is left out, as nothing is known about it.
-    Raises RemoteError.
+    Symbolic links are followed first. Then a file with random content is created in the directory
+    on the source, read on the target, and removed. This is necessary because equal paths, sizes and
+    even inode numbers can belong to different disks of cloned hosts, and a user of both hosts could
+    create a file with the same name. A file in a directory that is not writable is left out,
+    because nothing is known about it. Raises RemoteError.
     """
     here, there = await _resolved(source, files), await _resolved(target, files)
     shared: dict[str, bool | None] = {}
@@ -207,7 +208,7 @@ done
 
 
 async def _resolved(host: Remote, files: Sequence[str]) -> dict[str, str]:
-    """Resolve the links of each file; returns a file itself if that fails.
+    """Resolve the symbolic links in each path; a path that cannot be resolved stays as it is.
 
     Only links that no other user can have created are followed. Raises RemoteError.
     """
@@ -218,7 +219,7 @@ async def _resolved(host: Remote, files: Sequence[str]) -> dict[str, str]:
     return {name: line or name for name, line in zip(files, found, strict=False)}
 
 
-# The content is not an argument, so no list of processes shows it.
+# The content is not an argument, so no process list shows it.
 _PLANT = (
     FILES
     + r"""
@@ -261,8 +262,8 @@ async def _same_folder(source: Remote, target: Remote, folder: str) -> bool | No
 async def peer_login(source: Remote, uri: str) -> str | None:
     """Return why the source cannot log in to the target's libvirtd; None if it can.
 
-    Also None if the source has no virsh to test with; then only the migration will show it. `uri`:
-    the target's, as seen from the source. Raises RemoteError.
+    Also None if the source has no virsh for the test; then only the migration will show a failure.
+    `uri`: the target's libvirt URI, as seen from the source. Raises RemoteError.
     """
     answer = await source.run(
         ["timeout", "6", "virsh", "-q", "-c", uri, "hostname"], limit=Seconds(8.0)
@@ -275,7 +276,7 @@ async def peer_login(source: Remote, uri: str) -> str | None:
 
 
 async def reachable(source: Remote, address: str, port: int) -> bool:
-    """Return whether packets from the source reach a port; a refused connection also proves it.
+    """Return whether packets from the source reach a port; a refused connection also proves this.
 
     Raises RemoteError.
     """
@@ -300,8 +301,8 @@ case $out in *"Kernel panic"*|*"Run /init"*) exit 0;; *) exit 1;; esac
 async def kvm_boots(remote: Remote) -> bool | None:
     """Return whether KVM boots an ordinary kernel, up to its search for a root disk.
 
-    KVM may fail to do so although /dev/kvm exists. None: the host has no kernel to test with.
-    Raises RemoteError.
+    KVM may fail to boot the kernel although /dev/kvm exists. None: the host has no kernel for the
+    test. Raises RemoteError.
     """
     answer = await remote.run(["sh", "-s"], text=_KVM_SCRIPT, limit=Seconds(15.0))
     return None if answer.status == 3 else answer.status == 0
@@ -319,21 +320,22 @@ may_fault
 
 
 async def post_copy(target: Remote) -> tuple[str | None, str]:
-    """Return why guests cannot migrate to the host by post-copy (None: they can).
+    """Return why guests cannot migrate to the host by post-copy, and the type of a file system.
 
-    And the type of the file system for the memory of guests whose memory is in files. Raises
-    RemoteError.
+    The reason is None if post-copy is possible. The file system is the one for memory files of
+    guests with file-backed memory. Raises RemoteError.
     """
     answer = await target.run(["sh", "-s"], text=_POST_COPY)
     kind = last_line(answer.out, "unknown")
     if answer.status == 0:
         return None, kind
-    return "its QEMU may not use userfaultfd (sysctl vm.unprivileged_userfaultfd is not 1)", kind
+    return "QEMU cannot use userfaultfd (sysctl vm.unprivileged_userfaultfd is not 1)", kind
 
 
-# The folder is found as libvirt does: the setting for migrations, the folder for migrations if it
-# exists, the default setting, the default folder. Copying of disks uses the same. QEMU itself reads
-# the files, as its user, which is by default the one that Debian's or Fedora's packages create.
+# The directory is determined as in libvirt: the setting for migrations, the directory for
+# migrations if it exists, the default setting, the default directory. Disk copies use the same
+# directory. QEMU itself reads the files, as its own user. By default, this is the user that the
+# packages of Debian or Fedora create.
 _CERTIFICATES_SCRIPT = r"""
 say() { printf '%s\n' "$1"; }
 value() {
@@ -378,7 +380,7 @@ exit 0
 
 
 async def present(host: Remote, files: Sequence[str]) -> dict[str, bool]:
-    """Return for each file whether it exists on a host. Raises RemoteError or HostKeyRefused."""
+    """Return, for each file, whether it exists on a host. Raises RemoteError or HostKeyRefused."""
     answer = await host.run(["sh", "-s", "--", *files], text=_PRESENT)
     answers = answer.out.split()
     if len(answers) != len(files) or not set(answers) <= {"y", "n"}:

@@ -1,19 +1,19 @@
 """Shell functions for files on hosts in directories that another user may own.
 
-That user can replace any name there, at any moment, by a symbolic link, a FIFO or another file. So
-a directory is entered level by level, names are relative to it from then on, and programs get an
-open file as /proc/self/fd/4. Agents use `util.host_files` for the same purpose; these functions are
-for hosts without an agent.
+The other user can replace any name in such a directory, at any moment, with a symbolic link, a FIFO
+or another file. So a directory is entered level by level; afterwards, names are relative to it, and
+tools get an open file as /proc/self/fd/4. Agents use `util.host_files` for the same purpose; these
+functions are for hosts without an agent.
 """
 
-# enter FOLDER: make it the current directory. A symbolic link on the way is followed only if no
-# user but root and the login's own can have created it. Status 1: refused, with the reason on
-# stderr; 2: it does not exist.
-# reach FILE: enter its directory, and set $name to its name there; FILE may be such a link itself.
+# enter DIRECTORY: make it the current directory. A symbolic link in the path is followed only if no
+# user other than root and the login user can have created the link. Status 1: refused, with the
+# reason on stderr; 2: the directory does not exist.
+# reach FILE: enter its directory, and set $name to its name there; FILE may itself be such a link.
 _ENTER = r"""
 me=$(id -u)
 state() { LC_ALL=C stat -c '%d:%i %u %F' -- "$1" 2>/dev/null; }
-# Set $to to the target of the link of that name.
+# Set $to to the target of the link with that name.
 target() {
     case $(state "./$1") in
     *" 0 symbolic link" | *" $me symbolic link") ;;
@@ -64,8 +64,8 @@ reach() {
     done
 }
 """
-# hold NAME: open a regular file of the current directory as descriptor 4, for reading and writing.
-# Opening with <> does not block on a FIFO. The second check detects a file swapped meanwhile.
+# hold NAME: open a regular file in the current directory as descriptor 4, for reading and writing.
+# Opening with <> does not block on a FIFO. The second check detects a file replaced meanwhile.
 _HOLD = r"""
 hold() {
     [ -f "./$1" ] && [ ! -L "./$1" ] || { echo "$1 is not a regular file" >&2; return 1; }
@@ -79,7 +79,8 @@ hold() {
 """
 FILES = _ENTER + _HOLD
 
-# ours FILE: succeeds if no user but root and the login's own can have installed that program.
+# ours FILE: succeeds if no user other than root and the login user can have installed the
+# executable.
 PROGRAMS = r"""
 ours() {
     case $1 in /*) ;; *) return 1 ;; esac
@@ -90,8 +91,8 @@ ours() {
             at=$(dirname -- "$at"); set -- "$@" "$at"
         done
     done
-    # find prints what belongs to another user, or what others can write to. In a sticky directory
-    # others cannot replace our files.
+    # find prints each path that belongs to another user or is writable for others. In a sticky
+    # directory, others cannot replace our files.
     me=$(id -u)
     [ -z "$(find "$@" -maxdepth 0 ! -uid 0 ! -uid "$me" 2>&1
         find -L "$@" -maxdepth 0 \( ! -uid 0 ! -uid "$me" -o \

@@ -1,11 +1,11 @@
-"""Commands on a host over ssh. The host's key is always verified.
+"""Run commands on a host over ssh. The host's key is always verified.
 
 An unknown or changed key is refused, and the error shows the line to add; keys are never added
-automatically. Connecting is retried, as it changes nothing; a command is never retried.
+automatically. Connecting is retried, since it changes nothing; a command is never retried.
 
 `drop` closes the target's end of a broken migration stream. The target's QEMU waits for pages and
-cannot know that the source is gone, as TCP does not report it. QEMU gives up only when its socket
-is closed, and libvirt cannot make it do so while it waits.
+cannot detect that the source is gone, since TCP does not report this. QEMU gives up only when its
+socket is closed, and libvirt cannot close the socket while QEMU is waiting.
 """
 
 import asyncio
@@ -30,10 +30,11 @@ from vmckpt.model.host import Host, SshAddress
 from vmckpt.units import Seconds
 
 _KEEPALIVE = 30
-"""Seconds. Firewalls drop connections that are idle for some minutes."""
+"""Interval, in seconds. Firewalls drop connections that are idle for some minutes."""
 CONNECT_LIMIT = 8.0
 COMMAND_LIMIT = Seconds(20.0)
-# Limit for the whole login: a server that sends a byte now and then never exceeds those of a step.
+# Limit for the complete login: a server that sends a byte now and then never exceeds the limits of
+# the single steps.
 _ENTER_LIMIT = 3 * CONNECT_LIMIT
 _MOST_OUTPUT = 8 << 20
 _MOST_KNOWN_HOSTS = 16 << 20
@@ -62,13 +63,13 @@ def command_line(args: Sequence[str]) -> bytes:
 
 
 def last_line(text: str, otherwise: str) -> str:
-    """Return the last line of a command's output, for messages; `otherwise` if there is none."""
+    """Return the last line of a command's output, for messages; `otherwise` if it is empty."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_LONGEST_WORDS] if lines else otherwise
 
 
 class _TooMuch(Exception):
-    """The output exceeds the limit."""
+    """The output of a command exceeds the limit."""
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):
@@ -126,8 +127,8 @@ class Remote:
     ) -> Answer:
         """Run one command with `text` as its input. Returns its exit status and output.
 
-        Raises RemoteError if there is no connection, or the command does not end within `limit`;
-        HostKeyRefused if the host's key is unknown or has changed.
+        Raises RemoteError if there is no connection, or the command does not finish within
+        `limit`; HostKeyRefused if the host's key is unknown or has changed.
         """
         client = await self._connected()
         return await asyncio.to_thread(self._run, client, args, text, limit)
@@ -260,7 +261,7 @@ def _talk(
 ) -> tuple[int, bytes, bytes]:
     """Run a command line and return its exit status, output and errors.
 
-    `late` is set if it does not end within `limit`.
+    `late` is set if the command does not finish within `limit`.
     """
     transport = client.get_transport()
     if transport is None:
@@ -292,7 +293,7 @@ def _drained(read: Callable[[int], bytes], close: Callable[[], None]) -> bytes:
 
 @contextmanager
 def _ended(close: Callable[[], object], limit: float, late: threading.Event) -> Iterator[None]:
-    """Call `close` when the time is up, which ends all waiting in the block."""
+    """Set `late` and call `close` after `limit` seconds, which ends all waiting in the block."""
 
     def end() -> None:
         late.set()
@@ -330,7 +331,7 @@ class _LoginTooSlow(TimeoutError):
 
 
 class _NoConnection(RemoteError, OSError):
-    """No connection at all. Connecting is retried once."""
+    """The connection could not be opened. Connecting is retried once."""
 
 
 def _alive(client: paramiko.SSHClient) -> bool:
@@ -364,7 +365,7 @@ def _usual_known_hosts() -> list[Path]:
 
 
 def _silent(error: OSError) -> bool:
-    """Return whether the host has not answered in any way."""
+    """Return whether the host has not answered at all."""
     if isinstance(error, TimeoutError):
         return not isinstance(error, _LoginTooSlow)
     return error.errno in (errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH)
@@ -395,12 +396,12 @@ done
 
 
 async def drop(remote: Remote, guest: str) -> int:
-    """Close the incoming migration streams of a guest. Returns their number.
+    """Close the incoming migration streams of a guest. Returns the number of closed streams.
 
-    `guest`: its name. Raises RemoteError.
+    `guest`: the guest's name. Raises RemoteError.
     """
     if "/" in guest:
-        raise RemoteError(f"{guest!r} is not a valid name of a guest")
+        raise RemoteError(f"{guest!r} is not a valid guest name")
     answer = await remote.run(["sh", "-s", "--", guest], text=_SCRIPT)
     if answer.status != 0:
         raise RemoteError(

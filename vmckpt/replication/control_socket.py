@@ -1,4 +1,4 @@
-"""Requests to a running agent: one JSON object per line, over a Unix socket only for root."""
+"""Requests to a running agent: one JSON object per line, over a root-only Unix socket."""
 
 import json
 import socket
@@ -50,7 +50,7 @@ class Control:
                 asker, _ = self._socket.accept()
             except OSError:
                 return
-            # An invalid request must not keep the next one from being answered.
+            # An invalid request must not prevent later requests from being answered.
             with asker, suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
                 asker.settimeout(_CLIENT)
                 told = json.loads(_line(asker))
@@ -58,7 +58,7 @@ class Control:
 
 
 def ask(folder: Path, what: Mapping[str, Any], limit: Seconds = _CLIENT) -> dict[str, Any]:
-    """Send a request to the agent of a folder and return its answer.
+    """Send a request to the agent of a directory and return its answer.
 
     `limit`: time to wait for each step, in seconds. Raises RemoteError if no agent answers, or if
     the answer is not a JSON object.
@@ -96,14 +96,14 @@ class Request(StrEnum):
     FAILOVER = "failover"
     """Fail over: the operator declares the primary dead."""
     TEST = "test"
-    """Run a copy of the standby beside it."""
+    """Run a copy of the guest beside the standby."""
     END_TEST = "end-test"
     RUN_UNPROTECTED = "alone"
-    """Run without the standby, which can never run the guest after that; see `solo_permission`."""
+    """Run unprotected, after which the standby may never take over; see `solo_permission`."""
 
 
 class Requests:
-    """The pending requests: one thread adds them, another one handles them."""
+    """The pending requests: one thread adds requests, another thread handles them."""
 
     def __init__(self) -> None:
         self._set: set[Request] = set()
@@ -128,6 +128,6 @@ class Requests:
         return bool(self._set)
 
     def wait(self, limit: Seconds) -> bool:
-        """Wait for a request, at most `limit` seconds. Returns whether one is pending."""
+        """Wait at most `limit` seconds for a request. Returns whether a request is pending."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._set), limit)

@@ -11,7 +11,7 @@ from vmckpt.units import Seconds
 WORTH = Seconds(0.1)
 """A smaller difference is left to the guest's own time service."""
 _SLACK = Seconds(1.0)
-"""Difference that clocks and readings may show beyond the pauses."""
+"""Largest difference beyond the pauses that can be due to the clocks and readings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,12 @@ class Reading:
     doubt: Seconds
     """Uncertainty of the reading: half of the time that it took."""
     paused: Seconds
-    """How long the guest has been paused since the reading before."""
+    """How long the guest has been paused since the previous reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What is known of a guest's clock."""
+    """What is known about a guest's clock."""
 
     usual: Seconds
     """How far the clock is meant to be ahead of the host's."""
@@ -49,8 +49,9 @@ class Decision:
 def decide(clock: Clock | None, reading: Reading) -> Decision:
     """Decide whether a reading calls for a correction.
 
-    `clock`: what was known before this reading; None at the first one. A clock that differs by
-    more than pauses explain was set in the guest, and the new difference is considered intended.
+    `clock`: what was known before this reading; None for the first reading. If the clock differs by
+    more than the pauses explain, it was set in the guest, and the new difference is considered
+    intended.
     """
     if clock is None:
         return Decision(Clock(usual=reading.ahead), put_right=False)

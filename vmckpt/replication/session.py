@@ -1,8 +1,8 @@
-"""What an agent must know to continue a protection, and how a protection ended.
+"""The data that an agent needs to continue a protection, and how a protection ended.
 
-The session is written before anything is changed, to a directory on tmpfs for each protected guest,
-which only root can read. It disappears when the host restarts, and so does the guest. A new agent
-continues from what it finds there.
+Each protected guest has a directory on tmpfs that only root can read. The session is written there
+before anything is changed. When the host restarts, the directory is gone, and so is the guest. A
+new agent continues from the data in the directory.
 """
 
 import json
@@ -34,7 +34,7 @@ def folder_of(guest: str) -> Path:
     if folder.exists():
         host_directories.verify(folder)
     elif earlier.exists():
-        # A directory there that another user created is ignored.
+        # An earlier directory is ignored if another user created it.
         with suppress(RemoteError):
             host_directories.verify(earlier)
             return earlier
@@ -42,9 +42,9 @@ def folder_of(guest: str) -> Path:
 
 
 def make_folder(guest: str) -> Path:
-    """Create the guest's directory, and the one for files as large as the guest's memory.
+    """Create the guest's directory, and another directory for files as large as its memory.
 
-    Returns the first. Raises OSError, and RemoteError as `folder_of` does.
+    Returns the guest's directory. Raises OSError, and RemoteError as `folder_of` does.
     """
     folder = host_directories.run_dir(_REPLICATION, guest)
     with suppress(FileExistsError):
@@ -53,9 +53,9 @@ def make_folder(guest: str) -> Path:
 
 
 def memory_of(folder: Path) -> Path:
-    """Return the directory of the copies of memory and logs of disk writes of a guest's `folder`.
+    """Return the directory for memory copies and disk write logs of the guest's `folder`.
 
-    Raises OSError, and RemoteError if another user created what is there now.
+    Raises OSError, and RemoteError if another user created that directory.
     """
     link = folder / _MEMORY
     if not link.is_symlink():
@@ -67,7 +67,7 @@ def memory_of(folder: Path) -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a guest's directory and its memory directory; does nothing if there is none."""
+    """Remove a guest's directory and memory directory; does nothing if they do not exist."""
     memory = None
     with suppress(OSError, RemoteError):  # another user's files are left alone
         memory = memory_of(folder)
@@ -78,7 +78,7 @@ def remove_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Where the lease on the guest is kept, its login, and its times."""
+    """The lease on the guest: its lease store, login and times."""
 
     url: str
     """A PostgreSQL URL with the protection's own user and password."""
@@ -87,7 +87,7 @@ class Lease:
 
     @property
     def terms(self) -> lease_terms.LeaseTerms:
-        """The times that the primary and the backup adhere to."""
+        """The lease times that the primary and the backup adhere to."""
         return lease_terms.LeaseTerms(ttl=self.ttl, margin=self.margin)
 
 
@@ -96,14 +96,14 @@ class Disk:
     """One replicated disk."""
 
     target: str
-    """The disk's name in the guest, as "vda"."""
+    """The disk's name in the guest, for example "vda"."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     path: str
     """Path of the disk's image on this host."""
     format: str
     taken: bool = False
-    """Backup: the image existed before, and is kept when the standby is removed."""
+    """Backup: the image existed before the protection, and is kept when the standby is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +111,9 @@ class ProtectionTerms:
     """How the guest is to be protected."""
 
     interval: Seconds | None
-    """Time between two epochs; None: chosen by what an epoch costs."""
+    """Time between two epochs; None: chosen by the cost of an epoch."""
     automatic: bool
-    """Fail over from a dead host without the operator; the primary may be killed for that."""
+    """Fail over from a dead host without the operator; for this, the primary may be killed."""
     slowdown: float = 0.10
     """Without a fixed interval: the share of the guest's time that pauses may take, 0 to 1."""
     max_pause: Seconds = Seconds(0.5)
@@ -140,22 +140,22 @@ class Session:
     lease: Lease | None
     disks: tuple[Disk, ...]
     address: str
-    """Where the backup listens."""
+    """The address on which the backup listens."""
     port: int
     owner: tuple[int, int]
     """User and group IDs that QEMU runs as on this host."""
     cards: tuple[str, ...] = ()
     """Primary: the network cards whose output is buffered."""
     undo: str = ""
-    """Primary: what epochs change in QEMU, as the JSON of `migration_settings.Undo`."""
+    """Primary: how to undo the changes of epochs in QEMU: `migration_settings.Undo` as JSON."""
     definition: str = ""
     """Primary: the guest's persistent definition, which is removed while the guest is protected;
     backup: the definition to store once the guest runs there."""
     state: str = ""
     """Backup: a directory on disk for the disk writes of epochs."""
     moves: bool = False
-    """The session is a migration: it ends with the switchover, before which the standby may not
-    take over."""
+    """The session is a migration: it ends with the switchover, and the standby may not take over
+    before that."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -174,7 +174,7 @@ class Session:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Read the session of a guest's directory. Returns None if there is none.
+        """Read the session from a guest's directory. Returns None if it has no session file.
 
         Raises BadInput if the file is invalid.
         """
@@ -206,12 +206,12 @@ class ProtectionOutcome(StrEnum):
     """How a protection ended."""
 
     FAILED_OVER = "failed-over"
-    """The guest runs on the backup."""
+    """The guest is running on the backup."""
     SWITCHED = "switched"
-    """The guest was switched over as planned, as the primary reports it."""
+    """The guest was switched over as planned, as reported by the primary."""
     ENDED = "ended"
     """The protection was ended on request."""
     DIED = "died"
-    """The guest's QEMU ended on the primary."""
+    """The guest's QEMU on the primary is gone."""
     LOST = "lost"
     """The standby's QEMU is gone."""

@@ -1,4 +1,4 @@
-"""The status of a protection as an agent reports it; keys of numbers end in their unit."""
+"""The status of a protection, as reported by an agent. Keys of measured values end in the unit."""
 
 import threading
 import time
@@ -25,10 +25,10 @@ class Phase(StrEnum):
 
     CONNECTING = "connecting"
     COPYING = "copying"
-    """The backup receives what it lacks; it is not ready unless it was before."""
+    """The backup is receiving missing data; it is ready only if it was ready before."""
     PROTECTING = "protecting"
     ALONE = "alone"
-    """The guest runs unprotected: the backup is lost."""
+    """The guest is running unprotected: the backup is lost."""
     ENDED = "ended"
 
 
@@ -48,11 +48,11 @@ class PrimaryStatus:
         self._sent = 0
         """Bytes sent over earlier connections."""
         self._waits: deque[tuple[float, float]] = deque(maxlen=_KEPT)
-        """For each epoch how long the guest ran in it, and how long its last packet waited."""
+        """For each epoch, how long the guest ran, and how long the last packet waited."""
         self._worst_lag = 0.0
         self._taken: float | None = None
         self._held_since: float | None = None
-        """Since when the guest runs in the open epoch; None: its output is not buffered."""
+        """When the open epoch began; None: the guest's output is not buffered."""
         self._paused = 0.0
         self._clock_told: Clock | None = None
         self._began = clock()
@@ -63,24 +63,24 @@ class PrimaryStatus:
             self._told.pop("says", None)
 
     def alone(self, why: str) -> None:
-        """Note that the guest runs unprotected, until the next `phase`; `why` is shown to users."""
+        """Record that the guest is unprotected until the next `phase`; `why` is shown to users."""
         with self._lock:
             self._phase, self._told["says"] = Phase.ALONE, why
 
     def devices_changed(self) -> None:
-        """Note that a device was plugged or unplugged, so that the standby no longer matches."""
+        """Record that a device was plugged or unplugged, so that the standby no longer matches."""
         with self._lock:
             self._told["devices_changed"] = True
 
     def finds(self, finder: str, why: str) -> None:
-        """Note which method finds changed pages, and why it was chosen."""
+        """Record which method finds changed pages, and why the method was chosen."""
         with self._lock:
             self._told["finder"], self._told["finder_why"] = finder, why
 
     def enforced(self, by: str, why_not: str | None) -> None:
-        """Note what kills the guest at the end of its lease.
+        """Record the method that kills the guest when its lease ends.
 
-        `why_not`: why the kernel does not do it; None if it does.
+        `why_not`: why the kernel does not kill it; None if the kernel does.
         """
         with self._lock:
             self._told["enforced_by"] = by
@@ -88,7 +88,7 @@ class PrimaryStatus:
                 self._told["enforced_why"] = why_not
 
     def let_out(self, lost: int) -> None:
-        """Note that output is not buffered any more; `lost` as for `epoch`."""
+        """Record that output is no longer buffered. `lost`: see `epoch`."""
         with self._lock:
             self._held_since = None
             self._told["packets_lost"] = lost
@@ -104,21 +104,21 @@ class PrimaryStatus:
         self.say(why)
 
     def silent(self) -> Seconds:
-        """Return the time since anything was received from the backup."""
+        """Return the time since data was last received from the backup."""
         heard = self._line.heard if self._line is not None else self._heard
         return Seconds(self._clock() - heard)
 
     def say(self, what: str) -> None:
-        """Note the current problem, as a message for users."""
+        """Record the current problem, as a message for users."""
         with self._lock:
             self._told["says"] = what
 
     def heard(self, peer: Mapping[str, Any]) -> None:
-        """Note the status that the backup reports."""
+        """Record the status that the backup reports."""
         self._peer = dict(peer)
 
     def copied(self, left: int, *, ready: bool) -> None:
-        """Note the progress of the first copy; `left`: pages that the backup still lacks."""
+        """Record the progress of the first copy. `left`: pages that the backup still lacks."""
         with self._lock:
             self._told["pages_left"], self._told["disks_ready"] = left, ready
 
@@ -128,12 +128,12 @@ class PrimaryStatus:
         return Seconds(self._paused)
 
     def clock(self, clock: Clock) -> None:
-        """Note what is known of the guest's clock."""
+        """Record what is known about the guest's clock."""
         with self._lock:
             self._clock_told = clock
 
     def compared(self, progress: Progress) -> None:
-        """Note the progress of the disks' synchronisation; it stays shown when it is done."""
+        """Record the progress of synchronising the disks, which is also shown afterwards."""
         with self._lock:
             self._told["disks_bytes"] = progress.whole
             self._told["disks_compared_bytes"] = progress.compared
@@ -146,10 +146,11 @@ class PrimaryStatus:
     def epoch(
         self, number: int, epoch: Epoch, *, size: int, busy: Seconds, sending: Seconds, lost: int
     ) -> None:
-        """Note a committed epoch.
+        """Record a committed epoch.
 
-        `size`: bytes sent for it; `busy`: time from the capture to the acknowledgement; `sending`:
-        the part of that until all was sent; `lost`: packets that QEMU has dropped so far, in total.
+        `size`: bytes sent for the epoch; `busy`: time from the capture to the acknowledgement;
+        `sending`: time from the capture until everything was sent; `lost`: total number of packets
+        that QEMU has dropped so far.
         """
         now = self._clock()
         with self._lock:
@@ -174,9 +175,9 @@ class PrimaryStatus:
             self._told["packets_lost"] = lost
 
     def note(self) -> dict[str, Any]:
-        """Return what each heartbeat reports to the backup.
+        """Return the status that each heartbeat sends to the backup.
 
-        It is short, and repeats nothing that the backup has reported.
+        The status is short, and repeats nothing that the backup has reported.
         """
         with self._lock:
             clock = self._clock_told
@@ -186,7 +187,7 @@ class PrimaryStatus:
             }  # fmt: skip
 
     def as_json(self) -> dict[str, Any]:
-        """Return the full status, for users and programs."""
+        """Return the full status, for users and other tools."""
         with self._lock:
             now, line = self._clock(), self._line
             lag = None if self._taken is None else now - self._taken
@@ -224,7 +225,7 @@ class PrimaryStatus:
 
 
 def _clock(told: Clock | None, paused: float) -> dict[str, Any]:
-    """Without a guest agent, the clock is assumed to be behind by the total of all pauses."""
+    """Return the clock's status; without a guest agent, it lags by the total of all pauses."""
     if told is None:
         return {"guest_clock_behind_s": paused, "guest_clock_corrected": None}
     return {"guest_clock_behind_s": told.behind, "guest_clock_corrected": told.corrected}

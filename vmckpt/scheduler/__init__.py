@@ -1,1 +1,1 @@
-"""Work that runs by itself: the snapshots that policies ask for."""
+"""The service behind `vmckpt run`: scheduled snapshots, and the failure detector."""

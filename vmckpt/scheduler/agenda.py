@@ -1,7 +1,7 @@
-"""Decide what snapshot schedules require now, and when to look again. Pure.
+"""Decide which scheduled work is due now, and when to check again. Pure.
 
-The input is everything that is known: what the stores contain, what this service did, and what
-failed. No state is kept here, so a service that was killed continues where it was.
+The input is everything known: the contents of the stores, what this service has done, and what has
+failed. No state is kept here, so a service that was killed resumes where it left off.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from vmckpt.snapshot.retention import Kept
 from vmckpt.units import Seconds
 
 COLLECT = Seconds(6 * 3600.0)
-"""How often data that no snapshot needs is collected, in seconds."""
+"""Interval, in seconds, between two collections of data that no snapshot needs."""
 _FIRST, _LONGEST = Seconds(30.0), Seconds(3600.0)
 
 
@@ -38,7 +38,7 @@ class GuestPlace:
     host: str
     active: bool
     seen: bool = True
-    """Whether its host answers."""
+    """Whether the host answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,20 +49,20 @@ class Order:
     policy: str
     schedule: Schedule
     store: str
-    """The store that its snapshots are taken into."""
+    """Name of the store into which the snapshots are taken."""
     when: When
-    """When snapshots are due; `every: auto` is replaced by the interval computed for the guest."""
+    """When snapshots are due; for `every: auto`, the interval computed for the guest."""
     reckoned: str | None = None
-    """How that interval was computed; None unless `every: auto`."""
+    """How the interval was computed; None unless the schedule has `every: auto`."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """What identifies its snapshots: the guest's UUID and the schedule's name."""
+        """The key of the order's snapshots: the guest's UUID and the schedule's name."""
         return self.place.uuid, self.schedule.name
 
     @property
     def stores(self) -> tuple[tuple[str, Keep], ...]:
-        """All stores that it uses, with the retention of each."""
+        """All stores that the schedule uses, each with its retention rules."""
         copies = ((one.store, one.keep) for one in self.schedule.copies)
         return ((self.store, self.schedule.keep), *copies)
 
@@ -73,7 +73,7 @@ class Held:
 
     kept: Kept
     looked_at: Mapping[str, float] = field(default_factory=dict)
-    """When it was last verified, by depth."""
+    """When the snapshot was last verified, by depth."""
 
     @property
     def key(self) -> tuple[str, str | None]:
@@ -87,37 +87,37 @@ Shelf = Mapping[str, Held]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Work that failed and is tried again."""
+    """The record of work that failed and will be retried."""
 
     times: int
-    """Number of failures in a row."""
+    """Number of consecutive failures."""
     until: float
-    """When it may be tried again, in seconds since 1970."""
+    """Earliest time of the next attempt, in seconds since 1970."""
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Everything that is known at one moment."""
+    """Everything known at one point in time."""
 
     now: float
     zone: tzinfo
     orders: Sequence[Order]
     shelves: Mapping[str, Shelf | None]
-    """The snapshots of each store; None: the store does not answer."""
+    """The snapshots in each store, by the store's name; None if the store does not answer."""
     taken: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """When this service last took a snapshot for an order, by its own clock: a host's may differ.
-    Keys: Order.key."""
+    """When this service last took a snapshot for each order, by Order.key. Times are from the
+    service's own clock: the clock of a host may differ."""
     proved: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """When this service last verified a snapshot, by store and ID, in case the result could not be
-    recorded in the store."""
+    """When this service last verified each snapshot, by store and ID. Used if the result could not
+    be recorded in the store."""
     opens: bool = True
-    """Whether there is a key to verify more than the sealed data."""
+    """Whether the service has a key to decrypt snapshots; if not, it verifies only sealed data."""
     collected: Mapping[str, float] = field(default_factory=dict)
     busy: frozenset[str] = frozenset()
     """Lanes in which work is in progress."""
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """Failed work, by its key."""
+    """The record of failed work, by the key of the work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +126,15 @@ class Row:
 
     order: Order
     last: float | None
-    """When its last snapshot was made."""
+    """When the last snapshot was taken; None if no snapshot is known."""
     due: float | None
-    """When the next snapshot is due; `now` or earlier means now. None: unknown."""
+    """When the next snapshot is due: now if this is not after `Scene.now`; unknown if None."""
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agenda:
-    """What to do now, at most one piece of work per lane, and when to look again at the latest."""
+    """The work to start now, at most one piece per lane, and the latest time of the next check."""
 
     rows: tuple[Row, ...]
     work: tuple[Work, ...]
@@ -142,18 +142,18 @@ class Agenda:
 
 
 def troubled(before: Trouble | None, now: float, why: str) -> Trouble:
-    """Return the trouble after one more failure; each wait is twice the wait before."""
+    """Return the record after one more failure; the wait doubles each time, up to a limit."""
     times = 1 if before is None else before.times + 1
     wait = min(_FIRST * 2 ** min(times - 1, 16), _LONGEST)
     return Trouble(times=times, until=now + wait, why=why)
 
 
 def agenda(scene: Scene) -> Agenda:
-    """Decide what is to be done."""
+    """Decide which work to start now."""
     away = _out_of_sight(scene.orders)
     rows = tuple(_row(order, scene, away) for order in scene.orders)
     checks = list(_verifies(scene))
-    # The result of a check may change which snapshots are kept.
+    # The result of a verification may change which snapshots are kept.
     unsure = {one.store for one in checks if _waits(one.key, scene) is None}
     wanted = [
         *_takes(scene, rows),
@@ -181,7 +181,7 @@ def agenda(scene: Scene) -> Agenda:
 
 
 def _waits(key: str, scene: Scene) -> float | None:
-    """Return until when failed work is left alone, or None if it may be tried now."""
+    """Return the earliest time at which failed work may be retried; None if it may start now."""
     trouble = scene.troubles.get(key)
     # A longer wait than the maximum means that the clock was set back.
     if trouble is None or not 0 < trouble.until - scene.now <= _LONGEST:
@@ -193,7 +193,7 @@ def _waits(key: str, scene: Scene) -> float | None:
 
 
 def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], GuestPlace]) -> Row:
-    """Return the row of an order. `unseen`: see _out_of_sight."""
+    """Return the row for an order. `unseen`: the result of _out_of_sight."""
     last = _last(order, scene)
     shelf = scene.shelves.get(order.store)
     away = None if order.place.seen else order.place
@@ -221,7 +221,7 @@ def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], GuestPlace
 
 
 def _out_of_sight(orders: Sequence[Order]) -> Mapping[tuple[str, str], GuestPlace]:
-    """Return, for each policy and schedule of a group, a member that keeps the group waiting."""
+    """Return a member whose host does not answer for each delayed group, by policy and schedule."""
     return {
         (one.policy, one.schedule.name): one.place
         for one in orders if one.schedule.group and not one.place.seen
@@ -229,9 +229,9 @@ def _out_of_sight(orders: Sequence[Order]) -> Mapping[tuple[str, str], GuestPlac
 
 
 def _last(order: Order, scene: Scene) -> float | None:
-    """Return when the last snapshot was taken.
+    """Return when the order's last snapshot was taken; None if no snapshot is known.
 
-    Snapshots that are damaged, or dated in the future, do not count.
+    Damaged snapshots and snapshots dated in the future do not count.
     """
     own = scene.taken.get(order.key)
     if own is not None and own <= scene.now:
@@ -254,7 +254,7 @@ def _shelves(order: Order, scene: Scene) -> Iterator[Shelf]:
 
 def _takes(scene: Scene, rows: Sequence[Row]) -> Iterator[Work]:
     due = [row for row in rows if row.due is not None and row.due <= scene.now]
-    # The guest that waited longest goes first, as a host takes one snapshot after the other.
+    # The guest that has waited longest goes first, because a host takes one snapshot at a time.
     for row in sorted(due, key=lambda one: one.last or 0.0):
         if not row.order.schedule.group:
             yield _take(row.order)
@@ -266,7 +266,7 @@ def _takes(scene: Scene, rows: Sequence[Row]) -> Iterator[Work]:
             row.order for row in rows
             if (row.order.policy, row.order.schedule.name) == (policy, name)
         ]  # fmt: skip
-        # A guest that is shut off exchanges nothing with the others, so it is left out.
+        # A guest that is shut off exchanges no data with the other members, so it is left out.
         running = [one.place for one in members if one.place.active]
         if len(running) == 1:
             one = next(one for one in members if one.place is running[0])
@@ -290,11 +290,11 @@ def _take(order: Order) -> CreateSnapshot:
 
 
 def _missing(order: Order, target: str, keep: Keep, scene: Scene) -> list[str] | None:
-    """Return what remains to be copied to `target`, the oldest first; None if unknown."""
+    """Return the IDs of the snapshots to be copied to `target`, oldest first; None if unknown."""
     near, far = scene.shelves.get(order.store), scene.shelves.get(target)
     if near is None or far is None:
         return None
-    # A snapshot's pin and checks in one store say nothing about its copy in another.
+    # A snapshot's pin and verification results in one store do not apply to its copy in another.
     both = {**{id_: _as_copied(held) for id_, held in near.items()}, **far}
     verdicts = _plan(order, both, keep, scene)
     wanted = [
@@ -310,10 +310,10 @@ def _as_copied(held: Held) -> Held:
 
 
 def _plan(order: Order, shelf: Shelf, keep: Keep, scene: Scene) -> set[str]:
-    """Return the IDs of the guest's snapshots that are kept."""
+    """Return the IDs of the snapshots to keep: the guest's, and other members of its groups."""
     mine = [held.kept for held in shelf.values() if held.kept.guest == order.place.uuid]
     cuts = {one.group for one in mine if one.group is not None}
-    # A member of a group that is kept for another guest keeps this guest's member as well.
+    # If the member of another guest in a group is kept, this guest's member is kept as well.
     beside = [
         held.kept for held in shelf.values()
         if held.kept.group in cuts and held.kept.guest != order.place.uuid
@@ -350,7 +350,7 @@ def _prunes(order: Order, scene: Scene) -> Iterator[PruneSnapshots]:
 
 
 def _not_copied(order: Order, shelf: Shelf, scene: Scene) -> set[str] | None:
-    """Return the snapshots that must stay until they are copied, or None if unknown."""
+    """Return the IDs of the snapshots that must stay until they are copied; None if unknown."""
     found: set[str] = set()
     for copy in order.schedule.copies:
         missing = _missing(order, copy.store, copy.keep, scene)
@@ -380,7 +380,7 @@ def _verifies(scene: Scene) -> Iterator[VerifySnapshots]:
                          *(_past(held.looked_at.get(str(one)), scene) for one in depths))
                 for id_, held in mine.items()
             }  # fmt: skip
-            # A manual check of one snapshot says nothing about the others.
+            # A manual verification of one snapshot does not count for the others.
             last = min(
                 (max(at, _past(mine[id_].kept.made_at, scene)) for id_, at in looked.items()),
                 default=scene.now,
@@ -392,7 +392,7 @@ def _verifies(scene: Scene) -> Iterator[VerifySnapshots]:
 
 
 def _past(at: float | None, scene: Scene) -> float:
-    """Return a time, or 0 for never. A time in the future, after a clock was set back, is never."""
+    """Return `at`; 0 if `at` is None, or in the future because a clock was set back."""
     return 0.0 if at is None or at > scene.now else at
 
 

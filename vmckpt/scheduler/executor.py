@@ -1,4 +1,4 @@
-"""Carry out one piece of a service's work on stores, in a thread, until `stop` is set."""
+"""Carry out a service's work on stores, in a thread; setting `stop` cancels the work."""
 
 import threading
 import time
@@ -27,12 +27,12 @@ class Did:
     """One line for display."""
     values: dict[str, Any]
     good: bool = True
-    """False: the store is damaged, which an operator has to know."""
+    """False if the store is damaged, which must be reported to an operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executor:
-    """Carries out work on stores; `stop` cancels it."""
+    """Carries out work on stores; setting `stop` cancels the work."""
 
     shelves: Shelves
     keys: Keyring
@@ -53,7 +53,7 @@ class Executor:
 
     def _heard(self, _: object = None) -> None:
         if self.stop.is_set():
-            raise Cancelled("stopped; unfinished work is repeated next time")
+            raise Cancelled("the service was stopped; unfinished work will be repeated")
 
     def _copy(self, work: CopySnapshot) -> Did:
         source, target = self.shelves.store(work.source), self.shelves.store(work.target)
@@ -84,7 +84,7 @@ class Executor:
         depth = Depth.DEEP if work.depth is Check.DEEP else Depth.SEALED
         there = {one.id for one in store.manifests()}
         ids = [id_ for id_ in work.ids if id_ in there]
-        if not ids:  # without IDs the whole store would be verified
+        if not ids:  # without IDs, the entire store would be verified
             return Did(text=f"nothing to verify in {work.store}", values={"store": work.store})
         found = verify.prove(
             store, ids, depth, trusted=self.keys.trusted(), identity=self.identity,
@@ -107,12 +107,12 @@ class Executor:
         store = self.shelves.store(work.store)
         done = gc.collect(store, catalog.references, progress=self._heard)
         text = (
-            f"collected in {work.store}: {show_bytes(done.removed_bytes)} removed,"
-            f" {show_bytes(done.condemned_bytes)} condemned"
+            f"collected garbage in {work.store}: {show_bytes(done.removed_bytes)} removed,"
+            f" {show_bytes(done.condemned_bytes)} marked for deletion"
         )
         good = not done.missing and not done.unreadable
         if not good:
-            text += f"; {done.missing} chunks are missing, {len(done.unreadable)} packs unreadable"
+            text += f"; {done.missing} missing chunks, {len(done.unreadable)} unreadable packs"
         values = {
             "store": work.store, "removed_bytes": done.removed_bytes,
             "condemned_bytes": done.condemned_bytes, "missing_chunks": done.missing,

@@ -21,30 +21,31 @@ from vmckpt.units import Seconds
 
 _LOOK = Seconds(3.0)
 _EACH = Seconds(0.5)
-"""Pause per protection: a look logs in to two hosts, so the pause grows with their number."""
+"""Pause between two rounds, per protection: each check logs in to two hosts."""
 _AGAIN = Seconds(30.0)
-"""Pause after a failure, so that a fence agent that refuses is not asked all the time."""
+"""Pause after a failure, so that a fence agent that fails is not run continuously."""
 
 
 @dataclass(slots=True)
 class FailureDetector:
-    """Keeps watch, again and again, until its task is cancelled."""
+    """Checks all protections periodically until the task of `keep` is cancelled."""
 
     inventory: Inventory
     ours: Callable[[], Awaitable[bool]]
-    """Whether no other service keeps watch."""
+    """Returns whether this service, and no other, runs the failure detector."""
     tell: Callable[[Told], None]
     _looks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _acting: set[asyncio.Task[None]] = field(default_factory=set)
     _not_before: dict[str, float] = field(default_factory=dict)
     _said: dict[str, str] = field(default_factory=dict)
     _hosts: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """One failover at a time for each host: the first powers it off, the next finds it off."""
+    """A lock for each primary host, so that failovers run one at a time: the first powers the host
+    off, and the next ones find it off."""
 
     async def keep(self) -> None:
-        """Look at all protections without another controller, until cancelled.
+        """Check all protections that have no live controller, until cancelled.
 
-        A failover in progress is completed before this returns.
+        A failover in progress is completed before this method returns.
         """
         try:
             while True:
@@ -62,7 +63,7 @@ class FailureDetector:
             if not await self.ours():
                 return []
             found = await asyncio.to_thread(_unattended, self.inventory)
-        except Exception as exc:  # noqa: BLE001 - the next look may succeed
+        except Exception as exc:  # noqa: BLE001 - the next check may succeed
             why = str(exc) if isinstance(exc, VmckptError) else repr(exc)
             self._say("journal", f"no failure detection for protected guests: {why}")
             return []
@@ -72,7 +73,7 @@ class FailureDetector:
             if known is None:
                 hosts = f"{operation.source} and {operation.target}"
                 self._say(job, f"no failure detection for {operation.guest}: hosts.yaml does not"
-                               f" have both {hosts}")  # fmt: skip
+                               f" list both {hosts}")  # fmt: skip
         return [known for _, known in found.values() if known is not None]
 
     def _begin(self, known: Known) -> None:
@@ -92,9 +93,9 @@ class FailureDetector:
                 self._say(job, f"{guest}: {decision.why}" if decision.why else "")
             if decision.do is not FailoverAction.WAIT:
                 await self._see_through(self._act(known, case, decision))
-        except GuestLocked as exc:  # another controller acts on it, or the failover is refused
+        except GuestLocked as exc:  # another controller has the job, or the failover is refused
             self._say(job, f"{guest}: {exc}")
-        # An error of one protection must not stop the others.
+        # An error in one protection must not stop the others.
         except Exception as exc:  # noqa: BLE001
             self._not_before[job] = time.monotonic() + _AGAIN
             self._said[job] = ""
@@ -102,9 +103,9 @@ class FailureDetector:
             self._say(job, f"{guest}: {why}; retrying in {_AGAIN:g} s")
 
     async def _see_through(self, work: Coroutine[None, None, None]) -> None:
-        """Await work that continues if the service is stopped meanwhile.
+        """Await work that must continue even if the service is stopped meanwhile.
 
-        A failover must not end after the host was powered off and before the standby runs.
+        A failover must not stop between powering the host off and starting the standby.
         """
         acting = asyncio.create_task(work)
         self._acting.add(acting)
@@ -131,14 +132,15 @@ class FailureDetector:
                 await solo_permission.note(recorder, job, decision.why)
                 await solo_permission.grant(known.primary, known.uuid, str(case.ours.wants_leave))
             elif _decided(known, await stop.seen(known)).do is FailoverAction.STANDBY_RESTORED:
-                # Checked again here, where no other controller can grant the permission meanwhile.
+                # The state is checked again, because from here on no other controller can grant
+                # the permission.
                 await solo_permission.has_permission(recorder, job)
             else:
                 return
         self.tell(Told(event=str(decision.do), text=f"{guest}: {decision.why}"))
 
     def _say(self, key: str, text: str) -> None:
-        """Report a warning once while it lasts; an empty text ends it."""
+        """Report a warning if its text has changed; an empty text clears the warning."""
         if text and self._said.get(key) != text:
             self._warn(text)
         self._said[key] = text
@@ -148,7 +150,7 @@ class FailureDetector:
 
 
 def _unattended(inventory: Inventory) -> dict[str, tuple[Operation, Known | None]]:
-    """Return the protections that need a failure detector, by job.
+    """Return the operations that need a failure detector, by job ID, each with its protection.
 
     The protection is None if one of its hosts is not in the inventory.
     """

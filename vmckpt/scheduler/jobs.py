@@ -1,4 +1,4 @@
-"""The pieces of work that a service carries out, as frozen data. Pure."""
+"""The pieces of work that a service carries out, as frozen dataclasses. Pure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,9 +11,9 @@ class CreateSnapshot:
     """Take a snapshot."""
 
     what: ClassVar[str] = "take"
-    """Its name in the output of `run --json`."""
+    """Name of this kind of work in the output of `run --json`."""
     guest: str
-    """Its UUID."""
+    """The guest's UUID."""
     name: str
     host: str
     store: str
@@ -23,17 +23,17 @@ class CreateSnapshot:
 
     @property
     def lane(self) -> str:
-        """The lane; only one piece of work of a lane is in progress at a time."""
+        """The lane; only one piece of work per lane is in progress at a time."""
         return f"host {self.host}"
 
     @property
     def key(self) -> str:
-        """The key by which a failure is remembered."""
+        """The key under which failures are recorded."""
         return self.key_of(self.guest, self.schedule)
 
     @staticmethod
     def key_of(guest: str, schedule: str) -> str:
-        """Return the key for a guest's UUID and a schedule."""
+        """Return the key for a guest, given by its UUID, and a schedule."""
         return f"take {guest} {schedule}"
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class CopySnapshot:
     what: ClassVar[str] = "copy"
     id: str
     name: str
-    """The guest's."""
+    """The guest's name."""
     source: str
     target: str
 
@@ -65,12 +65,12 @@ class CopySnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneSnapshots:
-    """Delete snapshots of a schedule that none of its retention rules keeps."""
+    """Delete the snapshots of a schedule that no retention rule keeps."""
 
     what: ClassVar[str] = "prune"
     store: str
     ids: tuple[str, ...]
-    """The oldest first."""
+    """Snapshot IDs, oldest first."""
     schedule: str
     name: str
 
@@ -123,7 +123,7 @@ class CollectGarbage:
         return self.lane
 
     def __str__(self) -> str:
-        return f"collection in {self.store}"
+        return f"garbage collection in {self.store}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class CreateGroup:
 
     what: ClassVar[str] = "cut"
     guests: tuple[tuple[str, str, str], ...]
-    """UUID, name and host of each."""
+    """UUID, name and host of each guest."""
     store: str
     policy: str
     schedule: str
@@ -143,7 +143,7 @@ class CreateGroup:
 
     @property
     def lanes(self) -> frozenset[str]:
-        """All lanes that it occupies; a busy host of one member would delay all of them."""
+        """All lanes that the group occupies, since a busy host would delay all members."""
         return frozenset({self.lane, *(f"host {host}" for _, _, host in self.guests)})
 
     @property

@@ -1,7 +1,7 @@
-"""The schedules of a service: a lease in the journal on each, so that only one service runs it.
+"""Leases on schedules, kept in the journal, so that only one service runs each schedule.
 
-The service is a job in the journal like any other: `vmckpt jobs` shows it, `vmckpt cancel` ends it,
-and the next service that starts recovers a service that was killed.
+The service is a job in the journal like any other: `vmckpt jobs` shows it and `vmckpt cancel` stops
+it. If a service is killed, the next service that starts recovers its job.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from vmckpt.model.migration import Outcome
 
 KIND = "run"
 VIGIL = "vigil"
-"""Name of the lease that lets only one of several services run the failure detector."""
+"""Name of the lease on the failure detector, which only one service may run."""
 _AGAIN = 20.0
 _RECOVER = "run vmckpt recover"
 
@@ -26,18 +26,18 @@ class LeaseOwner(StrEnum):
 
     OURS = "ours"
     ANOTHERS = "another's"
-    """Another live service has it."""
+    """Another live service owns the task."""
     UNSURE = "unsure"
-    """Its holder is dead and not recovered yet, or the journal cannot be used."""
+    """The owner is dead and not recovered yet, or the journal cannot be used."""
 
 
 def lease_of(one: str) -> str:
-    """Return the lease on a schedule ("policy/schedule") or another task of a single service."""
+    """Return the name of the lease on a task, such as a schedule ("policy/schedule")."""
     return f"schedule/{one}"
 
 
 class ScheduleLeases:
-    """The leases of one service, until `end`. Its methods block: call them in a thread."""
+    """The leases of one service, held until `end`. The methods block: call them in a thread."""
 
     def __init__(self, host: str, warn: Callable[[str], None]) -> None:
         """Begin the service's job. Raises JournalError."""
@@ -46,9 +46,9 @@ class ScheduleLeases:
         self._warn = warn
         self._mine: set[str] = set()
         self._others: dict[str, tuple[float, LeaseOwner]] = {}
-        """Leases of others: when they were checked, and the owner."""
+        """Leases held by other services: when each was last checked, and its owner."""
         self.stale = False
-        """Whether a dead service holds some of the leases."""
+        """Whether a dead service still holds any of the leases."""
 
     @property
     def job(self) -> str | None:
@@ -58,7 +58,8 @@ class ScheduleLeases:
     def claim(self, schedules: Collection[str]) -> frozenset[str]:
         """Acquire leases on schedules ("policy/schedule").
 
-        Returns those that this service holds, including earlier ones. Raises LeaseLost.
+        Returns those of `schedules` that this service has a lease on, new or acquired earlier.
+        Raises LeaseLost.
         """
         self._recorder.check()
         for one in sorted(set(schedules) - self._mine):
@@ -71,7 +72,7 @@ class ScheduleLeases:
                 dead = exc.hint == _RECOVER
                 self.stale = self.stale or dead
                 if one not in self._others:
-                    self._warn(f"schedule {one} is left to another service: {exc.message}")
+                    self._warn(f"this service does not run schedule {one}: {exc.message}")
                 lives = isinstance(exc, GuestLocked) and not dead
                 self._others[one] = (
                     time.monotonic(),
@@ -84,17 +85,17 @@ class ScheduleLeases:
         return frozenset(self._mine.intersection(schedules))
 
     def owner_of(self, one: str) -> LeaseOwner:
-        """Return the owner of a lease; acquires the lease if no other owner is known."""
+        """Return the owner of a lease. Acquires the lease if it has no other known owner."""
         try:
             if one in self.claim({one}):
                 return LeaseOwner.OURS if self.holds else LeaseOwner.UNSURE
         except LeaseLost:
             return LeaseOwner.UNSURE
-        # Another thread may have acquired it meanwhile.
+        # Another thread may have acquired the lease meanwhile.
         return self._others.get(one, (0.0, LeaseOwner.UNSURE))[1]
 
     def settled(self) -> None:
-        """Note that dead services were recovered, so that `claim` tries their leases at once."""
+        """Record that dead services were recovered, so that `claim` retries their leases now."""
         self.stale = False
         for one, (_, whose) in list(self._others.items()):
             self._others[one] = time.monotonic() - _AGAIN, whose

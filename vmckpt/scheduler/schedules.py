@@ -19,11 +19,11 @@ from vmckpt.util.config_file import likely
 
 LEAST, MOST = Seconds(300.0), Seconds(86400.0)
 _SLOWER = 0.3
-"""The largest share of its work that a guest loses while it is captured."""
+"""Maximum fraction of its performance that a guest loses during a capture."""
 _UNKNOWN = Seconds(5.0)
 """The assumed cost of a snapshot before any was taken."""
 _LATEST = 9
-"""Number of latest snapshots that the cost is computed from."""
+"""Number of recent snapshots from which the cost is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,18 @@ class OptimalInterval:
 
 
 def optimal_interval(auto: Auto, past: Sequence[Operation], now: float) -> OptimalInterval:
-    """Compute the interval for a guest from its operations, the latest first.
+    """Compute the snapshot interval for a guest from its past operations.
 
-    `now`: seconds since 1970. See snapshot.interval for the formula.
+    `past`: the operations, latest first. `now`: seconds since 1970. See snapshot.interval for the
+    formula.
     """
     cost, how = _cost(past)
-    # A guest that was restored in place had been lost.
+    # A restore in place means that the guest had been lost.
     failures = sum(one.kind == "restore" and one.outcome == Outcome.COMPLETED for one in past)
     watched = Seconds(max(0.0, now - min((one.began_at for one in past), default=now)))
     between, why = interval.between_failures(watched, failures, auto.one_failure_in)
     found = interval.pace(cost, between, least=LEAST, most=MOST)
-    # Rounded to seconds, since a schedule that moves by fractions looks new each time.
+    # Rounded to seconds, because a schedule that changes by milliseconds looks new each time.
     every = Seconds(float(round(found.interval)))
     return OptimalInterval(Interval(every), f"{how}; {why}; {found.reason}")
 
@@ -58,7 +59,7 @@ def _cost(past: Sequence[Operation]) -> tuple[Seconds, str]:
         and {"pause_ms", "took_ms"} <= one.report.keys()
     ][:_LATEST]  # fmt: skip
     if not told:
-        return _UNKNOWN, f"C = {show_seconds(_UNKNOWN)}, assumed, as no snapshot was taken yet"
+        return _UNKNOWN, f"C = {show_seconds(_UNKNOWN)} (assumed: no snapshot has been taken yet)"
     pause = statistics.median(one for one, _ in told)
     took = statistics.median(one for _, one in told)
     cost = Seconds(pause + _SLOWER * took)
@@ -69,12 +70,12 @@ def _cost(past: Sequence[Operation]) -> tuple[Seconds, str]:
 
 
 Reckon = Callable[[str, Auto], OptimalInterval]
-"""Computes the interval for a guest (by UUID)."""
+"""Computes the interval for the guest with a given UUID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighted:
-    """A guest at the place where it was last seen."""
+    """A guest and the host on which it was last seen."""
 
     place: GuestPlace
     subject: Subject
@@ -85,9 +86,9 @@ def sighted(
     silent: Collection[str],
     before: Mapping[str, Sighted],
 ) -> dict[str, Sighted]:
-    """Return all guests by UUID, each where it is, or was before its host stopped answering.
+    """Return all guests, by UUID, each on its host or, if the host does not answer, its last host.
 
-    `silent`: hosts that do not answer. `before`: the result of the look before.
+    `silent`: names of hosts that do not answer. `before`: the previous result of this function.
     """
     seen: dict[str, Sighted] = {}
     for host, guest in found:
@@ -107,7 +108,7 @@ def sighted(
         )
     for uuid, one in before.items():
         shown = seen.get(uuid)
-        # A definition may be left on a host that answers while the guest runs on a silent host.
+        # A guest that is running on a silent host may still be defined on a host that answers.
         if one.place.host in silent and (shown is None or not shown.place.active):
             seen[uuid] = replace(one, place=replace(one.place, seen=False))
     return seen
@@ -115,7 +116,7 @@ def sighted(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSelection:
-    """Which guests' schedules to run, and the policy to use instead of each guest's own."""
+    """The guests whose schedules to run, and a policy that overrides the policy of each guest."""
 
     guests: Collection[str] = ()
     """Names or UUIDs; empty: all guests."""
@@ -130,7 +131,7 @@ def ordered(
     wanted: ScheduleSelection,
     reckon: Reckon,
 ) -> tuple[list[Order], list[str]]:
-    """Return the schedules of all selected guests, sorted by guest, and the problems, as lines."""
+    """Return the orders of all selected guests, sorted by guest name, and a line per problem."""
     orders: list[Order] = []
     wrong = dict.fromkeys(_missing(guests, wanted.guests))
     for one in sorted(guests, key=lambda one: one.place.name):
@@ -151,7 +152,7 @@ def ordered(
 
 
 def _missing(guests: Collection[Sighted], wanted: Collection[str]) -> Iterable[str]:
-    """Report each selected guest that no host has."""
+    """Yield a message for each selected guest that is on no known host."""
     names = {one.place.name for one in guests}
     for name in sorted(set(wanted) - names - {one.place.uuid for one in guests}):
         hint = likely(name, names) if names else ""
@@ -161,12 +162,15 @@ def _missing(guests: Collection[Sighted], wanted: Collection[str]) -> Iterable[s
 def _unknown(schedule: Schedule, stores: Sequence[str]) -> str | None:
     """Return why the schedule's stores cannot be used, or None."""
     if not stores:
-        return "the inventory names no store; add stores: {near: /srv/vmckpt} to it"
+        return "no stores in the inventory; add, for example, stores: {near: /srv/vmckpt}"
     for name in (schedule.store, *(one.store for one in schedule.copies)):
         if name is not None and name not in stores:
             return f"no store {name!r} in the inventory{likely(name, stores)}"
     if schedule.store is None and stores[0] in (one.store for one in schedule.copies):
-        return f"snapshots are taken into {stores[0]}, the first store, and cannot be copied to it"
+        return (
+            f"snapshots are taken into the first store, {stores[0]}; they cannot be copied to the"
+            " same store"
+        )
     return None
 
 

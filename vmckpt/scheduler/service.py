@@ -1,6 +1,6 @@
-"""Run schedules: look, decide by `agenda.agenda`, and work on one thing of each lane at a time.
+"""Run schedules: read the state, decide by `agenda.agenda`, and do one piece of work per lane.
 
-Work that failed is retried after a pause, and does not stop other work.
+Failed work is retried after a pause and does not delay other work.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from vmckpt.snapshot.request import Taken
 from vmckpt.units import Seconds, show_bytes, show_seconds
 
 _LOOK = Seconds(60.0)
-"""Longest time between two looks, because guests come and go."""
+"""Maximum time between two checks, because guests may appear or disappear meanwhile."""
 _REST = Seconds(0.5)
-"""Shortest time between two looks."""
+"""Minimum time between two checks."""
 _MEND = Seconds(30.0)
 
 
@@ -37,7 +37,7 @@ class Told:
     """An event that a service reports."""
 
     event: str
-    """"started", "took", "copied", … "failed", "stopped"."""
+    """Kind of event: "started", "took", "copied", …, "failed" or "stopped"."""
     text: str
     at: float = field(default_factory=time.time)
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -48,25 +48,25 @@ class Told:
 
 
 Guests = Callable[[], Awaitable[tuple[Sequence[tuple[Host, Guest]], Mapping[str, str]]]]
-"""All guests of all hosts that answer, and the errors of the others."""
+"""Returns the guests of all hosts that answer, and the error of each other host, by host name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Everything that a service works with."""
+    """The configuration of a service, and the functions that it calls."""
 
     stores: Sequence[str]
     policies: Sequence[Policy]
     wanted: ScheduleSelection
     guests: Guests
     take: Callable[[CreateSnapshot, asyncio.Event], Awaitable[Taken]]
-    """Takes a snapshot; the event cancels it."""
+    """Takes a snapshot; setting the event cancels it."""
     cut: Callable[[CreateGroup, asyncio.Event], Awaitable[GroupTaken]]
-    """Takes snapshots of a group; the event cancels them."""
+    """Takes snapshots of a group; setting the event cancels them."""
     reckon: Reckon
-    """Computes the interval of `every: auto`; it blocks, so it is called in a thread."""
+    """Computes the interval for `every: auto`. The call blocks, so it runs in a thread."""
     recover: Callable[[], Awaitable[object]]
-    """Recovers what dead controllers left behind."""
+    """Recovers the jobs of dead controllers."""
     hands: Executor
     zone: tzinfo
     tell: Callable[[Told], None]
@@ -76,12 +76,12 @@ _WORDS = {"copy": "copied", "prune": "pruned", "verify": "verified", "collect": 
 
 
 class Service:
-    """A service that runs schedules, from `run` to its end."""
+    """A service that runs schedules until `run` returns."""
 
     def __init__(
         self, setting: Setting, claims: ScheduleLeases | None, stop: asyncio.Event
     ) -> None:
-        """`claims`: the leases on schedules; None: the service may only look. `stop`: ends it."""
+        """`claims`: leases on schedules; None: only `look` may be used. `stop`: stops `run`."""
         self._setting, self._claims, self._stop = setting, claims, stop
         self._giving_up = asyncio.Event()
         self._sighted: dict[str, Sighted] = {}
@@ -91,14 +91,14 @@ class Service:
         self._troubles: dict[str, Trouble] = {}
         self._tasks: dict[asyncio.Task[None], Work] = {}
         self._said: dict[str, str] = {}
-        """Problems that were reported, by subject, so that each is reported once."""
+        """Problems already reported, by subject, so that each is reported only once."""
         self._mended = time.monotonic()
         self.failures = 0
 
     async def run(self, *, once: bool) -> None:
-        """Do what is due until `stop` is set, or, with `once`, until nothing is left to do.
+        """Carry out due work until `stop` is set or, with `once`, until no work is left.
 
-        Raises LeaseLost; with `once`, also what looking raises.
+        Raises LeaseLost; with `once`, also VmckptError or OSError if the state cannot be read.
         """
         done: set[str] = set()
         try:
@@ -111,7 +111,7 @@ class Service:
                 told = agenda(scene)
                 for work in told.work:
                     if once and isinstance(work, CreateSnapshot | CreateGroup) and work.key in done:
-                        continue  # it is due for the second time
+                        continue  # this snapshot is due for the second time
                     done.add(work.key)
                     task = asyncio.create_task(self._do(work), name=str(work))
                     self._tasks[task] = work
@@ -123,16 +123,16 @@ class Service:
             await self._end()
 
     async def look(self) -> tuple[Agenda, Scene]:
-        """Return what is due and what is known, without acting. Raises VmckptError, OSError."""
+        """Return the agenda and the current state; start no work. Raises VmckptError, OSError."""
         scene = await self._scene()
         return agenda(scene), scene
 
     # Looking
 
     async def _scene_or_none(self, *, once: bool) -> Scene | None:
-        """Return what is known, or None if looking failed. Raises LeaseLost.
+        """Return the current state, or None if it cannot be read. Raises LeaseLost.
 
-        With `once`, raises what looking raises.
+        With `once`, raises VmckptError or OSError instead of returning None.
         """
         try:
             scene = await self._scene()
@@ -225,8 +225,8 @@ class Service:
             if self._giving_up.is_set():
                 self._tell("given up", f"cancelled: {work}")
             else:
-                self._failed(work, "it was cancelled")
-        # An error in one piece of work must not stop the others.
+                self._failed(work, "the job was cancelled")
+        # An error in one piece of work must not stop other work.
         except Exception as exc:  # noqa: BLE001
             self._failed(work, str(exc) if isinstance(exc, VmckptError) else repr(exc))
 
@@ -239,7 +239,7 @@ class Service:
             else:
                 members = [await self._setting.take(work, self._giving_up)]
         except GuestLocked:
-            # A dead job that holds the guest is recovered before the next try.
+            # A dead job that holds a lock on the guest is recovered before the next attempt.
             self._mended = min(self._mended, time.monotonic() - _MEND)
             raise
         guests = (
@@ -280,7 +280,7 @@ class Service:
         self._tell("failed", f"failed: {work}: {why} ({again})", {"times": trouble.times})
 
     async def _wait(self, told: Agenda | None, now: float) -> None:
-        """Wait until work has ended, something is due, or `stop` is set."""
+        """Wait until a piece of work has finished, work is due, or `stop` is set."""
         await asyncio.sleep(_REST)
         ahead: float = _LOOK
         if told is not None and told.next is not None:
@@ -293,7 +293,7 @@ class Service:
         self._tasks = {task: work for task, work in self._tasks.items() if not task.done()}
 
     async def _end(self) -> None:
-        """Cancel the work in progress, and wait for what cannot be cancelled."""
+        """Cancel the work in progress, and wait until all of it has stopped."""
         self._giving_up.set()
         self._setting.hands.stop.set()
         if self._tasks:
@@ -315,7 +315,7 @@ class Service:
             self._tell("mended", f"{key} answers again")
 
     def _say_next(self, told: Agenda) -> None:
-        """Report what is due next, once, when no work is in progress."""
+        """Report once what is due next; report nothing while work is in progress."""
         coming = [row for row in told.rows if row.due is not None]
         if self._tasks or told.work:
             return

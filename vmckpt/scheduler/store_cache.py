@@ -1,4 +1,4 @@
-"""Read what the stores contain, again and again; what cannot change is read once."""
+"""Read the contents of stores repeatedly; data that cannot change is read only once."""
 
 from collections.abc import Callable, Collection
 
@@ -14,7 +14,7 @@ from vmckpt.store.repository import Store
 
 
 class Shelves:
-    """The stores of an inventory, with a cache. `open_` opens a store by its name."""
+    """The stores of an inventory, with a cache. `open_` opens a store by name."""
 
     def __init__(
         self, open_: Callable[[str], Store], trusted: Callable[[], Collection[bytes]]
@@ -22,14 +22,14 @@ class Shelves:
         self._open, self._trusted = open_, trusted
         self._stores: dict[str, Store] = {}
         self._public: dict[tuple[str, str], Public | None] = {}
-        """Public metadata by the IDs of store and snapshot; None: it cannot be read."""
+        """Public metadata by store ID and snapshot ID; None if the metadata cannot be read."""
         self._verdicts: dict[tuple[str, str], tuple[Stored, VerifySummary]] = {}
 
     def store(self, name: str) -> Store:
-        """Open a store, or return the open one if it is still there. Raises StoreError.
+        """Return an open store, the same object while the store's ID stays. Raises StoreError.
 
-        It is opened on each call, because the mount point of an unmounted disk would look like a
-        store without snapshots.
+        The store is checked on each call, because the mount point of an unmounted disk would look
+        like a store without snapshots.
         """
         try:
             found = self._open(name)
@@ -46,7 +46,7 @@ class Shelves:
         try:
             return self._looked(self.store(name))
         except StoreError:
-            # It may be another store when it is back.
+            # When the store answers again, it may be a different store.
             self._stores.pop(name, None)
             raise
 
@@ -75,7 +75,7 @@ class Shelves:
         return found
 
     def _forget(self, store: Store, there: set[str]) -> None:
-        """Drop snapshots that are gone, so that a service that runs for years does not grow."""
+        """Remove deleted snapshots from the cache, so that it does not grow for years."""
         gone = [key for key in self._public if key[0] == store.id and key[1] not in there]
         for key in gone:
             del self._public[key]

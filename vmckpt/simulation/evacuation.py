@@ -1,7 +1,7 @@
 """Simulate an evacuation, with moves that take longer or shorter than expected, or fail. Pure.
 
-What a move really has to send, and whether it fails, is drawn from the seed before it begins. The
-code that decides does not know the draw.
+How much a move actually sends, and whether it fails, is drawn from the seed before the move begins.
+The code that makes decisions does not know the result of the draw.
 """
 
 import random
@@ -27,16 +27,17 @@ class Luck:
     off: float = 0.3
     """The largest error, as a share, of the expected size of a move, in both directions."""
     fails: float = 0.0
-    """Share of moves that fail half-way."""
+    """Share of moves that fail halfway."""
     broken: frozenset[str] = frozenset()
     """Hosts to which every move fails."""
     most: BytesPerSecond | None = None
-    """The real limit of one stream, whatever its links carry; None: only the links limit it."""
+    """The actual limit of one stream, regardless of its links; None: only the links limit it."""
 
     def of(self, seed: int, move: Move, tries: int) -> "AttemptOutcome":
-        """Return the outcome of an attempt, which depends only on seed, guest, target and number.
+        """Return the outcome of an attempt.
 
-        `tries`: the number of earlier attempts.
+        The outcome depends only on the seed, the guest, the target, and `tries`, the number of
+        earlier attempts.
         """
         dice = random.Random(f"{seed} {move.name} {tries}")
         off = 1 + dice.uniform(-self.off, self.off)
@@ -53,14 +54,14 @@ class AttemptOutcome:
     """The outcome of an attempt."""
 
     share: float
-    """What is sent, as a share of what was expected."""
+    """Amount of data sent, as a share of the expected amount."""
     fails: str | None
-    """Why the attempt fails after that; None: it succeeds."""
+    """Why the attempt fails after this data is sent; None: the attempt succeeds."""
     most: BytesPerSecond | None
-    """See Luck."""
+    """See `Luck.most`."""
 
     def real(self, move: Move) -> Move:
-        """Return the move with what it really sends."""
+        """Return the move with the amount of data that it actually sends."""
         size = Bytes(max(1, round(move.tenant.travels * self.share)))
         most = move.tenant.most if self.most is None else self.most
         return replace(move, tenant=replace(move.tenant, size=size, most=most))
@@ -82,7 +83,8 @@ class Sim:
         self._fate: dict[str, str | None] = {}
         self._tries: Counter[str] = Counter()
         self._changed: set[str] | None = None
-        """Hosts that changed since moves could last begin; None: any host may have changed."""
+        """Hosts that changed since the last check for due moves; None: any host may have
+        changed."""
 
     def run(self, look: Hold = lambda _: None) -> None:
         """Run the simulation to its end; `look` is called whenever something has changed."""
@@ -127,7 +129,7 @@ class Sim:
             self.now = wakes
             self._replan()
             return True
-        # A guest that waits for its next attempt begins by the clock, on any host.
+        # The next attempt for a guest that is waiting depends on the clock, not on host changes.
         again = any(one.name in self.course.failed for one in self.course.waiting)
         full = again or len(self._real) >= self._terms.windows.total
         about = {one.move.name for one in self._real if not one.ending}

@@ -28,7 +28,7 @@ _FLEET = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 _RACK = 12
 """Number of hosts in a rack."""
 _SOME = 6
-"""From this number of hosts on, one host is silent and another is in maintenance."""
+"""With at least this many hosts, one host does not answer and another is in maintenance."""
 _ROLES = ("web", "app", "db", "cache", "build", "queue", "mail", "proxy", "log", "test")
 _SHARES = (30, 22, 12, 8, 8, 6, 3, 4, 4, 3)
 _GIBS = (2, 4, 8, 16, 32, 64)
@@ -37,9 +37,9 @@ _STATES = (GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OFF)
 _STATE_SHARES = (93, 2, 5)
 _HOST_GIBS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _ROOM = 1.4
-"""Memory of a rack's hosts, relative to the guests on the fullest host of the rack."""
+"""Memory of a rack's hosts, relative to the memory of guests on the rack's fullest host."""
 _OWN = 0.04
-"""Share of its memory that a host uses for itself."""
+"""Share of a host's memory that the host itself uses."""
 _PAGE = 4096
 
 
@@ -48,7 +48,7 @@ def parsed(text: str) -> tuple[int, int]:
     found = _FLEET.fullmatch(text.strip()) if len(text) <= 40 else None
     if found is None:
         raise BadInput(
-            f"{text[:40]!r} is not a fleet", hint="write it like 24x300: 24 hosts, 300 guests"
+            f"{text[:40]!r} is not a fleet", hint="use a value like 24x300: 24 hosts, 300 guests"
         )
     hosts, guests = int(found[1]), int(found[2])
     if hosts > MOST_HOSTS or guests > MOST_GUESTS:
@@ -57,12 +57,12 @@ def parsed(text: str) -> tuple[int, int]:
             hint=f"use at most {MOST_HOSTS}x{MOST_GUESTS}",
         )
     if guests and not hosts:
-        raise BadInput(f"{guests} guests have no host", hint=f"write 1x{guests}, or 0x0")
+        raise BadInput(f"{guests} guests have no host", hint=f"use 1x{guests}, or 0x0")
     return hosts, guests
 
 
 def made(hosts: int, guests: int, seed: int, at: float = 0.0) -> FleetNow:
-    """Return the fleet as it is in the beginning. `at`: the time, in seconds since 1970."""
+    """Return the initial state of the fleet. `at`: the time, in seconds since 1970."""
     dice = random.Random(f"fleet {seed}")
     names = [f"r{1 + number // _RACK:02}-n{1 + number % _RACK:02}" for number in range(hosts)]
     silent, closed = (hosts // 3, 2 * hosts // 3) if hosts >= _SOME else (None, None)
@@ -123,14 +123,14 @@ def _uuid(dice: random.Random) -> str:
 
 
 def _size(used: int) -> Bytes:
-    """Return the memory of a rack's hosts. `used`: bytes in use on the fullest of them."""
+    """Return the memory size of a rack's hosts. `used`: bytes in use on the fullest host."""
     needed = used * _ROOM / GIB
     sizes = [one for one in _HOST_GIBS if one >= needed and one >= _HOST_GIBS[2]]
     return Bytes((sizes[0] if sizes else 1 << int(needed).bit_length()) * GIB)
 
 
 class Site:
-    """Where each guest is at present, and how much memory each host has free."""
+    """The current host of each guest, and the free memory of each host."""
 
     def __init__(self, fleet: FleetNow) -> None:
         self.hosts = {one.name: one for one in fleet.hosts}
@@ -159,13 +159,13 @@ class Site:
         return self._told
 
     def take(self, host: str, memory: int) -> None:
-        """Take memory of a host; a negative size gives memory back."""
+        """Reserve memory on a host; a negative size releases memory."""
         was = self.hosts[host]
         self.hosts[host] = replace(was, free=Bytes(was.free - memory))
         self._told = None
 
     def put(self, guest: str, host: str) -> None:
-        """Move a guest to a host whose memory was taken before."""
+        """Move a guest to a host on which its memory was already reserved."""
         was = self.guests[guest]
         self.guests[guest] = replace(was, host=host)
         self.take(was.host, -was.memory if was.state.is_active else 0)
@@ -181,7 +181,7 @@ class Site:
     def anyone(
         self, dice: random.Random, busy: Iterable[str], most: Bytes = Bytes(1 << 60)
     ) -> GuestNow | None:
-        """Return a random running guest that is not busy, of at most `most` bytes, or None.
+        """Return a random running guest that is not busy and has at most `most` bytes, or None.
 
         Only some guests are tried.
         """
@@ -192,7 +192,7 @@ class Site:
         return None
 
     def room(self, dice: random.Random, guest: GuestNow) -> str | None:
-        """Return a host with room for a guest, or None if none of those tried has room."""
+        """Return a random host with room for a guest, or None if no host tried has room."""
         names = list(self.hosts)
         tried = dice.sample(names, min(24, len(names)))
         fits = [one for one in tried if self.why_not(guest, one) is None]
@@ -221,7 +221,7 @@ class Manner:
     """Duration of the first pass over memory, in seconds, if the link allows it."""
     link: tuple[float, float] = (110.0 * MIB, 2900.0 * MIB)
     hot: tuple[float, float] = (0.08, 0.15)
-    """Share of its used memory that the guest writes to repeatedly."""
+    """Share of the guest's used memory that it writes to repeatedly."""
     writes: tuple[float, float] = (0.5, 0.75)
     """Rate of these writes, as a share of the bandwidth."""
     stalled: Action = field(default_factory=SwitchToPostcopy)

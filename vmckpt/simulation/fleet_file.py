@@ -32,7 +32,7 @@ def _names(text: str) -> tuple[str, ...]:
     found = _SPAN.fullmatch(text)
     if found is None:
         if not text.strip() or not text.isprintable() or set(text) & set("[]"):
-            raise ValueError(f"{text!r} is not a name; write it like h1 or h[01-40]")
+            raise ValueError(f"{text!r} is not a name; use a name like h1 or h[01-40]")
         return (text,)
     before, first, last, after = found.groups()
     if not 0 <= int(last) - int(first) < _MOST:
@@ -67,7 +67,7 @@ class _Hosts(_Strict):
     link: _Link = BytesPerSecond(1_250_000_000)
     labels: dict[str, str] = {}
     closed: str | None = None
-    """Why nothing is placed there."""
+    """Why no guest may be placed on these hosts; None: guests may be placed."""
 
 
 class _Guests(_Strict):
@@ -80,7 +80,7 @@ class _Guests(_Strict):
     needs: dict[str, str] = {}
     priority: int = 0
     stays: str | None = None
-    """Why it cannot be moved."""
+    """Why these guests cannot be moved; None: they can be moved."""
 
 
 class _File(_Strict):

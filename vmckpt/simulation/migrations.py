@@ -1,8 +1,8 @@
 """Simulated migrations, as functions of time. Pure.
 
-A migration is computed once, when it begins or when it receives a request: passes over memory, what
-the guest writes meanwhile, and how its policy reacts. After that, its state at any time is known
-without going through earlier times.
+A migration is computed when it begins, and again when it receives a request: passes over memory,
+the guest's writes, and the reactions of its policy. After that, its state at any time is known
+without computing earlier states.
 """
 
 import math
@@ -116,7 +116,7 @@ class SimulatedPasses:
     def _play(self) -> None:
         asked = list(self.move.asked)
         self._enter(JobPhase.PREFLIGHT, _PREFLIGHT)
-        room = f"{show_bytes(self.move.guest.memory)} fit into what is free there"
+        room = f"{show_bytes(self.move.guest.memory)} fit into the free memory there"
         where = self.move.target
         self.findings = (Finding(code="memory", severity=Severity.OK, where=where, text=room),)
         self._tell(Checked(findings=self.findings))
@@ -133,7 +133,7 @@ class SimulatedPasses:
                 self._until(ends)
                 self._pass_over()
         self.over = self._now
-        """When the last data was sent."""
+        """Time at which the last data was sent."""
         self._enter(JobPhase.CLEANUP, _CLEANUP)
         self._enter(JobPhase.DONE)
         self.ends = self._now
@@ -168,7 +168,7 @@ class SimulatedPasses:
         return self._hot * (1 - math.exp(-self._writes * lasts / self._hot))
 
     def _dirtied(self) -> float:
-        """Return the bytes that the guest has dirtied in this pass, at its present throttle."""
+        """Return the bytes that the guest has dirtied in this pass, at its current throttle."""
         return self.written((1 - self._throttle / 100) * (self._now - self._pass_began))
 
     def _pass(self, size: float) -> None:
@@ -179,7 +179,7 @@ class SimulatedPasses:
         self._stalled_at = math.inf if better else min(self._stalled_at, self._now)
 
     def _pass_over(self) -> None:
-        if self._phase is JobPhase.POST_COPY:  # the guest runs on the target already
+        if self._phase is JobPhase.POST_COPY:  # the guest is already running on the target
             self._phase = JobPhase.SWITCHOVER
             return
         dirtied, lasted = self._dirtied(), max(0.01, self._now - self._pass_began)
@@ -248,15 +248,15 @@ class SimulatedPasses:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A migration with its whole future course, which only further requests can change."""
+    """A migration with its entire future course, which only further requests can change."""
 
     move: Move
     course: SimulatedPasses
     facts: Facts
     forecast: Forecast
     marks: tuple[tuple[float, float, float], ...]
-    """For each request: its time, the share done by then, and the expected end. A request may
-    change the end, but the share that is done never decreases."""
+    """Time, share done by then, and expected end: at the start and after each request. A request
+    may change the end, but the share that is done never decreases."""
     requests: tuple[records.Request, ...] = ()
 
     @property
@@ -415,11 +415,11 @@ def _refusal(phase: JobPhase, mode: Mode, action: Action) -> str | None:
         return (
             "the migration is being stopped"
             if phase is JobPhase.CANCELLING
-            else "it is about to end"
+            else "the migration is about to end"
         )
     if isinstance(action, SwitchToPostcopy) and not mode.may_switch_early:
         return f"this migration cannot switch to post-copy: it was started in mode {mode}"
     if isinstance(action, SwitchToPostcopy | PauseGuest) and phase is not JobPhase.PRE_COPY:
         moves = phase is JobPhase.PAUSED
-        return "the guest is paused already" if moves else "no memory is being sent yet"
+        return "the guest is already paused" if moves else "no memory is being sent yet"
     return None

@@ -1,4 +1,4 @@
-"""Replay a recorded migration in the dashboard, in the time that it took."""
+"""Replay a recorded migration in the dashboard, in real time."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +26,15 @@ _SOURCE, _TARGET = "source", "target"
 _JOB = "m-trace"
 _UUID = "00000000-0000-4000-a000-000000000000"
 _MAX_DOWNTIME = 300.0
-"""The downtime limit, in milliseconds, of a trace without decisions; a decision has the limit."""
+"""Downtime limit, in milliseconds, that is assumed until a decision in the trace contains one."""
 _ROOM = 4
 """A host's memory, as a multiple of the guest's; a trace has no data on hosts."""
 _ORIGIN = Seconds(0.0)
-_NOT_HERE = "not in a replay"
+_NOT_HERE = "not available in a replay"
 
 
 class Replayed:
-    """A data source whose only job is a trace, which begins now.
+    """A data source with a single job: the replay of a trace, which begins now.
 
     The constructor raises BadInput if the file is not a trace.
     """
@@ -46,7 +46,7 @@ class Replayed:
         self._lasts = self._trace.samples[-1].at
         self._decisions = list(self._trace.decisions)
         self._progress = ProgressTracker(self._trace.header.curve, Stall())
-        self._progress.join(_ORIGIN)  # the passes of a trace are numbered already
+        self._progress.join(_ORIGIN)  # the passes of a trace are already numbered
         self._max_downtime = _MAX_DOWNTIME
         self._read = 0
         self._phase: JobPhase | None = None
@@ -116,7 +116,7 @@ class Replayed:
 
     @property
     def _outcome(self) -> Outcome:
-        """The outcome; unknown if the trace breaks off."""
+        """The recorded outcome; unknown if the trace is incomplete."""
         told = self._trace.outcome
         return Outcome(told) if told is not None and told in {*Outcome} else Outcome.UNKNOWN
 

@@ -1,7 +1,7 @@
 """A simulated fleet for the dashboard, including the commands that are started there.
 
-It takes the place of hosts, journal and agents. Nothing in it is real, and its commands change no
-real guest.
+The simulation replaces hosts, journal and agents. Nothing in it is real, and its commands do not
+change any real guest.
 """
 
 import time
@@ -65,7 +65,7 @@ class Acting:
 
 
 class Showing:
-    """A data source with a simulated fleet, in which `jobs` guests migrate at any time."""
+    """A data source with a simulated fleet, in which `jobs` guests are migrating at any time."""
 
     def __init__(
         self, hosts: int, guests: int, jobs: int = 3, seed: int = 1,
@@ -78,7 +78,7 @@ class Showing:
         self._snapshots = fleets.snapshots(made.guests, seed, made.at)
 
     def _now(self) -> float:
-        """Return the present time, after simulating everything up to it."""
+        """Simulate everything up to the current time. Returns the current time."""
         now = self._clock()
         self._world.to(now)
         return now
@@ -186,14 +186,14 @@ class Showing:
             case ["failover" | "unprotect" as what, guest] if not {"test", "end-test"} & {*options}:
                 return at_once(words, self._unguard(guest, now, failover=what == "failover"), 0)
             case _:
-                return at_once(words, "not in a simulation", 2)
+                return at_once(words, "not available in a simulation", 2)
 
     def _follow(self, words: tuple[str, ...], id_: str) -> Begun:
         """Return a command that lasts as long as its job."""
         return Acting(words, lambda: self._said(id_), lambda: self._cancel(id_))
 
     def _cancel(self, id_: str) -> None:
-        with suppress(BadInput):  # it has ended, or there is no way back
+        with suppress(BadInput):  # the job has ended, or is in post-copy
             self._order("cancel", id_, {})
 
     def _said(self, id_: str) -> Said:
@@ -229,7 +229,7 @@ class Showing:
         for job, one in self._world.guarded.items():
             if guest in (one.guest.name, one.guest.uuid, job):
                 runs_on = self._world.unguard(job, now, failover=failover)
-                return f"{one.guest.name} runs on {runs_on}; {job} has ended"
+                return f"{one.guest.name} is running on {runs_on}; {job} has ended"
         raise BadInput(f"{guest} is not protected", hint="run vmckpt status")
 
     def _meant(self, name: str) -> Operation:
@@ -280,7 +280,7 @@ def _parsed(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _manner(options: Mapping[str, str]) -> Manner:
-    """Return how a guest migrates on request, by the options. Raises BadInput."""
+    """Return how a guest migrates with these command-line options. Raises BadInput."""
     manner = fleets.QUIET
     try:
         mode = Mode(options.get("mode", manner.mode))
@@ -295,7 +295,7 @@ def _manner(options: Mapping[str, str]) -> Manner:
 
 
 def _settings(options: Mapping[str, str]) -> list[tuple[RequestKind, Action]]:
-    """Return the requests of `vmckpt set`, by the options. Raises BadInput."""
+    """Return the requests of `vmckpt set` with these options. Raises BadInput."""
     found: list[tuple[RequestKind, Action]] = []
     try:
         if (rate := options.get("bandwidth")) is not None:

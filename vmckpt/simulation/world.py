@@ -1,6 +1,6 @@
 """Events in a simulated fleet: repeated migrations, evacuations and protections. Pure.
 
-Everything follows from the seed, the time, and the commands that are started.
+The course depends only on the seed, the time, and the commands that are started.
 """
 
 import heapq
@@ -35,7 +35,7 @@ from vmckpt.units import GIB, Bytes, Seconds, show_seconds
 
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
 _BEFORE = 240.0
-"""Seconds that have been simulated before the first look."""
+"""Seconds that are simulated before the first query."""
 _MANNERS = (
     fleets.QUIET, fleets.BUSY, fleets.STUBBORN, fleets.QUIET, fleets.FAR, fleets.BUSY,
 )  # fmt: skip
@@ -43,7 +43,8 @@ _AT_ONCE = 2  # guests that leave a host at the same time
 _KEPT = 500  # jobs that have ended
 _EMPTIES_SINCE, _REST = 25.0, 12.0
 _HOSTS, _FEW = 3, 16
-"""With fewer hosts than this no host is evacuated, nor is a host with more guests than this."""
+"""No host is evacuated in a fleet of fewer than `_HOSTS` hosts, nor a host with more than `_FEW`
+guests."""
 _TURN, _FULL = "its turn", "no host has room for it"
 _ANSWERS = {
     RequestKind.CANCEL: "no new moves start; running moves finish",
@@ -145,7 +146,7 @@ def _left(guest: GuestNow, why: str, hint: str) -> dict[str, Any]:
 
 
 def _switched(one: Made, now: float) -> bool:
-    """Return whether a guest runs on the target before its migration has ended."""
+    """Return whether a guest is running on the target before its migration has ended."""
     switched = one.course.switched
     return switched is not None and now - one.move.began >= switched
 
@@ -199,7 +200,7 @@ class World:
         return f"{kind[0]}-{''.join(self._dice().choices(_LETTERS, k=5))}"
 
     def fleet(self, now: float) -> FleetNow:
-        """Return the fleet; a guest that migrates is on both hosts, as with real hosts."""
+        """Return the fleet; a migrating guest is on both hosts, as with real hosts."""
         there = tuple((id_, _switched(one, now)) for id_, one in self.moves.items())
         return self.site.fleet(now, (there, tuple(self.guarded)), self._elsewhere(now))
 
@@ -222,7 +223,7 @@ class World:
         return sorted(found, key=lambda one: -one.operation.began_at)
 
     def _begin(self, at: float) -> bool:
-        """Begin the next of the repeated migrations. Returns whether one has begun."""
+        """Begin the next of the repeated migrations. Returns whether a migration has begun."""
         dice, manner = self._dice(), _MANNERS[len(self._loops) % len(_MANNERS)]
         most = Bytes((4 if manner is fleets.FAR else 32) * GIB)
         guest = self.site.anyone(dice, self._busy, most)
@@ -299,7 +300,7 @@ class World:
     def leaving(self, host: str, at: float, id_: str | None = None) -> list[Made]:
         """Return the migrations that would empty a host, the longest first.
 
-        Guests that are shut off or busy, or find no host with room, are not among them.
+        Shut-off or busy guests, and guests for which no host has room, are not included.
         """
         found = []
         for guest in self.site.on(host):
@@ -325,9 +326,9 @@ class World:
         return one
 
     def _others(self, one: Emptying) -> None:
-        """Handle the guests that do not migrate: define those that are shut off on another host.
+        """Handle the guests that do not migrate: move shut-off guests to another host.
 
-        Guests that are busy, or find no host with room, stay and are reported as left.
+        Busy guests, and guests for which no host has room, stay and are reported as left.
         """
         going = {made.move.guest.name for made in one.waiting}
         for guest in self.site.on(one.host):
@@ -354,7 +355,7 @@ class World:
         return _ANSWERS[kind]
 
     def _fill(self, one: Emptying, at: float) -> None:
-        """Begin as many migrations as may run at once, and end the evacuation after the last."""
+        """Begin as many migrations as may run at once; end the evacuation after the last one."""
         while one.waiting and not (one.paused or one.stopped) and len(one.running) < _AT_ONCE:
             made = one.waiting.pop(0)
             move = made.move
@@ -394,7 +395,7 @@ class World:
                 self.site.take(backup, guest.memory)
 
     def unguard(self, job: str, now: float, *, failover: bool) -> str:
-        """End a protection, with or without a failover. Returns where the guest runs then."""
+        """End a protection, with or without a failover. Returns the host of the guest."""
         one = self.guarded.pop(job)
         self._busy.discard(one.guest.name)
         runs_on = one.backup if failover else one.guest.host

@@ -2,11 +2,11 @@
 
     format           as in a store
     snapshots/ID     its manifest
-    wraps/ID         if it is encrypted
+    wraps/ID         its wrapped keys, if it is encrypted
     packs/ab/…       its chunks, and nothing else
 
 Each object can be verified as in a store. Every bit of the archive itself is checked, too: an
-archive that differs from what `export` writes is refused. See docs/formats.md.
+archive that deviates from the exact format of `export` is refused. See docs/formats.md.
 """
 
 import errno
@@ -49,7 +49,8 @@ def export(
 ) -> Moved:
     """Write a snapshot to a new file, without any key.
 
-    The file appears when it is complete and durable. Raises BadInput if it exists, and StoreError.
+    The file appears once it is complete and durable. Raises BadInput if the file already exists,
+    and StoreError.
     """
     data = store.manifest(id_)
     found = manifest.decode(data, id_, None)
@@ -72,11 +73,11 @@ def export(
 def import_(
     store: Store, path: Path, trusted: Collection[bytes], progress: Progress = silent
 ) -> Moved:
-    """Import a snapshot from a file, without any key. Chunks that the store has are kept.
+    """Import a snapshot from a file, without any key. Chunks that the store already has are kept.
 
     Chunks of the snapshot that the store has lost are restored. Raises KeyRefused if the writer is
-    not trusted, BadInput if the store has a different snapshot of that ID, and StoreError; in each
-    case no snapshot is published.
+    not trusted, BadInput if the store has a different snapshot with the same ID, and StoreError;
+    in each case, no snapshot is published.
     """
     with _explained(path), path.open("rb") as file:
         objects = _Objects(file, str(path))
@@ -101,7 +102,7 @@ def import_(
 
 
 def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Progress) -> None:
-    """Add the chunks that the store lacks. Raises StoreDamaged if the file lacks one of them."""
+    """Add the chunks that the store lacks. Raises StoreDamaged if the file lacks any of them."""
     missing = receiver.present.missing(found.names.array())
     wanted = {name.tobytes() for name in missing}
     left = set(wanted)
@@ -109,7 +110,7 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
     done = 0
     for key, pack in objects.rest():
         for name, box, plain in _boxes(key, pack, objects.where):
-            # An encrypted chunk may have several boxes, of which only one may be right.
+            # An encrypted chunk may be present in several sealed forms, not all of them valid.
             if name not in wanted or (not found.encrypted and name not in left):
                 continue
             left.discard(name)
@@ -122,25 +123,25 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
     if left:
         raise StoreDamaged(
             f"{objects.where}: {len(left)} of the snapshot's {len(found.names)} chunks are missing",
-            hint="export it again",
+            hint="export the snapshot again",
         )
 
 
 def _boxes(key: str, pack: bytes, where: str) -> Iterator[Box]:
     id_ = format_pack.pack_of(key)
     if id_ is None:
-        raise _damaged(where, f"it has an unexpected object {key[:80]!r}")
+        raise _damaged(where, f"the archive has an unexpected object {key[:80]!r}")
     try:
         rows = format_pack.parse(id_, pack).rows
     except (StoreDamaged, StoreNewer) as exc:
-        raise type(exc)(f"{where}: {key}: {exc.message}", hint="export it again") from exc
+        raise type(exc)(f"{where}: {key}: {exc.message}", hint="export the snapshot again") from exc
     view = memoryview(pack)
     for name, offset, length, plain, _ in rows.tolist():
         yield name, view[offset : offset + length], plain
 
 
 def _packed(these: Iterator[Box], most: int) -> Iterator[bytes]:
-    """Gather boxes in packs of at most `most` bytes of boxes."""
+    """Gather sealed chunks in packs, each with at most `most` bytes of sealed chunks."""
     part: list[tuple[bytes, bytes, int]] = []
     size = 0
     for name, box, plain in these:
@@ -178,17 +179,20 @@ class _Objects:
         self._file, self.where = file, where
 
     def expect(self, name: str) -> bytes:
-        """Return the next object, which must have that name. Raises StoreDamaged."""
+        """Return the next object, which must have the name `name`. Raises StoreDamaged."""
         found, body = self.begins(name)
         if found != name:
-            raise _damaged(self.where, f"it has {found[:80]!r} in place of {name}")
+            raise _damaged(self.where, f"the archive has {found[:80]!r} instead of {name}")
         return body
 
     def begins(self, beginning: str) -> tuple[str, bytes]:
         """Return the next object, whose name must begin with `beginning`. Raises StoreDamaged."""
         found = self._next()
         if found is None or not found[0].startswith(beginning):
-            raise _damaged(self.where, f"it has no {beginning.rstrip('/')} in the expected place")
+            raise _damaged(
+                self.where,
+                f"no object in {beginning.rstrip('/')} at the expected position",
+            )
         return found
 
     def rest(self) -> Iterator[tuple[str, bytes]]:
@@ -200,7 +204,7 @@ class _Objects:
         block = self._read(_BLOCK)
         if not any(block):
             if any(self._read(_BLOCK)) or self._file.read(1):
-                raise _damaged(self.where, "it has trailing data")
+                raise _damaged(self.where, "the archive has trailing data")
             return None
         name, size = _parsed(block, self.where)
         if size > _LARGEST.get(name.partition("/")[0], _LARGEST_PACK):
@@ -213,7 +217,7 @@ class _Objects:
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)
         if len(data) < size:
-            raise _damaged(self.where, "it is truncated")
+            raise _damaged(self.where, "the archive is truncated")
         return data
 
 
@@ -230,7 +234,7 @@ def _parsed(block: bytes, where: str) -> tuple[str, int]:
         name, size = found.name, found.size
         good = size >= 0 and _head(name, size, int(found.mtime)) == block
     except (tarfile.HeaderError, ValueError) as exc:
-        raise _damaged(where, "it is not an exported snapshot, or a header is damaged") from exc
+        raise _damaged(where, "not an exported snapshot, or a header is damaged") from exc
     if not good:
         raise _damaged(where, "a header is damaged")
     return name, size
@@ -238,9 +242,9 @@ def _parsed(block: bytes, where: str) -> tuple[str, int]:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name when it is durable. Raises BadInput, StoreError."""
+    """Open a file that gets its final name once it is durable. Raises BadInput, StoreError."""
     if path.exists():
-        raise BadInput(f"{path} already exists", hint="give another file")
+        raise BadInput(f"{path} already exists", hint="choose another file name")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     with _explained(path):
         try:
@@ -260,7 +264,7 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as exc:
-        raise NotInStore(f"{path}: no such file or folder") from exc
+        raise NotInStore(f"{path}: no such file or directory") from exc
     except OSError as exc:
         if exc.errno in _FULL:
             raise StoreFull(f"{path}: no space left", hint="free space there") from exc
@@ -268,4 +272,4 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _damaged(where: str, what: str) -> StoreDamaged:
-    return StoreDamaged(f"{where}: {what}", hint="export it again")
+    return StoreDamaged(f"{where}: {what}", hint="export the snapshot again")

@@ -29,7 +29,7 @@ class Browse:
     reader: Reader
 
     def disks(self) -> tuple[str, ...]:
-        """Return the targets of its disks, such as vda."""
+        """Return the targets of the snapshot's disks, such as vda."""
         return tuple(one.name for one in self.private.regions if one.kind is Kind.DISK)
 
     def export(self, disk: str) -> Export:
@@ -42,7 +42,7 @@ class Browse:
         return Export(size=region.size, read=assembly.read_bytes, extents=assembly.zeros)
 
     def exports(self, disk: str | None) -> Mapping[str, Export]:
-        """Return exports of one disk or of all, by name. Raises BadInput if there is none."""
+        """Return exports of one disk or all disks, by target. Raises BadInput if there is none."""
         names = self.disks() if disk is None else (disk,)
         if not names:
             raise BadInput(f"snapshot {self.public.id} has no disks")
@@ -52,7 +52,7 @@ class Browse:
         return Assembly(region.kind, region.size, region.map, self.private.chunks, self.reader)
 
     def core(self, path: Path, progress: Progress = silent, *, replace: bool = False) -> int:
-        """Write the memory as a sparse ELF core. Returns the number of processors in it.
+        """Write the memory as a sparse ELF core. Returns the number of processors in the core.
 
         Raises BadInput, StoreError, OSError; an incomplete core is removed.
         """
@@ -87,7 +87,7 @@ class Browse:
     def _stream(self, name: str) -> bytes:
         part = next((one for one in self.private.facts.stream if one.name == name), None)
         if part is None:
-            raise StoreDamaged(f"snapshot {self.public.id} has no part {name} of its memory stream")
+            raise StoreDamaged(f"snapshot {self.public.id} lacks part {name} of its memory stream")
         chunks = [self.private.chunks[index] for index in part.chunks]
         return b"".join(self.reader.read_many(chunks))
 
@@ -97,14 +97,12 @@ def layout(public: Public, private: Private) -> tuple[Stretch, ...]:
     if public.contents is not Contents.MEMORY:
         raise BadInput(f"snapshot {public.id} has no memory, only disks")
     if public.arch != "x86_64":
-        raise BadInput(
-            f"{public.guest} is a guest of {public.arch}; cores are supported for x86_64 only"
-        )
+        raise BadInput(f"{public.guest} has architecture {public.arch}; core files require x86_64")
     blocks = [
         RamBlock(one.name, one.size)
         for one in private.regions
         if one.kind is Kind.RAM and one.name.removeprefix("/objects/").startswith(_MAIN)
     ]
     if not blocks:
-        raise BadInput(f"snapshot {public.id} has no RAM block that is known as main memory")
+        raise BadInput(f"snapshot {public.id} has no RAM block recognised as main memory")
     return elf_core.usual_layout(blocks, public.machine)

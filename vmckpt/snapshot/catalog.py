@@ -29,7 +29,7 @@ from vmckpt.store.repository import Store, is_id
 from vmckpt.units import Bytes
 
 Identity = Callable[[], X25519PrivateKey]
-"""Loads the key that opens snapshots, and may ask for its passphrase. It is called only if a key is
+"""Loads the key that opens snapshots, and may ask for its passphrase. Called only if a key is
 needed. Raises KeyRefused."""
 Progress = Callable[[Copied], None]
 _BEGINS = "s-"
@@ -38,17 +38,17 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """What can be read of a snapshot without a key."""
+    """The part of a snapshot that is readable without a key."""
 
     data: bytes
     found: Manifest
     pinned: bool
     trusted: bool
-    """Whether it was signed by a trusted writer."""
+    """Whether the snapshot was signed by a trusted writer."""
     keys: tuple[str, ...]
-    """Fingerprints of the keys that open it."""
+    """Fingerprints of the keys that open the snapshot."""
     wrong: str | None
-    """Why the keys that open it are unknown; None if they are known."""
+    """Why the keys that open the snapshot are unknown; None if they are known."""
 
     @property
     def public(self) -> Public:
@@ -80,7 +80,7 @@ def references(data: bytes) -> Names:
 def find(store: Store, word: str) -> str:
     """Return the ID of a snapshot, given its ID, a prefix of the ID, or its name.
 
-    Raises NotInStore, and BadInput, naming the candidates, if the word is ambiguous.
+    Raises NotInStore, and BadInput with the candidates if the word is ambiguous.
     """
     if is_id(word) and any(store.backend.keys(f"snapshots/{word}")):
         return word
@@ -92,7 +92,7 @@ def find(store: Store, word: str) -> str:
         shown = ", ".join(_described(id_, known[id_]) for id_ in found[:_MOST_NAMED])
         more = len(found) - _MOST_NAMED
         rest = f" and {more} more" if more > 0 else ""
-        raise BadInput(f"{word!r} is ambiguous: {shown}{rest}", hint="give the ID of one of them")
+        raise BadInput(f"{word!r} is ambiguous: {shown}{rest}", hint="use the snapshot's ID")
     unread = sum(one is None for one in known.values())
     called = [one.name for one in known.values() if one is not None and one.name is not None]
     beside = f"; snapshots with unreadable names: {unread}" if unread else ""
@@ -103,7 +103,7 @@ def find(store: Store, word: str) -> str:
 
 
 def match_ids(word: str, names: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the snapshot IDs that a word may mean. `names` are all IDs with their names. Pure.
+    """Return the IDs of snapshots to which a word may refer. `names`: all names, by ID. Pure.
 
     A word that is a prefix of one ID and the name of another snapshot is ambiguous, so the wrong
     snapshot cannot be deleted by accident.
@@ -118,7 +118,7 @@ def match_ids(word: str, names: Mapping[str, str | None]) -> tuple[str, ...]:
 
 
 def readable(store: Store, ids: Collection[str] | None = None) -> dict[str, Public]:
-    """Return the public parts of snapshots by ID, without those that cannot be read.
+    """Return the public parts of snapshots by ID; snapshots that cannot be read are omitted.
 
     `ids` are the snapshots to read; None: all. Raises StoreError.
     """
@@ -150,9 +150,10 @@ def inspect(store: Store, id_: str, trusted: Collection[bytes]) -> Looked:
 def opened(
     store: Store, looked: Looked, identity: Identity | None, trusted: Collection[bytes]
 ) -> tuple[Private, Sealing]:
-    """Return a snapshot's private part and how its chunks are sealed.
+    """Return a snapshot's private part and the sealing of its chunks.
 
-    Raises KeyRefused if its writer is not trusted or the identity does not open it, and StoreError.
+    Raises KeyRefused if the writer is not trusted or the identity does not open the snapshot, and
+    StoreError.
     """
     found = manifest.decode(looked.data, looked.public.id, trusted)
     return found.opened(data_key(store, found, identity))
@@ -179,7 +180,7 @@ def _wrapped(store: Store, id_: str) -> bytes:
     if wrapped is None:
         raise StoreDamaged(
             f"{store.backend.where}: wraps/{id_} is missing, so the snapshot cannot be opened",
-            hint="restore it from another store or a copy",
+            hint="restore this object from another store or a copy",
         )
     return wrapped
 
@@ -224,7 +225,7 @@ class Found:
 
     id: str
     tiers: tuple[Tier, ...]
-    """At least one; stores with intact manifest and keys come first."""
+    """The stores, at least one; stores with intact manifest and keys come first."""
 
     @property
     def store(self) -> Store:
@@ -283,5 +284,5 @@ def _whole(one: Tier, id_: str) -> bool:
     except (StoreDamaged, NotInStore):
         return False
     except StoreError:
-        return True  # for example a newer version, which is reported when it is read
+        return True  # for example a newer version, reported when the snapshot is read
     return True

@@ -1,4 +1,4 @@
-"""Copy snapshots between stores without any key: sealed chunks and manifest are not changed."""
+"""Copy snapshots between stores without any key: sealed chunks and manifest stay unchanged."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from vmckpt.store.repository import Store
 from vmckpt.units import Bytes
 
 Box = tuple[bytes, memoryview, int]
-"""A chunk's name, its box (the sealed chunk), and the chunk's length."""
+"""A chunk's name, the sealed chunk, and the chunk's length."""
 _PIECE = 4 << 20
-"""Bytes read at once if the wanted boxes are adjacent."""
+"""Maximum number of bytes that are read at once if the wanted sealed chunks are adjacent."""
 _GAP = 64 << 10
-"""Largest gap, in bytes, between two boxes that are read in one piece."""
+"""Largest gap, in bytes, between two sealed chunks that are read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,11 @@ class Moved:
 
 
 def copy(source: Store, target: Store, id_: str, progress: Progress = silent) -> Moved:
-    """Copy a snapshot to another store. Chunks that the target has are not written again.
+    """Copy a snapshot to another store. Chunks that the target already has are not written again.
 
     An interrupted copy can be repeated and reuses the chunks already written. If the target already
     has the snapshot, chunks that it has lost are restored. Raises BadInput if source and target are
-    the same store or the target has a different snapshot of that ID, and StoreError.
+    the same store or the target has a different snapshot with the same ID, and StoreError.
     """
     if source.id == target.id:
         raise BadInput(
@@ -90,7 +90,7 @@ def copy(source: Store, target: Store, id_: str, progress: Progress = silent) ->
 
 
 def moved(found: Manifest, *, already: bool = False, new: int = 0, written: int = 0) -> Moved:
-    """Return the result for a snapshot with that manifest."""
+    """Return the result for the snapshot with the manifest `found`."""
     return Moved(
         id=found.public.id,
         name=found.public.name,
@@ -103,7 +103,7 @@ def moved(found: Manifest, *, already: bool = False, new: int = 0, written: int 
 
 
 class There(StrEnum):
-    """What a store has of a snapshot's manifest and wrapped keys."""
+    """The state of a snapshot's manifest and wrapped keys in a store."""
 
     NOTHING = "nothing"
     DAMAGED = "damaged"
@@ -112,9 +112,9 @@ class There(StrEnum):
 
 
 def there_already(store: Store, found: Manifest, data: bytes) -> There:
-    """Return whether a store has this very snapshot. `data` is its manifest as bytes.
+    """Return whether a store already has this exact snapshot. `data` is its encoded manifest.
 
-    Raises BadInput if the store has a different snapshot of that ID, and StoreError.
+    Raises BadInput if the store has a different snapshot with the same ID, and StoreError.
     """
     id_ = found.public.id
     try:
@@ -144,16 +144,16 @@ def boxes(
     store: Store, wanted: NameSet, known: Callable[[bytes, bytes], bool] | None = None, *,
     read: bool = True,
 ) -> Iterator[Box]:  # fmt: skip
-    """Yield the boxes of chunks, in the order of their packs, compared with their hashes.
+    """Yield sealed chunks, in the order of their packs, after checking their hashes.
 
-    Each chunk is yielded once, from one of the store's own packs. If it is only in foreign packs,
-    all different boxes of it are yielded. `known` returns, for a name and a box's hash, whether the
-    box is not wanted. Without `read` the boxes are empty and not checked. Raises StoreDamaged if a
-    chunk has no intact box, and StoreError.
+    Each chunk is yielded once, from one of the store's own packs. If a chunk is only in foreign
+    packs, all its different sealed forms are yielded. `known` returns, for the name and hash of a
+    sealed chunk, whether to skip it. Without `read`, the sealed chunks are empty and not checked.
+    Raises StoreDamaged if a chunk has no intact sealed form, and StoreError.
     """
     done = np.zeros(len(wanted), dtype=bool)
-    # A garbage collection may move chunks to other packs meanwhile, so missing ones are looked for
-    # a second time.
+    # A garbage collection may move chunks to other packs meanwhile, so there is a second search for
+    # missing chunks.
     for _ in range(2):
         if not done.all():
             index = store.catalog.load().index
@@ -164,29 +164,29 @@ def boxes(
     if len(lost):
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise StoreDamaged(
-            f"{store.backend.where}: chunk {lost[0].tobytes().hex()[:16]}{more}: in no intact pack",
-            hint="run vmckpt snapshot verify to see which snapshots need it",
+            f"{store.backend.where}: no intact pack has chunk {lost[0].tobytes().hex()[:16]}{more}",
+            hint="run vmckpt snapshot verify to see which snapshots are affected",
         )
 
 
 @dataclass(slots=True)
 class _Sought:
-    """The state of a search for boxes in own or in foreign packs."""
+    """The state of a search for sealed chunks in own or foreign packs."""
 
     store: Store
     wanted: NameSet
     done: Flags
-    """Chunks of which a box was found."""
+    """Chunks that were found."""
     enough: Flags
-    """Chunks of which no more boxes are wanted: the same array as `done` if one box is enough."""
+    """Chunks to search for no further: the same array as `done` if one sealed form is enough."""
     known: Callable[[bytes, bytes], bool] | None
     foreign: bool = False
     read: bool = True
     seen: set[tuple[int, bytes]] = field(default_factory=set)
-    """Boxes found in foreign packs: chunk and hash."""
+    """Sealed chunks found in foreign packs: index in `wanted`, and hash."""
 
     def over(self, at: int, name: bytes, told: bytes) -> bool:
-        """Return whether a box is not wanted or no longer wanted."""
+        """Return whether to skip a sealed chunk."""
         if self.enough[at] or (self.foreign and (at, told) in self.seen):
             return True
         if self.known is not None and self.known(name, told):
@@ -195,7 +195,7 @@ class _Sought:
         return False
 
     def found(self, at: int, told: bytes) -> None:
-        """Record that an intact box of a chunk was found."""
+        """Record that a chunk was found intact."""
         self.done[at] = True
         if self.foreign:
             self.seen.add((at, told))
@@ -232,7 +232,7 @@ def _of_run(sought: _Sought, run: Run) -> Iterator[Box]:
 
 
 def _beside(entries: Entries, piece: list[int], one: int) -> bool:
-    """Return whether a box can be read in one piece with the boxes before it."""
+    """Return whether a sealed chunk can be read in one piece with those before it."""
     first, last, new = entries[piece[0]], entries[piece[-1]], entries[one]
     gap = int(new["offset"]) - int(last["offset"]) - int(last["length"])
     size = int(new["offset"]) + int(new["length"]) - int(first["offset"])
@@ -252,7 +252,7 @@ def _read(sought: _Sought, run: Run, piece: list[int], at: Numbers) -> Iterator[
         first = int(row["offset"]) - start
         box = data[first : first + int(row["length"])]
         name, told = row["name"].tobytes(), row["hash"].tobytes()
-        # A damaged box is skipped: another pack may have an intact one.
+        # A damaged sealed chunk is skipped: another pack may have an intact copy.
         if not sought.over(int(at[one]), name, told) and pack.box_hash(box) == told:
             sought.found(int(at[one]), told)
             yield name, box, int(row["plain"])

@@ -36,14 +36,15 @@ from vmckpt.store.keys.keyring import Keyring
 from vmckpt.units import Seconds
 
 _SILENCE = Seconds(30.0)
-"""How long a host may be silent before the transfer of its parent state is given up."""
+"""Time without an answer from a host after which the transfer of parent state is given up."""
 
 
 def left_behind(past: Sequence[Operation], store: str, here: str) -> tuple[str, str] | None:
     """Return the other host with a guest's parent state, and its last snapshot. Pure.
 
-    `past` are the guest's snapshots in the journal, latest first; `here` is the host on which it
-    runs now. Returns None if the last snapshot was taken here or there is none in this store.
+    `past` are the guest's snapshots in the journal, latest first; `here` is the host on which the
+    guest is running now. Returns None if the last snapshot was taken here, or if this store has no
+    snapshot of the guest.
     """
     for one in past:
         if one.outcome != Outcome.COMPLETED or one.detail.get("store") != store:
@@ -60,8 +61,8 @@ async def fetch_parent_state(
 ) -> str | None:
     """Copy a guest's parent state from one host to another.
 
-    Returns None, or the reason if it could not be copied. Without the parent state the next
-    snapshot is just as good, but has to read the whole guest.
+    Returns None on success, else the reason for the failure. Without the parent state, the next
+    snapshot is just as complete, but has to read the entire guest.
     """
     try:
         moved = await _Carriage(old, new).carried(guest, store, snapshot)
@@ -69,7 +70,7 @@ async def fetch_parent_state(
         return f"{old.name} did not answer within {_SILENCE:g} s"
     except VmckptError as exc:
         return exc.message
-    return None if moved else f"{old.name} no longer has its state"
+    return None if moved else f"{old.name} no longer has the guest's state"
 
 
 class _Carriage:
@@ -148,11 +149,11 @@ async def take(
     *,
     hosts: Mapping[str, Host],
 ) -> Taken:
-    """Take a snapshot of a guest, `found` on a host, and store it.
+    """Take a snapshot of a guest and store it. `found` is the guest with its host.
 
     `hosts` are the hosts on which the guest may have run before; its parent state is fetched from
-    there. Setting `caller.stop` cancels: the guest is unchanged, the store has no snapshot, and
-    Cancelled is raised. Raises VmckptError.
+    there. Setting `caller.stop` cancels the snapshot: the guest stays unchanged, nothing is added
+    to the store, and Cancelled is raised. Raises VmckptError.
     """
     host, guest = found
     check_words(request)
@@ -179,7 +180,7 @@ async def follow(
     if why is None:
         return ()
     return (
-        f"reading all of {guest.name}, not only changes: its last snapshot was taken on {old},"
+        f"reading all of {guest.name}, not only its changes: the last snapshot was taken on {old},"
         f" and {why}",
     )
 
@@ -189,7 +190,7 @@ def require_capturable(guest: Guest, host: Host, *, memory: bool = True) -> None
     if memory and not guest.state.is_active:
         raise BadInput(
             f"{guest.name} is {guest.state} on {host.name}, so it has no memory to capture",
-            hint="start it, or omit its memory with --no-memory",
+            hint="start the guest, or omit its memory with --no-memory",
         )
     if guest.job is not None:
         raise GuestLocked(
@@ -206,7 +207,7 @@ def check_words(request: TakeRequest) -> None:
         _LABELS.validate_python(dict(request.tags))
     except ValidationError as exc:
         raise BadInput(
-            f"the name and tags of a snapshot have at most 255 printable characters each:"
+            f"the name and tags of a snapshot may have at most 255 printable characters each:"
             f" {exc.errors()[0]['msg']}",
             hint="use a shorter name or tag, without control characters",
         ) from exc
@@ -252,7 +253,7 @@ class SnapshotSession:
         self._step_log = JournalStepLog(recorder)
         self._where = ""
         self._unsigned: str | None = None
-        """The snapshot whose manifest may still be signed; None once it was signed."""
+        """ID of the snapshot whose manifest may still be signed; None once it was signed."""
 
     async def run(self, guest: Guest, request: TakeRequest) -> Taken:
         """Order the snapshot from the agent and wait for it. Raises VmckptError."""
@@ -326,7 +327,7 @@ class SnapshotSession:
             return {"refused": str(exc), "error": error_as_json(exc)}
         except (KeyError, ValueError):
             pass
-        return {"refused": "that is not what was ordered"}
+        return {"refused": "the request does not match the order"}
 
     def _emit(self, event: Event) -> None:
         self._recorder.take(event)

@@ -21,20 +21,20 @@ _NOTHING = np.int64(-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionDiff:
-    """The changes of a region that is in both snapshots or in one of them."""
+    """The changes of a region that exists in one or both snapshots."""
 
     name: str
     kind: Kind
     before: Bytes | None
-    """Its size in the older snapshot; None: it did not exist."""
+    """Size in the older snapshot; None if the region did not exist."""
     after: Bytes | None
-    """Its size in the newer snapshot; None: it is gone."""
+    """Size in the newer snapshot; None if the region no longer exists."""
     changed: int
-    """Units that differ; a unit that only one snapshot has counts if it is not zeros."""
+    """Number of units that differ. A unit in only one snapshot counts unless it is all zeros."""
     zeroed: int
-    """Of these, units that are zeros in the newer snapshot."""
+    """Number of changed units that are all zeros in the newer snapshot."""
     filled: int
-    """Of these, units that were zeros or missing in the older snapshot."""
+    """Number of changed units that were all zeros or missing in the older snapshot."""
 
     @property
     def size(self) -> Bytes:
@@ -47,7 +47,7 @@ class RegionDiff:
 
 
 def compare(before: Private, after: Private) -> tuple[RegionDiff, ...]:
-    """Compare all regions, in the order of the newer snapshot; regions that are gone come last."""
+    """Compare all regions, in the order of the newer snapshot; removed regions come last."""
     table = _Table(before.chunks, after.chunks)
     gone = [old for old in before.regions if not _same_kind(old, after.region(old.name))]
     found = []
@@ -58,7 +58,7 @@ def compare(before: Private, after: Private) -> tuple[RegionDiff, ...]:
 
 
 def changed(before: Private, after: Private, name: str) -> NDArray[np.int64]:
-    """Return the units of a region that differ; for an exact result compare their bytes.
+    """Return the units of a region that differ; for an exact result, compare the units' bytes.
 
     The result is empty if only one of the snapshots has the region.
     """
@@ -91,7 +91,8 @@ class _Table:
         self._new = np.array([first.get(digest, -1) for digest in after], dtype=np.int64)
 
     def numbers(self, part: Map) -> NDArray[np.int64]:
-        """Translate the newer snapshot's numbers; `_NOTHING` for chunks the older one lacks."""
+        """Translate the newer snapshot's numbers; chunks that the older snapshot lacks become
+        `_NOTHING`."""
         return _numbers(part, self._new)
 
     def old(self, part: Map) -> NDArray[np.int64]:

@@ -1,7 +1,8 @@
-"""List and copy files from a disk without mounting it: by debugfs, for ext2, ext3 and ext4.
+"""List and copy files from a disk without mounting it: with debugfs, for ext2, ext3 and ext4.
 
-qemu-storage-daemon exports a partition, served over NBD, as a file, and fetches only what debugfs
-reads. The journal is not replayed, so data that is only in the journal is missing from the files.
+The disk is served over NBD. qemu-storage-daemon exports a partition of it as a file, and fetches
+only the data that debugfs reads. The file system's journal is not replayed, so data that is only in
+the journal is missing from the files.
 """
 
 import os
@@ -55,9 +56,9 @@ class Entry:
 
 
 def chosen(disk: str, found: Sequence[Part], number: int | None) -> Part:
-    """Return the partition to read files from: `number`, or else the only ext file system. Pure.
+    """Choose the partition that has the files: `number`, or else the only ext file system. Pure.
 
-    Raises BadInput, naming all partitions, if there is no such partition or no unique choice.
+    Raises BadInput with all partitions if there is no such partition or no unique choice.
     """
     there = "; ".join(map(str, found))
     if number is not None:
@@ -105,7 +106,7 @@ def _as_file(place: Path, disk: str, part: Part, path: Path) -> Iterator[Path]:
     window = f"raw,node-name=part,file=disk,offset={part.start},size={part.size},read-only=on"
     export = f"fuse,id=part,node-name=part,mountpoint={path},writable=off"
     words = ["qemu-storage-daemon", "--blockdev", base, "--blockdev", window, "--export", export]
-    # The daemon ends, and its mount with it, when this process is killed.
+    # If this process is killed, the daemon and its mount are terminated, too.
     with subprocess.Popen(
         ["setpriv", "--pdeathsig", "TERM", *words],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -140,22 +141,22 @@ class Files:
         self._disk = disk
 
     def list(self, path: str) -> tuple[Entry, ...]:
-        """List a folder, sorted by name, or a single file. Raises BadInput."""
+        """List a directory, sorted by name, or a single file. Raises BadInput."""
         kind = self._kind(path)
         if kind != "directory":
             folder, _, name = path.rstrip("/").rpartition("/")
             return tuple(one for one in self.list(folder or "/") if one.name == name)
         told = self._ask(f"ls -p {_quoted(path)}")
         found = [_entry(match) for line in told.splitlines() if (match := _ROW.fullmatch(line))]
-        # No kernel creates such names; a manipulated disk could use them to escape the folder.
+        # No kernel creates such names; a manipulated disk could use them to escape the directory.
         found = [one for one in found if one.name not in (".", "..", "") and "/" not in one.name]
         return tuple(sorted(found, key=lambda one: one.name))
 
     def get(self, path: str, to: Path) -> tuple[Path, int]:
-        """Copy a file, or a folder with all files in it, to `to`.
+        """Copy a file, or a directory with all its files, to `to`.
 
-        Only this user can read the copy. Returns its path, and how many entries were left out
-        because they are neither files nor folders. Raises BadInput, OSError.
+        Only the current user can read the copy. Returns the copy's path and the number of entries
+        omitted because they are neither files nor directories. Raises BadInput, OSError.
         """
         kind = self._kind(path)
         name = path.rstrip("/").rpartition("/")[2] or "disk"
@@ -166,13 +167,13 @@ class Files:
             return place, self._folder(path, place)
         if kind != "regular":
             raise BadInput(
-                f"{path} is a {kind}{self._leads(path)}; only files and folders can be copied"
+                f"{path} is a {kind}{self._leads(path)}; only files and directories can be copied"
             )
         self._file(path, place)
         return place, 0
 
     def _folder(self, path: str, place: Path) -> int:
-        # rdump of debugfs is not used, as it follows symbolic links that it has just created.
+        # debugfs's rdump is not used, as it follows symbolic links that it has just created.
         place.mkdir(mode=0o700)
         left_out = 0
         for one in self.list(path):
@@ -194,7 +195,7 @@ class Files:
         with tempfile.TemporaryDirectory(prefix="vmckpt-") as folder:
             place, _ = self.get(path, Path(folder) / "file")
             if place.is_dir():
-                raise BadInput(f"{path} is a folder", hint="copy it with --to")
+                raise BadInput(f"{path} is a directory", hint="copy the directory with --to")
             return place.read_bytes()
 
     def _kind(self, path: str) -> str:

@@ -1,4 +1,4 @@
-"""Run the operator's programs on the controller: guarded commands, checks and hooks."""
+"""Run the operator's commands on the controller: guarded commands, checks and hooks."""
 
 import asyncio
 import os
@@ -15,17 +15,18 @@ _GRACE = Seconds(5.0)
 
 
 class Outside:
-    """Runs one program at a time; `pass_on` may be called from a signal handler."""
+    """Runs one command at a time; `pass_on` may be called from a signal handler."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        """With `quiet` the programs' stdout is redirected to stderr."""
+        """With `quiet`, the commands' stdout is redirected to stderr."""
         self._quiet = quiet
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self, words: Sequence[str], told: Mapping[str, str]) -> int:
-        """Run a program to its end. Returns its exit status, or minus the signal that killed it.
+        """Run a command until it exits. Returns its exit status, or -N if signal N killed it.
 
-        `told` are variables added to its environment. Raises BadInput if it cannot be started.
+        `told`: variables added to its environment. Raises BadInput if the command cannot be
+        started.
         """
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -44,20 +45,20 @@ class Outside:
     async def shell(self, command: str, told: Mapping[str, str], limit: Seconds | None) -> int:
         """Run a shell command. Returns its exit status as `run` does.
 
-        After `limit` seconds the command is killed and TimeoutError raised. Raises BadInput.
+        After `limit` seconds, the command is killed and TimeoutError is raised. Raises BadInput.
         """
         running = self.run([_SHELL, "-c", command], told)
         return await asyncio.wait_for(running, None if limit is None else float(limit))
 
     def pass_on(self, number: int) -> None:
-        """Send a signal to the running program, if there is one."""
+        """Send a signal to the command, if it is running."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     @staticmethod
     async def _ended(process: asyncio.subprocess.Process) -> None:
-        """Terminate a program that still runs, as the caller no longer waits for it."""
+        """Terminate a command that is still running, as the caller no longer waits for it."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if process.returncode is not None:
                 return
@@ -68,7 +69,7 @@ class Outside:
 
 
 def in_words(status: int) -> str:
-    """Describe how a program ended, by the status that `Outside.run` returned."""
+    """Describe how a command exited, given the status from `Outside.run`."""
     if status >= 0:
         return f"exit status {status}"
     try:

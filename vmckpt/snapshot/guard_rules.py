@@ -12,13 +12,13 @@ from vmckpt.snapshot.request import Restored, Taken
 from vmckpt.units import Seconds
 
 TAG = "guard"
-"""The tag with the program for which a snapshot was taken; its arguments may be secret."""
+"""Tag with the name of the guarded command; its arguments are omitted, as they may be secret."""
 CHECK_FOR = Seconds(60.0)
 _LONGEST_TAG = 255
 
 
 class Ending(StrEnum):
-    """How a guarded command ended for the guest and its checkpoint."""
+    """What happened to the guest and its checkpoint after a guarded command."""
 
     KEPT = "kept"
     """The command succeeded; the checkpoint was kept."""
@@ -54,11 +54,11 @@ class GuardResult:
     why: str
     """What went wrong; empty if the command succeeded."""
     stopped: bool
-    """The operator interrupted it."""
+    """Whether the operator interrupted the command."""
     command: int
-    """The command's exit status, or minus the signal that killed it."""
+    """The command's exit status, or -N if signal N killed the command."""
     checks: int
-    """How often the guest was checked."""
+    """Number of times that the guest was checked."""
     taken: Taken
     restored: Restored | None
     job: str | None
@@ -93,9 +93,9 @@ def guard_env(taken: Taken) -> Mapping[str, str]:
 
 
 def wrong_with_command(status: int, *, stopped: bool) -> str:
-    """Return why the command's end alone causes a rollback; empty if it does not."""
+    """Return why the command's result alone requires a rollback; empty if it does not."""
     if stopped:
-        return "it was interrupted"
+        return "the command was interrupted"
     return "" if status == 0 else f"the command failed: {in_words(status)}"
 
 
@@ -104,7 +104,7 @@ def wrong_with_guest(
 ) -> str:
     """Return why a guest does not count as running; empty if it does.
 
-    `states` are its states by host, `silent` the hosts that do not answer.
+    `states` are the guest's states, by host; `silent` are the hosts that do not answer.
     """
     fine = {GuestState.RUNNING, GuestState.BLOCKED}
     if was_paused:
@@ -114,9 +114,9 @@ def wrong_with_guest(
     if states:
         host, state = next(iter(states.items()))
         return f"the guest is {state} on {host}"
-    return f"the guest does not run on any host{f'; {silent[0]} does not answer' if silent else ''}"
+    return f"the guest is running on no host{f'; {silent[0]} does not answer' if silent else ''}"
 
 
 def way_back(snapshot: str, store: str) -> str:
-    """Return the command that rolls the guest back by hand."""
+    """Return the command with which the operator can roll the guest back."""
     return f"vmckpt snapshot restore {snapshot} --store {store} --replace"

@@ -32,11 +32,11 @@ class Pace:
 def between_failures(
     watched: Seconds, failures: int, prior: Seconds = PRIOR
 ) -> tuple[Seconds, str]:
-    """Estimate the mean time between failures. Returns it with the arithmetic as text.
+    """Estimate the mean time between failures. Returns the estimate, and its arithmetic as text.
 
-    `watched` is the observed time. One failure in `prior` is added to the observation, so that a
-    short time, or a time without failures, does not dominate the estimate. Raises ValueError if a
-    time or count is negative.
+    `watched` is the observed time. One failure in `prior` is added to the observation, so that an
+    observation that is short or without failures does not dominate the estimate. Raises ValueError
+    if a time or count is negative.
     """
     if watched < 0 or failures < 0 or not prior > 0:
         raise ValueError("times and failures cannot be negative")
@@ -51,9 +51,9 @@ def between_failures(
 def pace(cost: Seconds, between: Seconds, *, least: Seconds, most: Seconds) -> Pace:
     """Return the interval for a snapshot's cost and the mean time between failures.
 
-    `cost` is the work that the guest loses by its pause and slowdown, in seconds, not the time that
-    copying takes. The interval is at least `least` and at most `most`. Raises ValueError for an
-    argument out of range.
+    `cost` is the work that the guest loses to its pause and slowdown, in seconds, not the time that
+    copying takes. The interval is at least `least` and at most `most`. Raises ValueError if an
+    argument is out of range.
     """
     if not (0 <= cost < math.inf) or not between > 0 or not 0 < least <= most:
         raise ValueError(f"cost {cost}, between failures {between}, bounds {least} to {most}")

@@ -1,9 +1,9 @@
 """Serve disks on a loopback port to clients that have a key: NBD over TLS.
 
 Every user of a machine can connect to its ports, including ports that ssh forwards. So each client
-needs a key (TLS-PSK) from a private directory of the user. qemu-storage-daemon checks it, and reads
-the disks from our NBD server on a socket in that directory. The key never appears on a command
-line, neither the server's nor a client's.
+needs a key (TLS-PSK) from a private directory of the user. qemu-storage-daemon checks the key, and
+reads the disks from vmckpt's NBD server through a socket in that directory. The key never appears
+on a command line, neither the server's nor a client's.
 """
 
 import ipaddress
@@ -39,8 +39,8 @@ _WITHIN = Seconds(20.0)
 def own_directory() -> Iterator[Path]:
     """Make a directory that no other user can enter, and remove it afterwards.
 
-    It is made in the user's runtime directory if that is private, else in the directory for
-    temporary files. Raises OSError.
+    The new directory is in the user's runtime directory if that is private, else in the directory
+    for temporary files. Raises OSError.
     """
     with tempfile.TemporaryDirectory(prefix="vmckpt-", dir=_runtime_directory()) as made:
         yield Path(made)
@@ -66,12 +66,12 @@ class Port:
         self._daemon = daemon
 
     def uri(self, export: str) -> str:
-        """Return the URI of an export for libnbd programs."""
+        """Return the URI of an export, for libnbd clients."""
         key = quote(str(self.key_directory / _KEYS))
         return f"nbds://{USER}@{self.place}/{quote(export, safe='')}?tls-psk-file={key}"
 
     def qemu_options(self, export: str) -> str:
-        """Return the options that name an export for QEMU programs such as qemu-img."""
+        """Return the options that select an export, for QEMU tools such as qemu-img."""
         key = f"tls-creds-psk,id=key,endpoint=client,dir={_escaped(str(self.key_directory))}"
         server = f"server.type=inet,server.host={self.place.host},server.port={self.place.port}"
         image = f"driver=nbd,{server},export={_escaped(export)},tls-creds=key"
@@ -87,7 +87,7 @@ class Port:
 def served(exports: Mapping[str, Export], place: Tcp) -> Iterator[Port]:
     """Serve exports at a loopback address, read-only; port 0 chooses a free port.
 
-    Raises BadInput if the address is invalid or in use, or if a program is missing.
+    Raises BadInput if the address is invalid or in use, or if a required tool is not installed.
     """
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:
@@ -116,14 +116,14 @@ def _bound(place: Tcp) -> Iterator[socket.socket]:
         try:
             made.bind((place.host, place.port))
         except OSError as exc:
-            raise BadInput(f"cannot listen at {place}: {exc.strerror or exc}") from exc
+            raise BadInput(f"cannot listen on {place}: {exc.strerror or exc}") from exc
         yield made
 
 
 def _loopback(place: Tcp) -> socket.AddressFamily:
     """Return the address family of a loopback address. Raises BadInput for other addresses.
 
-    The key is on this machine and keeps its other users out.
+    Clients need the key, which is in a file on this machine that only this user can read.
     """
     try:
         address = ipaddress.ip_address(place.host)
@@ -155,7 +155,7 @@ def _daemon(
     for number, name in enumerate(names):
         node = {"type": "nbd", "id": f"export{number}", "node-name": f"disk{number}", "name": name}
         words += _option("export", {**node, "writable": False})
-    # The daemon ends when this process is killed.
+    # If this process is killed, the daemon is terminated, too.
     with subprocess.Popen(
         ["setpriv", "--pdeathsig", "TERM", *words], pass_fds=(listener.fileno(),),
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -175,12 +175,12 @@ def _option(name: str, value: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _wait(daemon: "subprocess.Popen[str]", pidfile: Path, place: Tcp) -> None:
-    """Wait for the daemon's pidfile, which it writes when it listens. Raises BadInput."""
+    """Wait for the daemon's pidfile, which it writes once it is listening. Raises BadInput."""
     give_up = time.monotonic() + _WITHIN
     while not pidfile.exists():
         if daemon.poll() is not None or time.monotonic() > give_up:
             daemon.kill()
-            raise BadInput(f"cannot serve at {place}: {_said(daemon)}")
+            raise BadInput(f"cannot serve on {place}: {_said(daemon)}")
         time.sleep(0.02)
 
 

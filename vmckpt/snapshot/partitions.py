@@ -47,7 +47,7 @@ class Part:
 
 
 def parts(read: Read, size: int) -> tuple[Part, ...]:
-    """Return a disk's partitions; the whole disk if it has none. `size` is in bytes."""
+    """Return a disk's partitions, or the whole disk if there are none. `size` is in bytes."""
     # The first sector of a file system can look like a partition table, but not vice versa.
     if kind := kind_at(read, 0, size):
         return (Part(0, 0, size, kind),)
@@ -94,7 +94,7 @@ def _rows(sector: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _logical(read: Read, base: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the logical partitions of an extended partition; a cyclic chain of tables ends."""
+    """Yield the logical partitions of an extended partition; stops if its tables form a cycle."""
     table = base
     for number in range(5, 5 + _MOST_LOGICAL):
         if (table + 1) * _SECTOR > size:

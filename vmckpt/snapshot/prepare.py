@@ -1,4 +1,4 @@
-"""Prepare a guest for snapshots: change its stored definition, under its lease and journaled."""
+"""Prepare a guest for snapshots: change its stored definition in a journaled job, with a lease."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Readiness:
     host: str
     findings: tuple[Finding, ...]
     lacks: bool
-    """Its stored definition needs changes."""
+    """Whether the guest's stored definition needs changes."""
     restart: bool
-    """It has to be shut down and started for the changed definition to take effect."""
+    """Whether the guest must be shut down and started for the definition to take effect."""
     changed: bool = False
     job: str | None = None
 
@@ -60,7 +60,7 @@ async def readiness(host: Host, name: str) -> Readiness:
 
 
 async def make_ready(host: Host, name: str, caller: Caller) -> Readiness:
-    """Change a guest's stored definition if it lacks something. A running guest is not affected.
+    """Add what a guest's stored definition lacks. A running guest is not affected.
 
     Raises BadInput, GuestLocked, HypervisorError; OutcomeUnknown if it is not known whether the
     definition was changed.
@@ -71,7 +71,7 @@ async def make_ready(host: Host, name: str, caller: Caller) -> Readiness:
             raise GuestLocked(
                 f"guest {guest.name} on {host.name} is locked by a job: {guest.job}; nothing was"
                 " changed",
-                hint="prepare it when the job has ended",
+                hint="prepare the guest when the job has ended",
             )
         new = NewOperation(
             kind="prepare", guest=guest.name, guest_uuid=guest.uuid, source=host.name, detail={}
@@ -114,12 +114,12 @@ def _told(
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. libvirt stores a definition completely or keeps the previous one."""
+    """See recovery.Handler. libvirt stores a definition completely or not at all."""
     del policies
     found = await readiness(case.host, case.operation.guest_uuid or case.operation.guest)
     told = (
-        Settled(truth="its definition was not changed", outcome=Outcome.FAILED)
+        Settled(truth="the guest's definition was not changed", outcome=Outcome.FAILED)
         if found.lacks
-        else Settled(truth="its definition is prepared", outcome=Outcome.COMPLETED)
+        else Settled(truth="the guest's definition is prepared", outcome=Outcome.COMPLETED)
     )
     return case.ended(told)

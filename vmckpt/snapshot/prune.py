@@ -24,7 +24,7 @@ class PruneDecision:
 
     id: str
     public: Public | None
-    """None: it cannot be read."""
+    """None if the snapshot cannot be read."""
     stays: bool
     reasons: tuple[str, ...]
     deleted: bool = False
@@ -47,7 +47,7 @@ class Survey:
     """The snapshots of a store, as seen by pruning."""
 
     known: Mapping[str, Public]
-    """Snapshots signed by a trusted writer: others neither count nor are deleted."""
+    """Snapshots signed by a trusted writer. Other snapshots do not count and are not deleted."""
     left: Mapping[str, tuple[Public | None, str]]
     """The other snapshots, and why they are kept."""
     pins: frozenset[str]
@@ -68,8 +68,8 @@ def survey(store: Store, trusted: Collection[bytes]) -> Survey:
     for id_, told in snapshot_list.proved(store).items():
         if not isinstance(told, Public):
             left[id_] = (None, f"cannot be read: {bare(told, store, f'snapshots/{id_}')}")
-        # Otherwise an attacker with write access to the store could displace good snapshots by
-        # newer ones.
+        # Otherwise an attacker with write access to the store could displace good snapshots with
+        # newer snapshots.
         elif bytes.fromhex(told.signer) in trusted:
             known[id_] = told
         else:
@@ -79,9 +79,10 @@ def survey(store: Store, trusted: Collection[bytes]) -> Survey:
 
 
 def schedule_of(found: Survey, asked: str | None, where: str) -> str:
-    """Return the schedule to prune: `asked`, or else the only one in the store.
+    """Return the schedule to prune: `asked`, or else the only schedule in the store.
 
-    `where` is the store's name for messages. Raises BadInput if there is no schedule or several.
+    `where` is the store's name for messages. Raises BadInput if there is no schedule, or more than
+    one.
     """
     if asked is not None:
         return asked
@@ -92,7 +93,7 @@ def schedule_of(found: Survey, asked: str | None, where: str) -> str:
         )
     if len(found.schedules) > 1:
         raise BadInput(
-            f"{where} has snapshots of schedules {', '.join(found.schedules)}",
+            f"{where} has snapshots of several schedules: {', '.join(found.schedules)}",
             hint="choose one with --schedule",
         )
     return found.schedules[0]
@@ -101,9 +102,9 @@ def schedule_of(found: Survey, asked: str | None, where: str) -> str:
 def plan(
     found: Survey, keep: Keep, *, schedule: str, now: float, zone: tzinfo
 ) -> tuple[PruneDecision, ...]:
-    """Decide about each snapshot, newest first. Pure. Raises BadInput if there are no rules.
+    """Decide which snapshots are kept. Pure. Raises BadInput if there are no rules.
 
-    `now` and `zone` as in `retention.plan`.
+    Returns the decisions, newest first. `now` and `zone` are as in `retention.plan`.
     """
     if keep.nothing_said:
         raise BadInput(

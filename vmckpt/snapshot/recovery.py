@@ -65,7 +65,7 @@ async def settle_restore(case: OrphanedJob, policies: Sequence[Policy]) -> Settl
 async def _asked(
     case: OrphanedJob, order: PutBackOrder | UnrestoreOrder | FinishOrder
 ) -> dict[str, Any]:
-    """Run an order by an agent on the operation's host. Returns its answer."""
+    """Send an order to an agent on the operation's host. Returns the agent's answer."""
     return await client.run_order(case.host, order.as_json(), case.caller.emit, asyncio.Event())
 
 
@@ -99,8 +99,8 @@ def came_back(
 ) -> Settled:
     """Return the result of an orphaned restore. Pure.
 
-    `ran`: its hook had started; `stands`: the guest was to stay paused until all guests of its
-    group are restored.
+    `ran`: whether its hook had started; `stands`: whether the guest was to stay paused until all
+    guests of its group were restored.
     """
     if verdict is LeftoverDecision.ARRIVED:
         done = "may not have finished" if ran else "was not run"
@@ -114,7 +114,7 @@ def came_back(
     if verdict is LeftoverDecision.BACK:
         truth = "the guest was not started" if memory else "the guest's disks were not replaced"
         return Settled(truth=truth, outcome=Outcome.FAILED, did=tuple(did))
-    beside = f" (beside them: {', '.join(left)})" if left else ""
+    beside = f" (other images next to them: {', '.join(left)})" if left else ""
     return Settled(
         truth=f"it is unknown whether the restore took place: {why}",
         outcome=None,
@@ -126,13 +126,13 @@ def came_back(
 def came_in(told: Settled, *, waits: bool, whole: bool) -> Settled:
     """Return the result of an orphaned lazy restore.
 
-    `waits`: its disks were still being restored; `whole`: they are complete by now.
+    `waits`: whether its disks were still being restored; `whole`: whether they are complete now.
     """
     if not waits:
         return told
     if not whole:
         return Settled(
-            truth="the guest runs while its disks are still being restored",
+            truth="the guest is running while its disks are still being restored",
             outcome=None, goes_on=True,
         )  # fmt: skip
     return replace(
@@ -146,12 +146,12 @@ def snapshot_verdict(*, published: bool) -> Settled:
         return Settled(
             truth="the snapshot is in the store",
             outcome=Outcome.COMPLETED,
-            did=("undo the settings of its capture",),
+            did=("undo the settings for the capture",),
         )
     return Settled(
         truth="no snapshot was published",
         outcome=Outcome.FAILED,
-        did=("undo the settings of its capture", "remove the captured data"),
+        did=("undo the settings for the capture", "remove the captured data"),
     )
 
 
@@ -189,9 +189,9 @@ async def settle_guard(case: OrphanedJob, policies: Sequence[Policy]) -> Settled
 def guard_verdict(checkpoint: tuple[str, str] | None) -> Settled:
     """Return the result of an orphaned guard; `checkpoint` is its snapshot and store. Pure."""
     if checkpoint is None:
-        return Settled(truth="its command had not started", outcome=Outcome.FAILED)
+        return Settled(truth="the guarded command had not started", outcome=Outcome.FAILED)
     return Settled(
-        truth="it is unknown how its command ended, and the guest was not checked",
+        truth="it is unknown how the guarded command exited, and the guest was not checked",
         outcome=Outcome.FAILED,
         did=(f"keep the checkpoint; to roll back, run {way_back(*checkpoint)}",),
     )
@@ -218,10 +218,10 @@ async def settle_proof(case: OrphanedJob, policies: Sequence[Policy]) -> Settled
 
 
 async def settle_service(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
-    """See recovery.Handler. The snapshots that it was taking are operations of their own."""
+    """See recovery.Handler. The snapshots that the service was taking are separate operations."""
     del policies
     told = Settled(
-        truth="the service has ended", outcome=Outcome.FAILED, did=("release its schedules",)
+        truth="the service has stopped", outcome=Outcome.FAILED, did=("release its schedules",)
     )
     return case.ended(told)
 

@@ -48,7 +48,7 @@ def rotate(
     dry_run: bool,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Rotated:
-    """Wrap the data keys of all snapshots for these administrators and no others.
+    """Wrap the data keys of all snapshots for exactly these administrators.
 
     Snapshots that the identity does not open are skipped. `progress` is called with the number of
     snapshots done and the total. Raises StoreError.
@@ -89,8 +89,8 @@ def rewrap(
 ) -> bytes:
     """Return new wraps of the same data key.
 
-    Raises KeyRefused if it is not wrapped for this identity, and StoreDamaged if the wrap is of
-    another data key.
+    Raises KeyRefused if the data key is not wrapped for this identity, and StoreDamaged if the wrap
+    contains a different data key.
     """
     id_ = found.public.id
     if fingerprint(public_of(identity)) not in wrapped_keys.recipients(wrapped, id_):
@@ -99,7 +99,7 @@ def rewrap(
         key = wrapped_keys.unwrap(wrapped, id_, identity)
     except KeyRefused as exc:
         raise StoreDamaged(f"wraps/{id_}: {exc.message}") from exc
-    # An attacker can wrap another key for this identity; it must not replace the good wraps.
+    # An attacker can wrap another key for this identity; that key must not replace the good wraps.
     if manifest.data_key_id(key) != found.public.data_key_id:
-        raise StoreDamaged(f"wraps/{id_}: its wrap for this identity has another data key")
+        raise StoreDamaged(f"wraps/{id_}: its wrap for this identity has a different data key")
     return wrapped_keys.wrap(key, id_, admins)

@@ -14,9 +14,9 @@ class TakeRequest:
 
     guest: str
     name: str | None = None
-    """None: the current time."""
+    """Name of the snapshot; None: the current time."""
     memory: bool = True
-    """False: disks only."""
+    """Whether memory is captured; if not, only disks are."""
     way: str = "auto"
     """The method of capturing memory: see agent.snapshot.choose_method.Way."""
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -48,9 +48,9 @@ class Taken:
     why: str = ""
     """Why this method was used."""
     phases: Mapping[str, Seconds] = field(default_factory=dict)
-    """The parts of the pause, where they are known."""
+    """Durations of the phases of the pause, by name, as far as they are known."""
     group: str | None = None
-    """ID of the group snapshot that it is part of."""
+    """ID of the group snapshot to which the snapshot belongs."""
     held: Seconds | None = None
     """How long the guest's network output was buffered."""
 
@@ -62,6 +62,8 @@ class Taken:
             "host": self.host,
             "store": self.store,
             "pause_ms": round(self.pause * 1000, 1),
+            "memory_method": self.way,
+            "memory_method_reason": self.why,
             "way": self.way,
             "way_reason": self.why,
             "phases_ms": {name: round(time * 1000, 1) for name, time in self.phases.items()},
@@ -83,23 +85,23 @@ class RestoreRequest:
     """A request to restore a snapshot."""
 
     snapshot: str
-    """Its ID, a prefix of the ID, or its name."""
+    """The snapshot's ID, a prefix of the ID, or its name."""
     fork: str | None = None
-    """The name of the new guest that it is restored as; None: restore the original guest."""
+    """Name of the fork to create; None: restore the original guest."""
     folder: str | None = None
-    """The folder for a fork's disks; None: beside those of the original guest."""
+    """Directory for a fork's disks; None: next to the disks of the original guest."""
     link_up: bool = False
     """Whether a fork's network links are up."""
     end_running: bool = False
-    """Whether the guest is stopped first if it runs."""
+    """Whether the guest is stopped first if it is running."""
     paused: bool = False
     on_restore: str | None = None
-    """A shell command that compensates for effects outside the guest; it is run on the controller
-    after the restore. A fork's links come up after it, and stay down if it fails."""
+    """A shell command that compensates for effects outside the guest. It is run on the controller
+    after the restore. A fork's links come up after the command, and stay down if it fails."""
     lazy: bool = False
     """Whether the guest starts at once, while its disks are still being restored."""
     trust_definition: bool = False
-    """Start the guest regardless of what its definition uses on the host."""
+    """Whether to start the guest regardless of the host resources that its definition uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +112,19 @@ class Restored:
     guest: str
     host: str
     disks: Seconds
-    """How long writing its disks took."""
+    """Time taken to write the guest's disks."""
     memory: Seconds
-    """Time from then until the guest ran."""
+    """Time from the end of writing the disks until the guest was running."""
     took: Seconds
     images: Mapping[str, str]
     warnings: tuple[str, ...]
     job: str | None
     hook: int | None = None
-    """Exit status of the on_restore hook, or minus the signal that killed it; None: no hook."""
+    """Exit status of the on_restore hook, or -N if signal N killed the hook; None: no hook."""
     whole: bool = True
-    """Whether its disks are complete; False: they are still being restored."""
+    """Whether the guest's disks are complete; if not, they are still being restored."""
     runs: bool = True
-    """False: the snapshot has no memory, so the guest is defined but off."""
+    """Whether the guest was started; if not, the snapshot has no memory, and the guest is off."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -149,18 +151,18 @@ class Step(StrEnum):
     CAPTURE = "capture"
     """Set up QEMU for a capture; {"facts"}: its previous settings."""
     BACKUP = "backup"
-    """Start a backup in libvirt; {"facts"}: what it leaves behind."""
+    """Start a backup in libvirt; {"facts"}: what the backup leaves behind."""
     FREEZE = "freeze"
     """Freeze the guest's file systems; {"facts"}."""
     HOLD = "hold"
     """Buffer the guest's network output; {"facts"}."""
 
     RESTORE = "restore"
-    """Write disks and start a guest; {"snapshot", "store", "url", "state", "images"}, "memory"
-    whether it is started from its memory, and "on_restore" if there is a hook."""
+    """Write disks and start a guest; {"snapshot", "store", "url", "state", "images"}, "memory":
+    whether the guest is started from its saved memory, and "on_restore" if there is a hook."""
     MAKE_WAY = "make way"
     """Stop the existing guest and replace its images; {"made", "empty"}: marks of the new images,
-    and paths where no file was before. Without this step nothing existing was changed."""
+    and paths at which no file existed. Without this step, nothing that existed was changed."""
     HOOK = "hook"
     """Run the on_restore hook on the controller; {"on_restore"}."""
 

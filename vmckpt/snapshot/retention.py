@@ -1,8 +1,8 @@
 """Decide which snapshots of a schedule are kept and which are deleted, and why. Pure.
 
 Only snapshots made by the schedule itself are deleted. A rule keeps the newest snapshot of each of
-the last N hours, days, … *that have a snapshot*, so a guest that was off for a month loses none. A
-snapshot that a check found damaged does not take the place of a good one.
+the last N hours, days, … *that have a snapshot*, so a guest that was off for a month loses no
+snapshots. A snapshot that a check found damaged does not take the place of an intact snapshot.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,12 +21,12 @@ class Kept:
     """The guest's UUID."""
     made_at: float
     schedule: str | None
-    """The schedule that made it; None if it was made by hand."""
+    """The schedule that made the snapshot; None if it was not made by a schedule."""
     pinned: bool = False
     good: bool | None = None
-    """The result of its last check; None: it was not checked."""
+    """The result of the snapshot's last check; None if it was not checked."""
     group: str | None = None
-    """ID of the group snapshot that it is part of."""
+    """ID of the group snapshot to which the snapshot belongs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class RetentionDecision:
 def plan(
     snapshots: Sequence[Kept], keep: Keep, *, schedule: str, now: float, zone: tzinfo
 ) -> tuple[RetentionDecision, ...]:
-    """Decide about each snapshot. Returns the decisions, newest first.
+    """Decide which snapshots are kept. Returns the decisions, newest first.
 
-    `snapshots` must have all snapshots of the guests; `now` is in seconds since 1970; days, weeks
-    and months are those of `zone`.
+    `snapshots` must contain all snapshots of the guests; `now` is in seconds since 1970; days,
+    weeks and months are those of the time zone `zone`.
     """
     reasons: dict[str, list[str]] = {one.id: _always(one, keep, schedule, now) for one in snapshots}
     # Snapshots dated in the future by a wrong clock must not displace good ones.
@@ -53,7 +53,7 @@ def plan(
     for guest in dict.fromkeys(one.guest for one in known):
         of_guest = [one for one in known if one.guest == guest]
         _last_good(of_guest, reasons)
-        # While no snapshot is good, the rules also keep damaged ones, as they may be repaired.
+        # While no snapshot is good, the rules also keep damaged snapshots: a repair is possible.
         good = any(one.good is not False for one in of_guest)
         mine = [
             one for one in of_guest
@@ -92,19 +92,21 @@ def _last_good(newest_first: Sequence[Kept], reasons: Mapping[str, list[str]]) -
     if newest is not None and newest is not proved:
         reasons[newest.id].append("the newest snapshot")
     if newest is None and newest_first:
-        # All are damaged: the operator has to decide what can be saved of the newest.
-        reasons[newest_first[0].id].append("damaged, but no snapshot is good")
+        # All are damaged: the operator has to decide what can be salvaged from the newest.
+        reasons[newest_first[0].id].append(
+            "the newest snapshot; damaged, but no intact snapshot exists"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
     name: str
     period: Callable[[datetime], str] | None
-    """Returns the period that a moment belongs to; None: each snapshot is its own period."""
+    """Returns the period to which a time belongs; None: each snapshot is its own period."""
 
 
 def _hour(moment: datetime) -> str:
-    # The UTC offset tells the two hours apart that have the same name when daylight saving ends.
+    # The UTC offset distinguishes the two hours of the same name when daylight saving time ends.
     return moment.strftime("%Y-%m-%d %H:00 %z")
 
 
@@ -156,7 +158,7 @@ def _together(snapshots: Iterable[Kept], reasons: Mapping[str, list[str]]) -> No
 
 
 def _goes(one: Kept) -> str:
-    return "damaged, and a good snapshot exists" if one.good is False else "no rule keeps it"
+    return "damaged, and an intact snapshot exists" if one.good is False else "kept by no rule"
 
 
 def _age(one: Kept) -> tuple[float, str]:

@@ -1,1 +1,1 @@
-"""The snapshot store: chunks, packs, verifiable manifests, and their keys."""
+"""The snapshot store: chunks, packs, verifiable manifests and keys."""

@@ -12,24 +12,24 @@ from vmckpt.errors import StoreDamaged
 from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind, Map, slots_of
 
 _WINDOW = 16 << 20
-"""Bytes announced to the source together, and the maximum size of a piece."""
+"""Number of bytes announced to the source in one call, and maximum size of a piece."""
 _LONG = 16
-"""At least this many consecutive units of one chunk are returned without a copy."""
+"""Consecutive units of one chunk are returned without copying if there are at least this many."""
 
 
 class Source(Protocol):
-    """Where chunks are read from; implemented by `chunk_reader.Reader`."""
+    """A source of chunks; implemented by `chunk_reader.Reader`."""
 
     def read(self, digest: bytes) -> bytes:
         """Return the content of a chunk. Raises StoreError."""
 
     def expect(self, digests: "list[bytes]") -> None:
-        """Announce the chunks that are read next, in this order, so they can be fetched ahead."""
+        """Announce the chunks that will be read next, in order, so that they can be read ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive units, either all zeros or all with data."""
+    """Consecutive units, either all of zeros or all with data."""
 
     start: int
     count: int
@@ -43,9 +43,9 @@ class Assembly:
     def __init__(
         self, kind: Kind, size: int, map_: Map, chunks: Sequence[bytes], source: Source
     ) -> None:
-        """Check the map. Raises StoreDamaged if it does not match the region or the chunk table.
+        """Check the map. Raises StoreDamaged if the map does not fit the region or chunk table.
 
-        `size` is in bytes, `chunks` the manifest's chunk table.
+        `size` is in bytes. `chunks` is the manifest's chunk table.
         """
         self.kind, self.size = kind, size
         self._unit = UNIT[kind]
@@ -53,17 +53,17 @@ class Assembly:
         self._map, self._source = map_, source
         self._chunks = chunks
         self._touched: set[int] = set()
-        """Windows from which something was read."""
-        # ZERO is the largest number of its type, so it has to be excluded from the comparison.
+        """Windows from which at least one unit was read."""
+        # ZERO is the largest value of its type, so the comparison must exclude it.
         if ((map_ >= len(chunks) * SLOTS) & (map_ != ZERO)).any():
             raise StoreDamaged("a map refers to a chunk that the snapshot does not have")
         if len(map_) != -(-size // self._unit):
-            raise StoreDamaged("a map does not have the length of its region")
+            raise StoreDamaged("the length of a map does not match its region")
 
     def pieces(self, start: int = 0, count: int | None = None) -> Iterator[Piece]:
-        """Yield units in order, in pieces of at most a window; each is valid until the next.
+        """Yield units in order, in pieces of at most one window. Raises StoreError.
 
-        Raises StoreError.
+        Each piece is valid until the next piece is requested.
         """
         end = len(self._map) if count is None else start + count
         for first in range(start, end, self._window):
@@ -74,7 +74,10 @@ class Assembly:
             yield from self._pieces(first, last)
 
     def read(self, start: int, count: int) -> bytes:
-        """Return the bytes of units. Sequential reads are fetched ahead. Raises StoreError."""
+        """Return the content of `count` units. Reads ahead if reads are sequential.
+
+        Raises StoreError.
+        """
         for window in range(start // self._window, (start + count - 1) // self._window + 1):
             if window not in self._touched:
                 self._touched.add(window)
@@ -86,14 +89,14 @@ class Assembly:
         return buffer.tobytes()
 
     def read_bytes(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes of the region from `offset`. Raises StoreError."""
+        """Return `length` bytes of the region, starting at `offset`. Raises StoreError."""
         first, last = offset // self._unit, -(-(offset + length) // self._unit)
         begin = offset - first * self._unit
         data = self.read(first, last - first)
         return data if len(data) == length else data[begin : begin + length]
 
     def zeros(self, offset: int, length: int) -> Iterator[tuple[int, bool]]:
-        """Yield, for a range of bytes, consecutive lengths and whether each is zeros."""
+        """Split a range into runs. Yields each run's length and whether the run is all zeros."""
         first, end = offset // self._unit, offset + length
         filled = self._map[first : -(-end // self._unit)] != ZERO
         cuts = [0, *(np.flatnonzero(np.diff(filled)) + 1).tolist(), len(filled)]
@@ -109,7 +112,7 @@ class Assembly:
     def _pieces(self, first: int, last: int) -> Iterator[Piece]:
         part = self._map[first:last]
         filled = part != ZERO
-        # A break is where a unit does not follow the previous unit in the same chunk.
+        # There is a break wherever a unit does not directly follow the previous unit in its chunk.
         chunk, follows = part // np.uint32(SLOTS), np.diff(part) == 1
         breaks = np.flatnonzero(~(follows & (chunk[1:] == chunk[:-1]))) + 1
         edges = np.flatnonzero(np.diff(filled)) + 1
@@ -132,7 +135,7 @@ class Assembly:
         return self._plain(index, slot + count)[slot * self._unit : (slot + count) * self._unit]
 
     def _plain(self, index: int, slots: int) -> memoryview:
-        """Read a chunk that must have at least `slots` units. Raises StoreError."""
+        """Read a chunk, which must contain at least `slots` units. Raises StoreError."""
         digest = self._chunks[index]
         plain = self._source.read(digest)
         if len(plain) % self._unit or slots * self._unit > len(plain):
@@ -140,7 +143,7 @@ class Assembly:
         return memoryview(plain)
 
     def _fill(self, buffer: NDArray[np.uint8], start: int) -> None:
-        """Copy units to their place in `buffer`, which is zeros at first."""
+        """Copy units to their places in `buffer`, which initially contains zeros."""
         part = self._map[start : start + len(buffer)]
         where = np.flatnonzero(part != ZERO)
         if not len(where):

@@ -1,7 +1,8 @@
-"""The packs of a store and the indexes of their chunks, read once and cached on the client.
+"""The packs of a store and their indexes, which are read once and cached on the client.
 
-The client's cache is a folder of runs (see `chunk_index`), each a file that ends with its BLAKE3. A
-damaged file is deleted, and its packs' indexes are read from the store again.
+The client's cache is a directory with one file per run (see `chunk_index`). Each file ends with the
+BLAKE3 of its content. A damaged file is deleted, and the indexes of its packs are read from the
+store again.
 """
 
 import contextlib
@@ -26,29 +27,30 @@ _HEAD = struct.Struct("<9sxxxxxxxQQ")
 _PACK = struct.Struct("<32sQII")
 _SUM = 32
 _TAIL = 64 << 10
-"""Bytes read from the end of a pack at first: index and footer of about a thousand chunks."""
+"""Bytes of the first read from the end of a pack: enough for the index and footer of about a
+thousand chunks."""
 _PART = 4 << 20
 _MOST_FILES = 8
 _AT_ONCE = 1000
-"""Packs whose indexes are gathered in memory before they become a run."""
+"""Number of packs whose indexes are collected in memory and then made into a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A store's packs at one moment."""
+    """A store's packs at one point in time."""
 
     index: Index
     stored: Mapping[str, Stored]
-    """By pack ID, without the packs that were left out."""
+    """The listed packs, by ID. Excludes the packs in the argument `without` of `Catalog.load`."""
     unreadable: Mapping[str, StoreError]
-    """Packs whose index is invalid: they are neither relied on nor removed."""
+    """Packs whose index is invalid. These packs are neither used nor removed."""
 
 
 class Catalog:
-    """A store's packs as known to this client."""
+    """A store's packs, as far as this client knows them."""
 
     def __init__(self, backend: Backend, cache: Path | None) -> None:
-        """Use `cache`, a folder for this store alone; None keeps the indexes in memory."""
+        """`cache`: a directory only for this store; None: keep the indexes in memory."""
         self._backend, self._cache = backend, cache
         self._kept: list[Run] = []
         self._guard = threading.Lock()
@@ -75,7 +77,7 @@ class Catalog:
         return Listing(index, stored, unreadable)
 
     def _fetched(self, missing: Sequence[Stored]) -> tuple[list[Run], dict[str, StoreError]]:
-        """Read indexes of packs from the store. Returns runs, and the packs that failed."""
+        """Read pack indexes from the store. Returns runs, and the errors of unreadable packs."""
         runs, unreadable, part = [], {}, []
         with ThreadPoolExecutor(8, "index") as pool:
             for one, found in zip(missing, pool.map(self._read, missing), strict=True):
@@ -91,7 +93,7 @@ class Catalog:
         return [*runs, Run.of(part)] if part else runs, unreadable
 
     def _read(self, one: Stored) -> "format_pack.Index | StoreError | None":
-        """Return the index of a pack, the error if it is invalid, or None if the pack is gone."""
+        """Return a pack's index, the error if it is invalid, or None if the pack is gone."""
         try:
             return read_index(self._backend, one)
         except NotInStore:
@@ -100,9 +102,9 @@ class Catalog:
             return exc
 
     def _kept_for_later(self, runs: list[Run], fresh: list[Run], there: set[str]) -> list[Run]:
-        """Add new runs to the cache, and merge all runs if there are many or wasteful ones.
+        """Add new runs to the cache. Merge all runs if there are too many, or if one is wasteful.
 
-        `there` are the IDs of the packs in the store.
+        `there` contains the IDs of the packs in the store. Returns all runs.
         """
         if self._cache is None:
             self._kept = [*runs, *fresh]
@@ -117,7 +119,7 @@ class Catalog:
             outdated = list(self._cache.glob("*.index"))
         else:
             outdated = []
-        # A cache that cannot be written only costs time.
+        # If the cache cannot be written, the only loss is time.
         with contextlib.suppress(OSError):
             for run in fresh:
                 _save(self._cache, run)
@@ -138,10 +140,13 @@ class Catalog:
 
 
 def read_index(backend: Backend, one: Stored) -> format_pack.Index:
-    """Read the index of a pack. Raises StoreDamaged, StoreNewer and NotInStore, naming the pack."""
+    """Read the index of a pack.
+
+    Raises StoreDamaged, StoreNewer, NotInStore. Each error names the pack.
+    """
     try:
         if one.size < format_pack.HEADER + format_pack.FOOTER:
-            raise StoreDamaged("it is too short")
+            raise StoreDamaged("the pack is too short")
         start = max(0, one.size - _TAIL)
         data = backend.get(one.key, start, one.size - start)
         length = format_pack.tail_length(data[-format_pack.FOOTER :])
@@ -157,7 +162,7 @@ def read_index(backend: Backend, one: Stored) -> format_pack.Index:
 
 
 def _use_once(runs: Iterable[Run], there: set[str]) -> None:
-    """Use each pack in one run only: two clients that share the cache may both have added it."""
+    """Use each pack in only one run. Two clients that share a cache may both have added a pack."""
     unseen = set(there)
     for run in runs:
         run.use_only(unseen)
@@ -165,12 +170,12 @@ def _use_once(runs: Iterable[Run], there: set[str]) -> None:
 
 
 def _wasteful(run: Run, there: set[str]) -> bool:
-    """Return whether more than half of a run's packs are gone."""
+    """Return whether more than half of a run's packs no longer exist."""
     return 2 * sum(info.id not in there for info in run.packs) > len(run.packs)
 
 
 def _sum(path: Path, end: int) -> bytes:
-    # The file is not mapped, as its pages would count as memory of this process.
+    # The file is read, not mapped: mapped pages would count as memory of this process.
     told = blake3()
     with path.open("rb", buffering=0) as file:
         while end > 0 and (part := file.read(min(_PART, end))):
@@ -221,7 +226,7 @@ def _loaded(path: Path) -> Run | None:
         PackInfo(pack.hex(), generation, size, bool(foreign))
         for pack, size, generation, foreign in _PACK.iter_unpack(data[_HEAD.size : keys].tobytes())
     ]
-    # The keys are read often and at random: eight bytes per chunk may stay in memory. The entries
-    # are mapped.
+    # Keys are read often and in random order, so their eight bytes per chunk may stay in memory.
+    # Entries are mapped.
     sorted_keys = np.frombuffer(data, dtype=np.uint64, count=count, offset=keys)
     return Run(infos, sorted_keys, np.frombuffer(data, dtype=ENTRY, count=count, offset=entries))

@@ -1,8 +1,9 @@
-"""An index from chunks to packs: a few sorted arrays, searched one after the other.
+"""An index from chunks to packs: a few sorted arrays, which are searched in turn.
 
-A *run* is an array of rows sorted by the first eight bytes of the name. A writer's new packs make
-small runs in memory, which are merged as they grow; each file of the client's cache is one run,
-mapped and not read. Names are always compared in full, as collisions of eight bytes can be forged.
+A *run* is an array of rows, sorted by the first eight bytes of the chunk name. A writer's new packs
+become small runs in memory, which are merged as their number grows. Each file of the client's cache
+is one run, which is memory-mapped. Names are always compared in full, because collisions of the
+first eight bytes can be forged.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +37,7 @@ class PackInfo:
     id: str
     generation: int
     size: int
-    """Bytes of the whole object."""
+    """Size of the pack's object in bytes."""
     foreign: bool = False
     """See `format.pack`."""
 
@@ -53,22 +54,23 @@ class Place:
 
 
 def names_of(names: Iterable[bytes] | Names) -> Names:
-    """Return names as an array."""
+    """Convert names to an array."""
     if isinstance(names, np.ndarray):
         return names
     return np.frombuffer(b"".join(names), dtype=f"V{NAME}")
 
 
 def keys_of(names: Names) -> Keys:
-    """Return the first eight bytes of each name as a number."""
+    """Return the first eight bytes of each name, as a number."""
     halves = np.ascontiguousarray(names).view(np.uint64).reshape(len(names), NAME // 8)
     return np.ascontiguousarray(halves[:, 0])
 
 
 def positions(keys: Keys, names: Names, asked: Names) -> Numbers:
-    """Return the position of each asked name in a sorted array; -1 if it is missing.
+    """Return the position of each name of `asked` in a sorted array; -1 for a missing name.
 
-    `keys` are the `keys_of` the sorted `names`. Of equal names the first position is returned.
+    `keys` is the result of `keys_of(names)`, and `names` is sorted by key. If a name occurs several
+    times, its first position is returned.
     """
     wanted = keys_of(asked)
     at = np.searchsorted(keys, wanted).astype(np.int64)
@@ -90,7 +92,7 @@ class NameSet:
     def __init__(self, parts: Iterable[Names]) -> None:
         keys, names = _sorted(np.zeros(0, dtype=f"V{NAME}"))
         for part in _gathered(parts):
-            # Parts are added one by one: together they may be much larger than the result.
+            # Parts are added one by one, because their total may be much larger than the result.
             new = part[positions(keys, names, part) < 0]
             keys, names = _sorted(np.concatenate((names, new)))
         self.names = names[positions(keys, names, names) == np.arange(len(names))]
@@ -100,7 +102,7 @@ class NameSet:
         return len(self.names)
 
     def positions(self, asked: Names) -> Numbers:
-        """Return the position of each asked name in the set; -1 if it is missing."""
+        """Return the position of each name of `asked` in the set; -1 for a missing name."""
         return positions(self._keys, self.names, asked)
 
 
@@ -116,7 +118,7 @@ class Run:
 
     @classmethod
     def of(cls, packs: Sequence[tuple[PackInfo, Rows]]) -> "Run":
-        """Make a run from the rows of packs."""
+        """Build a run from the index rows of packs."""
         entries = np.empty(sum(len(rows) for _, rows in packs), dtype=ENTRY)
         at = 0
         for number, (_, rows) in enumerate(packs):
@@ -129,7 +131,7 @@ class Run:
 
     @classmethod
     def merged(cls, runs: Sequence["Run"]) -> "Run":
-        """Merge runs into one, leaving out packs that are not usable."""
+        """Merge several runs into a new run, without the packs that are not usable."""
         packs: list[PackInfo] = []
         rows, keys, numbers = [], [], []
         for run in runs:
@@ -141,7 +143,8 @@ class Run:
         order = np.argsort(joined, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        # Rows are copied in blocks: they are most of an index, and are in memory twice already.
+        # Rows are copied in blocks to save memory: they make up most of an index, and two copies
+        # are in memory already.
         entries, at = np.empty(len(order), dtype=ENTRY), 0
         for run, these, number in zip(runs, rows, numbers, strict=True):
             for start in range(0, len(these), _BLOCK):
@@ -158,11 +161,11 @@ class Run:
         return cls(packs, keys[order], entries[order])
 
     def use_only(self, packs: "frozenset[str] | set[str]") -> None:
-        """Ignore all packs except these."""
+        """Ignore all packs except the given ones."""
         self._usable = np.array([one.id in packs for one in self.packs], dtype=bool)
 
     def view(self) -> "Run":
-        """Return a run that shares the rows and has its own choice of usable packs."""
+        """Return a run that shares this run's rows but has an independent set of usable packs."""
         run = Run(self.packs, self.keys, self.entries)
         run._usable = self._usable.copy()
         return run
@@ -173,7 +176,10 @@ class Run:
         return [info for info, good in zip(self.packs, self._usable, strict=True) if good]
 
     def places(self, name: bytes) -> list[Place]:
-        """Return where a chunk is stored: several places if two writers stored it at once."""
+        """Return all places where a chunk is stored.
+
+        There are several if two writers stored the chunk at the same time.
+        """
         key = np.frombuffer(name, dtype=np.uint64, count=1)[0]
         at = int(np.searchsorted(self.keys, key))
         found = []
@@ -190,19 +196,19 @@ class Run:
         return found
 
     def has(self, asked: Names) -> Flags:
-        """Return which of the names are in a usable pack."""
+        """Return, for each name, whether a usable pack contains the chunk."""
         at = positions(self.keys, self.entries["name"], asked)
         there = at >= 0
         there[there] = self._usable[self.entries["pack"][at[there]]]
         if not self._usable.all():
-            # The first place may be in an unusable pack and a later one in a usable pack.
+            # A chunk's first place may be in an unusable pack, and another place in a usable pack.
             for number in np.flatnonzero((at >= 0) & ~there):
                 there[number] = bool(self.places(asked[number].tobytes()))
         return there
 
 
 class Index:
-    """The index of a store's chunks: several runs."""
+    """The index of a store's chunks, made up of several runs."""
 
     def __init__(self, runs: Iterable[Run] = ()) -> None:
         self.runs = list(runs)
@@ -213,18 +219,19 @@ class Index:
     def add(self, info: PackInfo, rows: Rows) -> None:
         """Add a new pack."""
         self.runs.append(Run.of([(info, rows)]))
-        # Each run is kept at least twice as long as the next, so there are few runs to search and
-        # few merges. Large runs are not merged, as that takes twice their memory.
+        # Each run is kept at least twice as long as the next run. This keeps both the number of
+        # runs and the number of merges small. Large runs are not merged, because a merge takes
+        # twice their memory.
         while len(self.runs) > 1 and len(self.runs[-2]) < min(_LARGE, 2 * len(self.runs[-1])):
             last = self.runs.pop()
             self.runs[-1] = Run.merged([self.runs[-1], last])
 
     def places(self, name: bytes) -> list[Place]:
-        """Return where a chunk is stored."""
+        """Return all places where a chunk is stored."""
         return [place for run in self.runs for place in run.places(name)]
 
     def has(self, names: Names) -> Flags:
-        """Return which of the names are in the index."""
+        """Return, for each name, whether the index contains the chunk."""
         there = np.zeros(len(names), dtype=bool)
         for run in self.runs:
             left = np.flatnonzero(~there)
@@ -232,7 +239,7 @@ class Index:
         return there
 
     def only(self, *, foreign: bool) -> "Index":
-        """Return an index of the foreign packs only, or of the store's own packs only."""
+        """Return an index of only the foreign packs, or of only the store's own packs."""
         views = [run.view() for run in self.runs]
         for view in views:
             view.use_only({info.id for info in view.usable if info.foreign is foreign})
@@ -250,7 +257,7 @@ def _sorted(names: Names) -> tuple[Keys, Names]:
 
 
 def _gathered(parts: Iterable[Names]) -> Iterator[Names]:
-    """Join names into larger and larger parts, so that many small parts are not sorted each."""
+    """Join small parts into larger and larger parts, to avoid sorting many small parts."""
     waiting: list[Names] = []
     size, enough = 0, 1 << 16
     for part in parts:

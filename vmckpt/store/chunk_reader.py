@@ -1,4 +1,4 @@
-"""Read chunks; chunks expected next are fetched ahead, in large pieces and in threads."""
+"""Read chunks. Expected chunks are read ahead, in large pieces and in threads."""
 
 import threading
 from collections import OrderedDict, deque
@@ -17,15 +17,15 @@ from vmckpt.units import Bytes
 
 CACHE = Bytes(64 << 20)
 _PIECE = 4 << 20
-"""Bytes read from a pack at once, if the wanted chunks are adjacent."""
+"""Maximum number of bytes that one read takes from a pack, if the wanted chunks are adjacent."""
 _TAKEN = 64
-"""Chunks that are searched together for adjacent ones."""
+"""Number of chunks among which adjacent chunks are looked for."""
 _GAP = 64 << 10
 """Largest gap, in bytes, between two chunks that are read in one piece."""
 
 
 class Reader:
-    """Reads chunks from a store; a context manager. Safe to use from several threads."""
+    """Reads chunks from a store. Use it as a context manager. Safe to use from several threads."""
 
     def __init__(
         self, backend: Backend, catalog: Catalog, sealing: Sealing, *,
@@ -40,7 +40,7 @@ class Reader:
         self._expected: OrderedDict[bytes, Place] = OrderedDict()
         self._coming: dict[bytes, Future[None]] = {}
         self._ahead: dict[bytes, int] = {}
-        """Chunks fetched or being fetched that were not read yet: their plain bytes, by digest."""
+        """Chunks that were or are being fetched but have not been read: plain size, by digest."""
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +52,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Stop fetching and free the memory."""
+        """Stop reading ahead, and free the cache."""
         with self._guard:
             self._expected.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -62,7 +62,7 @@ class Reader:
     def read(self, digest: bytes) -> bytes:
         """Return the content of a chunk.
 
-        Raises StoreDamaged if the store has no intact copy, and StoreError.
+        Raises StoreDamaged if the store has no intact copy of the chunk, and StoreError.
         """
         with self._guard:
             coming = self._coming.get(digest)
@@ -78,7 +78,7 @@ class Reader:
         return self._found(digest) if plain is None else plain
 
     def expect(self, digests: Sequence[bytes]) -> None:
-        """Announce the chunks that are read next, in this order, so they can be fetched ahead.
+        """Announce the chunks that will be read next, in order, so that they can be read ahead.
 
         Raises StoreError.
         """
@@ -91,7 +91,7 @@ class Reader:
             self._fetch_ahead()
 
     def read_many(self, digests: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the contents of chunks in order, fetching ahead. Raises as `read`."""
+        """Yield the contents of chunks in order, with read-ahead. Raises the errors of `read`."""
         waiting: deque[bytes] = deque()
         for digest in digests:
             waiting.append(digest)
@@ -104,10 +104,10 @@ class Reader:
             yield self.read(digest)
 
     def _fetch_ahead(self) -> None:
-        """Fetch the chunks expected next in threads, once a good part of the cache is free."""
+        """Start to fetch expected chunks in threads, if enough of the cache is free."""
         room = self._most // 2 - sum(self._ahead.values())
         if room < self._most // 8:
-            return  # waiting for more room lets adjacent chunks be read in one piece
+            return  # with more free space, adjacent chunks can be read in one piece
         while self._expected and room > 0:
             taken: list[tuple[bytes, Place]] = []
             while self._expected and room > 0 and len(taken) < _TAKEN:
@@ -124,7 +124,7 @@ class Reader:
                     self._ahead[digest] = place.plain
 
     def _fetch(self, piece: Sequence[tuple[bytes, Place]]) -> None:
-        """Fetch adjacent chunks in a thread. Ignores errors, as `read` meets them again."""
+        """Fetch adjacent chunks, in a thread of the pool. Ignores errors; `read` reports them."""
         left = [digest for digest, _ in piece]
         first, last = piece[0][1], piece[-1][1]
         try:
@@ -153,11 +153,11 @@ class Reader:
             self._ahead.pop(old, None)
 
     def _found(self, digest: bytes) -> bytes:
-        """Read a chunk that was not fetched ahead, from any pack with an intact copy."""
+        """Read a chunk that was not read ahead, from any pack that has an intact copy."""
         name = self._sealing.name_of(digest)
         wrong: StoreError | None = None
         for fresh in (False, True):
-            # A garbage collection may have moved it to another pack since the index was read.
+            # A garbage collection may have moved the chunk since the index was read.
             with self._guard:
                 places = self._looked(fresh=fresh).places(name)
             for place in places:
@@ -172,7 +172,7 @@ class Reader:
         if isinstance(wrong, StoreDamaged):
             raise wrong
         raise StoreDamaged(
-            f"{self._backend.where}: chunk {name.hex()[:16]} is in none of its packs",
+            f"{self._backend.where}: no pack contains chunk {name.hex()[:16]}",
             hint="run vmckpt snapshot verify to see which snapshots need it",
         ) from wrong
 
@@ -195,7 +195,7 @@ class Reader:
 
 
 def _pieces(wanted: Sequence[tuple[bytes, Place]]) -> list[list[tuple[bytes, Place]]]:
-    """Group chunks into pieces that can be read at once, in the order in which they are needed."""
+    """Group chunks into pieces, each for one read. Returns pieces in the order of their need."""
     order = {digest: number for number, (digest, _) in enumerate(wanted)}
     pieces: list[list[tuple[bytes, Place]]] = []
     size = end = 0

@@ -1,7 +1,7 @@
-"""Points at which a crash test can kill the process, as a power failure would.
+"""Points at which a crash test can kill the process, to simulate a power failure.
 
-`VMCKPT_FAULT` names one of `POINTS`, optionally with the number of times that the point is passed
-before the process is killed (`pack: put#3`).
+`VMCKPT_FAULT` names one of `POINTS`. The optional number in `pack: put#3` says how many times the
+process passes the point before it is killed.
 """
 
 import os
@@ -45,7 +45,7 @@ _listener: Callable[[str], None] | None = None
 
 
 def listen(listener: Callable[[str], None] | None) -> None:
-    """Set the function that is called with each point passed; None removes it."""
+    """Set the function that is called with each point that is passed; None: no function."""
     global _listener  # noqa: PLW0603  one process, one campaign
     _listener = listener
 

@@ -1,11 +1,13 @@
 """Garbage collection: remove objects that no snapshot needs, while writers are running.
 
 The order of reads matters: pending deletions, then locks, then manifests, then packs. A writer
-takes its lock, then reads pending deletions, then packs. So a writer whose lock is not seen here
-has either published its snapshot or will read every pending deletion seen here. The locks of dead
-writers are removed before manifests are read, so a writer that wakes up later publishes nothing.
+takes its lock, then reads pending deletions, then packs. So if a writer's lock is not seen here,
+the writer has either published its snapshot, or will read every pending deletion seen here. The
+locks of dead writers are removed before manifests are read. A writer that wakes up later therefore
+cannot publish a snapshot.
 
-Packs that are needed only in part are rewritten, which takes no key. `gc_plan` decides.
+Packs of which only a part is needed are rewritten. Rewriting requires no key. `gc_plan` decides
+what to remove and what to rewrite.
 """
 
 import time
@@ -44,9 +46,9 @@ def rewrite(
 ) -> tuple[str, ...]:  # fmt: skip
     """Copy the needed chunks of the chosen packs to new packs.
 
-    `homes` are the needed chunks by pack ID, `foreign` whether the chosen packs are foreign.
-    Returns the packs whose needed chunks are all durable in new packs; damaged packs are skipped.
-    Raises StoreError.
+    `homes` contains the needed chunks by pack ID. `foreign` is True if the chosen packs are
+    foreign. Skips damaged packs. Returns the packs whose needed chunks are all durable in new
+    packs. Raises StoreError.
     """
     packing = Packing(backend, lambda _info, _rows: None, generation=generation, foreign=foreign)
     done = []
@@ -69,9 +71,9 @@ def rewrite(
 def boxes_of(
     backend: Backend, pack: str, wanted: "set[bytes] | None" = None
 ) -> Iterator[tuple[bytes, memoryview, int]]:
-    """Yield name, box and plain length of a pack's sealed chunks, and check each box's hash.
+    """Yield the name, data and plain length of each sealed chunk of a pack. Verifies each hash.
 
-    `wanted` are the names to yield; None: all. Raises NotInStore, StoreDamaged, StoreNewer.
+    `wanted` selects chunks by name; None: all chunks. Raises NotInStore, StoreDamaged, StoreNewer.
     """
     key = format_pack.key_of(pack)
     data = backend.get(key)
@@ -96,34 +98,34 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a garbage collection did, or would do."""
+    """What a garbage collection did, or, in a dry run, would do."""
 
     removed: int
-    """Number of objects."""
+    """Number of removed objects."""
     removed_bytes: Bytes
     condemned: int
     condemned_bytes: Bytes
     rewritten: int
-    """Packs that were rewritten; they are condemned."""
+    """Number of rewritten packs. Their old versions are marked for deletion."""
     waiting: tuple[str, ...]
-    """Why earlier pending deletions have to wait."""
+    """For each earlier pending deletion that has to wait: the reason."""
     dead_locks: int
     leftovers: int
     missing: int
-    """Chunks that snapshots need and no pack has: the store is damaged."""
+    """Number of chunks that snapshots need but no pack contains. If not 0, the store is damaged."""
     unreadable: tuple[str, ...]
-    """Packs that were kept because they cannot be read."""
+    """Packs that were kept because they could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A store as it was read."""
+    """The state of a store, as read by a garbage collection."""
 
     scene: Scene
     use: Use
     listing: Listing
     gone: int
-    """Number of locks of dead processes."""
+    """Number of locks that belong to dead processes."""
 
 
 def collect(
@@ -135,11 +137,11 @@ def collect(
     dry_run: bool = False,
     progress: Progress = lambda _: None,
 ) -> Collected:
-    """Delete objects condemned earlier, rewrite sparse packs, and condemn unneeded objects.
+    """Remove objects marked earlier, rewrite sparse packs, and mark unneeded objects for deletion.
 
-    `grace` and `life` are explained in `GcTerms`. With `dry_run` nothing is changed. Raises
-    StoreError; also StoreDamaged or StoreNewer if a manifest cannot be read, as it is not known
-    then what it needs. Nothing is removed in that case.
+    For `grace` and `life` see `GcTerms`. With `dry_run` nothing is changed. Raises StoreError.
+    Raises StoreDamaged or StoreNewer if a manifest cannot be read. In that case nothing is removed,
+    because it is not known which chunks the manifest needs.
     """
     terms = GcTerms(grace=grace, life=life)
     if dry_run:
@@ -160,15 +162,15 @@ def collect(
 def live_names(store: Store, references: References) -> NameSet:
     """Return the names of all chunks that snapshots need.
 
-    Raises StoreDamaged or StoreNewer, naming the manifest, and StoreError.
+    Raises StoreError. StoreDamaged and StoreNewer name the manifest that cannot be read.
     """
     return NameSet(names for _, names in named_by(store, references))
 
 
 def named_by(store: Store, references: References) -> Iterable[tuple[str, Names]]:
-    """Yield each snapshot's ID with the names of the chunks that it needs.
+    """Yield each snapshot's ID with the names of the chunks that the snapshot needs.
 
-    Raises StoreDamaged or StoreNewer, naming the manifest, and StoreError.
+    Raises StoreError. StoreDamaged and StoreNewer name the manifest that cannot be read.
     """
     for one in store.manifests():
         try:
@@ -185,8 +187,8 @@ def named_by(store: Store, references: References) -> Iterable[tuple[str, Names]
 def take_lock(backend: Backend, life: Seconds) -> Lock:
     """Take the lock for garbage collection or repair.
 
-    `life` is the age, in seconds, from which another process's lock is considered dead. Raises
-    StoreError if another process holds the lock.
+    Another process's lock is considered dead once it is `life` seconds old. Raises StoreError if
+    another process holds the lock.
     """
     lock = Lock(backend, LockPurpose.GC)
     if lock.take():
@@ -198,7 +200,8 @@ def take_lock(backend: Backend, life: Seconds) -> Lock:
         for one in locks.list_locks(backend):
             if one.key == locks.GC and one.alive(now, life):
                 raise StoreError(
-                    f"{backend.where}: {one.owner} is already collecting garbage or repairing",
+                    f"{backend.where}: {one.owner} is already running a garbage collection or"
+                    " repair",
                     hint=f"wait; if that process is dead, its lock expires after {life:.0f} s",
                 )
         backend.delete(locks.GC)
@@ -206,7 +209,7 @@ def take_lock(backend: Backend, life: Seconds) -> Lock:
         probe.release()
     if not lock.take():
         raise StoreError(
-            f"{backend.where}: another process is already collecting garbage or repairing",
+            f"{backend.where}: another process is already running a garbage collection or repair",
             hint="try again later",
         )
     return lock
@@ -216,7 +219,7 @@ def _look(
     store: Store, references: References, terms: GcTerms, now: Seconds, progress: Progress,
     *, bury: bool = False,
 ) -> _Found:  # fmt: skip
-    """Read a store in the order given above. With `bury` remove the locks of dead processes."""
+    """Read a store, in the module's order. With `bury`, also remove the locks of dead processes."""
     judged = condemnations.load(store.backend)
     at_work = list(locks.list_locks(store.backend))
     gone = dead_locks(at_work, now, terms)
@@ -232,7 +235,7 @@ def _look(
         for one in store.backend.keys(prefix)
         if one.key.rpartition("/")[2] not in there
     ]
-    progress("reading indexes of packs")
+    progress("reading pack indexes")
     listing = store.catalog.load()
     dead = frozenset(pack for one in judged for pack in one.packs)
     use = use_of(listing.index, dead, live)
@@ -288,11 +291,12 @@ def _carry_out(
 
 
 def _remove(backend: Backend, key: str) -> None:
-    """Remove an object, unless its snapshot has been published since.
+    """Remove an object, unless its snapshot has been published in the meantime.
 
-    The key of a pack is unique: writing the same chunks again makes another pack. Other objects
-    have the key of their snapshot, so a writer may write them again at any moment. Therefore the
-    manifest is looked for before and after the removal; `Store.publish` looks in the other order.
+    A pack's key is unique: writing the same chunks again creates a pack with a different key. All
+    other objects are named after their snapshot, so a writer may write them again at any moment.
+    Therefore this function checks for the manifest both before and after the removal.
+    `Store.publish` checks in the opposite order.
     """
     if key.startswith("packs/"):
         backend.delete(key)

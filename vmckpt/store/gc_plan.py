@@ -1,15 +1,16 @@
-"""Decide what a garbage collection removes, condemns, rewrites and keeps. Pure.
+"""Decide what a garbage collection removes, marks for deletion, rewrites and keeps. Pure.
 
-A pack is removed in two steps. It is *condemned* when no manifest needs it: from then on no new
-writer relies on its chunks. A later collection removes it after the grace time, if every running
-writer knew the condemnation when it started and still no manifest needs the pack. A writer that
-started earlier may have used the pack in a new manifest; then it is kept. docs/formats.md proves
-that this is sufficient.
+A pack is removed in two steps. When no manifest needs the pack, it is *marked for deletion*. New
+writers then no longer rely on its chunks. After the grace time, a later collection removes the
+pack, if every running writer knew the deletion mark when it started, and no manifest needs the pack
+by then. A writer that started earlier may have used the pack in a new manifest. In that case the
+pack is kept. docs/formats.md proves that this is sufficient.
 
-A chunk in several packs is needed in only one of them, its *home*: among the packs that are not
-condemned, the one rewritten most often. A foreign pack may hold a wrong box for a chunk (see
-`pack`), and without a key it is unknown which box is right. So unless one of the store's own packs
-that is not condemned has the chunk, every different box of it in foreign packs has a home, too.
+If several packs contain a chunk, only one copy is needed. The pack with that copy is the chunk's
+*home*: of the packs not marked for deletion, the pack that was rewritten most often. A foreign pack
+may contain wrong data for a chunk (see `pack`). Without a key it is unknown which of several sealed
+chunks with the same name is right. So unless one of the store's own packs, not marked for deletion,
+contains the chunk, every distinct sealed chunk of that name in foreign packs has its own home.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,16 +28,17 @@ from vmckpt.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True)
 class PackUse:
-    """A pack, and how much of it is needed."""
+    """A pack, and how much of the pack is needed."""
 
     id: str
     key: str
     size: int
     at: Seconds
-    """When it was written, by the store's clock."""
+    """When the pack was written, by the store's clock."""
     generation: int
     needed: int
-    """Size in bytes of a pack with only the boxes whose home it is; 0: the pack is not needed."""
+    """Size, in bytes, of the pack if it contained only the sealed chunks whose home it is; 0: the
+    pack is not needed."""
     condemned: bool
     foreign: bool = False
     """See `format.pack`."""
@@ -44,7 +46,7 @@ class PackUse:
 
 @dataclass(frozen=True, slots=True)
 class Loose:
-    """A small object whose snapshot does not exist."""
+    """A small object that belongs to a snapshot that does not exist."""
 
     key: str
     at: Seconds
@@ -52,53 +54,55 @@ class Loose:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcTerms:
-    """How long to wait, and when a rewrite is worthwhile."""
+    """How long to wait, and when rewriting a pack is worthwhile."""
 
     grace: Seconds
-    """Age of an unneeded object before it is condemned, and then again before it is removed."""
+    """An unneeded object of this age is marked for deletion. An object that has been marked for
+    this long is removed."""
     life: Seconds
-    """Age of a lock, since its last refresh, from which its owner is considered dead."""
+    """The owner of a lock is considered dead if the lock was not refreshed for this long."""
     sparse: float = 0.5
-    """A pack is rewritten if less than this fraction of it is needed."""
+    """A pack is rewritten if less than this fraction of the pack is needed."""
     small: Bytes = Bytes(8 << 20)
     few: int = 8
-    """Packs smaller than `small` are merged if there are at least this many."""
+    """If there are at least this many packs smaller than `small`, they are merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A store as a garbage collection finds it. Locks were read before manifests."""
+    """The state of a store when a garbage collection begins. Locks were read before manifests."""
 
     packs: Sequence[PackUse]
     condemned: Sequence[PendingDeletion]
     locks: Sequence[LockSeen]
     loose: Sequence[Loose]
     leftovers: Mapping[str, Seconds]
-    """Remains of interrupted puts, and when they were written."""
+    """Leftovers of interrupted puts, and when each was written."""
     now: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcDecision:
-    """What to do, in this order."""
+    """The actions of a garbage collection, in the order of the fields."""
 
     remove: Mapping[str, tuple[str, ...]]
-    """Objects to remove, by token of their pending deletion, which is deleted afterwards. Its other
-    objects are kept."""
+    """Objects to remove, by the token of their pending deletion. Afterwards the pending deletion is
+    deleted; its other objects are kept."""
     waiting: Mapping[str, str]
-    """Why a pending deletion has to wait, by its token."""
+    """The pending deletions that have to wait: the reason, by token."""
     rewrite: tuple[str, ...]
-    """Packs whose needed chunks are copied to new packs; they are condemned afterwards."""
+    """Packs to rewrite: the needed chunks are copied to new packs, then the old packs are marked
+    for deletion."""
     condemn: tuple[str, ...]
-    """Objects that are not needed."""
+    """Unneeded objects, to be marked for deletion."""
     clear: tuple[str, ...]
-    """Remains of interrupted puts."""
+    """Leftovers of interrupted puts, to be removed."""
 
 
 def dead_locks(found: Sequence[LockSeen], now: Seconds, terms: GcTerms) -> tuple[str, ...]:
     """Return the keys of locks whose owners are dead.
 
-    A garbage collection's lock is left out, as the next collection takes it over.
+    Excludes the lock of a garbage collection, because the next collection takes that lock over.
     """
     return tuple(
         one.key
@@ -108,8 +112,8 @@ def dead_locks(found: Sequence[LockSeen], now: Seconds, terms: GcTerms) -> tuple
 
 
 def decide(scene: Scene, terms: GcTerms) -> GcDecision:
-    """Decide what to do with a store."""
-    # Only objects known to be unneeded are removed, so a pack that cannot be read is kept.
+    """Decide what a garbage collection of a store has to do."""
+    # Only objects known to be unneeded are removed, so an unreadable pack is kept.
     useless = {pack.key for pack in scene.packs if not pack.needed}
     useless |= {one.key for one in scene.loose}
     alive = [one for one in scene.locks if one.alive(scene.now, terms.life)]
@@ -142,7 +146,7 @@ def decide(scene: Scene, terms: GcTerms) -> GcDecision:
 def _hindered(
     one: PendingDeletion, alive: Sequence[LockSeen], now: Seconds, terms: GcTerms
 ) -> str | None:
-    """Return why a pending deletion has to wait; None if it can be carried out."""
+    """Return why a pending deletion has to wait; None if its objects can be removed now."""
     if now - one.at < terms.grace:
         return (
             f"marked for deletion {max(0.0, now - one.at):.0f} s ago; the grace time is"
@@ -150,12 +154,12 @@ def _hindered(
         )
     for lock in alive:
         if lock.work in (LockPurpose.WRITE, None) and one.token not in lock.knows:
-            return f"{lock.owner} was already running when they were marked for deletion"
+            return f"{lock.owner} was already running when these objects were marked for deletion"
     return None
 
 
 def _worth_rewriting(scene: Scene, terms: GcTerms) -> tuple[str, ...]:
-    """Return packs of which a large part is not needed, and small packs if there are many."""
+    """Return all packs of which a large part is unneeded and, if there are many, small packs."""
     usable = [
         pack for pack in scene.packs
         if pack.needed and not pack.condemned and _old(pack.at, scene, terms)
@@ -171,12 +175,12 @@ def _worth_rewriting(scene: Scene, terms: GcTerms) -> tuple[str, ...]:
 
 
 def _old(at: Seconds, scene: Scene, terms: GcTerms) -> bool:
-    """Return whether an object is old enough: a running writer may still refer to a newer one."""
+    """Return whether an object has reached the grace age. A running writer may need a newer one."""
     return scene.now - at >= terms.grace
 
 
 _USABLE = 1 << 40
-"""Added to the rank of a pack that is not condemned."""
+"""Added to the rank of a pack that is not marked for deletion."""
 Ranks = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
@@ -186,18 +190,18 @@ class Use:
     """Which chunks the manifests need from each pack."""
 
     needed: Mapping[str, int]
-    """By pack: size in bytes of a pack with only the boxes whose home it is. Packs that are no
-    chunk's home are left out."""
+    """By pack ID: size, in bytes, of the pack if it contained only the sealed chunks whose home it
+    is. Excludes packs that are not the home of any chunk."""
     homes: Mapping[str, Names]
-    """By pack: the names of the chunks whose home it is."""
+    """By pack ID: the names of the chunks whose home is that pack."""
     missing: Names
-    """Names of needed chunks that no pack has."""
+    """Names of needed chunks that no pack contains."""
 
 
 def use_of(index: Index, condemned: "frozenset[str]", live: NameSet) -> Use:
     """Assign every needed chunk to its home.
 
-    `condemned` are the IDs of condemned packs, `live` the names of the needed chunks.
+    `condemned` contains the IDs of packs marked for deletion, `live` the names of needed chunks.
     """
     homes = _Homes(index, condemned, live)
     needed: dict[str, int] = {}
@@ -209,7 +213,7 @@ def use_of(index: Index, condemned: "frozenset[str]", live: NameSet) -> Use:
         for number, these in zip(numbers, np.split(ours, starts[1:]), strict=False):
             pack = run.packs[number].id
             entries = run.entries[these]
-            # The size includes index rows; otherwise a pack of tiny boxes would always be sparse.
+            # The size includes index rows; otherwise a pack of tiny chunks would always be sparse.
             size = int(entries["length"].astype(np.int64).sum()) + len(entries) * ROW.itemsize
             needed[pack] = needed.get(pack, HEADER + FOOTER) + size
             names.setdefault(pack, []).append(entries["name"].copy())
@@ -219,7 +223,7 @@ def use_of(index: Index, condemned: "frozenset[str]", live: NameSet) -> Use:
 
 
 class _Homes:
-    """The ranks of each chunk's home, and of the homes of its other boxes in foreign packs."""
+    """The rank of each chunk's home, and the homes of its other sealed forms in foreign packs."""
 
     def __init__(self, index: Index, condemned: "frozenset[str]", live: NameSet) -> None:
         packs = index.packs()
@@ -250,12 +254,12 @@ class _Homes:
 
     @property
     def missing(self) -> Names:
-        """Names that no pack has."""
+        """Names of needed chunks that no pack contains."""
         lost: Names = self._live.names[(self._own < 0) & (self._foreign < 0)]
         return lost
 
     def chosen(self, run: Run) -> Ranks:
-        """Return the indexes of a run's entries whose home is their pack."""
+        """Return the indexes of those of a run's entries that are in their chunk's home."""
         found = []
         for at, rank, entries in self._entries(run, foreign=False):
             found.append(entries[rank == self._own[at]])
@@ -269,17 +273,17 @@ class _Homes:
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     def _differing(self, run: Run, at: Ranks, rank: Ranks, entries: Ranks) -> None:
-        """Record boxes that differ from the box in the chunk's home."""
+        """Record sealed chunks that differ from the sealed chunk of that name in its home."""
         same = np.asarray(run.entries["hash"][entries] == self._box[at], dtype=bool)
         for one in np.flatnonzero(~same).tolist():
             key = int(at[one]), run.entries["hash"][entries[one]].tobytes()
             self._others[key] = max(self._others.get(key, -1), int(rank[one]))
 
     def _entries(self, run: Run, *, foreign: bool) -> Iterator[tuple[Ranks, Ranks, Ranks]]:
-        """Yield, for entries in own or in foreign packs, the chunk's position in `live`, the pack's
-        rank, and the entry's index in the run.
+        """Yield three arrays for the needed entries of a run, in either own or foreign packs.
 
-        Foreign entries are left out if one of the store's own usable packs has the chunk.
+        The arrays contain each chunk's position in `live`, its pack's rank, and the entry's index
+        in the run. Skips foreign entries if one of the store's own usable packs has the chunk.
         """
         usable = {info.id for info in run.usable if info.foreign is foreign}
         if not usable:

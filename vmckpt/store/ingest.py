@@ -1,7 +1,7 @@
 """Store a guest's regions as chunks and maps.
 
-Zeros take no chunk, units that did not change since the parent snapshot refer to its chunks, and
-only the rest is written.
+Units of zeros need no chunk. Units that are unchanged since the parent snapshot refer to the
+parent's chunks. Only the remaining units are written.
 """
 
 import mmap
@@ -38,23 +38,23 @@ from vmckpt.units import Bytes
 Prints = NDArray[np.void]
 Flags = NDArray[np.bool_]
 PRINT = 16
-"""Bytes of a unit's BLAKE3 that are kept to detect changes. With 2^32 units the probability that
-two of them collide is about 2^-64."""
+"""Bytes of a unit's BLAKE3 that are kept to detect changes. With 2^32 units, the probability that
+any two hashes collide is about 2^-64."""
 _WINDOW = 16 << 20
-"""Bytes read at once: a multiple of the group size of memory and of disks."""
+"""Bytes per read: a multiple of the group sizes for memory and for disks."""
 _UNSEEN, _LOST = -1, -2
 _SELDOM = 64
-"""Windows after which the pages of mapped files are released: 1 GiB of the guest."""
+"""The pages of mapped files are released after this many windows: every 1 GiB of the guest."""
 
 
 class Sink(Protocol):
     """Where chunks are stored; implemented by `pack_writer.Writer`."""
 
     def add(self, plain: bytes | memoryview) -> "Future[bytes]":
-        """Store a chunk. Returns a future of its digest."""
+        """Store a chunk. Returns a future for its digest."""
 
     def has(self, digest: bytes) -> bool:
-        """Return whether the store has a chunk and keeps it for this writer."""
+        """Return whether the store contains a chunk and will keep it for this writer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +63,18 @@ class Past:
 
     map: Map
     prints: Prints | None
-    """A hash of each unit; None if the region itself reports which units did not change."""
+    """A hash of each unit; None if the region itself reports which units are unchanged."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of bytes for all regions of a snapshot together."""
+    """Byte counts, summed over all regions of a snapshot."""
 
     read: int = 0
     zero: int = 0
     same: int = 0
     new: int = 0
-    """Passed to the store, which may already have them."""
+    """Bytes passed to the store; the store may already contain some of them."""
 
 
 class Table:
@@ -84,15 +84,15 @@ class Table:
         """Start an empty table. `past` is the chunk table of the parent snapshot."""
         self.past = past
         self._known = bytearray()
-        """Digests by index, as far as they are known."""
+        """The first digests, by index, up to the first digest that is not known yet."""
         self._coming: deque[Future[bytes] | bytes] = deque()
-        """The chunks after those; a future takes thirty times the memory of a digest."""
+        """The chunks after `_known`. A future takes thirty times the memory of a digest."""
         self._taken = np.full(len(past), _UNSEEN, dtype=np.int64)
 
     def new(self, chunk: "Future[bytes] | bytes") -> int:
-        """Add a chunk, given as its digest or a future of it. Returns its index.
+        """Add a chunk, given as its digest or a future for the digest. Returns its index.
 
-        Raises StoreError if the table is full, and the error of an earlier chunk that failed.
+        Raises StoreError if the table is full. If an earlier chunk failed, raises its error.
         """
         index = len(self._known) // DIGEST + len(self._coming)
         if index >= MOST_CHUNKS:
@@ -102,7 +102,7 @@ class Table:
         return index
 
     def _settle(self, *, wait: bool) -> None:
-        """Replace futures by their digests, as far as they are done; with `wait` all of them."""
+        """Replace finished futures by their digests. With `wait`, wait for all futures."""
         while self._coming:
             chunk = self._coming[0]
             if isinstance(chunk, Future):
@@ -113,9 +113,9 @@ class Table:
             self._coming.popleft()
 
     def kept(self, old: int, sink: Sink) -> int | None:
-        """Return the new index of a chunk of the parent snapshot; None if the store lost it.
+        """Return the new index of a chunk of the parent snapshot; None if the store lost the chunk.
 
-        `old` is its index in the parent's chunk table.
+        `old` is the chunk's index in the parent's chunk table.
         """
         if self._taken[old] == _UNSEEN:
             digest = self.past[old]
@@ -124,13 +124,13 @@ class Table:
         return None if index == _LOST else index
 
     def digests(self) -> Digests:
-        """Return the digests of all chunks by index. Raises the error of a chunk that failed."""
+        """Return the digests of all chunks, by index. If a chunk failed, raises its error."""
         self._settle(wait=True)
         return Digests(self._known)
 
 
 class Ingest:
-    """Stores the regions of a snapshot, one after the other."""
+    """Stores the regions of a snapshot, one at a time."""
 
     def __init__(
         self,
@@ -151,9 +151,10 @@ class Ingest:
     ) -> Map:  # fmt: skip
         """Store a region. Returns its map.
 
-        `past` is ignored if the region had another size. `prints`, one per unit and all zeros, is
-        filled in for the next snapshot; None: not needed. `map_` is an array for the map, made as
-        by `nothing`. Raises StoreError, Cancelled, and what reading the region raises.
+        `past` is ignored if the region's size has changed. `prints` is an array of zeros, one entry
+        per unit, which is filled in for the next snapshot; None: not needed. `map_` is an array for
+        the map, initialised like the result of `nothing`. Raises StoreError, Cancelled, and any
+        error from reading the region.
         """
         if map_ is None:
             map_ = nothing(region.kind, region.size)
@@ -187,7 +188,7 @@ class _Window:
         self._region = region
 
     def fetch(self, these: Flags) -> None:
-        """Read those of the units that were not read yet."""
+        """Read the units in `these` that have not been read yet."""
         words = self.rows.shape[1]
         for first, count in _runs(these & ~self.read):
             data = np.frombuffer(self._region.read(self.start + first, count), dtype=np.uint64)
@@ -213,7 +214,7 @@ class _One:
         self._pooled = bytearray()
 
     def _again(self, past: Past, start: int, same: Flags) -> Flags:
-        """Refer unchanged units to the parent's chunks. Returns which units the store lost."""
+        """Map unchanged units to the parent's chunks. Returns which units the store has lost."""
         part = past.map[start : start + len(same)]
         there = np.flatnonzero(same & (part != ZERO))
         lost = np.zeros(len(same), dtype=bool)
@@ -243,7 +244,7 @@ class _One:
         return self._map
 
     def _let_go(self) -> None:
-        """Release the pages of the chain's mapped files, which take 40 bytes per guest page."""
+        """Release the memory of the chain's mapped files: 40 bytes per guest page."""
         mapped: list[Prints | Map | None] = [self._prints, self._map]
         if self._past is not None:
             mapped += [self._past.prints, self._past.map]
@@ -253,7 +254,7 @@ class _One:
                 base.madvise(mmap.MADV_DONTNEED)
 
     def _windows(self, extents: Iterable[Extent]) -> Iterator[_Window]:
-        """Yield windows in order with what is known of each unit; windows of zeros are left out."""
+        """Yield windows in order, with what is known about each unit. Skips windows of zeros."""
         most, end = _WINDOW // self._unit, len(self._map)
         start, what = 0, np.zeros(min(most, end), dtype=np.uint8)
         for extent in extents:
@@ -271,7 +272,7 @@ class _One:
             yield _Window(self._region, start, what)
 
     def _take(self, window: _Window) -> None:
-        """Refer unchanged units to the parent's chunks; read and store the others."""
+        """Map unchanged units to the parent's chunks. Read and store the other units."""
         start, past = window.start, self._past
         same: Flags = window.what == _CODES[What.SAME]
         lost = same if past is None else self._again(past, start, same)
@@ -291,7 +292,7 @@ class _One:
             self._store(window, slice(group, group + self._group), there, changed)
 
     def _store(self, window: _Window, group: slice, there: Flags, changed: Flags) -> None:
-        """Store the changed units of a group; the whole group if half of it or more changed."""
+        """Store a group's changed units, or the complete group if at least half of it changed."""
         new = np.flatnonzero(changed[group]) + group.start
         if not len(new):
             return
@@ -311,7 +312,7 @@ class _One:
                 self._flush()
 
     def _flush(self) -> None:
-        """Store the pooled single units, from different groups, as one chunk."""
+        """Store the pooled units, which come from different groups, as one chunk."""
         if self._pool:
             index = self._ingest.add(bytes(self._pooled))
             slots = np.arange(len(self._pool), dtype=np.uint32)
@@ -324,7 +325,7 @@ _CODES = {What.ZEROS: 0, What.DATA: 1, What.SAME: 2}
 
 
 def _printed(rows: NDArray[np.uint64], these: Flags) -> Prints:
-    """Return the prints of the chosen units; zeros for the others."""
+    """Return the prints of the units in `these`, and zeros for all other units."""
     made = np.zeros(len(rows), dtype=f"V{PRINT}")
     raw, unit = rows.data.cast("B"), rows.shape[1] * 8
     for at in np.flatnonzero(these).tolist():
@@ -333,7 +334,7 @@ def _printed(rows: NDArray[np.uint64], these: Flags) -> Prints:
 
 
 def _gathered(rows: NDArray[np.uint64], there: NDArray[np.intp]) -> bytes:
-    """Join units. The result is a copy, as the rows are only valid until the next read."""
+    """Concatenate units. Returns a copy, because the rows are only valid until the next read."""
     first, last = int(there[0]), int(there[-1])
     if last - first + 1 == len(there):
         return rows[first : last + 1].tobytes()
@@ -341,7 +342,7 @@ def _gathered(rows: NDArray[np.uint64], there: NDArray[np.intp]) -> bytes:
 
 
 def _runs(mask: Flags) -> list[tuple[int, int]]:
-    """Return first and count of each run of true values in a mask."""
+    """Return the start and the length of each run of true values in a mask."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
     return [(int(a), int(b - a)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 

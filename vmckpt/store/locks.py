@@ -1,7 +1,7 @@
-"""Locks of the processes that use a store: one object each, refreshed while its owner is alive.
+"""Locks of the processes that use a store. Each lock is an object that its owner keeps refreshing.
 
 A writer's lock lists the pending deletions that the writer knows (see `gc`). The age of a lock is
-measured by the store's clock alone, so hosts need no synchronised clocks.
+measured only by the store's clock, so hosts need no synchronised clocks.
 """
 
 import contextlib
@@ -23,10 +23,11 @@ from vmckpt.units import Seconds
 
 BEAT = Seconds(30.0)
 LIFE = Seconds(900.0)
-"""A lock that was not refreshed for this long is dead."""
+"""A lock that has not been refreshed for this long is dead."""
 _OWN_LIFE = Seconds(LIFE / 2)
-"""A writer that could not refresh its lock for this long stops, before others consider the lock
-dead. It must not refresh the lock later: a garbage collection may have ignored it already."""
+"""A writer that could not refresh its lock for this long stops, before other processes consider the
+lock dead. The writer must not refresh the lock later, because a garbage collection may already have
+ignored the lock."""
 GC = "locks/gc"
 
 
@@ -47,14 +48,17 @@ class LockSeen:
     """None if the lock cannot be read."""
     beaten_at: Seconds
     knows: frozenset[str]
-    """Tokens of the pending deletions that its owner knows."""
+    """Tokens of the pending deletions that the lock's owner knows."""
     about: str
-    """The snapshot that is being deleted."""
+    """For a delete lock: the ID of the snapshot that is being deleted."""
     owner: str
-    """Description of its owner for messages."""
+    """Description of the lock's owner, for messages."""
 
     def alive(self, now: Seconds, life: Seconds) -> bool:
-        """Return whether its owner may still be running: refreshed within `life` seconds."""
+        """Return whether the lock was refreshed in the last `life` seconds.
+
+        If so, the owner may still be running.
+        """
         return now - self.beaten_at < life
 
 
@@ -81,7 +85,7 @@ class Lock:
 
     def take(self) -> bool:
         """Take the lock. Returns False if another process holds it. Raises StoreError."""
-        # A retried put may find the object that its first attempt wrote.
+        # A retried put may find the object that the first attempt wrote.
         if not self._backend.put(self.key, self._bytes()) and not self.held():
             return False
         fault("lock: taken")
@@ -91,7 +95,7 @@ class Lock:
     def knows(self, condemnations: Sequence[str]) -> None:
         """Record the tokens of the pending deletions that this writer knows.
 
-        Raises StoreError, also if the lock has expired.
+        Raises StoreError, for example if the lock has expired.
         """
         with self._guard:
             self._ours()
@@ -100,7 +104,10 @@ class Lock:
         fault("lock: knows")
 
     def held(self) -> bool:
-        """Return whether the lock in the store is still ours. Raises StoreError if unknown."""
+        """Return whether the lock in the store still belongs to this process.
+
+        Raises StoreError if that is unknown.
+        """
         try:
             raw = self._backend.get(self.key)
         except NotInStore:
@@ -108,9 +115,9 @@ class Lock:
         return self._token == _values(self.key, raw, self._backend.where).get("token")
 
     def now(self) -> Seconds:
-        """Return the time by the store's clock, read by refreshing the lock.
+        """Refresh the lock, and return the current time by the store's clock.
 
-        Raises StoreError, also if the lock has expired.
+        Raises StoreError, for example if the lock has expired.
         """
         with self._guard:
             self._ours()
@@ -121,7 +128,7 @@ class Lock:
             raise StoreError(f"{self._backend.where}: {self.key} is not listed")
 
     def still_ours(self) -> None:
-        """Check that the lock has neither expired nor been removed. Raises StoreError."""
+        """Raise StoreError if the lock has expired or was removed."""
         with self._guard:
             self._ours()
 
@@ -144,7 +151,7 @@ class Lock:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._beat):
-            # A failed refresh is retried; callers that rely on the lock check it themselves.
+            # A failed refresh is retried. Callers that rely on the lock check the lock themselves.
             with contextlib.suppress(StoreError), self._guard:
                 if self._slept or not self.held():
                     return
@@ -179,8 +186,8 @@ def list_locks(backend: Backend) -> Iterator[LockSeen]:
 def parse_lock(one: Stored, raw: bytes, where: str) -> LockSeen:
     """Parse a lock.
 
-    A lock that cannot be read counts as a writer that knows no pending deletion, so it delays all
-    deletions while it is alive.
+    An unreadable lock is treated as the lock of a writer that knows no pending deletion. So it
+    delays all deletions until it expires.
     """
     try:
         values = _values(one.key, raw, where)

@@ -1,6 +1,7 @@
-"""Write chunks to a store: only those it lacks, sealed in threads and gathered in packs.
+"""Write chunks to a store: seal new chunks in threads and collect them in packs.
 
-One pack is filled while others are being written to the store.
+Chunks that the store already contains are skipped. One pack is filled while others are being
+written to the store.
 """
 
 import os
@@ -30,10 +31,12 @@ from vmckpt.units import Bytes, Seconds
 
 PACK_SIZE = 32 << 20
 _FIRST = 1 << 20
-"""Bytes of a new buffer: clearing a full-size buffer takes longer than writing a small snapshot."""
+"""Initial size of a buffer, in bytes. Clearing a full-size buffer would take longer than writing a
+small snapshot."""
 _MOST_ROWS = 1 << 16
 _ROW = struct.Struct(f"<{format_pack.NAME}sIII{format_pack.HASH}s")
-# One buffer is filled while two are being written: one is copied to the kernel, one is synced.
+# One buffer is filled while two are being written: one is being copied to the kernel, the other is
+# being synced.
 _BUFFERS = 3
 _SENDING = 2
 
@@ -45,23 +48,23 @@ class _Open:
     buffer: bytearray
     end: int
     rows: bytearray = field(default_factory=bytearray)
-    """Encoded as in its index: tuples would take five times the memory."""
+    """The index rows, in encoded form: tuples would take five times the memory."""
 
 
 Done = Callable[[PackInfo, format_pack.Rows], None]
 
 
 class Packing:
-    """Gathers sealed chunks in packs and writes these to a store, in threads.
+    """Collects sealed chunks in packs, and writes the packs to a store in threads.
 
-    Safe to use from several threads. After a failed write every call raises that error.
+    Safe to use from several threads. After a failed write, every call raises that write's error.
     """
 
     def __init__(
         self, backend: Backend, done: Done, *, generation: int = 0, size: int = PACK_SIZE,
         foreign: bool = False,
     ) -> None:  # fmt: skip
-        """Write to `backend`, and call `done` for each pack that is durable in the store.
+        """Write packs to `backend`. `done` is called for each pack, once the pack is durable.
 
         `size` is the size of a pack in bytes. For `generation` and `foreign` see `format.pack`.
         """
@@ -70,16 +73,16 @@ class Packing:
         self._open: _Open | None = None
         self._guard = threading.Lock()
         self._free: queue.LifoQueue[bytearray | None] = queue.LifoQueue()
-        # The buffer returned last is reused first, so no more buffers are allocated than needed.
+        # The most recently returned buffer is reused first, so no unneeded buffer is allocated.
         for _ in range(_BUFFERS):
             self._free.put(None)
         self._pool = ThreadPoolExecutor(_SENDING, "pack")
         self._sent: list[Future[None]] = []
 
     def add(self, name: bytes, box: bytes | memoryview, plain: int) -> None:
-        """Add a sealed chunk to the open pack. `plain` is its length before sealing.
+        """Add a sealed chunk to the open pack. `plain` is the chunk's length before sealing.
 
-        Raises StoreError if an earlier pack failed, and BadInput for an invalid chunk.
+        Raises StoreError if writing an earlier pack failed, and BadInput for an invalid chunk.
         """
         format_pack.checked_box(name, box, plain)
         told = format_pack.box_hash(box)
@@ -106,7 +109,7 @@ class Packing:
             if self._open is not None:
                 self._send()
             self._wait(0)
-            # The buffers are freed, as the manifest of a large guest needs the memory next.
+            # Free the buffers, because encoding the manifest of a large guest needs the memory.
             for _ in [self._free.get() for _ in range(_BUFFERS)]:
                 self._free.put(None)
 
@@ -145,7 +148,7 @@ class Packing:
             self._free.put(pack.buffer)
 
     def _wait(self, most: int) -> None:
-        """Wait until at most `most` packs are being written. Raises StoreError if one failed."""
+        """Wait until at most `most` packs are being written. Raises StoreError if a write fails."""
         while self._sent and (len(self._sent) > most or self._sent[0].done()):
             self._sent.pop(0).result()
 
@@ -155,16 +158,16 @@ class Written:
     """What a writer added to the store."""
 
     bytes_new: Bytes
-    """Bytes of the sealed chunks that were added, without those that the store already had."""
+    """Size of the added sealed chunks, in bytes. Excludes chunks that the store already had."""
     chunks_new: int
     chunks_known: int
 
 
 class Writer:
-    """Adds chunks to a store; a context manager. Safe to use from several threads.
+    """Adds chunks to a store. Use it as a context manager. Safe to use from several threads.
 
-    Chunks that it reported as present are not removed before it is closed, nor afterwards if a
-    manifest published by then needs them.
+    Chunks that the writer reported as present are kept until the writer is closed. After that, they
+    are kept if a manifest published before the close needs them.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class Writer:
         self._index = Index()
         self._packing = Packing(backend, self._arrived, size=pack_size)
         self._pool = ThreadPoolExecutor(parallel, "seal")
-        # At most this many chunks wait or are being sealed: enough to keep all threads busy.
+        # At most this many chunks are waiting or being sealed: enough to keep all threads busy.
         self._places = 4 * parallel + 4
         self._room = threading.Semaphore(self._places)
         self._under_way: set[bytes] = set()
@@ -189,7 +192,7 @@ class Writer:
         self.lock.take()
         try:
             without = pending_deletion.known_to(self.lock, self._backend)
-            # Chunks in foreign packs are not verified: see `format.pack`.
+            # Chunks in foreign packs have not been verified: see `format.pack`.
             self._index = self._catalog.load(without).index.only(foreign=False)
         except BaseException:
             self._close()
@@ -203,10 +206,10 @@ class Writer:
         self._close()
 
     def add(self, plain: bytes | memoryview) -> "Future[bytes]":
-        """Store a chunk unless the store has it.
+        """Store a chunk, unless the store already contains the chunk.
 
-        Returns a future of its digest. The bytes must not change before the future is done. Raises
-        the error of an earlier chunk that failed.
+        Returns a future for the digest. The bytes must not change before the future is done. If an
+        earlier chunk failed, raises its error.
         """
         self._room.acquire()
         try:
@@ -217,13 +220,13 @@ class Writer:
             raise
 
     def has(self, digest: bytes) -> bool:
-        """Return whether the store has a chunk and keeps it for this writer."""
+        """Return whether the store contains a chunk and will keep it for this writer."""
         name = self._sealing.name_of(digest)
         with self._guard:
             return name in self._under_way or bool(self._index.places(name))
 
     def finish(self) -> Written:
-        """Wait until all chunks are durable. Raises the error of a chunk or pack that failed."""
+        """Wait until all chunks are durable. If a chunk or pack failed, raises its error."""
         for _ in range(self._places):
             self._room.acquire()
         self._room.release(self._places)
@@ -236,7 +239,7 @@ class Writer:
         )
 
     def _sealed(self, plain: bytes | memoryview) -> bytes:
-        """Process one chunk in a thread. Returns its digest."""
+        """Seal and store one chunk, in a thread of the pool. Returns the chunk's digest."""
         sealing = self._sealing
         try:
             digest = sealing.digest_of(plain)
@@ -253,7 +256,7 @@ class Writer:
             self._room.release()
 
     def _count(self, name: bytes) -> bool:
-        """Return whether a chunk is known; if not, register it as being stored by this call."""
+        """Return whether a chunk is known. If it is unknown, register it as being stored."""
         if name in self._under_way or self._index.places(name):
             self._known += 1
             return True
@@ -271,7 +274,7 @@ class Writer:
             self._bytes_new += len(box)
 
     def _arrived(self, info: PackInfo, rows: format_pack.Rows) -> None:
-        """Add the chunks of a pack that was written to the index."""
+        """Add the chunks of a pack to the index, after the pack was written."""
         with self._guard:
             self._index.add(info, rows)
             self._under_way.difference_update(rows["name"].tolist())

@@ -1,9 +1,9 @@
-"""The parent state: what a host keeps of a guest's last snapshot to make the next one incremental.
+"""The parent state: data about a guest's last snapshot that makes the next snapshot incremental.
 
-It consists of maps, chunk digests and a hash (print) of every page. Together with the store it
-opens the last snapshot's chunks, but those contain nothing that the guest running on the host does
-not have. It is only an optimisation: if it is lost or damaged, the next snapshot reads the whole
-guest.
+The host keeps maps, chunk digests and a hash (print) of every page. With the parent state and
+access to the store, a user can read the last snapshot's chunks. This reveals nothing new, because
+the guest itself is running on the same host. The parent state is only an optimisation: if it is
+lost or damaged, the next snapshot reads the complete guest.
 """
 
 import fcntl
@@ -28,9 +28,9 @@ from vmckpt.units import Seconds
 VERSION = 1
 _PART = 4 << 20
 _NEW = Seconds(60.0)
-"""Age by which the process that makes a draft has locked it."""
+"""A draft of this age has been locked by the process that created it."""
 _DRAFTED = Seconds(86_400.0)
-"""Age from which a draft is abandoned: no snapshot takes a day."""
+"""A draft of this age is abandoned, because no snapshot takes a day."""
 _UNUSED = Seconds(100 * 86_400.0)
 
 
@@ -42,11 +42,11 @@ class ParentState:
     chunks: Sequence[bytes]
     regions: Mapping[str, Past]
     extra: Mapping[str, Any]
-    """Data of the capture methods: libvirt's checkpoint, the epoch of the last memory copy, …"""
+    """Data of the capture methods, such as libvirt's checkpoint and the epoch of the last copy."""
 
 
 def load(folder: Path) -> ParentState | None:
-    """Load the parent state from a folder. Returns None if it is missing or damaged."""
+    """Load the parent state from a directory. Returns None if the state is missing or damaged."""
     try:
         own, _, told = (folder / "line.json").read_bytes().partition(b"\n")
         head = json.loads(told)
@@ -74,7 +74,7 @@ def load(folder: Path) -> ParentState | None:
 
 
 def amend(folder: Path, extra: Mapping[str, Any]) -> None:
-    """Update the capture methods' data in a parent state. A damaged state is not changed.
+    """Update the capture methods' data in a parent state. Does not change a damaged state.
 
     Raises OSError.
     """
@@ -98,10 +98,10 @@ def forget(folder: Path) -> None:
 
 
 def sweep(folder: Path, *, now: float) -> None:
-    """Remove stale entries from a folder of parent states.
+    """Remove stale entries from a directory of parent states.
 
-    These are drafts of killed agents, and states that were not used for `_UNUSED` seconds. `now` is
-    in seconds since 1970.
+    Stale entries are drafts of killed agents, and states that have not been used for `_UNUSED`
+    seconds. `now` is in seconds since 1970.
     """
     for one in folder.iterdir():
         with suppress(OSError):
@@ -111,9 +111,9 @@ def sweep(folder: Path, *, now: float) -> None:
 
 
 class Draft:
-    """The parent state of a snapshot that is being made; a context manager.
+    """The parent state of a snapshot that is being created. Use it as a context manager.
 
-    It is discarded at the end unless `keep` was called.
+    On exit the draft is discarded, unless `keep` was called.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -130,16 +130,16 @@ class Draft:
         os.close(self._lock)
 
     def prints(self, name: str, kind: Kind, size: int) -> Prints:
-        """Return an array for a region's prints, mapped from a file to save memory."""
+        """Return an array for a region's prints. The array is mapped from a file to save memory."""
         path = self._new / f"{self._number(name)}.prints"
         with path.open("wb") as file:
             file.truncate(units(kind, size) * PRINT)
         return np.memmap(path, dtype=f"V{PRINT}", mode="r+")
 
     def map(self, kind: Kind, size: int) -> Map:
-        """Return an array for a region's map, mapped from an unnamed file.
+        """Return an array for a region's map. The array is mapped from an unnamed file.
 
-        Its pages can be released: the map of a 64 GiB region takes 64 MiB.
+        This allows the array's pages to be released: the map of a 64 GiB region takes 64 MiB.
         """
         count = units(kind, size)
         if not count:
@@ -160,9 +160,10 @@ class Draft:
         maps: Mapping[str, Map],
         extra: Mapping[str, Any],
     ) -> None:
-        """Replace the previous parent state by this draft. Raises OSError.
+        """Replace the previous parent state with this draft. Raises OSError.
 
-        If the process is killed meanwhile, the state is missing or damaged, and is then ignored.
+        If the process is killed during the replacement, the parent state is missing or damaged.
+        Later snapshots then ignore it.
         """
         for name, map_ in maps.items():
             np.save(self._new / f"{self._number(name)}.map.npy", map_, allow_pickle=False)
@@ -192,10 +193,10 @@ def _headed(head: Mapping[str, Any]) -> bytes:
 
 
 def drafted(folder: Path) -> tuple[Path, int]:
-    """Create a draft folder beside a parent state. Returns it and a descriptor that locks it.
+    """Create a draft directory beside a parent state. Returns its path, and a locked descriptor.
 
-    The folder's name is never that of a parent state. A later draft removes the folder if its lock
-    is free, as its process was killed. Raises OSError.
+    The directory's name never equals the name of a parent state. If the lock is free, the process
+    was killed, and the creation of a later draft removes the directory. Raises OSError.
     """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     clear(folder.parent)
@@ -206,7 +207,7 @@ def drafted(folder: Path) -> tuple[Path, int]:
 
 
 def clear(lines: Path) -> None:
-    """Remove drafts of killed processes from a folder of parent states."""
+    """Remove drafts of killed processes from a directory of parent states."""
     for one in lines.glob(".*"):
         with suppress(OSError):
             lock = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -223,8 +224,8 @@ def _prints(path: Path) -> Prints:
 
 
 def _sum(path: Path) -> str:
-    # The file is not mapped, as its pages would count as memory of this process: 256 MiB for the
-    # prints of 64 GiB.
+    # The file is read, not mapped. Mapped pages would count as memory of this process: 256 MiB for
+    # the prints of a guest with 64 GiB.
     told = blake3.blake3()
     with path.open("rb", buffering=0) as file:
         while part := file.read(_PART):

@@ -1,6 +1,7 @@
 """Pending deletions: lists of objects that a later garbage collection removes.
 
-An object on such a list is *condemned*: it is removed when no writer can rely on it any more.
+An object on one of these lists is *marked for deletion*. The object is removed once no writer can
+rely on it any more.
 """
 
 import secrets
@@ -17,7 +18,7 @@ from vmckpt.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class PendingDeletion:
-    """A list of condemned objects."""
+    """A list of objects that are marked for deletion."""
 
     token: str
     keys: tuple[str, ...]
@@ -26,7 +27,7 @@ class PendingDeletion:
 
     @property
     def packs(self) -> tuple[str, ...]:
-        """IDs of the packs among them."""
+        """IDs of the packs in the list."""
         found = (format_pack.pack_of(key) for key in self.keys)
         return tuple(pack for pack in found if pack is not None)
 
@@ -34,7 +35,8 @@ class PendingDeletion:
 def load(backend: Backend) -> list[PendingDeletion]:
     """Return all pending deletions.
 
-    Raises StoreError, also if a list cannot be read: no object can be relied on then.
+    Raises StoreError. A list that cannot be read is an error too, because that list could contain
+    any object.
     """
     found = []
     for one in list(backend.keys("condemned/")):
@@ -51,9 +53,9 @@ def load(backend: Backend) -> list[PendingDeletion]:
 
 
 def write(backend: Backend, keys: Sequence[str]) -> str:
-    """Write a list of objects to be deleted. Raises StoreError.
+    """Mark objects for deletion, by writing a list of their keys. Raises StoreError.
 
-    Returns the token that a writer's lock lists once the writer knows the list.
+    Returns the list's token. A writer that knows the list records this token in its lock.
     """
     token = secrets.token_hex(8)
     key = f"condemned/{token}"
@@ -62,9 +64,9 @@ def write(backend: Backend, keys: Sequence[str]) -> str:
 
 
 def known_to(lock: Lock, backend: Backend) -> frozenset[str]:
-    """Return the condemned packs, and record in a writer's lock that the writer knows them.
+    """Return the packs marked for deletion, and record in a writer's lock that the writer knows.
 
-    The writer must not rely on these packs. For the order of these steps see `gc`. Raises
+    The writer must not rely on these packs. `gc` explains why the order of steps matters. Raises
     StoreError.
     """
     judged = load(backend)

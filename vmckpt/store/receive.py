@@ -1,9 +1,10 @@
 """Receive sealed chunks from another store or a file, usually without the key to open them.
 
-Unencrypted chunks are compared with their names. Encrypted chunks go to foreign packs (see
-`format.pack`). The snapshots that they came with are read from there, but no writer relies on them,
-and another copy relies on them only for the very same box. So a wrong box under a right name harms
-only the snapshots that it came with.
+Unencrypted chunks are compared with their names. Encrypted chunks are stored in foreign packs (see
+`format.pack`). Snapshots that arrived together with these chunks are read from the foreign packs.
+Writers never rely on foreign packs. A later copy relies on a foreign pack only if it contains the
+identical sealed chunk. So a sealed chunk with the wrong content under a valid name affects only the
+snapshots that it arrived with.
 """
 
 from contextlib import suppress
@@ -26,39 +27,39 @@ from vmckpt.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The chunks in a store that a receiver without a key may rely on."""
+    """The chunks in a store on which a receiver without a key may rely."""
 
     own: Index
     foreign: Index
 
     @classmethod
     def of(cls, index: Index) -> "Present":
-        """Split an index of usable packs into own and foreign packs."""
+        """Split an index of usable packs into the store's own packs and foreign packs."""
         return cls(index.only(foreign=False), index.only(foreign=True))
 
     def missing(self, names: Names) -> Names:
-        """Return the names of chunks that none of the store's own packs has."""
+        """Return the names of the chunks that none of the store's own packs contains."""
         return names[~self.own.has(names)]
 
     def same(self, name: bytes, told: bytes) -> bool:
-        """Return whether a foreign pack has this chunk in a box with this hash."""
+        """Return whether a foreign pack contains a sealed chunk with this name and this hash."""
         return any(one.hash == told for one in self.foreign.places(name))
 
 
 class Receiver:
-    """Adds sealed chunks to a store; a context manager, for use by one thread.
+    """Adds sealed chunks to a store. Use it as a context manager, in one thread only.
 
-    Chunks that it reported as present are not removed before it is closed, nor afterwards if a
-    manifest published by then needs them.
+    Chunks that the receiver reported as present are kept until the receiver is closed. After that,
+    they are kept if a manifest published before the close needs them.
     """
 
     def __init__(
         self, backend: Backend, catalog: Catalog, *, encrypted: bool, pack_size: int = PACK_SIZE,
         beat: Seconds = BEAT,
     ) -> None:  # fmt: skip
-        """Set `encrypted` if the chunks cannot be compared with their names.
+        """`encrypted`: the chunks cannot be compared with their names.
 
-        `beat` is the interval, in seconds, at which the lock is refreshed.
+        `beat`: the interval, in seconds, at which the lock is refreshed.
         """
         self.lock = Lock(backend, LockPurpose.WRITE, beat=beat)
         self.finished = False
@@ -85,10 +86,10 @@ class Receiver:
         self._close()
 
     def add(self, name: bytes, box: bytes | memoryview, plain: int) -> None:
-        """Add a sealed chunk. `plain` is its length before sealing.
+        """Add a sealed chunk. `plain` is the chunk's length before sealing.
 
-        Raises StoreDamaged, naming the chunk, if an unencrypted chunk does not match its name, and
-        StoreError.
+        Raises StoreDamaged, with the chunk's name, if an unencrypted chunk does not match its name.
+        Raises StoreError.
         """
         if self._plain is not None and len(self._plain.unseal(box, name)) != plain:
             raise damaged(name, "its length does not match its index row")
@@ -112,4 +113,4 @@ class Receiver:
 
 
 def _nobody(_info: PackInfo, _rows: pack.Rows) -> None:
-    """Ignore a finished pack: a receiver does not look up its own chunks."""
+    """Ignore a finished pack, because a receiver does not look up the chunks that it wrote."""

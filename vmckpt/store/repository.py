@@ -1,8 +1,8 @@
 """A snapshot store: open and create it, write to it, and list, pin and delete its snapshots.
 
-A snapshot is a manifest, published last and deleted first; packs hold the chunks that it names.
-This module treats a manifest as bytes. `opened` refuses a place that holds another store than the
-one in the inventory.
+A snapshot is a manifest, published last and deleted first. Packs contain the chunks that the
+manifest names. This module treats a manifest as bytes. `opened` refuses a location whose store is
+not the store recorded in the inventory.
 """
 
 import re
@@ -39,9 +39,9 @@ class Published:
 
     id: str
     size: int
-    """Bytes of the manifest."""
+    """Size of the manifest in bytes."""
     at: Seconds
-    """When it was published, by the store's clock."""
+    """When the snapshot was published, by the store's clock."""
 
 
 class Store:
@@ -57,7 +57,7 @@ class Store:
     def create(cls, backend: Backend, *, cache: Path | None = None) -> "Store":
         """Create a new store.
 
-        Raises BadInput if the place already has a store, and StoreError.
+        Raises BadInput if the location already contains a store, and StoreError.
         """
         made = {
             "version": VERSION,
@@ -65,7 +65,7 @@ class Store:
             "made": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
         }
         raw = format_manifest.written(_FORMAT, made)
-        # A retried put may find the object that its first attempt wrote.
+        # A retried put may find the object that the first attempt wrote.
         if not backend.put(_FORMAT, raw) and backend.get(_FORMAT) != raw:
             raise BadInput(f"{backend.where} is already a store")
         return cls(backend, str(made["id"]), cache)
@@ -74,8 +74,8 @@ class Store:
     def open(cls, backend: Backend, *, cache: Path | None = None) -> "Store":
         """Open a store.
 
-        `cache` is a folder on this host for the indexes of packs, shared by all stores. Raises
-        NotInStore if there is no store, StoreNewer, and StoreError.
+        `cache` is a directory on this host that caches pack indexes, shared by all stores. Raises
+        NotInStore if the backend contains no store, StoreNewer, and StoreError.
         """
         try:
             raw = backend.get(_FORMAT)
@@ -90,33 +90,33 @@ class Store:
         self, sealing: Sealing, *, parallel: int = 2, pack_size: int = PACK_SIZE,
         beat: Seconds = locks.BEAT,
     ) -> Writer:  # fmt: skip
-        """Return a writer that adds chunks to the store; use it as a context manager."""
+        """Return a writer, which adds chunks to the store. Use it as a context manager."""
         return Writer(
             self.backend, self.catalog, sealing, parallel=parallel, pack_size=pack_size, beat=beat
         )
 
     def receiver(self, *, encrypted: bool, pack_size: int = PACK_SIZE) -> Receiver:
-        """Return a receiver that adds chunks sealed by another store.
+        """Return a receiver, which adds chunks that another store has sealed.
 
-        Use it as a context manager.
+        Use the receiver as a context manager.
         """
         return Receiver(self.backend, self.catalog, encrypted=encrypted, pack_size=pack_size)
 
     def reader(self, sealing: Sealing, *, parallel: int = 2, cache: Bytes = CACHE) -> Reader:
-        """Return a reader of the store's chunks; use it as a context manager."""
+        """Return a reader for the store's chunks. Use the reader as a context manager."""
         return Reader(self.backend, self.catalog, sealing, parallel=parallel, cache=cache)
 
     def publish(
         self, id_: str, manifest: bytes, wraps: bytes | None, *, writer: Writer | Receiver
     ) -> None:  # fmt: skip
-        """Make a snapshot visible, after its writer has finished and before it is closed.
+        """Make a snapshot visible. Call this after `writer.finish()` and before the writer closes.
 
-        Raises BadInput if a different snapshot has that ID, StoreError, and ValueError if the
-        writer has not finished. In each case the snapshot is not visible.
+        Raises BadInput if a different snapshot has this ID, StoreError, and ValueError if the
+        writer has not finished. After any of these errors the snapshot is not visible.
         """
         key = f"snapshots/{_checked(id_)}"
         if not writer.finished:
-            raise ValueError("a snapshot is published after its chunks are in the store")
+            raise ValueError("a snapshot may only be published once its chunks are in the store")
         writer.lock.still_ours()
         fault("publish: checked")
         if wraps is not None and not any(self.backend.keys(key)):
@@ -125,7 +125,7 @@ class Store:
         if not self.backend.put(key, manifest) and self.backend.get(key) != manifest:
             raise BadInput(f"{self.backend.where} already has a different snapshot {id_}")
         fault("publish: manifest")
-        # A garbage collection may have found the keys without their manifest and removed them.
+        # A garbage collection may have removed the wrapped keys, as the manifest did not exist yet.
         if wraps is not None and self.wraps(id_) is None:
             self.put_wraps(id_, wraps)
         # A garbage collection that considered this writer dead may have removed chunks that the
@@ -137,9 +137,9 @@ class Store:
             raise
 
     def manifests(self) -> list[Published]:
-        """Return all snapshots in order of their IDs. Raises StoreError.
+        """Return all snapshots, sorted by ID. Raises StoreError.
 
-        Objects whose name is not a snapshot ID were not written by vmckpt and are left out.
+        Skips objects whose name is not a snapshot ID, because vmckpt did not write them.
         """
         found = [
             Published(one.key.rpartition("/")[2], one.size, one.modified_at)
@@ -153,7 +153,7 @@ class Store:
         return self.backend.get(f"snapshots/{_checked(id_)}")
 
     def wraps(self, id_: str) -> bytes | None:
-        """Return the wrapped keys of a snapshot; None if it has none.
+        """Return the wrapped keys of a snapshot; None if the snapshot has no wrapped keys.
 
         Raises StoreDamaged and StoreError.
         """
@@ -169,13 +169,13 @@ class Store:
         self.backend.put(key, format_manifest.framed(key, wraps), replace=True)
 
     def pins(self) -> frozenset[str]:
-        """Return the IDs of pinned snapshots, which cannot be deleted. Raises StoreError."""
+        """Return the IDs of all pinned snapshots. They cannot be deleted. Raises StoreError."""
         return frozenset(one.key.rpartition("/")[2] for one in self.backend.keys("pins/"))
 
     def pin_reason(self, id_: str) -> str | None:
-        """Return the reason given when a snapshot was pinned; None if it is not pinned.
+        """Return the reason why a snapshot was pinned; None if the snapshot is not pinned.
 
-        The reason is empty if none was given or if the pin is damaged. Raises StoreError.
+        The reason is empty if no reason was given or the pin is damaged. Raises StoreError.
         """
         key = f"pins/{_checked(id_)}"
         try:
@@ -192,10 +192,10 @@ class Store:
     def pin(self, id_: str, why: str = "") -> None:
         """Protect a snapshot from deletion.
 
-        Raises NotInStore if there is no such snapshot or it is being deleted, and StoreError.
+        Raises NotInStore if the snapshot does not exist or is being deleted, and StoreError.
 
-        `pin` writes a pin and then looks for a deletion; `delete` takes a lock and then looks for a
-        pin. So at least one of the two sees the other.
+        `pin` writes a pin and then checks for a deletion; `delete` takes a lock and then checks for
+        a pin. If both run at the same time, at least one of them notices the other.
         """
         key, manifest = f"pins/{_checked(id_)}", f"snapshots/{_checked(id_)}"
         self.backend.put(key, format_manifest.written(key, {"why": why}), replace=True)
@@ -209,16 +209,16 @@ class Store:
             raise NotInStore(f"{self.backend.where} has no snapshot {id_}, or it is being deleted")
 
     def unpin(self, id_: str) -> None:
-        """Allow deletion of a snapshot again. Does nothing if it is not pinned.
+        """Remove a snapshot's pin, so that the snapshot can be deleted again.
 
-        Raises StoreError.
+        Does nothing if the snapshot is not pinned. Raises StoreError.
         """
         self.backend.delete(f"pins/{_checked(id_)}")
 
     def delete(self, id_: str) -> None:
-        """Delete a snapshot. Later garbage collections remove the chunks that only it needs.
+        """Delete a snapshot. Later garbage collections remove chunks that no other snapshot needs.
 
-        Raises BadInput if it is pinned, NotInStore, and StoreError.
+        Raises BadInput if the snapshot is pinned, NotInStore, and StoreError.
         """
         manifest = f"snapshots/{_checked(id_)}"
         if not any(self.backend.keys(manifest)):
@@ -247,8 +247,8 @@ def parse_format(raw: bytes, where: str) -> dict[str, object]:
         raise StoreDamaged(f"{where}: {_FORMAT} has no valid version or ID")
     if version > VERSION:
         raise StoreNewer(
-            f"{where} is a store of version {version}; this vmckpt supports up to {VERSION}",
-            hint="use the vmckpt that created it, or a newer one",
+            f"{where} has store version {version}; this vmckpt supports versions up to {VERSION}",
+            hint="use the vmckpt version that created the store, or a newer one",
         )
     return told
 
@@ -260,13 +260,13 @@ def small_objects(backend: Backend) -> Iterator[Stored]:
 
 
 def bare(error: StoreError, store: Store, key: str) -> str:
-    """Return an error's message without the names of store and object at its beginning."""
+    """Return an error's message without the store's and the object's name at the beginning."""
     message = error.message.removeprefix(f"{store.backend.where}: ").removeprefix(key)
     return message.removeprefix(": ").removeprefix(" is damaged: ").strip()
 
 
 def is_id(word: str) -> bool:
-    """Return whether a word is a valid snapshot ID."""
+    """Return whether a string is a valid snapshot ID."""
     return _ID.fullmatch(word) is not None
 
 
@@ -277,29 +277,29 @@ def _checked(id_: str) -> str:
 
 
 def opened(place: StorePlace, *, cache: Path | None = None) -> Store:
-    """Open the store at a place of the inventory.
+    """Open a store that is listed in the inventory.
 
-    Raises StoreError, also if the place holds another store: an unmounted mount point may contain
-    a store of its own, and snapshots written there would not be found again. Raises NotInStore if
-    there is no store, and BadInput for an invalid URL.
+    Raises NotInStore if the location contains no store, BadInput for an invalid URL, and
+    StoreError. Also raises StoreError if the location contains a different store: an unmounted
+    mount point may contain a store, and snapshots written to that store would not be found again.
     """
     try:
         store = Store.open(backend_of(place.url), cache=cache)
     except NotInStore as exc:
         if place.id is not None:
-            exc.hint = "check that it is mounted there"
+            exc.hint = "check that the store is mounted there"
         raise
     if place.id not in (None, store.id):
         raise StoreError(
-            f"{store.backend.where} is not the store that the controller knows as {place.name}",
-            hint="check that it is mounted there",
+            f"{store.backend.where} is not the store recorded as {place.name} on the controller",
+            hint="check that the store is mounted there",
         )
     return store
 
 
 def identified(place: StorePlace) -> StorePlace:
-    """Return a place with the ID of its store; unchanged if the store cannot be opened here."""
+    """Fill in the store's ID. Returns `place` unchanged if the store cannot be opened here."""
     try:
         return replace(place, id=opened(place).id)
     except StoreError:
-        return place  # the agent that uses the store reports what is wrong with it
+        return place  # the agent that uses the store reports the error

@@ -1,7 +1,7 @@
 """List the public metadata of a store's snapshots, with a cache on the client.
 
-The manifest of a large guest has many MiB and never changes, so its public part is cached after the
-manifest was verified, by ID, size and time.
+The manifest of a large guest takes many MiB and never changes. Therefore its public part is cached
+once the manifest has been verified. The cache key is the manifest's ID, size and time.
 """
 
 import contextlib
@@ -17,14 +17,14 @@ from vmckpt.store.repository import Published, Store
 Told = Public | StoreDamaged | StoreNewer
 _KEY = "publics"
 _FIRST = 64 << 10
-"""Bytes read from a manifest at first: enough for header and public part of nearly all."""
+"""Bytes of the first read from a manifest: usually enough for header and public part."""
 
 
 def proved(store: Store, ids: Collection[str] | None = None) -> dict[str, Told]:
-    """Return, by ID, each manifest's public part, or the error if the manifest is invalid.
+    """Return each manifest's public part, or the error if the manifest is invalid, by ID.
 
-    Checksum and signature are verified, but any writer is accepted. `ids` are the snapshots to
-    read; None: all. Raises StoreError.
+    Verifies checksum and signature, but accepts any writer. `ids` selects the snapshots to read;
+    None: all snapshots. Raises StoreError.
     """
     kept = _load(store)
     found: dict[str, Told] = {}
@@ -47,9 +47,9 @@ def proved(store: Store, ids: Collection[str] | None = None) -> dict[str, Told]:
 
 
 def names(store: Store) -> dict[str, Public | None]:
-    """Return, by ID, each manifest's public part, unverified; None if it cannot be read.
+    """Return each manifest's unverified public part, by ID; None if it cannot be read.
 
-    This is for finding a snapshot by name, which then has to be verified. Raises StoreError.
+    Use this only to find a snapshot by name, and then verify that snapshot. Raises StoreError.
     """
     kept = _load(store)
     found: dict[str, Public | None] = {}
@@ -63,7 +63,7 @@ def names(store: Store) -> dict[str, Public | None]:
 
 
 def _read(store: Store, id_: str) -> Told | None:
-    """Read and verify a manifest. Returns None if it was deleted meanwhile."""
+    """Read and verify a manifest. Returns None if the manifest has been deleted meanwhile."""
     try:
         return manifest.decode(store.manifest(id_), id_, None).public
     except NotInStore:
@@ -84,7 +84,7 @@ def _row(one: Published, public: Public) -> dict[str, Any]:
 
 
 def _known(row: Any, one: Published) -> Public | None:
-    """Return the cached public part; None if it is missing or of another object."""
+    """Return the cached public part; None if it is missing or belongs to a different object."""
     try:
         if row is not None and (row["size"], row["at"]) == (one.size, one.at):
             public = loaded(PUBLIC, row["public"].encode())
@@ -104,7 +104,7 @@ def _load(store: Store) -> Mapping[str, Any]:
 
 
 def _save(store: Store, rows: Mapping[str, Any]) -> None:
-    """Write the cache; errors are ignored, as a missing cache only costs time."""
+    """Write the cache. Ignores errors, because without the cache the only loss is time."""
     if store.cache is None:
         return
     temporary = store.cache / f"{_KEY}.{secrets.token_hex(8)}"

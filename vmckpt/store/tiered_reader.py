@@ -1,4 +1,4 @@
-"""Read a snapshot's chunks from one store, and from other stores those that it has lost."""
+"""Read a snapshot's chunks from one store. Read chunks that it has lost from other stores."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,9 +11,9 @@ from vmckpt.store.repository import Store, opened
 
 
 class TieredReader(Reader):
-    """Reads from the first store; chunks that it has lost or damaged come from the next stores.
+    """Reads from the first store. If a chunk is lost or damaged there, reads it from the others.
 
-    Every chunk is compared with its digest, whichever store it comes from.
+    Every chunk is compared with its digest, no matter which store it was read from.
     """
 
     def __init__(self, stores: Sequence[Store], sealing: Sealing) -> None:
@@ -21,7 +21,7 @@ class TieredReader(Reader):
         super().__init__(first.backend, first.catalog, sealing)
         self._others = [one.reader(sealing) for one in others]
         self.borrowed = 0
-        """Chunks that came from another store."""
+        """Number of chunks that were read from another store."""
 
     def close(self) -> None:
         """See Reader.close."""
@@ -32,7 +32,7 @@ class TieredReader(Reader):
     def read(self, digest: bytes) -> bytes:
         """Return the content of a chunk.
 
-        Raises StoreError, the first store's error, if no store has an intact copy.
+        If no store has an intact copy, raises the first store's StoreError.
         """
         try:
             return super().read(digest)
@@ -47,7 +47,7 @@ class TieredReader(Reader):
             raise
 
     def expect(self, digests: Sequence[bytes]) -> None:
-        """See Reader.expect. If the first store fails, the second one fetches ahead."""
+        """See Reader.expect. If the first store fails, reads ahead from the second store."""
         try:
             super().expect(digests)
         except StoreError:
@@ -56,7 +56,7 @@ class TieredReader(Reader):
 
 
 def others(places: Sequence[StorePlace], cache: Path | None) -> Iterator[Store]:
-    """Open the stores that replace lost chunks; stores that cannot be opened are left out."""
+    """Open the stores from which lost chunks can be read. Skips stores that cannot be opened."""
     for place in places:
         try:
             yield opened(place, cache=cache)
@@ -69,6 +69,6 @@ def warnings(reader: TieredReader, store: Store) -> list[str]:
     if not reader.borrowed:
         return []
     return [
-        f"{reader.borrowed} chunks were read from another store, as {store.backend.where} has lost"
-        " them; run vmckpt snapshot verify --repair to restore them"
+        f"{reader.borrowed} chunks could not be read from {store.backend.where} and were read from"
+        " another store; run vmckpt snapshot verify --repair to check and restore the chunks"
     ]

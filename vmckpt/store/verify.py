@@ -1,6 +1,6 @@
-"""Verify a store without any key: every bit of every object, and that no chunk is missing.
+"""Verify a store without any key: check every bit of every object, and look for missing chunks.
 
-Damage is reported by object, with the snapshots that need it.
+Damage is reported per object, together with the snapshots that need the object.
 """
 
 import itertools
@@ -26,12 +26,13 @@ class Wrong:
     """A damaged or unreadable object."""
 
     key: str
-    """The object."""
+    """The object's key."""
     what: str
     snapshots: tuple[str, ...] = ()
-    """Snapshots that cannot be restored because of it."""
+    """Snapshots that cannot be restored because of this damage."""
     kind: type[StoreError] = StoreDamaged
-    """StoreError: the object could not be read, so it is not known whether it is damaged."""
+    """StoreDamaged: the object is damaged. StoreError: the object could not be read, so whether it
+    is damaged is unknown."""
 
     def __str__(self) -> str:
         needed = f"; needed by {', '.join(self.snapshots)}" if self.snapshots else ""
@@ -40,7 +41,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The result of a verification: what was read, and what is wrong."""
+    """The result of a verification: what was read, and the damage found."""
 
     wrong: tuple[Wrong, ...]
     objects: int
@@ -61,7 +62,7 @@ def verify(
     wrong = list(_small(store, walk))
     walk.packs()
     needed, unread = _manifests(store, references, walk)
-    # A garbage collection running meanwhile may have moved chunks to new packs.
+    # A concurrent garbage collection may have moved chunks to new packs.
     while any(walk.lost(names).any() for names in needed.values()) and walk.packs():
         pass
     kind = StoreError if any(one.kind is StoreError for one in walk.damaged) else StoreDamaged
@@ -83,9 +84,9 @@ def verify(
 
 
 def lacking(id_: str, gone: int, of: int, kind: type[StoreError]) -> Wrong:
-    """Return the finding for a snapshot of which `gone` of `of` chunks were not found.
+    """Return the finding for a snapshot that lacks `gone` of its `of` chunks.
 
-    `kind` is StoreError if they may be in packs that could not be read, else StoreDamaged.
+    `kind` is StoreError if the chunks may be in packs that could not be read, else StoreDamaged.
     """
     where = "in no intact pack" if kind is StoreDamaged else "in no pack that could be read"
     return Wrong(
@@ -101,20 +102,20 @@ class _Damaged:
     key: str
     what: str
     names: Names
-    """Names of its damaged chunks, as far as they are known."""
+    """Names of the pack's damaged chunks, as far as known."""
     kind: type[StoreError] = StoreDamaged
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was found in one pack."""
+    """The result of verifying one pack."""
 
     good: Names
     damaged: _Damaged | None = None
 
 
 class _Walk:
-    """Reads the packs of a store, and later those that were added meanwhile."""
+    """Reads the packs of a store and, when called again, the packs that were added since."""
 
     def __init__(self, store: Store, parallel: int, progress: VerifyProgress) -> None:
         self.damaged: list[_Damaged] = []
@@ -124,7 +125,7 @@ class _Walk:
         self._good = NameSet(())
 
     def packs(self) -> bool:
-        """Verify all packs that were not verified yet. Returns whether there were any."""
+        """Verify all packs that have not been verified yet. Returns whether there were any."""
         new = [one for one in self._store.backend.keys("packs/") if one.key not in self._seen]
         self._seen.update(one.key for one in new)
         with ThreadPoolExecutor(self._parallel, "verify") as pool:
@@ -152,7 +153,7 @@ class _Walk:
                 yield found.good
 
     def _pack(self, one: Stored) -> _Seen | None:
-        """Verify a pack in a thread. Returns None if it is gone."""
+        """Verify a pack, in a thread of the pool. Returns None if the pack is gone."""
         pack = format_pack.pack_of(one.key)
         none = names_of(())
         if pack is None:
@@ -210,11 +211,11 @@ def _manifests(
 
 
 def unread(error: StoreError) -> type[StoreError]:
-    """Return StoreDamaged if an error means damage; StoreError if the store did not answer."""
+    """Return StoreDamaged if an error means damage, and StoreError if the store did not answer."""
     return StoreDamaged if isinstance(error, StoreDamaged | StoreNewer) else StoreError
 
 
 def _who_needs(one: _Damaged, needed: Mapping[str, Names], walk: _Walk) -> tuple[str, ...]:
-    """Return the snapshots that need a damaged chunk of which there is no intact copy."""
+    """Return the snapshots that need a damaged chunk without an intact copy elsewhere."""
     bad = NameSet([one.names[walk.lost(one.names)]])
     return tuple(id_ for id_, names in needed.items() if (bad.positions(names) >= 0).any())

@@ -1,1 +1,1 @@
-"""Files and directories: strict YAML, atomic writes, and directories that other users may own."""
+"""Utilities for strict YAML, atomic writes, and directories that other users may own."""

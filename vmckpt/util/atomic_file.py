@@ -1,4 +1,4 @@
-"""Small files that are replaced atomically: after a crash they are complete, old or new."""
+"""Atomic replacement of small files: after a crash, the old or the new content is complete."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,8 @@ from pathlib import Path
 def put(path: Path, text: str, *, private: bool = False, for_good: bool = False) -> None:
     """Replace a file's content atomically.
 
-    `private`: only the file's owner may read a new file. `for_good`: the content survives a loss of
-    power once this returns. Raises OSError.
+    `private`: a new file can be read only by its owner. `for_good`: once this function has
+    returned, the content survives a power failure. Raises OSError.
     """
     new = path.with_name(f"{path.name}.new")
     mode = 0o600 if private else 0o666
@@ -25,7 +25,7 @@ def put(path: Path, text: str, *, private: bool = False, for_good: bool = False)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a loss of power. Raises OSError."""
+    """Sync a directory, so that its entries survive a power failure. Raises OSError."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)

@@ -1,7 +1,7 @@
-"""Read hand-written YAML files strictly; a problem names the line, the key and a similar word.
+"""Read hand-written YAML files strictly. Each problem names the line, the key and a similar word.
 
-The form of a file is a pydantic model that forbids unknown keys. The tags of a union in it are in
-round brackets ("(word)"), so that messages do not show them as keys.
+The form of a file is a pydantic model that forbids unknown keys. Tags of unions in the model must
+be in parentheses ("(word)"), so that messages do not show these tags as keys.
 """
 
 import difflib
@@ -26,18 +26,19 @@ M = TypeVar("M", bound=BaseModel)
 Key = str | int
 
 _MOST_BYTES = 1 << 20
-# A pipe whose other end never writes would block reading for ever.
+# Without a time limit, reading a pipe would block forever if the other end never writes.
 _PIPE_LIMIT = 5.0
-# Further problems are only counted, since each may need a search through the whole file.
+# Further problems are only counted, because each may need a search through the complete file.
 _MOST_PROBLEMS = 100
 _LONGEST_NUMBER = 40
 _LONGEST_LINE = 500
 _MOST_WORDS = 30
-# Enough for thousands of hosts; reading this number of nodes takes seconds.
+# Enough for thousands of hosts. Reading this many nodes takes seconds.
 _MOST_NODES = 100_000
 _DEEPEST = 50
-"""Levels of nesting; no valid file has ten."""
-# Control characters disturb terminals, the journal and libvirt; surrogates are not characters.
+"""Maximum nesting depth. Valid files have fewer than ten levels."""
+# Control characters cause problems in terminals, the journal and libvirt. Surrogates are not
+# characters.
 _UNWANTED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 _WORDS = {
@@ -47,7 +48,7 @@ _WORDS = {
     "string_type": "must be text; put it in quotes",
     "too_short": "must not be empty",
 }
-"""Plainer messages for some of pydantic's error types."""
+"""Simpler messages for some of pydantic's error types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +56,23 @@ class Problem:
     """A problem in a file."""
 
     line: int
-    """Counted from 1; 0 if unknown."""
+    """Line number, from 1; 0: unknown."""
     text: str
 
     def at(self, path: Path) -> str:
-        """Return one line for display: "hosts.yaml:7: hosts.beta.uri is missing"."""
-        text = shortened(" ".join(self.text.split()))  # a key may hold a line break
+        """Return one line for display, such as "hosts.yaml:7: hosts.beta.uri is missing"."""
+        text = shortened(" ".join(self.text.split()))  # a key may contain a line break
         return f"{path}:{self.line}: {text}" if self.line else f"{path}: {text}"
 
 
 class Lines:
-    """The line numbers of a file's keys."""
+    """The line numbers of the keys in a file."""
 
     def __init__(self, tree: yaml.Node | None) -> None:
         self._tree = tree
 
     def of(self, *keys: Key) -> int:
-        """Return the line (from 1) of the deepest existing key on a path of keys."""
+        """Return the line number, from 1, of the deepest existing key on a path of keys."""
         line, node = 1, self._tree
         for key in keys:
             if isinstance(node, yaml.MappingNode):
@@ -85,7 +86,7 @@ class Lines:
         return line
 
     def all(self) -> Mapping[str, int]:
-        """Return the line of every key and list entry, such as "limits.time" and "rules.0"."""
+        """Return the line of each key and list entry, such as "limits.time" or "rules.0"."""
         found = {} if self._tree is None else dict(_walk("", self._tree))
         return MappingProxyType(found)
 
@@ -95,22 +96,22 @@ class Reading(Generic[M]):
     """The result of reading a file."""
 
     value: M | None
-    """None if there are problems."""
+    """The parsed value; None: there are problems."""
     lines: Lines
     problems: tuple[Problem, ...]
-    """Sorted by line; missing keys come last."""
+    """All problems, sorted by line. Missing keys come last."""
 
 
 def read(path: Path, error: type[BadInput], what: str, *, most: int = _MOST_BYTES) -> str:
     """Read the text of a file.
 
-    `what`: the kind of file for messages, such as "policy". `most`: maximum size, in bytes. Raises
-    `error` if the file cannot be read, is too large or is not UTF-8.
+    `what`: the kind of file for messages, such as "policy". `most`: maximum size in bytes. Raises
+    `error` if the file cannot be read, is too large, or is not UTF-8.
     """
     try:
         raw = _bytes(path, most + 1)
         if len(raw) > most:
-            raise error(f"{path}: larger than {most >> 20} MiB; this is not a valid {what}")
+            raise error(f"{path}: the file exceeds {most >> 20} MiB and is not a valid {what}")
         return raw.decode("utf-8")
     except (OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "not a valid file name"
@@ -120,7 +121,7 @@ def read(path: Path, error: type[BadInput], what: str, *, most: int = _MOST_BYTE
 
 
 def _bytes(path: Path, most: int) -> bytes:
-    """Read up to `most` bytes of a file or, within a time limit, of a pipe. Raises OSError."""
+    """Read up to `most` bytes from a file or, within a time limit, from a pipe. Raises OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(number, "rb", buffering=0) as file:  # noqa: PTH123 - Path has no such flags
         waits = not stat.S_ISREG(os.fstat(number).st_mode)
@@ -140,10 +141,10 @@ def _bytes(path: Path, most: int) -> bytes:
 
 
 def examine(text: str, form: type[M], *, empty_values: bool = True) -> Reading[M]:
-    """Read a YAML text into a form. Returns the value, or all problems.
+    """Parse YAML text as a form. Returns the value or all problems.
 
-    Without `empty_values`, a key that has no value ("stalled_for:") is a problem, and does not mean
-    the default.
+    With `empty_values`, a key without a value ("stalled_for:") is accepted. Otherwise such a key is
+    a problem.
     """
     tree: yaml.Node | None = None
     try:
@@ -169,13 +170,13 @@ def examine(text: str, form: type[M], *, empty_values: bool = True) -> Reading[M
 
 
 def first(problems: tuple[Problem, ...], path: Path) -> str:
-    """Return the first problem in one line, with the number of others."""
+    """Return one line with the first problem and the number of further problems."""
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return problems[0].at(path) + more
 
 
 def likely(word: str, words: Collection[str]) -> str:
-    """Return the end of a message on an unknown word: a similar known word, or all known words."""
+    """Return the end of a message about an unknown word: a similar word or the known words."""
     close = difflib.get_close_matches(word, list(words), n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
@@ -185,16 +186,20 @@ def likely(word: str, words: Collection[str]) -> str:
 
 
 def shortened(text: str, most: int = _LONGEST_LINE) -> str:
-    """Return a text of at most `most` characters; "..." replaces the end of a longer one."""
+    """Shorten a text to at most `most` characters. "..." replaces the end of a longer text."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what no settings file needs: aliases, tags, merged and repeated keys, dates."""
+    """A YAML loader that rejects aliases, tags, merge keys and duplicate keys.
+
+    Settings files need none of these features. Dates are loaded as text.
+    """
 
     _nodes = _depth = 0
 
-    # A date would become an object that no key accepts, and an invalid date an error with no line.
+    # A date object would not be accepted by any key, and an invalid date would cause an error
+    # without a line number.
     yaml_implicit_resolvers = {  # noqa: RUF012 – as the base class has it
         start: [(tag, form) for tag, form in resolvers if not tag.endswith(":timestamp")]
         for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -204,12 +209,12 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]
         # A few lines of nested aliases can exhaust the memory.
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise _refusal("aliases (&, *) are refused", event.start_mark)
+            raise _refusal("aliases (&, *) are not allowed", event.start_mark)
         if getattr(event, "tag", None) is not None:
-            raise _refusal("tags (!) are refused", event.start_mark)
+            raise _refusal("tags (!) are not allowed", event.start_mark)
         self._nodes += 1
         if self._nodes > _MOST_NODES:
-            raise _refusal(f"more than {_MOST_NODES} values are refused", event.start_mark)
+            raise _refusal(f"more than {_MOST_NODES} values are not allowed", event.start_mark)
         self._depth += 1
         if self._depth > _DEEPEST:
             raise _refusal("nested too deeply", event.start_mark)
@@ -217,17 +222,17 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if isinstance(node, yaml.ScalarNode):
             if found := _UNWANTED.search(node.value):
-                text = f"control characters ({found[0]!a}) are refused"
+                text = f"control characters ({found[0]!a}) are not allowed"
                 raise _refusal(text, node.start_mark)
             if node.tag.endswith((":int", ":float")) and len(node.value) > _LONGEST_NUMBER:
-                raise _refusal("a number of this length is refused", node.start_mark)
+                raise _refusal("this number has too many digits", node.start_mark)
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, OverflowError):  # YAML takes 0b_ for a number
-            text = f"{node.value!r} is not understood; if it is text, put it in quotes"
+        except (ValueError, OverflowError):  # for example 0b_, which YAML considers a number
+            text = f"{node.value!r} is not a valid value; if it is text, put it in quotes"
             raise _refusal(text, node.start_mark) from None
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -237,9 +242,9 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise _refusal("a key must be a word", key.start_mark)
             if not key.tag.endswith(":str"):  # a number, yes, on, <<
-                raise _refusal(f"{key.value} as a key needs quotes", key.start_mark)
+                raise _refusal(f"the key {key.value} must be in quotes", key.start_mark)
             if key.value in keys:
-                raise _refusal(f"{key.value!r} is written twice", key.start_mark)
+                raise _refusal(f"duplicate key {key.value!r}", key.start_mark)
             keys.add(key.value)
         return node
 
@@ -252,16 +257,16 @@ def _yaml_problem(exc: yaml.YAMLError, text: str) -> Problem:
     if isinstance(exc, yaml.reader.ReaderError):
         before = text[: exc.position] if isinstance(exc.position, int) else ""
         character = ascii(chr(exc.character)) if isinstance(exc.character, int) else "it"
-        return Problem(before.count("\n") + 1, f"control characters ({character}) are refused")
+        return Problem(before.count("\n") + 1, f"control characters ({character}) are not allowed")
     mark = getattr(exc, "problem_mark", None)
     told = getattr(exc, "problem", None) or str(exc).splitlines()[0]
-    if "tag handle" in told:  # the message quotes the tag, which may be part of a password
-        told = "tags (!) are refused"
+    if "tag handle" in told:  # the message quotes the tag, which may be a part of a password
+        told = "tags (!) are not allowed"
     return Problem(mark.line + 1 if mark else 0, told)
 
 
 def _order(problem: Problem) -> tuple[bool, int]:
-    """Sort by line, but missing keys last, since a misspelt key is often the reason."""
+    """Return a sort key: by line, but missing keys last, as a misspelt key is often the cause."""
     return problem.text.endswith(" is missing"), problem.line
 
 
@@ -288,7 +293,7 @@ def _empty(tree: yaml.Node | None) -> Iterator[Problem]:
         if isinstance(here, yaml.MappingNode):
             for key, value in here.value:
                 if value.tag.endswith(":null"):
-                    text = f"{key.value} has no value; write one, or remove the key"
+                    text = f"{key.value} has no value; add a value, or remove the key"
                     yield Problem(key.start_mark.line + 1, text)
                 waiting.append(value)
         elif isinstance(here, yaml.SequenceNode):
@@ -296,11 +301,11 @@ def _empty(tree: yaml.Node | None) -> Iterator[Problem]:
 
 
 _MAY_BE_SECRET = ("lease", "webhooks", "stores")
-"""Values below these keys are not shown, as they may contain URLs with secrets."""
+"""Values below these keys are not shown, because they may contain URLs with secrets."""
 
 
 def _problem(error: Any, lines: Lines, form: type[BaseModel]) -> Problem:
-    """Translate one of pydantic's errors into a problem."""
+    """Convert a pydantic error to a problem."""
     keys: list[Key] = [part for part in error["loc"] if not str(part).startswith(("[", "("))]
     line = lines.of(*keys)
     where = ".".join(str(key) for key in keys) or "the file"
@@ -339,7 +344,7 @@ def _schema(form: type[BaseModel]) -> dict[str, Any]:
 
 
 def _alternatives(schema: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a node of a JSON schema and its alternatives, with references resolved."""
+    """Return a node of a JSON schema and all its alternatives, with references resolved."""
     if "$ref" in node:
         return _alternatives(schema, schema["$defs"][node["$ref"].rsplit("/", 1)[-1]])
     below = [*node.get("anyOf", ()), *node.get("oneOf", ())]

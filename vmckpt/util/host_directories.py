@@ -1,8 +1,8 @@
-"""Directories on a host that no other user can have created or can change.
+"""Directories on a host that no other user can create or change.
 
-Small files are in /run/vmckpt, which only root can create. Copies of a guest's memory need more
-space than /run has. They are in a directory on /dev/shm, where all users may create directories;
-its name is random, and a link in /run/vmckpt points to it.
+Small files are in /run/vmckpt, which only root can create. Copies of guest memory need more space
+than /run has, so they are in a directory on /dev/shm. All users may create directories there.
+Therefore the directory has a random name, and a link in /run/vmckpt points to the directory.
 """
 
 import fcntl
@@ -21,31 +21,34 @@ _MEMORY = "memory"
 
 
 def run_dir(*names: str) -> Path:
-    """Create /run/vmckpt/NAME/... if it is missing, and verify it.
+    """Create the directory /run/vmckpt/NAME/... if it is missing, and verify the directory.
 
-    Other users may traverse it, since QEMU must reach its sockets there, but may not list or change
-    it. Raises RemoteError if another user can change it, OSError.
+    Other users may traverse the directory, because QEMU must reach its sockets there. They may not
+    list or change the directory. Raises RemoteError if another user can change it, OSError.
     """
     path = RUN
     for name in ("", *names):
         path = path / name
         with suppress(FileExistsError):
             path.mkdir(mode=0o711)
-        verify(path)  # before anything is made in it
+        verify(path)  # before anything is created in the directory
     return path
 
 
 def require_own_directory() -> None:
-    """Check /run/vmckpt before anything is begun. Raises RemoteError if another user created it."""
+    """Check /run/vmckpt, if it exists, before an operation begins.
+
+    Raises RemoteError if another user created or can change /run/vmckpt.
+    """
     if RUN.is_symlink() or RUN.exists():
         verify(RUN)
 
 
 def check_state(path: Path) -> None:
-    """Check an agent's directory on a disk, which may not exist yet.
+    """Check an agent's directory on a disk. The directory need not exist yet.
 
-    Links that root created may lead there. Raises RemoteError if another user can create or change
-    the directory, OSError.
+    The path may contain links that root created. Raises RemoteError if another user can create or
+    change the directory, OSError.
     """
     while not os.path.lexists(path):
         path = path.parent
@@ -58,7 +61,7 @@ def check_state(path: Path) -> None:
 def memory_dir(*names: str) -> Path:
     """Create and verify a directory for copies of guest memory, on tmpfs with mode 0700.
 
-    Raises RemoteError if another user can change it, OSError.
+    Raises RemoteError if another user can change the directory, OSError.
     """
     path = _memory_root()
     for name in names:
@@ -87,7 +90,10 @@ def _memory_root() -> Path:
 
 
 def verify(path: Path) -> None:
-    """Check a directory and its parents. Raises RemoteError if others may change them, OSError."""
+    """Check a directory and its parents.
+
+    Raises RemoteError if another user can change one of them, OSError.
+    """
     for one in (path, *path.parents):
         seen = one.lstat()
         if not stat.S_ISDIR(seen.st_mode):
@@ -99,5 +105,5 @@ def verify(path: Path) -> None:
 def _refused(path: Path, why: str) -> RemoteError:
     return RemoteError(
         f"{os.uname().nodename}: {path} {why}, so it is not safe for files that root uses",
-        hint=f"check which user created it (ls -ld {path}), and remove it",
+        hint=f"check the owner with ls -ld {path}, then remove the file or directory",
     )

@@ -1,9 +1,9 @@
-"""Files in directories that another user may own, such as a directory of images or of NVRAM.
+"""Files in directories that another user may own, such as directories for images or NVRAM.
 
-That user can replace any name there, at any moment, by a symbolic link, a FIFO or another file. A
-directory is therefore opened once, level by level, and every name is relative to its file
-descriptor. vmckpt creates its files as new ones, and changes owner and mode through the file
-descriptor. Other programs get the open file as a path that no user can redirect.
+The other user can at any moment replace any name in the directory with a symbolic link, a FIFO or
+another file. Therefore a directory is opened once, level by level, and all names are relative to
+the directory's file descriptor. vmckpt always creates new files. It changes owner and mode through
+the file descriptor. Other tools access an open file through a path that no user can redirect.
 """
 
 import errno
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Self
 
 _MOST_TURNS = 256
-"""The largest number of levels and links in a path; the kernel follows 40 links."""
+"""Maximum number of levels and links in a path. The kernel follows at most 40 links."""
 _LEVEL = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _THING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _PERMISSIONS = 0o666
-"""The most permissions that an image or a small file gets: it never becomes executable."""
+"""Maximum permissions for images and small files. These files never become executable."""
 
 
 class FileRefused(OSError):
@@ -30,12 +30,12 @@ class FileRefused(OSError):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.ELOOP, why, str(path))
         self.where, self.why = path, why
-        """The path that is refused, and why; `filename` is the path that was requested."""
-        self.hint = f"check which user created it (ls -ld {path}), and remove it"
+        """The refused path, and the reason. `filename` is the path that was requested."""
+        self.hint = f"check the owner with ls -ld {path}, then remove the file or directory"
 
 
 class Folder:
-    """A directory that is held open. Use as `with Folder(path) as folder`, or close it.
+    """An open directory. Use it as `with Folder(path) as folder`, or close it after use.
 
     A symbolic link on the path is followed only if root or this process's user created it. All
     methods raise OSError.
@@ -44,8 +44,8 @@ class Folder:
     def __init__(self, path: Path, *, make: bool = False, only_ours: bool = False) -> None:
         """Open a directory.
 
-        `make`: create missing levels, with mode 0711. `only_ours`: raise FileRefused if others can
-        change the directory, or a directory on the path, including the paths that links lead to.
+        `make`: create missing levels, with mode 0711. `only_ours`: raise FileRefused if other users
+        can change the directory or any directory on the path, including the targets of links.
         """
         self.path = path
         self._file = _walked(os.open("/", _LEVEL), path, path, make=make, only_ours=only_ours)
@@ -54,7 +54,7 @@ class Folder:
     def below(cls, folder: Path, inside: str) -> Self:
         """Open a directory inside `folder`.
 
-        The path of `folder` itself is the operator's choice, so it may contain links of any user.
+        The operator has chosen the path `folder`, so this path may contain links of any user.
         """
         made = cls.__new__(cls)
         made.path = folder / inside
@@ -69,13 +69,13 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        """Close the directory. May be called again; other methods fail afterwards."""
+        """Close the directory. May be called more than once. Other methods fail afterwards."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def look(self, name: str) -> os.stat_result | None:
-        """Return the status of a name, or None if it does not exist; links are not followed."""
+        """Return a file's status; None if the file does not exist. Does not follow links."""
         with suppress(FileNotFoundError), _named(self.path / name):
             return os.stat(name, dir_fd=self._file, follow_symlinks=False)
         return None
@@ -90,12 +90,12 @@ class Folder:
             return os.open(name, flags, mode, dir_fd=self._file)
 
     def renew(self, name: str) -> int:
-        """Create a file, after removing what an earlier process left under its name."""
+        """Create a file. First removes an existing file with that name, left by another process."""
         self.remove(name)
         return self.create(name)
 
     def write(self, name: str, content: bytes) -> None:
-        """Create a file with a content, as `renew`, and write it through to the disk."""
+        """Create a file as in `renew`, write its content, and sync the file to disk."""
         with os.fdopen(self.renew(name), "wb") as file:
             file.write(content)
             file.flush()
@@ -119,33 +119,36 @@ class Folder:
         return file
 
     def read(self, name: str, most: int) -> bytes:
-        """Return at most the first `most` bytes of an existing regular file."""
+        """Return the first bytes of an existing regular file, at most `most`."""
         with os.fdopen(self.open(name), "rb") as file:
             return file.read(most)
 
     def hold(self, name: str) -> int:
-        """Return a descriptor (O_PATH) of any kind of file; links are not followed."""
+        """Open any kind of file with O_PATH. Returns its descriptor. Does not follow links."""
         with _named(self.path / name):
             return os.open(name, _THING, dir_fd=self._file)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists."""
+        """Remove a file. Does nothing if the file does not exist."""
         with suppress(FileNotFoundError), _named(self.path / name):
             os.unlink(name, dir_fd=self._file)
 
     def rename(self, old: str, new: str, to: "Folder | None" = None) -> None:
-        """Rename a file, replacing `new`. `to`: the directory of `new`; None: this one."""
+        """Rename a file, replacing `new` if it exists.
+
+        `to`: the directory of `new`; None: this directory.
+        """
         with _named(self.path / old):
             os.rename(old, new, src_dir_fd=self._file, dst_dir_fd=(to or self)._file)
 
     def link(self, old: str, new: str, to: "Folder") -> None:
-        """Give a file a second name. Raises FileExistsError if that name exists."""
+        """Create a hard link to a file. Raises FileExistsError if the new name exists."""
         places = {"src_dir_fd": self._file, "dst_dir_fd": to._file}
         with _named(self.path / old):
             os.link(old, new, **places, follow_symlinks=False)
 
     def make(self, name: str, mode: int) -> "Folder":
-        """Create a subdirectory, and return it open. Raises FileExistsError if the name exists."""
+        """Create and open a subdirectory. Raises FileExistsError if the name exists."""
         made = Folder.__new__(Folder)
         made.path = self.path / name
         with _named(made.path):
@@ -164,13 +167,13 @@ class Folder:
             os.chown(path_of(self._file), user, group)
 
     def sync(self) -> None:
-        """Make the names in the directory survive a loss of power."""
+        """Sync the directory, so that its entries survive a power failure."""
         with self.listed() as file:
             os.fsync(file)
 
     @contextmanager
     def listed(self) -> Iterator[int]:
-        """Provide a file descriptor to list the directory and to open files in it."""
+        """Provide a file descriptor for listing the directory and opening files in it."""
         with _named(self.path):
             file = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._file)
         try:
@@ -180,14 +183,14 @@ class Folder:
 
 
 def path_of(file: int) -> str:
-    """Return an open file's path, for this process and for those that inherit the descriptor."""
+    """Return a path to an open file, valid in processes that have or inherit the descriptor."""
     return f"/proc/self/fd/{file}"
 
 
 def opened(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open an existing regular file; links are followed as by `Folder`.
+    """Open an existing regular file. Follows the same links as `Folder`.
 
-    Returns its file descriptor. Raises OSError, FileRefused.
+    Returns the file descriptor. Raises OSError, FileRefused.
     """
     folder, name = _parent(path)
     with folder:
@@ -196,7 +199,7 @@ def opened(path: Path, flags: int = os.O_RDONLY) -> int:
 
 @contextmanager
 def hold_path(path: Path) -> Iterator[int]:
-    """Provide a descriptor (O_PATH) of any kind of file, for its status and owner.
+    """Provide an O_PATH descriptor for any kind of file, to access its status and owner.
 
     Raises OSError.
     """
@@ -210,7 +213,7 @@ def hold_path(path: Path) -> Iterator[int]:
 
 
 def as_before(file: int, before: os.stat_result) -> None:
-    """Give a file the owner and the permissions in `before`, without those for executing.
+    """Set a file's owner and permissions as in `before`, but never permission to execute.
 
     Raises OSError.
     """
@@ -224,24 +227,24 @@ def is_ours(seen: os.stat_result) -> bool:
 
 
 def others_may_change(seen: os.stat_result, *, last: bool) -> str | None:
-    """Return why others can change a directory or our files in it, or None if they cannot.
+    """Return why other users can change a directory or our files in it; None if they cannot.
 
-    `last`: the path ends here, so others may not add files to the directory either.
+    `last`: this is the last directory of the path, so other users must not be able to add files.
     """
     if not is_ours(seen):
         return f"belongs to user {seen.st_uid}"
-    # In a sticky directory no other user can rename or remove our files.
+    # In a directory with the sticky bit, no other user can rename or remove our files.
     if seen.st_mode & _OTHERS_WRITE and (last or not seen.st_mode & stat.S_ISVTX):
-        return "can be written by others"
+        return "is writable by other users"
     return None
 
 
 def _walked(
     at: int, inside: Path, path: Path, *, make: bool = False, only_ours: bool = False
 ) -> int:
-    """Open the directory `inside` of the open directory `at`, and close `at`.
+    """Open the directory `inside`, relative to the open directory `at`, and close `at`.
 
-    `path`: for errors. Returns the descriptor. Raises OSError, FileRefused.
+    `path`: the path for error messages. Returns the descriptor. Raises OSError, FileRefused.
     """
     left = list(reversed(inside.parts))
     try:
@@ -259,7 +262,7 @@ def _walked(
 
 
 def _step(at: int, left: list[str], path: Path, *, make: bool) -> int:
-    """Go one level down, or replace a link by its target. Returns the directory open then."""
+    """Open the next level, or replace a link with its target. Returns the directory now open."""
     name = left.pop()
     try:
         below = os.open(name, _LEVEL, dir_fd=at)
@@ -280,7 +283,7 @@ def _step(at: int, left: list[str], path: Path, *, make: bool) -> int:
 def _target(at: int, name: str, path: Path) -> Path:
     """Return the target of a symbolic link.
 
-    Raises NotADirectoryError if it is no link, FileRefused if another user owns it.
+    Raises NotADirectoryError if `name` is not a link, FileRefused if another user owns the link.
     """
     link = os.open(name, _THING, dir_fd=at)
     try:
@@ -288,14 +291,14 @@ def _target(at: int, name: str, path: Path) -> Path:
         if not stat.S_ISLNK(seen.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         if not is_ours(seen):
-            raise FileRefused(path, f"leads through a symbolic link of user {seen.st_uid}, {name}")
+            raise FileRefused(path, f"leads through a symbolic link of user {seen.st_uid}: {name}")
         return Path(os.readlink("", dir_fd=link))
     finally:
         os.close(link)
 
 
 def _parent(path: Path) -> tuple[Folder, str]:
-    """Follow links from a path to a file. Returns the file's directory and its name there."""
+    """Follow the links from a path to a file. Returns the file's open directory and name."""
     for _ in range(_MOST_TURNS):
         folder = Folder(path.parent)
         try:
@@ -313,7 +316,7 @@ def _parent(path: Path) -> tuple[Folder, str]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Make errors name the whole path, not the name relative to an open directory."""
+    """Make errors show the complete path, not a name relative to an open directory."""
     try:
         yield
     except OSError as exc:

@@ -1,8 +1,8 @@
-"""Extensions of vmckpt by other packages: entry points, by group and name.
+"""Extensions of vmckpt in other packages: entry points in these groups.
 
-vmckpt.commands      a `cli.commands.Place`, by the command's name
-vmckpt.inventories   a function that returns a hosts.yaml if nothing else names one, or None
-vmckpt.observers     a class given the inventory's `observer`; see model.migration.OutsideView
+vmckpt.commands      a `cli.commands.Place`; the entry point's name is the command's name
+vmckpt.inventories   a function that returns the default hosts.yaml, or None
+vmckpt.observers     a class called with the inventory's `observer`; see model.migration.OutsideView
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,6 @@ from typing import Any
 
 
 def added(group: str) -> Iterator[tuple[str, Any]]:
-    """Load each entry point of a group, and yield its name and the loaded object."""
+    """Load the entry points of a group. Yields the name and the loaded object of each."""
     for one in entry_points(group=group):
         yield one.name, one.load()

@@ -1,8 +1,8 @@
-"""A signal that sets an event which other code waits for.
+"""Signals that set a `threading.Event`, for which other code is waiting.
 
-A handler must not set the event itself. Python runs it in the main thread between any two
-instructions. If these are inside `Event.wait`, whose lock is not reentrant, the handler waits for
-its own thread.
+The signal handler must not set the event itself. Python runs the handler in the main thread,
+between any two instructions. If the main thread is inside `Event.wait`, whose lock is not
+reentrant, the handler would wait for its own thread.
 """
 
 import queue
@@ -12,12 +12,12 @@ from collections.abc import Iterable
 
 
 def set_on(numbers: Iterable[signal.Signals], event: threading.Event) -> None:
-    """Set `event` on any of these signals, from now on.
+    """Install signal handlers: from now on, each of these signals sets `event`.
 
-    Python may run the handler only after a wait of the main thread has ended, so that thread waits
-    for the event with a time limit, again and again.
+    Python may delay the handler until a wait of the main thread has returned. Therefore the main
+    thread must wait for the event in a loop, with a time limit.
     """
-    # The only kind of queue to which a handler may add.
+    # SimpleQueue is the only kind of queue to which a signal handler may add items.
     arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def pass_on() -> None:

@@ -48,7 +48,7 @@ def test_a_whole_host_has_neither_bandwidth_nor_post_copy() -> None:
 def test_in_post_copy_the_bandwidth_can_be_set_and_the_downtime_cannot() -> None:
     late = of(in_phase("post-copy"))
     assert actions.why_not(BY_NAME["bandwidth"], late) is None
-    assert actions.why_not(BY_NAME["downtime"], late) == "it is already in post-copy"
+    assert actions.why_not(BY_NAME["downtime"], late) == "already in post-copy"
 
 
 def test_only_what_is_broken_or_a_whole_host_is_resumed() -> None:

@@ -48,6 +48,6 @@ def test_a_failover_tells_how_much_is_lost_and_a_switch_that_nothing_is() -> Non
     assert lost.startswith("safe will resume on beta from its last epoch: the last 110 ms of its")
     unknown = BY_NAME["failover"].costs(of(entry(rpo_s=None)), {}) or ""
     assert "an unknown amount of its work on alpha is lost" in unknown
-    assert "will be paused for about 12 ms; nothing is lost" in (
+    assert "the guest is paused for about 12 ms and loses nothing" in (
         BY_NAME["switch"].costs(of(entry()), {}) or ""
     )

@@ -34,7 +34,7 @@ def test_to_prune_begins_with_the_schedule_of_the_one_under_the_cursor() -> None
 def test_snapshots_of_two_stores_are_not_one_order(name: str) -> None:
     near, far = snapshot("s-a", 1, "a"), dataclasses.replace(snapshot("s-b", 1, "b"), store="far")
     assert (
-        actions.why_not(BY_NAME[name], of(near, far)) == "select snapshots of one store: far, main"
+        actions.why_not(BY_NAME[name], of(near, far)) == "select snapshots in one store: far, main"
     )
 
 

@@ -52,7 +52,7 @@ def test_the_story_has_decisions_with_reasons_and_what_was_asked_for() -> None:
     told = [one.text for one in migration_view.story(detail)]
     assert told[0] == "phase=setup"
     assert "because the last passes got no smaller remaining_mib=900" in told[-1]
-    assert told[2] == "eva@desk asked for bandwidth bytes_per_second=1: not answered"
+    assert told[2] == "eva@desk requested bandwidth bytes_per_second=1: not answered"
 
 
 def test_news_are_added() -> None:

@@ -222,8 +222,8 @@ async def test_another_python_there_is_one_line_that_says_what_to_do(machine: Ma
         await client.ensure_agent(machine.host)
 
     assert str(caught.value) == (
-        "alpha has no vmckpt-agent, and this machine's does not fit: the host's Python is"
-        f" cpython-39-aarch64-linux-gnu, this machine's is {agent_install.OURS};"
+        "alpha has no vmckpt-agent, and this machine's agent does not fit: the host has Python"
+        f" cpython-39-aarch64-linux-gnu, this machine has {agent_install.OURS};"
         f" {agent_install.BY_HAND}"
     )
     assert machine.installers == []
@@ -239,7 +239,7 @@ async def test_an_installer_that_fails_is_one_line(
 
     assert str(caught.value) == (
         f"alpha: the agent was not installed: {machine.versions}: not enough space for"
-        f" {1 << 40} MiB; fix that, or {agent_install.BY_HAND}"
+        f" {1 << 40} MiB; fix the cause, or {agent_install.BY_HAND}"
     )
     assert installed(machine.versions) == []
     assert made.name not in str(list((tmp_path / "state/agents").iterdir()))
@@ -299,7 +299,9 @@ async def test_an_order_that_is_given_up_leaves_nothing(machine: Machine) -> Non
 
 
 async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> None:
-    with pytest.raises(RemoteError, match="no vmckpt-agent there, and the host is read-only"):
+    with pytest.raises(
+        RemoteError, match="vmckpt-agent is not installed, and the host is read-only"
+    ):
         await client.ensure_agent(replace(machine.host, read_only=True))
 
     assert not machine.versions.exists()
@@ -307,7 +309,9 @@ async def test_nothing_is_put_where_nothing_may_be_changed(machine: Machine) -> 
 
 async def test_looking_whether_there_may_be_an_agent_installs_none(machine: Machine) -> None:
     await client.require_agent(machine.host)
-    with pytest.raises(RemoteError, match="no vmckpt-agent there, and the host is read-only"):
+    with pytest.raises(
+        RemoteError, match="vmckpt-agent is not installed, and the host is read-only"
+    ):
         await client.require_agent(replace(machine.host, read_only=True))
     assert not machine.versions.exists()
 
@@ -316,5 +320,5 @@ async def test_looking_whether_there_may_be_an_agent_installs_none(machine: Mach
     for name in ("python3", "python3.11"):
         machine.program(name, "echo python .cpython-39-aarch64-linux-gnu.so /usr/bin/python3")
     machine.versions.rename(machine.versions.with_name("away"))
-    with pytest.raises(RemoteError, match="this machine's does not fit"):
+    with pytest.raises(RemoteError, match="this machine's agent does not fit"):
         await client.require_agent(machine.host)

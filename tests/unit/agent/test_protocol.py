@@ -27,7 +27,7 @@ def test_a_controller_that_is_silent_is_not_waited_for() -> None:
 
     channel = ControllerChannel(cast("IO[str]", Silent()), io.StringIO())
     channel.order()
-    with pytest.raises(Cancelled, match=r"did not answer in 0\.05 s"):
+    with pytest.raises(Cancelled, match=r"did not answer within 0\.05 s"):
         channel.request("cut", phase=Phase.STOPPED, limit=Seconds(0.05))
     never.set()
 

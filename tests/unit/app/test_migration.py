@@ -27,7 +27,7 @@ NOBODY = Caller(emit=lambda _: None, warn=lambda _: None, stop=asyncio.Event())
 @pytest.mark.parametrize(
     ("kind", "entrusted", "says"),
     [
-        ("protect", True, "is a protect job, which is run by agents on its hosts"),
+        ("protect", True, "is a protect job, which agents on its hosts run"),
         ("snapshot", False, "is a snapshot job; only migrations can be resumed"),
     ],
 )
@@ -69,7 +69,7 @@ async def test_a_guest_is_moved_away_from_where_it_runs(
 @pytest.mark.parametrize(
     ("found", "silent", "kind", "why"),
     [
-        (TWO, {}, OutcomeUnknown, "web1 runs on alpha and beta"),
+        (TWO, {}, OutcomeUnknown, "web1 is running on alpha and beta"),
         ([], {}, BadInput, "no guest 'web1' on alpha, beta"),
         ([], {"beta": "no answer"}, HostUnreachable, "no answer from beta: no answer"),
         ([(HOSTS["alpha"], OFF)], {"beta": "no answer"}, HostUnreachable, "name the source"),

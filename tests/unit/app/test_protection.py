@@ -64,8 +64,8 @@ def test_the_host_is_the_one_before_or_the_one_that_is_named(
     ("asked", "known", "text"),
     [
         (request("gamma"), KNOWN, "guest web1 ran on alpha before, not on gamma"),
-        (request(None), None, "the journal has no protection that brought web1 to beta"),
-        (request(None, reverse=False), None, "no host for the standby of web1"),
+        (request(None), None, "the journal contains no protection that moved web1 to beta"),
+        (request(None, reverse=False), None, "no host was given for the standby of web1"),
     ],
 )
 def test_a_host_that_nobody_can_mean_is_refused(

@@ -108,7 +108,7 @@ async def test_what_was_not_ordered_is_refused_and_changes_nothing(liar: type[Li
     ]
     liar.said[:] = [*asked, {"done": {}}]
     assert await carried_out([]) == {}
-    assert liar.heard[1:] == [{"refused": "that is not what was ordered"}] * len(asked)
+    assert liar.heard[1:] == [{"refused": "this order does not permit requests"}] * len(asked)
 
 
 @given(

@@ -215,7 +215,7 @@ async def test_a_probe_of_hostile_folders_finds_their_room(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b"])
 async def test_a_guest_with_a_path_for_a_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RemoteError, match="is not a valid name of a guest"):
+    with pytest.raises(RemoteError, match="is not a valid guest name"):
         await ssh.drop(Shell(tmp_path), name)
 
 

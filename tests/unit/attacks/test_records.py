@@ -40,7 +40,7 @@ def replay_under_all(text: str) -> None:
     ids=range(13),
 )  # fmt: skip
 def test_a_hostile_line_is_told_with_its_number(line: str) -> None:
-    with pytest.raises(BadInput, match="t:2: not a line of a trace") as caught:
+    with pytest.raises(BadInput, match="t:2: not a valid line of a trace") as caught:
         trace.parse([LINES[0], line, *LINES[1:]], "t")
     assert len(str(caught.value)) < 300
 
@@ -77,7 +77,7 @@ def test_a_large_file_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "t.jsonl"
     path.write_text("{}\n" * (1 << 19))
 
-    with pytest.raises(BadInput, match="larger than 1 MiB; this is not a valid trace"):
+    with pytest.raises(BadInput, match="the file exceeds 1 MiB and is not a valid trace"):
         trace.read(path)
 
 

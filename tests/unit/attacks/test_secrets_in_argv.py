@@ -66,7 +66,7 @@ def test_a_password_on_the_command_line_is_refused(url: str) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "--journal contains a password, which every user of this machine can read" in line
-    assert "~/.pgpass or PGPASSFILE, or the URL in VMCKPT_JOURNAL" in line
+    assert "~/.pgpass or PGPASSFILE, or put the URL in VMCKPT_JOURNAL" in line
     assert SECRET not in done.stdout + done.stderr
 
 

@@ -57,7 +57,7 @@ def test_cards_are_read_from_the_running_guest() -> None:
 
 def test_a_card_that_cannot_be_held_is_named_and_nothing_is_changed() -> None:
     qemu = Qemu(card(), card(kind="hostdev", name="net1"))
-    with pytest.raises(CannotCapture, match=r"its net1 \(hostdev\) bypasses QEMU") as refused:
+    with pytest.raises(CannotCapture, match=r"buffered: net1 \(hostdev\) bypasses QEMU") as refused:
         network_hold.hold_facts(qemu)
     assert "net0" not in str(refused.value)
     assert qemu.told == []

@@ -28,7 +28,7 @@ def test_they_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["schema", "snapshot", "create"]) == 0
     assert json.loads(capsys.readouterr().out) == docs.of("snapshot create")
     assert app.run(["schema", "snapshot"]) == 2
-    assert "no command 'snapshot' prints JSON" in capsys.readouterr().err
+    assert "'snapshot' is not a command that prints JSON" in capsys.readouterr().err
 
 
 def test_what_is_not_as_its_schema_says_is_found() -> None:

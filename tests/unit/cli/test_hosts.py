@@ -12,6 +12,6 @@ def test_the_list_of_guests_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
 ) -> None:
     asked(monkeypatch, TWO, TWO)
-    with pytest.raises(TwoCopies, match=r"web1 runs on alpha and beta; run vmckpt recover"):
+    with pytest.raises(TwoCopies, match=r"web1 is running on alpha and beta; run vmckpt recover"):
         hosts_command.guests(json=json)
     assert "web1" in capsys.readouterr().out

@@ -68,7 +68,7 @@ def test_one_job_is_told_with_its_decisions_and_requests(journal: Journal) -> No
 
     assert f"{id_} web1: completed, alpha → beta" in told
     assert "at 2.0 s: decided raise-downtime, because it stalls" in told
-    assert "bob@desk asked for pause: the guest stands still" in told
+    assert "bob@desk requested pause: the guest stands still" in told
     assert "4.2 s" in told
     assert "total_ms=4000" in told
     assert "warning: beta: it is late" in told

@@ -101,7 +101,7 @@ def test_who_watches_sees_how_many_are_there_and_how_far_the_others_are(
     id_ = emptying(journal)
     watch.Window(terminal=False).take(jobs.Follower(journal, id_).look())
 
-    assert said[-1].endswith("1 of 2 there; moving: db → beta 62% (3.0 s to 5.0 s)")
+    assert said[-1].endswith("1 of 2 arrived; moving: db → beta 62% (3.0 s to 5.0 s)")
 
 
 def test_the_panel_of_who_watches_names_the_host(
@@ -116,5 +116,5 @@ def test_the_panel_of_who_watches_names_the_host(
     console.print(window._panel())
     lines = screen.getvalue().splitlines()
 
-    assert any(line.startswith(f"{id_} evacuate on alpha  1 of 2 there") for line in lines)
+    assert any(line.startswith(f"{id_} evacuate on alpha  1 of 2 arrived") for line in lines)
     assert any(line.startswith("db → beta") and "3.0 s to 5.0 s" in line for line in lines)

@@ -25,14 +25,14 @@ REFUSED = Settled(truth="safe runs on two hosts", outcome=None, settle="end one"
     ("found", "looks", "code", "words"),
     [
         ([], [ONE], 0, "nothing to recover"),
-        ([], [TWO, TWO], 27, "web1 runs on alpha and beta"),
+        ([], [TWO, TWO], 27, "web1 is running on alpha and beta"),
         ([recovered(REFUSED)], [ONE], 27, "safe runs on two hosts"),
         ([recovered(replace(REFUSED, outcome=Outcome.COMPLETED))], [ONE], 0, ""),
         (
             [recovered(replace(REFUSED, two_copies=False))],
             [ONE],
             13,
-            "p-9abc: could not be settled",
+            "p-9abc: could not be recovered",
         ),
     ],
 )

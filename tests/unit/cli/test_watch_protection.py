@@ -37,7 +37,7 @@ def test_it_is_watched_by_what_its_agents_say_until_the_guest_runs_on_the_backup
         " standby ready: it follows" in lines[0]
     )
     assert "unknown, standby ready: it follows, problem: alpha: no answer" in lines[1]
-    assert "the guest runs on beta: silent for 1.2 s" in told
+    assert "the guest is running on beta: silent for 1.2 s" in told
 
 
 def test_in_json_it_is_an_object_a_line_that_ends_with_what_the_journal_knows(
@@ -56,7 +56,7 @@ def test_in_json_it_is_an_object_a_line_that_ends_with_what_the_journal_knows(
     assert (first["kind"], first["because"]) == ("stands", ["first"])
     assert (first["phase"], first["behind_s"], first["ready"]) == ("protecting", 0.12, True)
     assert (last["kind"], last["outcome"], last["job"]["job"]) == ("ended", "completed", id_)
-    assert last["why"] == "the protection was ended; the guest runs on alpha"
+    assert last["why"] == "the protection was ended; the guest is running on alpha"
 
 
 def test_while_somebody_is_at_work_with_it_its_agents_are_not_asked(
@@ -75,7 +75,7 @@ def test_while_somebody_is_at_work_with_it_its_agents_are_not_asked(
     monkeypatch.setattr(output, "say", say)
     agents(monkeypatch, lambda _: (next(left), {}))
 
-    assert "the guest runs on beta: asked for" in ran("watch", "web1")
+    assert "the guest is running on beta: asked for" in ran("watch", "web1")
     assert [line.split()[-4:] for line in lines] == [["is", "changing", "the", "protection"]]
     assert next(left) == 0
 

@@ -132,7 +132,10 @@ def test_certificates_are_warned_of_before_they_end(days: int, severity: Severit
     [
         (fenced(0), "alpha: fence_ipmilan reports on"),
         (fenced(2), "alpha: fence_ipmilan reports off, but alpha answers: it controls another"),
-        (fenced(1), "alpha: fence_ipmilan does not report the power state: it exited with 1"),
+        (
+            fenced(1),
+            "alpha: fence_ipmilan does not report the power state: the agent exited with 1",
+        ),
         (fenced(None), "does not report the power state: no answer within 15.0 s"),
         (unasked("no such agent; install it"), "alpha: no such agent"),
         (
@@ -154,11 +157,11 @@ def test_each_device_of_a_host_is_told_of() -> None:
 
     assert told(fenced(0, 1)) == [
         (True, "device 0 reports on"),
-        (False, "device 1 does not report the power state: it exited with 1"),
+        (False, "device 1 does not report the power state: the agent exited with 1"),
     ]
     # One of two supplies that is off: the host runs on the other one.
     assert told(fenced(2, 0)) == [
-        (False, "device 0 reports off: alpha runs on its other power supplies only"),
+        (False, "device 0 reports off: alpha is running on its other power supplies only"),
         (True, "device 1 reports on"),
     ]
     wrong = "reports off, but alpha answers: it controls another machine"

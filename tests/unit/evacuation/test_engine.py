@@ -43,7 +43,7 @@ async def test_tries_are_bounded_and_it_is_said_why_it_is_left() -> None:
     world = hosts(vm("a"), vm("b"), fate=failing(("a", "*", -1)))
     ended = await run(world)
     assert [(one.tenant.name, one.why) for one in ended.left] == [
-        ("a", f"tried 3 times, last to {world.moves[-1][1]}: the connection was reset")
+        ("a", f"tried 3 times, most recently to {world.moves[-1][1]}: the connection was reset")
     ]
     assert [one for one, _ in world.moves].count("a") == 3
     assert world.names["alpha"] == ["a"]
@@ -213,7 +213,7 @@ async def test_who_is_to_be_suspended_is_told_of_in_these_words() -> None:
     kept = by("strategy: suspend-to-snapshot", name="kept")
     ended = await run(hosts(vm("a"), vm("b"), own={"b": kept}), told=told)
     assert ended.shut_down == ("u-b",)
-    assert told[-2:] == ["b: suspends, as its policy says", "b: is saved"]
+    assert told[-2:] == ["b: is being suspended, as its policy requires", "b: is saved"]
 
 
 async def test_paused_nobody_is_shut_down_either() -> None:

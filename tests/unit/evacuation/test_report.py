@@ -43,7 +43,7 @@ def test_a_good_one() -> None:
         (Outcome.BLOCKED, FailureSide.TARGET, ""),
         (Outcome.NOT_CONVERGED, FailureSide.GUEST, ""),
         (Outcome.TIMED_OUT, FailureSide.GUEST, ""),
-        (Outcome.SHUT_OFF, None, "nothing"),
+        (Outcome.SHUT_OFF, None, "no action needed"),
         (Outcome.UNKNOWN, None, "run vmckpt recover"),
         (Outcome.POST_COPY_PAUSED, None, "see vmckpt job m-1"),
         (Outcome.LOST, None, "see vmckpt job m-1"),
@@ -94,7 +94,9 @@ def test_who_was_moved_by_an_earlier_controller_is_told_once() -> None:
     assert [(one["guest"], one["guest_uuid"]) for one in json["moved"]] == [
         ("web0", "u-0"), ("web1", "u-1"),
     ]  # fmt: skip
-    assert json["left"] == [{"guest": "web2", "on": "alpha", "why": "no room", "mend": "make some"}]
+    assert json["left"] == [
+        {"guest": "web2", "on": "alpha", "why": "no room", "hint": "make some", "mend": "make some"}
+    ]
 
 
 INTENT = {
@@ -149,7 +151,12 @@ def test_a_guest_elsewhere_that_has_lost_its_standby_is_no_good_end() -> None:
 
     assert told.outcome is Outcome.FAILED
     assert told.as_json()["unprotected"] == [
-        {"guest": "db", "guest_uuid": "u-9", "mend": INTENT["command"]}
+        {
+            "guest": "db",
+            "guest_uuid": "u-9",
+            "hint": INTENT["command"],
+            "mend": INTENT["command"],
+        }
     ]
     assert not told.comes_back
 

@@ -47,7 +47,7 @@ def test_nobody_is_started_a_second_time() -> None:
     told = answers(at("alpha", off), at("beta", vm("a")))
     found = decided(told, back("a"))
     assert (found.starts, found.left) == ({}, ())
-    assert found.elsewhere == ("a runs on beta now; not started on alpha",)
+    assert found.elsewhere == ("a is running on beta; not started on alpha",)
     moved = decided(answers(at("alpha"), at("beta", off)), back("a"))
     assert (moved.starts, moved.left) == ({}, ())
     assert "is defined on beta" in moved.elsewhere[0]
@@ -57,7 +57,7 @@ def test_who_may_run_on_a_host_that_says_nothing_is_left_and_it_is_said() -> Non
     silent = replace(at("beta"), facts=None, guests=(), error="no answer")
     found = decided(answers(at("alpha", vm("a", state=OFF)), silent), back("a", "gone"))
     assert found.starts == {}
-    assert "it may run on beta, which does not answer" in whys(found)["a"]
+    assert "it may be running on beta, which does not answer" in whys(found)["a"]
     assert "no answer from beta" in whys(found)["gone"]
     assert "vmckpt doctor beta" in found.left[0].hint
 
@@ -75,7 +75,7 @@ def test_nobody_is_started_without_room_and_those_that_fit_are() -> None:
     told = answers(at("alpha", *stopped, large("c"), free=2 * GIB), at("beta"))
     found = decided(told, back("a", "b"))
     assert set(found.starts) == {"u-b"}
-    assert "of memory short" in whys(found)["a"]
+    assert "GiB more free memory" in whys(found)["a"]
 
 
 def test_who_comes_back_leaves_room_for_who_is_started() -> None:

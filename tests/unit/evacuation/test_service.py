@@ -67,4 +67,4 @@ async def test_what_was_told_to_begin_nothing_new_begins_nothing_new(
     told = await service.settle(case, (), resolve)
     assert stopped == [bool(phase)]
     assert not caller.stop.is_set()  # whoever recovers goes on with the next one
-    assert (f"was {phase} when its controller ended" in told.truth) == bool(phase)
+    assert (f"was {phase} when its controller died" in told.truth) == bool(phase)

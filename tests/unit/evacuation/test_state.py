@@ -65,7 +65,7 @@ def test_it_waits_longer_after_each_failure_and_is_left_after_the_last() -> None
         course = states.begins(course, [move])
     course = lost(course, "x", at=300.0, blame=FailureSide.GUEST)
     assert course.over
-    assert course.left[0].why == "tried 3 times, last to b: no room"
+    assert course.left[0].why == "tried 3 times, most recently to b: no room"
 
 
 def test_a_host_that_fails_everybody_is_left_out_then_tried_with_one() -> None:
@@ -77,7 +77,7 @@ def test_a_host_that_fails_everybody_is_left_out_then_tried_with_one() -> None:
     course = lost(course, "vm1", at=2.0)
     assert states.due(course, made, TERMS, 30.0) == []
     closed = states.closed(course, made, 30.0).place("b").closed
-    assert closed == "failed 2 guests; left out for 32 s more"
+    assert closed == "2 moves to it failed; excluded for 32 s more"
     # Then one, and no second one beside it.
     trial = states.due(course, made, TERMS, 62.0)
     assert len(trial) == 1

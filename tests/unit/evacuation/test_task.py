@@ -20,7 +20,7 @@ def test_who_is_to_come_back_and_cannot_as_he_is_is_named() -> None:
     back = Task(kind=Kind.REPOPULATE, host="alpha", goes=goes)
     left = {one.tenant.name: one.why for one in back.unseen(seen(told))}
     assert left == {
-        "a on beta": "it has crashed, and what is left of it is on its host",
+        "a on beta": "it has crashed, and its state is preserved on its host",
         "b on beta": "it is off, and also defined on another host",
     }
     assert placed(told, back) == ({"d": "alpha"}, {})

@@ -87,7 +87,7 @@ async def test_a_definition_that_somebody_changed_meanwhile_is_left_alone(
     await domains.end(alpha, UUID)
     found = await domains.stored_definition(alpha, UUID)
     assert (found.running, found.stored.findtext("name")) == (None, "web1")
-    with pytest.raises(HypervisorError, match="was changed meanwhile"):
+    with pytest.raises(HypervisorError, match="has changed in the meantime"):
         await domains.write(alpha, UUID, GUEST, instead_of=found.text + " ")
     larger = found.text.replace("65536", "131072")
     await domains.write(alpha, UUID, larger, instead_of=found.text)

@@ -136,7 +136,7 @@ def test_a_compression_that_libvirt_here_lacks_is_named(
         (
             "job 'migration out' failed: Certificate does not match the hostname gamma",
             {"tls_name": "gamma"},
-            "beta: its QEMU certificate is not valid for the name 'gamma'; run vmckpt doctor",
+            "beta: the QEMU certificate is not valid for the name 'gamma'; run vmckpt doctor",
         ),
         (
             "unable to execute QEMU command 'object-add': Unable to access credentials"
@@ -158,7 +158,7 @@ def test_a_compression_that_libvirt_here_lacks_is_named(
         (
             "cannot limit locked memory of process 92 to 268435456: Operation not permitted",
             {"zero_copy": True},
-            "alpha: zero-copy: libvirtd cannot raise QEMU's limit of locked memory",
+            "alpha: zero-copy: libvirtd cannot raise QEMU's limit for locked memory",
         ),
         (
             "job 'migration out' failed: Unable to write to socket: Broken pipe",

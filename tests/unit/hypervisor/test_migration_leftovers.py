@@ -58,7 +58,7 @@ async def test_only_a_copy_that_stands_still_for_a_migration_is_touched(
         if allowed[call]:
             await CALLS[call](alpha, UUID)
         else:
-            with pytest.raises(HypervisorError, match="is not paused by a migration any more"):
+            with pytest.raises(HypervisorError, match="is no longer paused by a migration"):
                 await CALLS[call](alpha, UUID)
     becomes = GuestState.RUNNING if call == 2 else GuestState.SHUT_OFF
     found = (await domains.presence(alpha, UUID)).state

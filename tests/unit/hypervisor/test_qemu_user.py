@@ -28,7 +28,7 @@ def test_a_folder_is_that_users_and_nobody_elses(state: Path) -> None:
 
 def test_a_folder_above_it_that_is_closed_is_named(state: Path) -> None:
     state.chmod(0o700)
-    with pytest.raises(BadInput, match="has no access to this folder") as caught:
+    with pytest.raises(BadInput, match="has no access to this directory") as caught:
         qemu_user.make_folder(state / "agent" / "scratch", NOBODY)
     assert caught.value.hint == f"run chmod o+x {state} on that host"
     qemu_user.make_folder(state / "agent" / "scratch", (0, 0))

@@ -104,7 +104,9 @@ def test_a_file_that_is_no_journal_is_refused_in_one_line(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"these are not the tables you are looking for" * 100)
 
-    with pytest.raises(JournalError, match="abandons its leases and protections") as caught:
+    with pytest.raises(
+        JournalError, match="abandons the leases and protections in the journal"
+    ) as caught:
         Journal(path)
     assert "docs/recovery.md, A damaged journal" in str(caught.value)
 
@@ -122,7 +124,9 @@ def test_what_is_whole_of_a_damaged_journal_is_saved_as_the_docs_say(path: Path)
         with Journal(path) as journal:
             return [len(journal.samples(id_)) for id_ in ids]
 
-    with pytest.raises(JournalError, match=r"malformed; .* abandons its leases and protections"):
+    with pytest.raises(
+        JournalError, match=r"malformed; .* abandons the leases and protections in the journal"
+    ):
         samples()
     commands = DOCS[DOCS.index("## A damaged journal") :].splitlines()
     rename, save = (line.strip() for line in commands if "journal.db.damaged" in line)

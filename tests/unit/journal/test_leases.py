@@ -76,7 +76,7 @@ def test_an_operation_that_has_ended_can_hold_nothing(journal: Journal) -> None:
     id_, fence = held(journal)
     journal.finish(id_, "completed", None)
 
-    with pytest.raises(LeaseLost, match="has ended it: completed"):
+    with pytest.raises(LeaseLost, match="has ended the job: completed"):
         journal.acquire(id_, GUEST)
     with pytest.raises(LeaseLost):
         journal.intend(id_, "move", {}, fence)
@@ -150,7 +150,7 @@ def test_a_heartbeat_says_until_when_a_controller_may_be_believed(
 
 def test_a_heartbeat_of_who_is_no_longer_the_controller_is_refused(journal: Journal) -> None:
     theirs = journal.begin(WEB1, controller=DEAD)
-    with pytest.raises(LeaseLost, match="has taken it over"):
+    with pytest.raises(LeaseLost, match="has taken over the job"):
         journal.heartbeat(theirs)
     ours, fence = held(journal)
     with pytest.raises(LeaseLost):
@@ -283,7 +283,7 @@ def test_what_is_left_can_be_taken_over_at_once_and_is_kept_from_who_left_it(
     journal.leave(id_)
     [found] = journal.abandoned()
 
-    with pytest.raises(LeaseLost, match="given up for others"):
+    with pytest.raises(LeaseLost, match="its controller has given it up"):
         journal.heartbeat(id_, fence=fence)
     with pytest.raises(LeaseLost):
         journal.leave(id_)

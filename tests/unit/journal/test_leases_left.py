@@ -25,7 +25,7 @@ def test_of_what_is_no_migration_libvirt_knows_nothing(journal: Journal, kind: s
             ran(word, id_)
         assert "virsh" not in str(told.value)
     journal.leave(id_, by=gone)
-    with pytest.raises(OrphanedJobs, match="has given it up"):
+    with pytest.raises(OrphanedJobs, match="has given up control"):
         ran("cancel", id_)
 
 

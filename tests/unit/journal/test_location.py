@@ -35,7 +35,7 @@ def test_a_journal_that_is_named_wins(named: str, meant: Path | str) -> None:
 @pytest.mark.parametrize("text", ["mysql://db/jobs", "file:///j/x.db"])
 def test_a_url_of_another_kind_is_refused(text: str) -> None:
     with pytest.raises(
-        JournalError, match="is not supported for a journal; use a file, or postgresql://"
+        JournalError, match="URLs are not supported for a journal; use a file, or postgresql://"
     ):
         location.parse(text)
 

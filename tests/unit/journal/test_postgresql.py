@@ -42,11 +42,11 @@ def database(place: str) -> Iterator[PostgresDatabase]:
     [
         (
             f"mysql://u:{SECRET}@h/d",
-            "mysql:// is not supported for a journal; use a file, or postg",
+            "mysql:// URLs are not supported for a journal; use a file, or postg",
         ),
         (
             f"postgresql+psycopg://u:{SECRET}@h/d",
-            "postgresql+psycopg:// is not supported for a journal",
+            "postgresql+psycopg:// URLs are not supported for a journal",
         ),
         (f"postgresql://u:x@{SECRET}@h/d", "the journal's URL is invalid; use postgresql"),
         (f"postgresql://u:1/{SECRET}@h/d", "the journal's URL is invalid"),
@@ -70,7 +70,7 @@ def test_a_url_that_leads_nowhere_is_told_in_one_line_without_its_password(
 
 def test_what_cannot_be_reached_comes_with_a_way_out() -> None:
     with pytest.raises(
-        JournalError, match="check that PostgreSQL runs there and accepts this user"
+        JournalError, match="check that PostgreSQL is running on the server and accepts this user"
     ):
         Journal("postgresql://u@127.0.0.1:1/d")
 
@@ -141,7 +141,7 @@ def test_a_commit_without_an_answer_is_not_tried_again(
         kill = f"SELECT pg_terminate_backend({calls[0]})"
         threading.Timer(0.5, lambda: postgresql.sql(kill)).start()
 
-    with pytest.raises(JournalError, match="the last entry may or may not have been saved"):
+    with pytest.raises(JournalError, match="the last record may or may not have been saved"):
         database.write(work)
     assert len(calls) == 1
 

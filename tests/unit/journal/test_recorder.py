@@ -119,7 +119,7 @@ def test_without_a_journal_there_is_one_warning_and_nothing_else(warnings: list[
     assert (made.id, made.fence) == (None, None)
     assert made.take_requests() == []
     assert warnings == [
-        "the journal is turned off: nothing is recorded, other controllers are not locked out"
+        "the journal is turned off: nothing is recorded, and other controllers are not locked out"
     ]
 
 

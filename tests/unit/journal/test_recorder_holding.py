@@ -162,7 +162,7 @@ def test_an_intent_after_the_takeover_is_refused_before_any_heartbeat(
     recording.acquire(GUEST)
     taken_over(journal, recording.id, monkeypatch)
 
-    with pytest.raises(LeaseLost, match="process 7 on far has taken it over"):
+    with pytest.raises(LeaseLost, match="process 7 on far has taken over the job"):
         recording.intend("move", {})
     assert not recording.holds
     assert journal.steps(recording.id) == []

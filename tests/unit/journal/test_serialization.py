@@ -30,7 +30,8 @@ def test_findings_are_stored_whole() -> None:
     finding = Finding(code="c", severity=Severity.WARNING, where="beta", text="t")
     record = as_record(Checked(findings=(finding,)), Seconds(0.0), Seconds(0.0))
 
-    assert record.values == {"findings": [finding.as_json()]}
+    stored = {k: v for k, v in finding.as_json().items() if k != "hint"}
+    assert record.values == {"findings": [stored]}
 
 
 def test_a_kind_of_event_that_is_yet_to_come_is_stored_field_by_field() -> None:

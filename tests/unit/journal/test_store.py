@@ -133,7 +133,7 @@ def test_a_guest_stands_for_its_only_active_job(journal: Journal) -> None:
 def test_a_name_that_fits_several_jobs_is_refused_with_their_names(journal: Journal) -> None:
     ids = {journal.begin(WEB1), journal.begin(WEB1)}
 
-    with pytest.raises(BadInput, match=r"is ambiguous: .*; name one of them") as caught:
+    with pytest.raises(BadInput, match=r"is ambiguous: .*; use one of these IDs") as caught:
         journal.operation("web1")
     assert all(id_ in str(caught.value) for id_ in ids)
 
@@ -143,7 +143,7 @@ def test_a_guest_whose_jobs_have_ended_is_refused_with_the_last_one(journal: Jou
     journal.finish(id_, "failed", None)
 
     with pytest.raises(
-        BadInput, match=f"no active job; run vmckpt job {id_} for its last one \\(failed\\)"
+        BadInput, match=f"no active job; run vmckpt job {id_} to see the last job \\(failed\\)"
     ):
         journal.operation("web1")
 

@@ -44,13 +44,13 @@ def test_an_operation_is_found_locked_or_not(journal: Journal, database: Databas
 def test_only_who_runs_an_operation_writes_to_it(journal: Journal, database: Database) -> None:
     id_ = journal.begin(WEB1)
     database.write(guarded(id_, by=ME, active=True))
-    with pytest.raises(LeaseLost, match=r"process .* has taken it over"):
+    with pytest.raises(LeaseLost, match=r"process .* has taken over the job"):
         database.write(guarded(id_, by=replace(ME, started=1)))
-    with pytest.raises(JournalError, match="no job m-none in the journal"):
+    with pytest.raises(JournalError, match="the journal contains no job m-none"):
         database.write(guarded("m-none"))
     journal.finish(id_, "cancelled", None)
     database.write(guarded(id_, by=ME))
-    with pytest.raises(LeaseLost, match="another process has ended it: cancelled"):
+    with pytest.raises(LeaseLost, match="another process has ended the job: cancelled"):
         database.write(guarded(id_, by=ME, active=True))
 
 

@@ -39,20 +39,23 @@ STORIES = [
     ("a quorum", seen("quorum", "quorum", names="ANY 1 (*)"), OK, "2 of 2 replicas synchronous"),
     (
         "one of each", seen("async", "sync", names="r1"), OK,
-        "1 of 2 replicas synchronous: r1; never promote another replica",
+        "1 of 2 replicas synchronous: r1; never promote any other replica",
     ),
     (
         "the next one in line", seen("potential", "sync", names="*"), OK,
-        "1 of 2 replicas synchronous: r1; never promote another replica",
+        "1 of 2 replicas synchronous: r1; never promote any other replica",
     ),
-    ("no leave to see", seen(None, None), WARNING, "replicas are synchronous is unknown: vm"),
+    (
+        "no leave to see", seen(None, None), WARNING,
+        "unknown whether its 2 replicas are synchronous: vm",
+    ),
     ("another name", seen("async", names="r9"), WARNING, "synchronous_standby_names (r9): every"),
     ("none is connected", seen(names="r9"), WARNING, "_standby_names (r9): every change"),
     ("one is away", seen(away=("s1",)), WARNING, "a replica is not connected (slot s1), a"),
     ("commits that wait for none", seen("sync", names="*", commit="local"), WARNING, "is local"),
     (
         "a replica itself", seen(follows=True), WARNING,
-        "it is a replica itself, and therefore read-only",
+        "it is itself a replica, and therefore read-only",
     ),
 ]  # fmt: skip
 
@@ -99,7 +102,7 @@ def until(condition: Callable[[], bool]) -> None:
 def carry_out(server: postgres.Server, finding: Finding) -> None:
     """Do what mends it, word for word."""
     assert finding.hint is not None
-    told = finding.hint.removeprefix("run on it: ")
+    told = finding.hint.removeprefix("run on the lease store: ")
     for statement in told.split("; and")[0].split(";"):
         server.sql(statement)
 
@@ -122,11 +125,11 @@ def test_an_asynchronous_replica_is_found_and_mended_by_what_is_said(
     # Whatever the default of others is: what is written about leases waits.
     found = replicas.examine(primary.url(synchronous_commit="off"))
     assert (found.severity, found.text) == (OK, "1 of 1 replicas synchronous: second")
-    assert replicas.examine(replica.url()).text.startswith("it is a replica itself")
+    assert replicas.examine(replica.url()).text.startswith("it is itself a replica")
     replica.stop()
     until(lambda: primary.sql("SELECT count(*) FROM pg_stat_replication") == "0")
     found = replicas.examine(primary.url())
-    assert (found.severity, "every change of a lease waits" in found.text) == (WARNING, True)
+    assert (found.severity, "every change to a lease waits" in found.text) == (WARNING, True)
 
 
 def test_one_that_is_away_is_known_by_its_slot(
@@ -145,7 +148,11 @@ def test_without_leave_to_see_it_is_unknown(
     with primary.asking("carl", "geheim7"):
         login = url.replace("carl@/", "carl:geheim7@/")
         found = replicas.examine(login)
-        assert (found.severity, "unknown: carl may not read that" in found.text) == (WARNING, True)
+        assert (
+            found.severity,
+            "it is unknown whether its 1 replicas are synchronous: carl may not read their state"
+            in found.text,
+        ) == (WARNING, True)
         carry_out(primary, found)
         assert "none of its replicas is synchronous (second)" in replicas.examine(login).text
         wrong = replicas.examine(url.replace("carl@/", "carl:wrong7@/"))

@@ -58,7 +58,7 @@ def test_what_is_no_trace_is_told_with_its_line(tmp_path: Path, line: str) -> No
     path = written(tmp_path / "t.jsonl")
     path.write_text(path.read_text() + line + "\n")
 
-    with pytest.raises(BadInput, match=r"t\.jsonl:5: not a line of a trace"):
+    with pytest.raises(BadInput, match=r"t\.jsonl:5: not a valid line of a trace"):
         trace.read(path)
 
 

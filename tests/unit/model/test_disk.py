@@ -14,6 +14,7 @@ from vmckpt.model.disk import (
     DiskFacts,
     DiskOrder,
     Made,
+    is_locked,
     line_folder,
 )
 from vmckpt.units import GIB, MIB, Bytes
@@ -84,3 +85,19 @@ def test_a_backup_s_names_are_told_from_other_programs_names() -> None:
 def test_each_line_of_a_guest_has_a_folder_of_its_own() -> None:
     assert line_folder("/state", "u-1", "near") == Path("/state/lines/u-1-near")
     assert line_folder("/state", "u-1", "far") != line_folder("/state", "u-1", "near")
+
+
+@pytest.mark.parametrize(
+    ("said", "locked"),
+    [
+        ("qemu-img: Could not open 'a.raw': Failed to get \"write\" lock Is another", True),
+        ("qemu-img: Could not open 'a.raw': Failed to get shared \"write\" lock", True),
+        ('Failed to get shared "consistent read" lock', True),
+        ("Failed to get shared lock", True),
+        ("Could not open '/srv/lock/a.raw': No such file or directory", False),
+        ("Could not open 'a.qcow2': Image is not in qcow2 format: bad block size", False),
+        ("Could not open 'a.qcow2': unable to allocate the block map", False),
+    ],
+)
+def test_only_a_lock_of_another_process_is_a_lock(said: str, *, locked: bool) -> None:
+    assert is_locked(said) is locked

@@ -79,15 +79,17 @@ def test_a_supply_that_cannot_be_switched_off_ends_its_level() -> None:
     did, found = story(topology(3), {"b": 1}, {})
     assert did == ["off a", "off b"]
     assert found.step is Step.REFUSE
-    assert found.why == "b (device 2 of 3): it could not be switched off: it exited with 1"
+    assert found.why == (
+        "b (device 2 of 3): the host could not be switched off: the agent exited with 1"
+    )
 
 
 @pytest.mark.parametrize(
     ("answers", "why"),
     [
-        ([0], "it was switched off but still reports on"),
-        ([1], "its power state is unknown: it exited with 1"),
-        ([None], "its power state is unknown: no answer within 15.0 s"),
+        ([0], "the device was switched off but still reports on"),
+        ([1], "the power state is unknown: the agent exited with 1"),
+        ([None], "the power state is unknown: no answer within 15.0 s"),
     ],
 )
 @pytest.mark.parametrize("device", ["a", "b"])
@@ -111,7 +113,7 @@ def test_a_supply_that_is_on_again_means_not_fenced() -> None:
     did, found = story(topology(2), {}, {"a": [2, 0, 2], "b": [0, 2]}, turn=1.0)
     assert did == [*TWO_OFF, "look a", "look b"]
     assert found.step is Step.REFUSE
-    assert found.why == "a (device 1 of 2): it was off and is on again"
+    assert found.why == "a (device 1 of 2): the device was off and is on again"
 
 
 def test_a_supply_that_is_unknown_once_may_be_off_later() -> None:
@@ -143,9 +145,9 @@ def test_where_all_levels_fail_each_reason_is_told() -> None:
     assert did[-1] == "off d"
     assert found.step is Step.REFUSE
     assert found.why == (
-        "a (level 1): it could not be switched off: it exited with 1, and c (level 2, device 2 of"
-        " 2): it was switched off but still reports on, and d (level 3): it could not be"
-        " switched off: no answer within 15.0 s"
+        "a (level 1): the host could not be switched off: the agent exited with 1, and c (level"
+        " 2, device 2 of 2): the device was switched off but still reports on, and d (level 3):"
+        " the host could not be switched off: no answer within 15.0 s"
     )
 
 

@@ -196,6 +196,6 @@ def test_a_page_keeps_its_id_when_it_is_sent_again() -> None:
 def test_the_fields_of_a_page_are_those_of_the_docs() -> None:
     page = Page(key="k", state=State.FIRING, at=NOW, trouble=Trouble(text="t", hint="m"))
     assert set(page.as_json()) == {
-        "version", "id", "at", "state", "key", "text", "mend", "job", "guest", "host",
+        "version", "id", "at", "state", "key", "text", "hint", "mend", "job", "guest", "host",
     }  # fmt: skip
     assert still.NOW == NOW

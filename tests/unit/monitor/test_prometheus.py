@@ -90,7 +90,7 @@ def test_prometheus_reads_the_metrics_and_its_rules_fire(prometheus: str) -> Non
     assert [one["metric"]["what"] for one in fired] == ["hosts"]
     alerts = asked(f"{prometheus}/alerts")["alerts"]
     told = {one["annotations"]["summary"] for one in alerts if one["state"] == "firing"}
-    assert any(one.startswith("vmckpt run has not seen hosts for 2h") for one in told), told
+    assert any(one.startswith("vmckpt run has not checked hosts for 2h") for one in told), told
     targets = asked(f"{prometheus}/targets?state=active")["activeTargets"]
     assert [(one["health"], one["lastError"]) for one in targets] == [("up", "")]
     rules = asked(f"{prometheus}/rules")["groups"]

@@ -150,7 +150,7 @@ async def test_what_nobody_takes_for_long_makes_room(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "cannot read the secret"), ("\n", "is empty")]
+    ("content", "said"), [(None, "cannot read a webhook's secret"), ("\n", "is empty")]
 )
 def test_a_secret_that_is_none_is_said(tmp_path: Path, content: str | None, said: str) -> None:
     file = tmp_path / "secret"

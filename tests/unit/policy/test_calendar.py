@@ -100,7 +100,9 @@ def test_zones_of_odd_minutes_have_hours_too() -> None:
      "x" * 1000, "99999999999min", "1h" * 60, "\n", "daily\x0003:00"],
 )  # fmt: skip
 def test_what_is_not_understood_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ValueError, match="is not understood; write it like 15min, hourly") as found:
+    with pytest.raises(
+        ValueError, match="is not a valid schedule; use a value like 15min, hourly"
+    ) as found:
         parse(text)
     assert len(str(found.value)) < 250
 

@@ -18,8 +18,8 @@ def test_every_value_is_explained_with_its_line_or_as_default() -> None:
         " and memory of 1.0 GiB or more and memory below 64 GiB"
     )
     assert rows["converge.rules.0"].meaning == (
-        "long: in pass 3 or later and 80 % of what was sent is dirty again"
-        " and pre-copy would send 10 % of memory more than post-copy"
+        "long: in pass 3 or later and 80 % or more of the last pass dirty again"
+        " and pre-copy would resend 10 % of the first pass or more"
     )
     assert rows["converge.rules.0"].where == "mine.yaml:22"
     assert all(one.value and one.meaning for one in rows.values())

@@ -91,7 +91,7 @@ def test_the_folder_is_found_in_the_order_documented(
 
 
 def test_a_folder_that_was_named_and_is_missing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="no such folder; check --policies"):
+    with pytest.raises(PolicyError, match="no such directory; check --policies"):
         loader.folder(tmp_path / "none", None, {})
-    with pytest.raises(PolicyError, match="no such folder"):
+    with pytest.raises(PolicyError, match="no such directory"):
         loader.folder(None, None, {"VMCKPT_POLICIES": "/nowhere/at/all"})

@@ -67,7 +67,7 @@ def test_a_less_specific_policy_is_passed_over_with_the_reason() -> None:
         "wan": "it is used only if requested by name",
     }
     assert why_not(chosen(*LADDER[10:]))["balanced"] == (
-        "own-default is the operator's own, and this one is shipped with vmckpt"
+        "own-default is the operator's own, and this policy is shipped with vmckpt"
     )
 
 
@@ -88,7 +88,7 @@ def test_two_that_are_equally_specific_are_an_error_that_names_both_files() -> N
         chosen(one, other)
     assert str(caught.value) == (
         "one.yaml and other.yaml are equally specific for web1; add a condition to the select of"
-        " one of them, or name one with --policy"
+        " one policy, or choose a policy with --policy"
     )
 
 

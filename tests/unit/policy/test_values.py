@@ -68,7 +68,7 @@ def test_what_people_write_becomes_what_the_program_has(
 @pytest.mark.parametrize(
     ("kind", "written", "told"),
     [
-        (values.Time, 300, "300 is not a time; write it with its unit"),
+        (values.Time, 300, "300 is not a time; use a value with a unit"),
         (values.Time, "0s", "must be greater than 0"),
         (values.Downtime, "2001s", "more than QEMU accepts"),
         (values.Size, True, "True is not a size"),
@@ -78,8 +78,8 @@ def test_what_people_write_becomes_what_the_program_has(
         (values.Ratio, float("nan"), "is not between"),
         (values.TimeUsedValue, "100%", "at 100% the migration is cancelled"),
         (values.PerCent, 0, "is not a percentage of CPU time"),
-        (values.Probe, "61s", "1s to 60s; to disable it, write off"),
-        (values.Period, "daily 03:00", "is not a time; write it like 15min"),
+        (values.Probe, "61s", "1s and 60s; use off to disable"),
+        (values.Period, "daily 03:00", "is not a time; use a value like 15min"),
         (values.Often, "daily 03:00", "for times of day write at:"),
         (values.Calendar, "6h", "write every: 6h"),
         (values.ModeWord, "hybird", "did you mean 'hybrid'?"),

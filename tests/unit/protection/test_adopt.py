@@ -65,14 +65,18 @@ def test_what_hosts_say_is_a_protection(told: Mapping[str, Mapping[str, Any]], d
             GuestLocked,
             "or was protected by an older release",
         ),
-        ({"alpha": PRIMARY, "beta": {**BACKUP, "session": "other"}}, GuestLocked, "have different"),
-        ({"alpha": PRIMARY, "gamma": PRIMARY}, GuestLocked, "alpha and gamma have different"),
-        ({"alpha": PRIMARY, "beta": {**BACKUP, "peer": "gamma"}}, GuestLocked, "have different"),
+        (
+            {"alpha": PRIMARY, "beta": {**BACKUP, "session": "other"}},
+            GuestLocked,
+            "report different",
+        ),
+        ({"alpha": PRIMARY, "gamma": PRIMARY}, GuestLocked, "alpha and gamma report different"),
+        ({"alpha": PRIMARY, "beta": {**BACKUP, "peer": "gamma"}}, GuestLocked, "report different"),
         # The standby may be all that is left of it.
         (
             {"alpha": SILENT, "beta": BACKUP},
             GuestLocked,
-            "may run on alpha, which cannot be queried",
+            "may be running on alpha, which cannot be queried",
         ),
     ],
 )

@@ -33,7 +33,7 @@ from vmckpt.units import Seconds
         ({}, {}, None),
         (WORKS, {"role": "backup", "runs": True}, None),
         (WORKS, {"error": "silent"}, None),
-        (WORKS, OVER, "its standby has taken over, but its QEMU on the primary still runs"),
+        (WORKS, OVER, "its standby has taken over, but its QEMU on the primary is still running"),
         (WORKS, {**OVER, "runs": False}, None),
         ({**WORKS, "runs": False}, OVER, None),
         ({"role": "backup", "runs": True}, OVER, None),
@@ -53,7 +53,9 @@ def test_a_guest_that_both_libvirt_and_agents_show_is_one() -> None:
     seen = two_copies([("gamma", guest(6, "safe", "gamma")), ("alpha", guest(6, "safe", "alpha"))])
     (one,) = merged(seen, told)
     assert (one.guest, one.hosts) == ("safe", ("gamma", "alpha", "beta"))
-    assert one.text.startswith("safe runs on gamma and alpha and beta: its standby has taken over")
+    assert one.text.startswith(
+        "safe is running on gamma and alpha and beta: its standby has taken over"
+    )
     assert of_protections([entry()]) == ()
 
 
@@ -109,7 +111,7 @@ def test_prometheus_and_the_operator_are_told(standing: HealthSnapshot, guest_na
     (name, trouble), *_ = [
         (name, one) for name, one in troubles(standing).items() if name.startswith("copies")
     ]
-    assert trouble.text.startswith(f"two copies: {guest_name} runs on alpha and beta")
+    assert trouble.text.startswith(f"two copies: {guest_name} is running on alpha and beta")
     assert (trouble.hint, trouble.guest, trouble.host) == (MEND, guest_name, "alpha")
 
     known, pages = alerts.watch({}, {name: trouble}, Seconds(0.0), NOW)

@@ -77,12 +77,12 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
         (
             case(ours=WELL, theirs=HEARS),
             GuestLocked,
-            "web1 runs on alpha, which answers; .*--planned",
+            "web1 is running on alpha, which answers; .*--planned",
         ),
         (case(ours=WELL), GuestLocked, "--fence powers it off first"),
         (case(ours=WELL, word=True), GuestLocked, "--planned"),
         (case(ours=HANGS, theirs=HEARS), GuestLocked, "which answers"),
-        (case(has_fence=False), BadInput, "know that alpha is off .* --host-is-off"),
+        (case(has_fence=False), BadInput, "know that alpha is off; .* --host-is-off"),
         (case(has_fence=False, fence=True), BadInput, "no fence agent in the inventory"),
         (case(ours=REFUSES), BadInput, "not silent .*login was refused.*fenced only on request"),
         (case(ours=ODD), BadInput, "is not silent .its agent answers.*add --fence"),
@@ -93,15 +93,15 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
         (
             case(ours=DIED, theirs=EMPTY),
             GuestLocked,
-            "web1 runs on no host: the standby on beta is not",
+            "web1 is not running on any host: the standby on beta is not",
         ),
         (case(alone=True), GuestLocked, "had permission to run unprotected there.*--host-is-off"),
         (case(alone=True, fence=True), GuestLocked, "had permission to run unprotected there"),
         (
             case(ours=ANEW, watched=True, alone=True),
             GuestLocked,
-            "runs on no host, and its standby on beta may be outdated: the guest had permission to"
-            " run unprotected.*--host-is-off",
+            "is not running on any host, and its standby on beta may be outdated: the guest had"
+            " permission to run unprotected.*--host-is-off",
         ),
         (case(theirs=HEARS), BadInput, "is not silent .beta still receives heartbeats"),
         (

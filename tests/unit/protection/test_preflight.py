@@ -47,7 +47,8 @@ BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
     ("memory-short", "beta", free("beta", 767 * MIB), "beta has 767"),
     ("tmpfs-short", "alpha", shared(767 * MIB, 768 * MIB), "/dev/shm on alpha has 767"),
     ("tmpfs-short", "beta", shared(768 * MIB, 767 * MIB), "/dev/shm on beta has 767"),
-    ("pause-long", "web1", replace(FINE, memory=[2 << 30, 2 << 30]), "takes about 1.0 s"),
+    ("pause-long", "web1", replace(FINE, memory=[2 << 30, 2 << 30]),
+     "pauses the guest for about 1.0 s"),
     ("disk-shared", "web1", disk(shareable=True), "web1's vda is shareable"),
     ("disk-unknown", "web1", disk(node=None), "size or node of web1's vda"),
     ("disk-unknown", "web1", disk(size=None), "size or node of web1's vda"),
@@ -64,7 +65,7 @@ WARNINGS = [
     ("output-not-held", with_device("serial"), "serial"),
     ("output-not-held", with_device("graphics"), "graphics"),
     ("output-not-held", with_device("channel"), "channel"),
-    ("by-hand", replace(FINE, automatic=False), "a failover needs the operator"),
+    ("by-hand", replace(FINE, automatic=False), "failover is manual: run vmckpt"),
     ("by-hand", replace(FINE, has_lease=False, automatic=False), "vmckpt failover"),
     (
         "watched",

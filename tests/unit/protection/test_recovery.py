@@ -45,8 +45,8 @@ def test_a_guest_that_runs_on_the_backup_does_so_whatever_the_primary_says(
 
     assert found.outcome is Outcome.COMPLETED
     assert found.did
-    second = "; a second copy runs on alpha" if ours in (WORKS, STARTS) else ""
-    assert found.truth == f"web1 runs on beta: silent for 2 s{second}"
+    second = "; a second copy is running on alpha" if ours in (WORKS, STARTS) else ""
+    assert found.truth == f"web1 is running on beta: silent for 2 s{second}"
     assert found.two_copies is bool(second)
     assert ("kill the copy on alpha" in found.did[0]) is bool(second)
 
@@ -57,7 +57,7 @@ def test_a_guest_without_an_agent_whose_lease_is_another_s_may_run_twice(
 ) -> None:
     found = truth(KNOWN, parse_answer({**STARTS, "lease_holder": "beta"}), parse_answer(theirs))
 
-    assert found.truth == "web1 runs on alpha, and beta holds its lease"
+    assert found.truth == "web1 is running on alpha, and beta holds its lease"
     assert (found.outcome, found.two_copies) == (None, True)
     assert found.did == ()
     ours = truth(KNOWN, parse_answer({**STARTS, "lease_holder": "alpha"}), parse_answer(theirs))
@@ -105,7 +105,7 @@ def test_without_its_standby_a_protection_has_failed(
 ) -> None:
     found = truth(KNOWN, parse_answer(ours), parse_answer(theirs))
 
-    assert found.truth == "web1 runs on alpha, and its standby is gone"
+    assert found.truth == "web1 is running on alpha, and its standby is gone"
     assert found.outcome is Outcome.FAILED
 
 
@@ -120,7 +120,7 @@ def test_a_standby_whose_guest_is_gone_is_the_newest_there_is_and_waits_for_a_pe
     found = truth(KNOWN, parse_answer(ours), parse_answer(theirs))
 
     assert (found.outcome, found.did) == (None, ())
-    assert "waits on beta" in found.truth
+    assert "on beta is waiting" in found.truth
     assert why in found.truth
     assert "vmckpt failover web1" in found.settle
 
@@ -131,7 +131,7 @@ def test_a_guest_that_was_shut_down_needs_no_standby(theirs: Mapping[str, Any]) 
 
     assert "was stopped on alpha on request" in found.truth
     assert found.outcome is Outcome.COMPLETED
-    assert "remove its standby" in found.did
+    assert "remove the standby" in found.did
 
 
 def test_where_neither_host_knows_of_it_it_has_ended() -> None:
@@ -150,7 +150,7 @@ def test_a_guest_that_died_and_has_no_standby_has_failed(
 ) -> None:
     found = truth(KNOWN, parse_answer(ours), parse_answer(theirs))
 
-    assert found.truth.startswith("web1 has neither agents nor a standby")
+    assert found.truth.startswith("web1 no longer has agents or a standby")
     assert found.outcome is Outcome.FAILED
 
 

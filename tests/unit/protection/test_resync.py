@@ -101,7 +101,7 @@ def test_images_that_fit_are_taken_and_named() -> None:
     told = decide(KNOWN, BOTH, DISKS, "alpha")
     assert told.images == {"vda": "/srv/a.qcow2", "vdb": "/srv/b.raw"}
     assert codes(told.findings) == [("image-taken", Severity.INFO)] * 2
-    assert "vda: /srv/a.qcow2 is taken" in told.findings[0].text
+    assert "vda: /srv/a.qcow2 is reused" in told.findings[0].text
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_images_that_fit_are_taken_and_named() -> None:
         (replace(A, size=Bytes(MIB - 1)), "has 1048575 bytes, but the disk has 1048576"),
         (replace(A, user="db1"), "is used by guest db1"),
         (replace(A, size=None, says="no qcow2"), "cannot be read: no qcow2"),
-        (replace(A, path="/new/b.raw"), "the guest uses /new/b.raw now"),
-        (None, "the journal has no image of it there"),
+        (replace(A, path="/new/b.raw"), "the guest is using /new/b.raw now"),
+        (None, "the journal records no former image"),
     ],
 )
 def test_one_that_does_not_fit_is_named_and_the_others_are_taken(
@@ -140,7 +140,7 @@ def test_where_nothing_is_known_that_is_said_and_all_is_copied() -> None:
     told = decide(None, None, DISKS, "alpha")
     assert told.images == {}
     assert codes(told.findings) == [("image-not-taken", Severity.WARNING)]
-    assert "all of its disks are copied" in told.findings[0].text
+    assert "all of the guest's disks are copied" in told.findings[0].text
     assert ImageAdoption().findings == ()
 
 

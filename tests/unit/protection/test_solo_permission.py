@@ -109,7 +109,10 @@ async def test_recover_gives_it_where_nobody_keeps_watch(
         )  # fmt: skip
 
     told = await recovery.settle(case(None), ())
-    assert (told.goes_on, told.settle) == (True, "run vmckpt recover to let it run unprotected")
+    assert (told.goes_on, told.settle) == (
+        True,
+        "run vmckpt recover to permit the guest to run unprotected",
+    )
     assert agents.given == []
     agents.deaf = True
     with pytest.raises(RemoteError):
@@ -121,5 +124,5 @@ async def test_recover_gives_it_where_nobody_keeps_watch(
     assert agents.given == ["alone 17"]
     assert (found.outcome, found.goes_on) == (None, True)
     assert found.truth == (
-        "beta is unreachable, and web1, whose output waited for it, runs unprotected now"
+        "beta is unreachable; web1, whose output was waiting for it, now runs unprotected"
     )

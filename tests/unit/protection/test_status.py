@@ -120,7 +120,7 @@ def test_alone_nothing_can_be_gone_on_from_however_ready_the_standby_thinks_it_i
         ({"error": "alpha: no answer"}, STANDS, True, "it follows"),
         (WORKS, {}, False, "protect it again"),
         (WORKS, {**STANDS, "runs": False, "agent": False}, False, "its QEMU is gone"),
-        (WORKS, {"outcome": "failed-over", "runs": True}, False, "runs there"),
+        (WORKS, {"outcome": "failed-over", "runs": True}, False, "is running there"),
     ],
 )
 def test_whether_the_standby_can_take_over(
@@ -139,7 +139,7 @@ def test_whether_the_standby_can_take_over(
         ({"outcome": "switched", "why": "it runs on beta"}, STANDS, "switched", None),
         ({"outcome": "died", "why": "the guard ended it"}, STANDS, "died", None),
         ({"error": "no answer"}, {"outcome": "failed-over", "why": "silent"}, "unknown",
-         "the guest runs on beta: silent"),
+         "the guest is running on beta: silent"),
         (None, None, "unknown", None),
     ],
 )  # fmt: skip

@@ -225,7 +225,7 @@ async def test_who_gives_up_waiting_is_told_that_it_may_yet_happen(one: World) -
 
 
 async def test_a_guest_whose_host_is_well_is_not_failed_over(one: World) -> None:
-    with pytest.raises(GuestLocked, match="runs on alpha"):
+    with pytest.raises(GuestLocked, match="is running on alpha"):
         await stop.failover(KNOWN, one.caller, dead=True)
     assert one.did == []
 
@@ -299,7 +299,7 @@ async def test_a_silent_host_is_fenced_before_its_guest_is_asked_for(one: World)
     assert (done.runs_on, done.fenced) == ("beta", FENCED)
     assert done.why == "fence_fake reports that alpha is off; with epoch 7"
     assert done.as_json()["fenced"]["agent"] == "fence_fake"
-    assert one.warned == ["web1 will resume from its state 12.0 s ago; later changes are lost"]
+    assert one.warned == ["web1 will resume from its state of 12.0 s ago; later changes are lost"]
     assert one.finished[0][1]["fenced"]["host"] == "alpha"
 
 
@@ -379,7 +379,7 @@ async def test_a_guest_whose_host_says_that_it_is_gone_needs_neither_word_nor_fe
     one.after = {**RUNS_THERE, "why": "a person said so; with epoch 7"}
     done = await stop.failover(NO_LEASE, one.caller)
     assert one.did == ["beta failover", "alpha end", "beta end"]
-    assert done.why == "alpha reports that it does not run there; with epoch 7"
+    assert done.why == "alpha reports the guest as not running; with epoch 7"
 
 
 async def test_a_watched_guest_is_unprotected_though_its_backup_is_dead(one: World) -> None:

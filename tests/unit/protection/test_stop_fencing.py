@@ -63,7 +63,7 @@ async def test_the_journal_says_who_was_fenced_when_and_by_whom(scene: Scene) ->
     assert step.result == done.as_json()
     assert done.as_json()["answered"] == "off"
     assert scene.warned == [
-        f"fencing alpha: powering it off with {path}, with all guests on it",
+        f"fencing alpha: powering it and all its guests off with {path}",
         f"{path} reports that alpha is off",
     ]
 
@@ -75,7 +75,8 @@ async def test_what_was_tried_in_vain_is_kept_with_what_was_answered(scene: Scen
     (step,) = scene.steps()
     assert step.state is StepState.FAILED
     assert step.result is not None
-    assert "could not be switched off: it exited with 1: Unable to" in step.result["error"]
+    told = step.result["error"]
+    assert "could not be switched off: the agent exited with 1: Unable to" in told
     scene.agent.behaves()
     await stop.fence_host(scene.agent.host(), scene.recorder, scene.caller)
     assert [one.state for one in scene.steps()] == [StepState.FAILED, StepState.DONE]

@@ -183,7 +183,7 @@ def test_a_backup_whose_guest_runs_does_not_end_it_as_a_standby(
     (folder / "ours").touch()
     standby_setup.note_run(folder)
     monkeypatch.setattr(orders, "folder_of", lambda _: folder)
-    with pytest.raises(GuestLocked, match="now runs on beta"):
+    with pytest.raises(GuestLocked, match="is now running on beta"):
         orders._end(order(tmp_path, define=False))
 
 
@@ -231,7 +231,7 @@ def test_a_backup_that_takes_over_while_it_is_ended_goes_on_with_that(
     monkeypatch.setattr(orders, "folder_of", lambda _: folder)
     monkeypatch.setattr(orders, "_stop_agent", stop)
     monkeypatch.setattr(orders, "_start", started.append)
-    with pytest.raises(GuestLocked, match="now runs on beta"):
+    with pytest.raises(GuestLocked, match="is now running on beta"):
         orders._end(order(tmp_path, define=False))
     assert started == [folder]
     assert not (folder / "over").exists()

@@ -94,14 +94,14 @@ async def test_a_copy_that_does_not_run_is_an_error(agent: Agent) -> None:
 
 async def test_an_agent_that_was_started_again_has_no_test(agent: Agent) -> None:
     agent.says = [COPYING, None]
-    with pytest.raises(VmckptError, match="the test ended before its copy ran"):
+    with pytest.raises(VmckptError, match="the test ended before its copy was running"):
         await test_failover.begin(KNOWN, agent.caller)
 
 
 async def test_who_gives_up_has_the_copy_taken_away(agent: Agent) -> None:
     agent.says = [COPIED]
     agent.caller.stop.set()
-    with pytest.raises(Cancelled, match="no copy of web1 runs"):
+    with pytest.raises(Cancelled, match="no copy of web1 is running"):
         await test_failover.begin(KNOWN, agent.caller)
     assert agent.did == ["test", "end-test"]
 
@@ -131,7 +131,7 @@ async def test_what_does_not_end_is_unknown(agent: Agent, monkeypatch: pytest.Mo
         return {"agent": True, "test": RUNS}
 
     monkeypatch.setattr(agent_client, "order", stays)
-    with pytest.raises(OutcomeUnknown, match="web1-test still runs on beta"):
+    with pytest.raises(OutcomeUnknown, match="web1-test is still running on beta"):
         await test_failover.end(KNOWN, agent.caller)
 
 

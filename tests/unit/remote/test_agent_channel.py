@@ -49,7 +49,7 @@ async def test_one_that_has_ended_is_told_however_often_it_is_asked() -> None:
     words = ["/bin/sh", "-c", "exit 3"]
     async with AgentProcess(HERE, words) as program:
         for _ in range(2):
-            with pytest.raises(RemoteError, match="here: /bin/sh ended: "):
+            with pytest.raises(RemoteError, match="here: /bin/sh exited: "):
                 await program.receive()
 
 

@@ -111,7 +111,7 @@ def test_one_of_another_kind_is_named_with_ours(path: Path, tmp_path: Path) -> N
     for name in ("python3", f"python{sys.version_info[0]}.{sys.version_info[1]}"):
         program(path / name, "echo python .cpython-27-vax.so /bin/python2")
     with pytest.raises(
-        RemoteError, match=f"the host's Python is cpython-27-vax, this machine's is {OURS}"
+        RemoteError, match=f"the host has Python cpython-27-vax, this machine has {OURS}"
     ):
         looked(Remote(path), tmp_path / "versions")
 

@@ -66,14 +66,17 @@ async def test_a_device_that_needs_a_moment_is_waited_for(agent: FakeAgent) -> N
 @pytest.mark.parametrize(
     ("modes", "told"),
     [
-        ({"off": 1}, "could not be switched off: it exited with 1; run this again, or"),
-        ({"off": 2, "status": 2}, "could not be switched off: it exited with 2"),
-        ({"off": "dies"}, "it was killed by signal 9"),
+        (
+            {"off": 1},
+            "could not be switched off: the agent exited with 1; run the command again, or",
+        ),
+        ({"off": 2, "status": 2}, "could not be switched off: the agent exited with 2"),
+        ({"off": "dies"}, "the agent was killed by signal 9"),
         ({"off": "tells"}, "exited with 1: Unable to connect/login to fencing device; "),
-        ({"off": "lies"}, "it was switched off but still reports on"),
-        ({"status": 1}, "its power state is unknown: it exited with 1"),
-        ({"status": 7}, "its power state is unknown: it exited with 7"),
-        ({"status": "tells"}, "state is unknown: it exited with 1: Unable to connect/login"),
+        ({"off": "lies"}, "the device was switched off but still reports on"),
+        ({"status": 1}, "the power state is unknown: the agent exited with 1"),
+        ({"status": 7}, "the power state is unknown: the agent exited with 7"),
+        ({"status": "tells"}, "state is unknown: the agent exited with 1: Unable to connect/login"),
     ],
 )
 async def test_any_other_answer_is_a_refusal(
@@ -102,7 +105,7 @@ async def test_who_stops_it_leaves_nothing_running(agent: FakeAgent) -> None:
     agent.behaves(off="hangs")
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.6, stop.set)
-    with pytest.raises(Cancelled, match="not known whether alpha is off"):
+    with pytest.raises(Cancelled, match="whether alpha is off is unknown"):
         await fence_agent.power_off(agent.host(), stop)
     assert agent.actions == ["off"]
     assert agent.hanging() == []
@@ -176,7 +179,7 @@ async def test_a_host_that_answers_is_not_off_whatever_is_said(agent: FakeAgent)
     with socket.create_server(("127.0.0.1", 0)) as alive:
         ssh = SshAddress(address="127.0.0.1", port=alive.getsockname()[1])
         line = await refused(agent.host(ssh=ssh))
-    assert "reports off, but the host answers: it controls another machine" in line
+    assert "reports off, but the host still answers: the device controls another machine" in line
     assert (await power_off(agent.host(ssh=ssh))).host == "alpha"
 
 
@@ -220,7 +223,7 @@ async def test_a_supply_that_comes_back_means_not_fenced(
     one.behaves(status="returns")
     two.behaves(status="late")
     line = await refused(host((one.device(), two.device())))
-    assert f"{one.path} (device 1 of 2): it was off and is on again" in line
+    assert f"{one.path} (device 1 of 2): the device was off and is on again" in line
 
 
 @pytest.mark.parametrize("why", ["missing", "hangs", "fails", "password"])
@@ -247,7 +250,8 @@ async def test_where_no_level_succeeds_each_one_is_told_of_without_a_secret(
     two.behaves(off="tells")
     line = await refused(host((one.device(agent="fence_nowhere"),), (two.device(),)))
     assert line.startswith(
-        "alpha is not known to be off: fence_nowhere (level 1): it could not be switched off: fence"
-        f" agent fence_nowhere is not installed on this machine, and {two.path} (level 2): it could"
+        "alpha is not known to be off: fence_nowhere (level 1): the host could not be switched"
+        f" off: fence agent fence_nowhere is not installed on this machine, and {two.path}"
+        " (level 2): the host could"
     )
     assert "add --host-is-off" in line

@@ -70,7 +70,9 @@ async def test_a_host_is_switched_off_through_its_controller(bmc: Bmc) -> None:
 
 async def test_a_wrong_password_switches_nothing_off(bmc: Bmc) -> None:
     line = await refused(bmc.host(password="wrong"))
-    assert line.startswith("alpha is not known to be off: fence_ipmilan: it could not be switched")
+    assert line.startswith(
+        "alpha is not known to be off: fence_ipmilan: the host could not be switched"
+    )
     assert "exited with 1: Unable to obtain correct plug status" in line
     assert bmc.is_on
 
@@ -88,7 +90,10 @@ async def test_a_host_whose_power_stays_on_is_not_taken_for_off(
 async def test_a_controller_that_is_gone_is_one_line(bmc: Bmc) -> None:
     bmc.stop()
     line = await refused(bmc.host(login_timeout="1", power_timeout="1"))
-    assert "exited with 1: Connection timed out; run this again, or switch it off yourself" in line
+    assert (
+        "exited with 1: Connection timed out; run the command again, or switch the host off"
+        " yourself" in line
+    )
 
 
 async def test_both_supplies_of_a_host_are_switched_off(supplies: tuple[Bmc, Bmc]) -> None:
@@ -101,7 +106,10 @@ async def test_both_supplies_of_a_host_are_switched_off(supplies: tuple[Bmc, Bmc
 async def test_a_host_with_one_supply_left_is_not_off(supplies: tuple[Bmc, Bmc]) -> None:
     supplies[1].stick()
     line = await refused(fed_by(supplies))
-    assert "fence_ipmilan (device 2 of 2): it could not be switched off: it exited with 1: " in line
+    assert (
+        "fence_ipmilan (device 2 of 2): the host could not be switched off: the agent exited"
+        " with 1: " in line
+    )
     assert [one.is_on for one in supplies] == [False, True]
 
 

@@ -82,7 +82,7 @@ async def test_one_that_was_put_in_its_place_later_is_named(tmp_path: Path) -> N
     (tmp_path / "other").write_text("restored by hand")
     (tmp_path / "other").rename(tmp_path / "vda.qcow2")
     left = await images.remove(host, made)
-    assert left == (f"{tmp_path}/vda.qcow2 (it is not the same file any more)",)
+    assert left == (f"{tmp_path}/vda.qcow2 (the file was replaced meanwhile)",)
     assert names(tmp_path) == ["vda.qcow2"]
 
 

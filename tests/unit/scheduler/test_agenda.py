@@ -220,7 +220,7 @@ def test_of_one_lane_only_one_is_at_work() -> None:
     both = agenda(world.scene)
     assert len([one for one in both.work if isinstance(one, CreateSnapshot)]) == 1
     busy = agenda(replace(world.scene, busy=frozenset({"host alpha", "collect near"})))
-    assert [str(one) for one in busy.work] == ["collection in far"]
+    assert [str(one) for one in busy.work] == ["garbage collection in far"]
 
 
 def test_a_wait_that_a_clock_put_back_made_endless_ends() -> None:

@@ -92,7 +92,7 @@ def test_missing_chunks_are_told_by_a_collection(stock: Stock) -> None:
 
     assert not did.good
     assert did.values["missing_chunks"] > 0
-    assert "chunks are missing" in did.text
+    assert f"; {did.values['missing_chunks']} missing chunks, " in did.text
 
 
 def test_work_that_is_stopped_ends_before_it_changes_more(stock: Stock) -> None:

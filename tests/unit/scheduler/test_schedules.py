@@ -75,10 +75,10 @@ def test_auto_is_reckoned_for_each_guest() -> None:
 @pytest.mark.parametrize(
     ("line", "stores", "told"),
     [
-        ("{name: a, every: 1h}", (), "the inventory names no store; add stores:"),
+        ("{name: a, every: 1h}", (), "no stores in the inventory; add, for example, stores:"),
         ("{name: a, every: 1h, store: fra}", NEAR, "no store 'fra' in the inventory; did you mean"),
         ("{name: a, every: 1h, copies: [{to: fra}]}", NEAR, "no store 'fra'"),
-        ("{name: a, every: 1h, copies: [{to: near}]}", NEAR, "cannot be copied to it"),
+        ("{name: a, every: 1h, copies: [{to: near}]}", NEAR, "cannot be copied to the same store"),
     ],
 )
 def test_a_schedule_whose_stores_cannot_be_used_is_left_out_and_said(
@@ -108,7 +108,7 @@ def test_before_there_was_a_snapshot_its_cost_is_assumed() -> None:
     found = schedules.optimal_interval(Auto(Seconds(86400.0)), (), 1000.0)
 
     assert found.when.every >= LEAST
-    assert found.text.startswith("C = 5.0 s, assumed, as no snapshot was taken yet; M = ")
+    assert found.text.startswith("C = 5.0 s (assumed: no snapshot has been taken yet); M = ")
 
 
 def test_auto_is_reckoned_from_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

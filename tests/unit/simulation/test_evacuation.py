@@ -95,6 +95,6 @@ def test_retries_are_bounded(tries: int) -> None:
     sim = Sim(made, frozenset({"x"}), terms, luck=Luck(broken=frozenset("bc")), seed=1)
     sim.run(in_order)
     assert [one.why for one in sim.course.left] == [
-        f"tried {tries} times, last to {'b' if tries == 1 else 'c'}: "
+        f"tried {tries} times, most recently to {'b' if tries == 1 else 'c'}: "
         f"{'b' if tries == 1 else 'c'} refuses"
     ]

@@ -41,7 +41,7 @@ def test_what_the_page_shows_can_be_read(tmp_path: Path) -> None:
         ("hosts: [{name: h1, memory: 1GiB}]", "cpus is missing"),
         ("hosts: [{name: h1, memory: big, cpus: 1}]", "big"),
         ('hosts: [{name: "h[9-1]", memory: 1GiB, cpus: 1}]', "is an empty range, or too large"),
-        ('hosts: [{name: "h[1", memory: 1GiB, cpus: 1}]', "write it like"),
+        ('hosts: [{name: "h[1", memory: 1GiB, cpus: 1}]', "use a name like"),
         ("hosts: [{name: h1, memory: 1GiB, cpus: 1, lnk: 1gbit}]", "lnk"),
         (
             "hosts: [{name: h1, memory: 1GiB, cpus: 1}, {name: h1, memory: 1GiB, cpus: 1}]",

@@ -35,7 +35,7 @@ async def test_a_trace_is_played_to_its_outcome(name: str, outcome: str, host: s
     done = [one.sample.done for one in seen if one.sample is not None]
     assert done == sorted(done)
     assert (await replay.ask(["plan"], 80)).code == 2
-    assert replay.start(["cancel", "m-trace"], 80).said().text == "not in a replay\n"
+    assert replay.start(["cancel", "m-trace"], 80).said().text == "not available in a replay\n"
 
 
 async def test_a_traces_decisions_are_told_when_they_were_made(tmp_path: Path) -> None:

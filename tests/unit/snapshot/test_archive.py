@@ -140,7 +140,7 @@ def _replace_pack(file: Path, rows: dict[bytes, tuple[bytes, int]]) -> None:
 def test_what_is_no_export_is_refused(stock: Stock) -> None:
     (stock.folder / "file").write_bytes(os.urandom(4096))
     code, _, wrong = stock("import", "file")
-    assert (code, "it is not an export" in wrong) == (41, True)
+    assert (code, "not an exported snapshot" in wrong) == (41, True)
     assert stock("import", "nothing")[0] == 45
     assert stock("import", ".")[0] == 40
     stock.put("one", [1])

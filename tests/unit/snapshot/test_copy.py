@@ -74,7 +74,7 @@ def test_what_is_damaged_at_its_source_is_not_copied(stock: Stock) -> None:
     one = stock.put("one", [1, 2])
     (pack,) = stock.packs()
     flip(pack, 60)
-    with pytest.raises(StoreDamaged, match="in no intact pack"):
+    with pytest.raises(StoreDamaged, match="no intact pack has chunk"):
         copied(stock, one)
 
     assert stock.store("far").manifests() == []

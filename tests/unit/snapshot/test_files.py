@@ -55,7 +55,7 @@ def test_single_files_come_out_of_a_disk(filled: Export, tmp_path: Path) -> None
         place, left_out = files.get("/etc", tmp_path / "copy")
         for path, why in (
             ("/none", "File not found"), ("/etc/link", "symlink to /etc/passwd"),
-            ('/a"b', "does not support this file name"), ("/etc/deep", "is a folder"),
+            ('/a"b', "does not support this file name"), ("/etc/deep", "is a directory"),
         ):  # fmt: skip
             with pytest.raises(BadInput, match=why):
                 files.read(path)

@@ -25,8 +25,8 @@ RUNNING, PAUSED, OFF = GuestState.RUNNING, GuestState.PAUSED, GuestState.SHUT_OF
         (0, False, ""),
         (3, False, "the command failed: exit status 3"),
         (-9, False, "the command failed: killed by SIGKILL"),
-        (0, True, "it was interrupted"),
-        (1, True, "it was interrupted"),
+        (0, True, "the command was interrupted"),
+        (1, True, "the command was interrupted"),
     ],
 )
 def test_its_end_takes_the_guest_back(status: int, stopped: bool, why: str) -> None:
@@ -42,8 +42,8 @@ def test_its_end_takes_the_guest_back(status: int, stopped: bool, why: str) -> N
         ({"alpha": PAUSED}, [], False, "the guest is paused on alpha"),
         ({"alpha": PAUSED}, [], True, ""),
         ({"alpha": GuestState.CRASHED}, [], True, "the guest is crashed on alpha"),
-        ({}, [], False, "the guest does not run on any host"),
-        ({}, ["beta"], False, "the guest does not run on any host; beta does not answer"),
+        ({}, [], False, "the guest is running on no host"),
+        ({}, ["beta"], False, "the guest is running on no host; beta does not answer"),
     ],
 )
 def test_the_guest_must_still_run(
@@ -93,4 +93,4 @@ def test_how_a_program_ended_is_said() -> None:
     assert [in_words(one) for one in (2, -15, -77)] == [
         "exit status 2", "killed by SIGTERM", "killed by signal 77",
     ]  # fmt: skip
-    assert "its links stay down" in restore_hook.hook_complaint("x", 1, links_down=True)
+    assert "its network links stay down" in restore_hook.hook_complaint("x", 1, links_down=True)

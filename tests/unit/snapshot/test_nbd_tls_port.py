@@ -91,7 +91,7 @@ def test_it_listens_on_this_machine_alone() -> None:
         for place, why in (
             (Tcp("0.0.0.0", 0), "other machines"),
             (Tcp("example.org", 0), "the host is not an IP address"),
-            (Tcp("127.0.0.1", taken.getsockname()[1]), "cannot listen at"),
+            (Tcp("127.0.0.1", taken.getsockname()[1]), "cannot listen on"),
         ):
             with pytest.raises(BadInput, match=why), nbd_tls_port.served(EXPORTS, place):
                 pass

@@ -99,5 +99,5 @@ def test_a_schedule_must_be_named_unless_there_is_just_one(stock: Stock) -> None
     assert prune.schedule_of(found, "weekly", "near") == "weekly"
     public = replace(found.known[id_of("a")], tags={"schedule": "weekly"})
     both = replace(found, known={**found.known, "s-b": public})
-    with pytest.raises(BadInput, match="has snapshots of schedules nightly, weekly"):
+    with pytest.raises(BadInput, match="has snapshots of several schedules: nightly, weekly"):
         prune.schedule_of(both, None, "near")

@@ -76,5 +76,5 @@ def test_a_key_that_somebody_else_wrapped_for_us_takes_no_place(stock: Stock) ->
     told = rotated(stock)
 
     assert (told.rewrapped, set(told.damaged)) == ((), {one})
-    assert "another data key" in told.damaged[one]
+    assert "a different data key" in told.damaged[one]
     assert opens(stock, one, BOB) is None

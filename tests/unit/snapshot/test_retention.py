@@ -72,7 +72,7 @@ def test_why_each_stays_or_goes_is_told() -> None:
         "the newest snapshot", "last 1 of 1", "daily 1 of 2: the newest of 2025-06-20",
     )  # fmt: skip
     assert found["b"].reasons == ("daily 2 of 2: the newest of 2025-06-19",)
-    assert found["c"] == RetentionDecision("c", stays=False, reasons=("no rule keeps it",))
+    assert found["c"] == RetentionDecision("c", stays=False, reasons=("kept by no rule",))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_damaged_one_takes_no_place_and_goes_once_there_is_a_good_one() -> Non
     found = verdicts([bad, snap("b", 2), snap("c", 3)], Keep(last=1))
 
     assert [one.stays for one in found.values()] == [False, True, False]
-    assert found["a"].reasons == ("damaged, and a good snapshot exists",)
+    assert found["a"].reasons == ("damaged, and an intact snapshot exists",)
     alone = verdicts([bad, snap("d", 5, good=False)], Keep(last=2))
     assert [one.stays for one in alone.values()] == [True, True]  # it may be mended
 

@@ -13,7 +13,7 @@ def test_a_map_that_does_not_fit_is_refused() -> None:
     store = Store()
     with pytest.raises(StoreDamaged, match="refers to a chunk"):
         Assembly(Kind.RAM, 4096, np.array([64], dtype=np.uint32), [b"x"], store)
-    with pytest.raises(StoreDamaged, match="does not have the length of its region"):
+    with pytest.raises(StoreDamaged, match="the length of a map does not match its region"):
         Assembly(Kind.RAM, 8192, np.array([0], dtype=np.uint32), [b"x"], store)
     store.chunks[b"x"] = bytes(4096)
     short = Assembly(Kind.RAM, 4096, np.array([1], dtype=np.uint32), [b"x"], store)

@@ -49,6 +49,8 @@ def test_a_newer_pack_is_refused_by_name_and_never_removed(tmp_path: Path) -> No
     newer = blake3(data).hexdigest()
     store.backend.put(format_pack.key_of(newer), bytes(data))
 
-    assert "version 3; this vmckpt supports up to 2" in str(store.catalog.load().unreadable[newer])
+    assert "version 3; this vmckpt supports versions up to 2" in str(
+        store.catalog.load().unreadable[newer]
+    )
     assert gc(store).unreadable == (newer,)
     assert any(store.backend.keys(format_pack.key_of(newer)))

@@ -326,7 +326,7 @@ def test_two_collections_do_not_run_at_once(before: Path, folder: Path) -> None:
         if point == "gc: decided":
             fault_injection.listen(None)
             with pytest.raises(
-                StoreError, match="is already collecting garbage or repairing; wait"
+                StoreError, match="is already running a garbage collection or repair; wait"
             ) as caught:
                 gc(Store.open(LocalFolder(folder)))
             refused.append(caught)

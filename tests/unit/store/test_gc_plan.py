@@ -50,7 +50,7 @@ A, B = pack("a"), pack("b", condemned=True)
         pytest.param(
             {"locks": [lock()]},
             [],
-            "process 7 on alpha was already running when they were marked for deletion",
+            "process 7 on alpha was already running when these objects were marked for deletion",
             id="writer",
         ),
         pytest.param({"locks": [lock("x")]}, [], "was already running", id="knows of another one"),

@@ -69,7 +69,7 @@ def test_chunks_of_any_size_and_many_packs(tmp_path: Path) -> None:
 
 def test_a_writer_that_fails_leaves_nothing_that_is_published(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s")
-    with pytest.raises(ValueError, match="too large for a chunk"), store.writer(SEALING) as writer:
+    with pytest.raises(ValueError, match="too many for one chunk"), store.writer(SEALING) as writer:
         writer.add(bytes(5 << 20)).result()
 
     assert store.manifests() == []
@@ -81,9 +81,9 @@ def test_an_error_in_a_thread_reaches_who_adds_and_who_finishes(tmp_path: Path) 
     store = new_store(tmp_path / "s")
     with store.writer(SEALING) as writer:
         failed = writer.add(bytes(5 << 20))
-        with pytest.raises(ValueError, match="too large for a chunk"):
+        with pytest.raises(ValueError, match="too many for one chunk"):
             failed.result()
-        with pytest.raises(ValueError, match="too large for a chunk"):
+        with pytest.raises(ValueError, match="too many for one chunk"):
             writer.add(chunk(1))
-        with pytest.raises(ValueError, match="too large for a chunk"):
+        with pytest.raises(ValueError, match="too many for one chunk"):
             writer.finish()

@@ -78,7 +78,7 @@ def test_an_id_is_one_word(tmp_path: Path, id_: str) -> None:
 
 def test_nothing_is_published_that_is_not_finished(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s")
-    with store.writer(SEALING) as writer, pytest.raises(ValueError, match="after its chunks"):
+    with store.writer(SEALING) as writer, pytest.raises(ValueError, match="once its chunks"):
         store.publish("one", b"", None, writer=writer)
 
 
@@ -110,9 +110,11 @@ def test_a_store_is_made_once_and_opened_only_if_it_is_one(tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotInStore, match=r"empty is not a store; create one"):
         Store.open(LocalFolder(tmp_path / "empty"))
-    with pytest.raises(StoreError, match="no such folder; mount it, or create a store"):
+    with pytest.raises(
+        StoreError, match="no such directory; mount the directory, or create a store"
+    ):
         Store.open(LocalFolder(tmp_path / "away"))
-    with pytest.raises(StoreError, match=r"folder .*deep does not exist; create it"):
+    with pytest.raises(StoreError, match=r"directory .*deep does not exist; create or mount"):
         new_store(tmp_path / "deep" / "deeper")
 
 
@@ -120,7 +122,9 @@ def test_a_newer_store_is_refused_by_name(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s")
     newer = {"version": 2, "id": store.id}
     store.backend.put("format", manifest.written("format", newer), replace=True)
-    with pytest.raises(StoreNewer, match="is a store of version 2; this vmckpt supports up to 1"):
+    with pytest.raises(
+        StoreNewer, match="has store version 2; this vmckpt supports versions up to 1"
+    ):
         Store.open(store.backend)
 
 
@@ -141,7 +145,7 @@ def test_a_missing_pack_is_told_by_who_reads(tmp_path: Path) -> None:
     for one in list(store.backend.keys("packs/")):
         store.backend.delete(one.key)
 
-    with pytest.raises(StoreDamaged, match=r"chunk \w{16} is in none of its packs"):
+    with pytest.raises(StoreDamaged, match=r"no pack contains chunk \w{16};"):
         read(store, "one")
 
 

@@ -116,9 +116,12 @@ def test_another_store_than_the_one_that_is_meant_is_refused(tmp_path: Path) -> 
     assert repository.opened(repository.identified(place)).id == meant.id
     assert repository.opened(place).id == meant.id
 
-    with pytest.raises(StoreError, match=r"knows as near; check that it is mounted there"):
+    with pytest.raises(
+        StoreError,
+        match=r"recorded as near on the controller; check that the store is mounted there",
+    ):
         repository.opened(replace(place, id="0" * 32))
     (tmp_path / "near/format").unlink()
-    with pytest.raises(NotInStore, match=r"is not a store; check that it is mounted there"):
+    with pytest.raises(NotInStore, match=r"is not a store; check that the store is mounted there"):
         repository.opened(replace(place, id=meant.id))
     assert repository.identified(place) == place

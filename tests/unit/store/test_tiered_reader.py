@@ -55,7 +55,9 @@ def test_what_it_has_lost_comes_from_the_next_one_and_that_is_said(
     assert found == chunks(*NUMBERS)
     assert reader.borrowed == len(NUMBERS)
     (warning,) = tiered_reader.warnings(reader, near)
-    assert warning.startswith(f"6 chunks were read from another store, as {near.backend.where}")
+    assert warning.startswith(
+        f"6 chunks could not be read from {near.backend.where} and were read from another store"
+    )
 
 
 def test_what_no_store_has_is_told_of_the_near_one(stores: tuple[Store, Store]) -> None:

@@ -62,7 +62,7 @@ def _replace_by_file(path: Path) -> None:
     ("spoil", "why"),
     [
         (_give_away, "belongs to user 65534"),
-        (_open_up, "can be written by others"),
+        (_open_up, "is writable by other users"),
         (_link, "is not a directory"),
     ],
 )
@@ -99,14 +99,14 @@ def test_it_can_be_checked_before_anything_is_begun() -> None:
     host_directories.run_dir()
     host_directories.require_own_directory()
     _open_up(host_directories.RUN)
-    with pytest.raises(RemoteError, match="can be written by others"):
+    with pytest.raises(RemoteError, match="is writable by other users"):
         host_directories.require_own_directory()
 
 
 def test_a_parent_that_others_may_write_must_be_sticky(tmp_path: Path) -> None:
     host_directories.run_dir()
     tmp_path.chmod(0o777)
-    with pytest.raises(RemoteError, match="can be written by others"):
+    with pytest.raises(RemoteError, match="is writable by other users"):
         host_directories.run_dir()
     tmp_path.chmod(0o1777)
     assert host_directories.run_dir() == host_directories.RUN

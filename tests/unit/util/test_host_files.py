@@ -73,7 +73,7 @@ def test_a_link_on_the_way_is_followed_only_if_it_is_ours(
     )  # fmt: skip
     for work in works:
         if refused:
-            with pytest.raises(FileRefused, match=f"symbolic link of user {THEM}, way"):
+            with pytest.raises(FileRefused, match=f"symbolic link of user {THEM}: way"):
                 work()
         else:
             work()
@@ -112,8 +112,9 @@ def test_missing_directories_are_made_only_where_that_is_said(tmp_path: Path) ->
     ("mode", "owner", "last", "why"),
     [
         (0o755, 0, True, None), (0o755, THEM, False, f"belongs to user {THEM}"),
-        (0o777, 0, False, "can be written by others"), (0o1777, 0, False, None),
-        (0o1777, 0, True, "can be written by others"), (0o770, 0, True, "can be written by others"),
+        (0o777, 0, False, "is writable by other users"), (0o1777, 0, False, None),
+        (0o1777, 0, True, "is writable by other users"),
+        (0o770, 0, True, "is writable by other users"),
     ],
 )  # fmt: skip
 def test_whoever_may_change_a_directory_is_told(

@@ -41,7 +41,10 @@ _WAITS = "inmigrate"
 
 
 def run_backup(session: Session, folder: Path, requests: Requests) -> None:
-    """Run the backup until the guest runs here, or the protection ends. Raises VmckptError."""
+    """Run the agent until the guest is running here or the protection ends.
+
+    Raises VmckptError.
+    """
     with handover.only_agent(session, folder):
         qemu = identity.hold(session.guest)
         if qemu is None:
@@ -58,7 +61,9 @@ def _lost(session: Session, folder: Path) -> None:
     if standby_setup.may_have_run(folder):
         if not (folder / teardown.OUTCOME).exists():
             teardown.outcome(
-                folder, ProtectionOutcome.FAILED_OVER, "it ran here, and its QEMU ended afterwards"
+                folder,
+                ProtectionOutcome.FAILED_OVER,
+                "the guest ran here, and its QEMU terminated afterwards",
             )
     else:
         teardown.outcome(folder, ProtectionOutcome.LOST, "the standby's QEMU is gone")
@@ -75,7 +80,7 @@ def _run_beside(session: Session, folder: Path, requests: Requests, qemu: HeldPr
         if standby_setup.is_ours(folder) and monitor.run_state() != _WAITS:
             _finish(session, folder, monitor)
             return
-        # The agent that ran a test is dead, and the standby needs its disks without the test's.
+        # An earlier agent may have left a failover test attached to the standby's disks.
         _clear_test(session)
         with ExitStack() as stack:
             claim = (
@@ -128,7 +133,7 @@ def _watch(
     session: Session, folder: Path, backup: Backup, answers: "_Answers", stack: ExitStack
 ) -> TakeoverGranted | None:
     if standby_setup.is_ours(folder):
-        return TakeoverGranted("an earlier agent has taken the guest over", time.monotonic())
+        return TakeoverGranted("an earlier agent took over the guest", time.monotonic())
     server = stack.enter_context(_listening(session, folder))
     stack.callback(backup.close)
     stack.enter_context(Control(folder, answers))
@@ -136,15 +141,13 @@ def _watch(
 
 
 def _finish(session: Session, folder: Path, monitor: QmpMonitor) -> None:
-    """Complete a takeover whose agent loaded the guest, and may have died right afterwards."""
+    """Complete a takeover whose agent may have died after it loaded the guest."""
     if monitor.run_state() != "running":
         standby_setup.note_run(folder)
         standbys.go_on(monitor)
     with suppress(VmckptError):
         standbys.announce(monitor, list(session.cards))
-    teardown.outcome(
-        folder, ProtectionOutcome.FAILED_OVER, "an earlier agent has taken the guest over"
-    )
+    teardown.outcome(folder, ProtectionOutcome.FAILED_OVER, "an earlier agent took over the guest")
     _clear_test(session)
     _settle(session, folder, monitor)
     (folder / process.OVER).touch()
@@ -154,11 +157,11 @@ def _clear_test(session: Session) -> None:
     try:
         test_failover_files.clear(session)
     except (VmckptError, OSError) as exc:
-        log.warning("removing a failover test: %s", exc)
+        log.warning("removing a failover test failed: %s", exc)
 
 
 def _listening(session: Session, folder: Path) -> socket.socket:
-    """Listen on the port of the earlier agent, if there was one."""
+    """Listen on the earlier agent's port; on any port if there was no earlier agent."""
     known = 0
     with suppress(OSError, ValueError):
         known = int((folder / PORT).read_text())
@@ -178,7 +181,7 @@ def _run(
     monitor: QmpMonitor,
     ours: TakeoverGranted,
 ) -> float:
-    """Run the guest. Returns how long that took, in seconds. Raises VmckptError."""
+    """Run the guest. Returns how long the takeover took, in seconds. Raises VmckptError."""
     stage.apply()
     steps = standby.run(stage.state(), lambda: standby_setup.note_run(folder))
     running = time.monotonic()
@@ -188,21 +191,24 @@ def _run(
     try:
         standbys.announce(monitor, list(session.cards))
     except VmckptError as exc:
-        log.warning("switches may still send to the old host of %s: %s", session.name, exc)
+        log.warning("switches may still send frames for %s to its old host: %s", session.name, exc)
     log.info("%s runs here, epoch %d: %s; %s", session.name, stage.committed, ours.why, steps)
     return running - ours.decided
 
 
 def _behind(stage: Stage, ours: TakeoverGranted) -> float:
-    """Return the age of the last epoch when the primary last answered: the loss, in seconds."""
+    """Return how much of the guest's work was lost, in seconds.
+
+    This is how old the last epoch was when the primary last answered.
+    """
     taken = 0.0 if stage.last is None else stage.last.taken
     return max(0.0, time.time() - (time.monotonic() - ours.decided) - ours.silent - taken)
 
 
 def _settle(session: Session, folder: Path, monitor: QmpMonitor) -> None:
-    """Do the steps that can wait until the guest runs.
+    """Carry out the steps that can wait until the guest is running.
 
-    They are retried for a minute; after that, `vmckpt recover` repeats them.
+    Failed steps are retried for a minute; after that, `vmckpt recover` repeats them.
     """
     give_up = time.monotonic() + _SETTLES
     while True:
@@ -220,7 +226,7 @@ def _settle(session: Session, folder: Path, monitor: QmpMonitor) -> None:
 
 
 def _set_clock(monitor: QmpMonitor, ours: TakeoverGranted) -> None:
-    """Set the guest's clock, which is behind by the lost time and the failover's duration."""
+    """Set the guest's clock, which lags by the lost time plus the failover's duration."""
     if ours.clock is not None:
         with suppress(VmckptError):
             clock.set_ahead(GuestAgent(monitor), ours.clock)

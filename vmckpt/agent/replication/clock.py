@@ -1,4 +1,4 @@
-"""Keep a protected guest's clock correct, through its guest agent if it has one."""
+"""Keep a protected guest's clock correct through its guest agent, if the guest has an agent."""
 
 import json
 import threading
@@ -24,8 +24,8 @@ _FILE = "clock.json"
 class ClockKeeper:
     """Checks the guest's clock at once, and then every ten seconds.
 
-    Use as `with ClockKeeper(session, folder, status)`. It has a thread and a libvirt
-    connection of its own, since a guest agent may hang.
+    Use as `with ClockKeeper(session, folder, status)`. The checks use a separate thread and
+    libvirt connection, since a guest agent may hang.
     """
 
     def __init__(self, session: Session, folder: Path, status: PrimaryStatus) -> None:
@@ -39,7 +39,7 @@ class ClockKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The thread is not joined: it only queries the guest, and that may last.
+        # The thread is not joined, since a call to the guest agent may take long.
         self._over.set()
 
     def _run(self) -> None:

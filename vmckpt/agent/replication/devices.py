@@ -1,8 +1,8 @@
-"""Check whether a protected guest still has the devices that its standby has.
+"""Check whether a protected guest still has the same devices as its standby.
 
-libvirt reports a device right after it was plugged in. A thread then immediately sets the link of a
-new network card down, whatever the agent is doing. The agent compares the devices' names in each
-epoch, and all their properties every few seconds, for changes that no event reports.
+libvirt reports a device right after it was plugged in. A separate thread then immediately sets the
+link of a new network card down. To find changes that no event reports, the agent also compares the
+devices' names in each epoch, and all their properties every few seconds.
 """
 
 import hashlib
@@ -24,18 +24,21 @@ log = logging.getLogger("vmckpt.replica")
 
 _FILE = "devices"
 _PERIPHERAL = "/machine/peripheral"
-"""QEMU's path of all devices with an ID; libvirt gives every device one."""
+"""QOM path of all devices with an ID; libvirt gives every device an ID."""
 
 
 class Devices:
-    """The devices of one guest. Use as `with Devices(...) as devices`; the block handles events."""
+    """The devices of one guest.
+
+    Use as `with Devices(...) as devices`. Hotplug events are handled until the block is left.
+    """
 
     def __init__(
         self, monitor: Commands, folder: Path, new_cards: NewCards, endings: Endings, *,
         known: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """`known`: result of `device_facts` when the standby was defined. None: the devices that
-        the first agent sees; it keeps them in the protection's `folder` for later agents."""
+        """`known`: the guest's `device_facts` when the standby was defined. None: use the devices
+        that the first agent finds. They are stored in `folder` for later agents."""
         self._monitor, self._file, self._new_cards = monitor, folder / _FILE, new_cards
         self._endings, self._known = endings, known
         self._names: frozenset[str] | None = None
@@ -86,7 +89,7 @@ class Devices:
             return now
 
     def still(self) -> bool:
-        """Compare only the devices' names, with one query, and set links of new cards down.
+        """Compare only the devices' names, with one query. Sets the links of new cards down.
 
         Returns whether the standby has the same devices. Raises HypervisorError, OSError.
         """
@@ -101,7 +104,7 @@ class Devices:
             self._new_cards.cut(device)
 
     def _take(self, device: str, plugged: bool) -> None:
-        """Handle an event, in libvirt's thread, which must not wait for QEMU."""
+        """Handle an event. Runs in libvirt's event thread, which must not wait for QEMU."""
         self._told.set()
         if plugged:
             self._plugged.put(device)

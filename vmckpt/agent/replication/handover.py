@@ -1,10 +1,10 @@
-"""Hand a paused guest over to the other host for good.
+"""Hand a paused guest over to the other host permanently.
 
-In a protection, the lease is transferred and QEMU is ended before the other host is informed. In a
-migration, a record file is written first: while it exists, no agent resumes the guest here. Only
-then is the other host informed. QEMU stays paused, with its disks released, as after any migration.
-It is ended once the guest is known to run on the other host. If the guest is known never to have
-run there, the controller resumes it here.
+In a protection, the lease is transferred and QEMU is killed before the other host is informed. In a
+migration, a record file is written before the other host is informed. While this file exists, no
+agent resumes the guest here. QEMU stays paused, with its disks released, as after any migration.
+QEMU is killed once the guest is known to be running on the other host. If the guest is known never
+to have run there, the controller resumes the guest here.
 """
 
 import fcntl
@@ -51,10 +51,10 @@ def hand_over(
     process: HeldProcess,
     stopped: float,
 ) -> None:
-    """Hand the guest over. It is paused since `stopped`, and the backup has its complete state.
+    """Hand the guest over. The backup must have the guest's complete state.
 
-    Raises VmckptError or OSError if the guest was not handed over. In a migration, nothing is
-    raised once it was.
+    `stopped`: when the guest was paused, by time.monotonic(). Raises VmckptError or OSError if the
+    guest was not handed over. In a migration, a failure after the handover raises no error.
     """
     if not session.moves:
         teardown.give_away(session, lease_holder, process)
@@ -67,18 +67,18 @@ def hand_over(
     except (ConnectionLost, WireError):
         runs = _say_again(session, folder, give_up)
     if runs:
-        with suppress(VmckptError):  # the order that ends the migration repeats it
+        with suppress(VmckptError):  # the order that ends the migration repeats this step
             finish(session, folder)
 
 
 def resend(session: Session, folder: Path) -> None:
-    """Inform the other host again of a handover, since an earlier agent may have failed to."""
+    """Inform the other host of a handover again, in case an earlier agent failed to."""
     if _say_again(session, folder, time.monotonic() + _ARRIVES):
         finish(session, folder)
 
 
 def _said(line: PeerConnection, give_up: float) -> bool:
-    """Tell the target to run the guest. Returns whether it confirmed that the guest runs.
+    """Instruct the target to run the guest. Returns whether it confirmed that the guest is running.
 
     Raises ConnectionLost, WireError.
     """
@@ -90,7 +90,7 @@ def _said(line: PeerConnection, give_up: float) -> bool:
 
 
 def _say_again(session: Session, folder: Path, give_up: float) -> bool:
-    """Like `_said`, over new connections and without a hello, after which epochs may follow."""
+    """Like `_said`, but over new connections. Sends no Hello, since no epoch follows."""
     while time.monotonic() < give_up:
         with suppress(OSError, VmckptError):
             made = protocol_connection.connect(
@@ -111,14 +111,14 @@ def handover_record(folder: Path) -> dict[str, Any] | None:
 
 
 def revert(folder: Path) -> None:
-    """Undo a handover, since the other host will never run the guest: it may run here again."""
+    """Revert a handover that the other host will never complete: the guest may run here again."""
     (folder / _GIVEN).unlink(missing_ok=True)
 
 
 def finish(session: Session, folder: Path) -> None:
-    """End the QEMU of a guest that was handed over; may be repeated. Raises VmckptError.
+    """Kill the QEMU of a guest that was handed over; may be repeated. Raises VmckptError.
 
-    Restores the owners of images on shared storage, which libvirt resets when QEMU ends.
+    Restores the owners of images on shared storage, which libvirt resets when QEMU terminates.
     """
     process = identity.hold(session.guest)
     if process is not None:
@@ -133,29 +133,30 @@ def finish(session: Session, folder: Path) -> None:
 
 @contextmanager
 def only_agent(session: Session, folder: Path) -> Iterator[None]:
-    """Hold the lock of the folder's agent. Raises GuestLocked if another agent holds it."""
+    """Hold the lock of the protection's agent. Raises GuestLocked if another agent holds it."""
     with (folder / AGENT_LOCK).open("w") as lock:
         if not locked(lock):
-            raise GuestLocked(f"{session.name} has an agent already")
+            raise GuestLocked(f"{session.name} already has an agent")
         yield
 
 
 @contextmanager
 def without_agent(session: Session, folder: Path) -> Iterator[None]:
-    """Keep agents of the folder from running while the block lasts.
+    """Keep agents of the protection from running while the block lasts.
 
-    Raises RemoteError if an agent does not end.
+    Raises RemoteError if a running agent does not stop.
     """
     with (folder / AGENT_LOCK).open("w") as lock:
         if not locked(lock):
-            raise RemoteError(f"{session.host}: the agent of {session.name} does not end")
+            raise RemoteError(f"{session.host}: the agent of {session.name} does not stop")
         yield
 
 
 def locked(lock: IO[str]) -> bool:
-    """Try for 5 s to take the lock of the process that controls the guest. Returns success.
+    """Try for 5 s to take the lock of the process that controls the guest.
 
-    The watchdog holds it as well while it resumes a guest whose agent died.
+    Returns whether the lock was taken. The watchdog also takes this lock, while it resumes a guest
+    whose agent died.
     """
     give_up = time.monotonic() + _LOCKS
     while True:
@@ -179,7 +180,7 @@ def _note(session: Session, folder: Path, stopped: float) -> None:
 
 
 def _wait_for_libvirt(session: Session) -> None:
-    """Wait until libvirt has cleaned up after QEMU, and has given the guest's images to root.
+    """Wait until libvirt has cleaned up after QEMU and made root the owner of the guest's images.
 
     Raises HypervisorError.
     """
@@ -199,7 +200,7 @@ def _wait_for_libvirt(session: Session) -> None:
 def _put_owner_back(path: str, user: int, group: int, device: int, inode: int) -> None:
     """Restore the owner of an image that the other host uses on shared storage.
 
-    A different file at that path is left alone.
+    Does nothing if a different file is now at that path.
     """
     with hold_path(Path(path)) as file:
         seen = os.fstat(file)

@@ -1,7 +1,7 @@
 """The agent of a protection: runs beside the guest or its standby until the protection ends.
 
-Started as `python -m vmckpt.agent.replication.main FOLDER`. The folder has all of its state, so the
-agent can be restarted at any time and continues from there.
+Started as `python -m vmckpt.agent.replication.main FOLDER`. This directory contains all of the
+agent's state, so the agent can be restarted at any time and continues from that state.
 """
 
 import logging
@@ -24,7 +24,7 @@ _LOG_LIMIT, _LOG_KEPT = 1 << 20, 64 << 10
 
 
 def _bound_log(folder: Path) -> None:
-    """Truncate a large log to its end.
+    """Truncate a large log to its last 64 KiB.
 
     The log is on tmpfs, and an agent that keeps failing writes to it every second.
     """
@@ -42,7 +42,7 @@ def main() -> None:
     Exits with status 0 once the protection has ended, and 1 if the agent must be restarted.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
-    os.umask(0o022)  # QEMU must enter some of our folders; private files set their own mode
+    os.umask(0o022)  # QEMU needs access to some of our directories; private files set their mode
     folder = Path(sys.argv[1])
     _bound_log(folder)
     requests = Requests()
@@ -50,12 +50,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     session = Session.read(folder)
     if session is None:
-        log.error("%s has no protection", folder)
+        log.error("no protection is recorded in %s", folder)
         return
     try:
         priority.raise_own()
     except OSError:
-        log.warning("the agent runs at normal priority: not permitted to raise it")
+        log.warning("the agent is not permitted to raise its priority")
     try:
         run = run_primary if session.role == "primary" else run_backup
         run(session, folder, requests)

@@ -1,4 +1,4 @@
-"""Mirror a protected guest's disk writes to their logs, and read its disks for a full copy."""
+"""Mirror a protected guest's disk writes to write logs, and read its disks for a full copy."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -18,7 +18,7 @@ _LOG_LIMIT = Bytes(64 * MIB)
 
 
 class Mirrors:
-    """The mirror jobs and nbdkit servers that bring disk writes to the logs; see loop.Mirrors."""
+    """The mirror jobs and nbdkit servers that copy disk writes to the logs; see loop.Mirrors."""
 
     def __init__(
         self, session: Session, folder: Path, monitor: QmpMonitor, still: mirror_job.Still
@@ -33,7 +33,7 @@ class Mirrors:
         self._reading = resync.place_of(folder)
 
     def begin(self) -> bool:
-        """Start the mirrors that do not run. Returns whether any mirror was missing.
+        """Start the mirrors that are not running. Returns whether any mirror was missing.
 
         Raises DiskLogError, HypervisorError.
         """
@@ -48,7 +48,7 @@ class Mirrors:
         return missing
 
     def begin_again(self) -> None:
-        """Restart all mirrors, each with an empty log. Raises as `begin`."""
+        """Restart all mirrors, each with an empty log. Raises the same errors as `begin`."""
         for number, node, size, place, path in self._disks:
             self._begin(number, node, size, place, path)
 
@@ -58,7 +58,7 @@ class Mirrors:
         return resync.opened(self._monitor, nodes, self._reading, self._owner)
 
     def end(self) -> None:
-        """End all mirrors. Raises HypervisorError."""
+        """Stop all mirrors. Raises HypervisorError."""
         for number, _, _, place, _ in self._disks:
             end(self._monitor, place, mirror_job.name_of(number), self._still)
 
@@ -87,7 +87,7 @@ class Mirrors:
             with WriteLog(place) as log:
                 spoiled = log.failed()
                 log.consume(log.size())
-                log.set_open(False)  # ending the previous mirror has set it
+                log.set_open(False)  # stopping the previous mirror has opened it
             if spoiled is not None:
                 nbdkit_server.stop(place, socket)
         nbdkit_server.start(place, socket, size=size, limit=_LOG_LIMIT)
@@ -102,15 +102,15 @@ def place_of(folder: Path, disk: int) -> tuple[LogPlace, Path]:
 def end(
     monitor: QmpMonitor, place: LogPlace, job: str, still: mirror_job.Still = mirror_job.unnoticed
 ) -> None:
-    """End a mirror, so that the guest's writes no longer wait for it. Raises HypervisorError."""
+    """Stop a mirror, so that the guest's writes no longer wait for it. Raises HypervisorError."""
     with suppress(OSError, ValueError), Control(place.control) as told:
-        # Otherwise the job could not end: it would wait for writes that wait for the log.
+        # Otherwise the job could not stop: it would wait for writes that are waiting for the log.
         told.never_wait = True
     mirror_job.end(monitor, job, still)
 
 
 def end_all(session: Session, folder: Path, monitor: QmpMonitor | None) -> None:
-    """End all mirrors and servers of a session.
+    """Stop all mirrors and nbdkit servers of a session.
 
     `monitor`: None if the guest's QEMU is gone. Raises VmckptError.
     """

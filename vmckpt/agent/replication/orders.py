@@ -1,4 +1,4 @@
-"""Orders of protections: short ones, which start, query and end the long-running agents."""
+"""Orders of protections: short steps that start, query and stop the long-running agents."""
 
 import json
 import shutil
@@ -78,13 +78,13 @@ def _must_be_free(order: ReplicaOrder) -> None:
         raise BadInput(
             f"{session.name} is already being protected or migrated, from or to {order.host}",
             hint=f"run vmckpt recover, or vmckpt unprotect {session.name} first; add"
-            " --lost-journal if no journal has it",
+            " --lost-journal if no journal contains the job",
         )
     remove_folder(folder_of(order.guest))
 
 
 def _stand(order: ReplicaOrder) -> dict[str, Any]:
-    """Create the standby and start its agent. Returns the port that the agent listens on."""
+    """Create the standby and start its agent. Returns the agent's port."""
     session = _session(order)
     (folder_of(order.guest) / protocol_connection.PEER).write_text(order.peer)
     session.write(folder_of(order.guest))
@@ -120,7 +120,7 @@ def _begin(order: ReplicaOrder, who: str) -> None:
 
 
 def _ask(order: ReplicaOrder) -> dict[str, Any]:
-    """Return the agent's status; if it does not run, what its files say."""
+    """Return the agent's status; if the agent is not running, the status in its files."""
     folder = folder_of(order.guest)
     try:
         session = Session.read(folder)
@@ -135,7 +135,7 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
         "runs": identity.runs(session.guest), "moves": session.moves,
         "has_lease": session.lease is not None,
     }  # fmt: skip
-    # The agent may have ended before the guest did.
+    # The agent may have stopped before the guest did.
     if not told["runs"] and (why := teardown.watchdog_kill_reason(folder)) is not None:
         told |= {"outcome": ProtectionOutcome.DIED, "why": why}
     with suppress(OSError, ValueError):
@@ -147,7 +147,7 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
     if teardown.is_alone(folder):
         told["alone"] = True
     question = {} if order.wish is None else {"wish": order.wish, "leave": order.leave}
-    # The watchdog restarts an agent that failed, which then answers within a second.
+    # The watchdog restarts a failed agent. The new agent answers within a second.
     patience = _STARTS_AGAIN if told["runs"] and "outcome" not in told else Seconds(0.0)
     try:
         return {**told, **_heard(folder, question, patience), "agent": True}
@@ -161,7 +161,8 @@ def _ask(order: ReplicaOrder) -> dict[str, Any]:
 def _another_holds(session: Session) -> dict[str, Any]:
     """Return the other host that holds the lease of a guest without an agent; {} if none is known.
 
-    Also returns whether the guest runs, queried afterwards, since it may have ended with its lease.
+    Also returns whether the guest is still running. This is queried last, since the guest may have
+    been killed when its lease expired.
     """
     if session.role != "primary" or session.lease is None:
         return {}
@@ -173,7 +174,7 @@ def _another_holds(session: Session) -> dict[str, Any]:
 
 
 def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[str, Any]:
-    """Query an agent, for up to `patience`. Raises RemoteError if it does not answer."""
+    """Query an agent, with retries for up to `patience`. Raises RemoteError without an answer."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -185,7 +186,7 @@ def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[st
 
 
 def _end(order: ReplicaOrder) -> dict[str, Any]:
-    """End a protection on this host, and remove all of it; may be repeated."""
+    """End a protection on this host, and remove all its files and processes; may be repeated."""
     session = Session.read(folder_of(order.guest))
     if session is None:
         remove_folder(folder_of(order.guest))
@@ -208,7 +209,7 @@ def _end(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _forget_images(order: ReplicaOrder) -> list[str]:
-    """Remove the images of a standby, and of a test of it, that a reboot has ended."""
+    """Remove the images of a standby and of its failover test after a reboot."""
     tests = test_failover_files.forget_files(Path(order.state))
     made = standby_setup.forget_images(Path(order.state), order.owner)
     return (["removed the images of a test"] if tests else []) + [f"removed {one}" for one in made]
@@ -217,8 +218,8 @@ def _forget_images(order: ReplicaOrder) -> list[str]:
 def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
     """End a migration on the source, where the guest keeps running unless it was handed over.
 
-    Only the source knows whether it was, so this order comes first. The standby never starts the
-    guest by itself.
+    Only the source knows whether the guest was handed over, so the source gets this order before
+    the target. The standby never starts the guest by itself.
     """
     folder = folder_of(order.guest)
     _stop_agent(folder)
@@ -260,7 +261,7 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
     if not order.define and _takes_over(folder, session):
         raise _by_now(order, session)
     _stop_agent(folder)
-    if not order.define and _takes_over(folder, session):  # it began just before the agent ended
+    if not order.define and _takes_over(folder, session):  # began just before the agent stopped
         (folder / watchdog_process.OVER).unlink(missing_ok=True)
         _start(folder)
         raise _by_now(order, session)
@@ -273,18 +274,18 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
 
 
 def _takes_over(folder: Path, session: Session) -> bool:
-    """Return whether the guest belongs to this host: it runs here, has run, or is about to run."""
+    """Return whether the guest belongs to this host: it is running, has run or is about to run."""
     return standby_setup.is_ours(folder) and not standby_setup.never_came_to_life(session, folder)
 
 
 def _by_now(order: ReplicaOrder, session: Session) -> GuestLocked:
-    return GuestLocked(f"{session.name} now runs on {order.host}", hint="try again")
+    return GuestLocked(f"{session.name} is now running on {order.host}", hint="try again")
 
 
 def _settle(order: ReplicaOrder, session: Session, folder: Path) -> None:
-    """Complete the steps of a failover that the agent may not have done, but only once.
+    """Complete the failover steps that the agent may not have carried out.
 
-    Later changes by the guest's owner are kept.
+    Runs only once per failover, so that later changes to the guest's definition are kept.
     """
     if standby_setup.is_settled(folder):
         return
@@ -304,8 +305,8 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
     if runs_here and order.standby_gone:
         _must_hold_lease(session, folder)
         if session.lease is not None:
-            # No other host can run the guest any more, so the guest must not end with its lease if
-            # this process dies. The agent that renews the lease is ended below.
+            # No other host can run the guest any more, so the expired lease must not kill the guest
+            # if this process dies. The agent that renews the lease is stopped below.
             teardown.disarm(session)
     if runs_here and not order.standby_gone:
         _stop_safely(session, folder)
@@ -314,7 +315,7 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
     if runs_here:
         with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
             teardown.unprotect(session, folder, monitor)
-        return ["released the guest's output", "ended its mirrors"]
+        return ["released the guest's output", "stopped its disk mirrors"]
     mirrors.end_all(session, folder, None)
     if order.define:
         teardown.define(session)
@@ -323,14 +324,14 @@ def _end_primary(order: ReplicaOrder, session: Session) -> list[str]:
 
 
 def _end_second_copy(session: Session, folder: Path) -> list[str]:
-    """End the copy of a guest that belongs to the other host but also runs here.
+    """Kill the local copy of a guest that belongs to the other host.
 
-    Its output since the last epoch is buffered, and discarded. Raises TwoCopies if output of this
-    copy was released.
+    The copy's output since the last epoch was buffered, and is discarded. Raises TwoCopies if
+    output of this copy was released.
     """
     _must_be_unheard(session, folder)
     _stop_agent(folder)
-    _must_be_unheard(session, folder)  # its agent may have just let it run unprotected
+    _must_be_unheard(session, folder)  # its output may have been released just now
     process = identity.hold(session.guest)
     if process is not None:
         with process:
@@ -338,8 +339,8 @@ def _end_second_copy(session: Session, folder: Path) -> list[str]:
     mirrors.end_all(session, folder, None)
     teardown.forget(session, folder)
     return [
-        f"ended the copy on {session.host} and discarded its buffered output; the guest runs on"
-        f" {session.peer}"
+        f"killed the copy on {session.host} and discarded its buffered output; the guest is running"
+        f" on {session.peer}"
     ]
 
 
@@ -347,9 +348,10 @@ def _must_be_unheard(session: Session, folder: Path) -> None:
     """Check that no output of the copy here was released. Raises TwoCopies."""
     if teardown.is_alone(folder):
         raise TwoCopies(
-            f"{session.name} runs on {session.host} and on {session.peer}, and the output of both"
-            " copies was released",
-            hint=f"choose one, and end the other: virsh -c {session.uri} destroy {session.name}",
+            f"{session.name} is running on {session.host} and on {session.peer}, and the output of"
+            " both copies was released",
+            hint="keep one copy and destroy the other:"
+            f" virsh -c {session.uri} destroy {session.name}",
         )
 
 
@@ -363,8 +365,8 @@ def _must_hold_lease(session: Session, folder: Path) -> None:
     with suppress(LeaseUnreachable, OSError, ValueError), teardown.lease(session) as client:
         if _renewed(client, folder) is None:
             raise TwoCopies(
-                f"{session.name} runs on {session.host}, and another host holds its lease",
-                hint=f"run vmckpt recover; see where it runs: vmckpt guests {session.peer}",
+                f"{session.name} is running on {session.host}, and another host holds its lease",
+                hint=f"run vmckpt recover; find the guest with vmckpt guests {session.peer}",
             )
 
 
@@ -401,15 +403,15 @@ def _why(order: ReplicaOrder) -> str:
 
 
 def _stop_safely(session: Session, folder: Path) -> None:
-    """End the agent and its watchdog, and invalidate a standby that may still take over.
+    """Stop the agent and its watchdog, and invalidate a standby that may still take over.
 
-    Raises LeaseUnreachable or LeaseLost; agent and watchdog then keep running.
+    Raises LeaseUnreachable or LeaseLost; the agent and the watchdog then keep running.
     """
     if session.lease is None:
         _stop_agent(folder)
         return
     with teardown.lease(session) as client:
-        # The standby cannot take over while the lease is valid, which is long enough for the rest.
+        # The standby cannot take over while the lease is valid. That leaves time for these steps.
         sent = _renewed(client, folder)
         if sent is None:
             raise LeaseLost(f"{session.name}: another host holds the lease")
@@ -421,13 +423,13 @@ def _stop_safely(session: Session, folder: Path) -> None:
             (folder / watchdog_process.OVER).unlink()
             _start(folder)
             raise
-        teardown.disarm(session)  # done now, since no other process would if this one dies
+        teardown.disarm(session)  # now: if this process dies, no other process does it
         # A repeated order needs the new token.
         (folder / "token").write_text(str(token))
 
 
 def _renewed(client: LeaseClient, folder: Path) -> float | None:
-    """Renew the lease, also in a lease store that lost the last token in a failover.
+    """Renew the lease, even if the lease store lost the last token in a failover.
 
     Returns when the renewal was sent; None if the lease is lost. Raises LeaseUnreachable.
     """
@@ -441,7 +443,7 @@ def _renewed(client: LeaseClient, folder: Path) -> float | None:
 
 
 def _revive(order: ReplicaOrder) -> dict[str, Any]:
-    """Start the agent of a session if it does not run and no watchdog restarts it.
+    """Start the agent of a session if the agent is not running and no watchdog restarts it.
 
     Returns what was done, under "did". Raises RemoteError if the agent does not start.
     """
@@ -451,10 +453,10 @@ def _revive(order: ReplicaOrder) -> dict[str, Any]:
         return {"did": []}
     if (folder / teardown.OUTCOME).exists():
         return {"did": []}
-    _end_agent(folder)  # it does not answer, but may exist, stopped by a signal
+    _end_agent(folder)  # the agent does not answer, but may be stopped by a signal
     (folder / watchdog_process.OVER).unlink(
         missing_ok=True
-    )  # an interrupted command may have left it
+    )  # an interrupted command may have left this file
     _begin(order, "the agent")
     return {"did": [f"restarted the agent on {order.host}"]}
 
@@ -464,16 +466,16 @@ def _give(order: ReplicaOrder) -> dict[str, Any]:
 
     The agent may have died after it armed the kernel's timer, and before it recorded the standby as
     valid. Returns whether the lease was handed over, under "given". Raises GuestLocked if the guest
-    runs here or has run unprotected; LeaseLost; LeaseUnreachable.
+    is running here or has run unprotected; LeaseLost; LeaseUnreachable.
     """
     folder = folder_of(order.guest)
     session = Session.read(folder)
     if session is None or session.session != order.owner or session.lease is None:
         return {"given": False}
     if identity.runs(session.guest):
-        raise GuestLocked(f"{session.name} runs on {session.host}")
+        raise GuestLocked(f"{session.name} is running on {session.host}")
     if teardown.is_alone(folder):
-        raise GuestLocked(f"{session.name} ran unprotected before it ended")
+        raise GuestLocked(f"{session.name} ran unprotected before it stopped")
     with teardown.lease(session) as client:
         token = teardown.token(folder)
         client.validate(token)
@@ -482,7 +484,7 @@ def _give(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _stop_agent(folder: Path) -> None:
-    """Kill the agent of a folder for good; all of its state is in files."""
+    """Kill the agent of a protection permanently. All of the agent's state is in files."""
     (folder / watchdog_process.OVER).touch()
     _end_agent(folder)
 

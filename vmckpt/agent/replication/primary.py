@@ -43,13 +43,13 @@ from vmckpt.units import MIB, Seconds
 log = logging.getLogger("vmckpt.replica")
 
 _ASIDE = 64 * MIB >> 12
-"""Maximum number of an epoch's pages whose old contents are kept, to send only differences."""
+"""Maximum number of pages per epoch whose old contents are kept to send only differences."""
 _TELLS = Seconds(2.0)
 _SWITCHING = "switching"
 
 
 def run_primary(session: Session, folder: Path, requests: Requests) -> None:
-    """Run the primary until the protection or the guest ends.
+    """Run the agent until the protection ends or the guest stops.
 
     Raises Exception if the agent must be restarted.
     """
@@ -63,7 +63,7 @@ def run_primary(session: Session, folder: Path, requests: Requests) -> None:
 
 
 class _Agent:
-    """The agent, from its start until it ends or fails."""
+    """The agent, from its start until it finishes or fails."""
 
     def __init__(
         self, session: Session, folder: Path, requests: Requests, process: HeldProcess
@@ -104,7 +104,7 @@ class _Agent:
                     teardown.switched(session, folder)
                     return
                 if not (primary.standby_ended or self._leave.has()):
-                    raise VmckptError("refusing to end: the standby may still take over")
+                    raise VmckptError("the protection cannot end: its standby may still take over")
                 teardown.unprotect(session, folder, monitor, lease_holder)
         except Exception:
             if identity.runs(session.guest):
@@ -130,7 +130,7 @@ class _Agent:
     def _was_given_away(self, lease_holder: LeaseHolder) -> bool:
         """Settle a switchover whose agent died.
 
-        Returns whether the guest was handed over; if not, that switchover can no longer do so.
+        Returns whether the guest was handed over. If not, the switchover can no longer complete.
         """
         if handover.handover_record(self.folder) is not None:
             handover.resend(self._session, self.folder)
@@ -145,7 +145,7 @@ class _Agent:
         return False
 
     def resume(self, monitor: QmpMonitor) -> None:
-        """Resume the guest if it is paused for a switchover, or by an agent that died."""
+        """Resume the guest if a switchover or an agent that died has left it paused."""
         switching = self.folder / _SWITCHING
         if self._page.stopped or switching.exists():
             migration_settings.break_off(monitor, self._undo)
@@ -174,7 +174,7 @@ class _Agent:
         accelerator = "kvm" if monitor.ask("query-kvm")["enabled"] else "TCG"
         # libvirt does not know our mirrors, so it does not refuse to save or migrate the guest.
         choice = select.decide(accelerator, guarded=False, tried=None)
-        assert choice is not None  # without such a guard, nothing needs a trial
+        assert choice is not None  # decide returns None only if guarded
         self._status.finds(choice.finder, choice.why)
         capturer = Capturer(
             monitor, self._undo, finder=finder, output=filters, logs=logs, still=self._still
@@ -191,7 +191,7 @@ class _Agent:
 
     def _still(self, on: bool) -> None:
         self._stopped = time.monotonic() if on else self._stopped
-        # A switchover may last long, and the watchdog must not mistake it for a hang.
+        # A switchover may take long. The watchdog must not mistake the pause for a hang.
         switching = (self.folder / _SWITCHING).exists()
         self._page.stopped = boottime() if on and not switching else 0.0
 
@@ -209,7 +209,7 @@ class _Agent:
             self._requests.add(Request(str(request)))
         elif request == Request.RUN_UNPROTECTED:
             if not self._leave.grant(str(told.get("leave"))):
-                return {"error": "it no longer waits for permission to run unprotected"}
+                return {"error": "the agent is not waiting for permission to run unprotected"}
         elif request is not None:
             return {"error": f"the primary does not support the request {request!r}"}
         return {
@@ -250,9 +250,9 @@ def found_filters(
 ) -> tuple[Buffers, bool]:
     """Take over the guest's network filters from an earlier agent, and create missing ones.
 
-    Returns the filters, and whether all of them have buffered output without a gap. If one was
+    Returns the filters, and whether all of them have buffered output without a gap. If a filter was
     missing, the others keep their output, since the standby may still take over. `alone`: the guest
-    runs unprotected, so the filters are removed. Raises HypervisorError.
+    is running unprotected, so the filters are removed. Raises HypervisorError.
     """
     filters = Buffers(monitor, session.cards, folder, session.owner)
     held = network_buffer.there(monitor, session.cards) and not alone
@@ -264,7 +264,7 @@ def found_filters(
 
 
 def _ended(session: Session, folder: Path, *, wished: bool) -> None:
-    """Clean up after the guest's QEMU has ended. Raises VmckptError."""
+    """Clean up after the guest's QEMU has terminated. Raises VmckptError."""
     if handover.handover_record(folder) is None:
         teardown.guest_ended(session, folder, wished=wished)
         return

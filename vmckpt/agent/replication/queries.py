@@ -1,4 +1,4 @@
-"""Orders of protections that change nothing: query a guest, free space, and earlier images."""
+"""Read-only orders of protections: query a guest, free space, and existing images."""
 
 import os
 import time
@@ -30,7 +30,7 @@ _EPOCH = Seconds(5.0)
 
 
 def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
-    """Return what a protection must know of a running guest.
+    """Return the facts about a running guest that a protection needs.
 
     Raises CannotCapture if the guest cannot be protected, HypervisorError, RemoteError.
     """
@@ -39,12 +39,12 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
         with identity.require(order.guest, monitor.name, order.host) as process:
             files = memory_files.files(monitor, process)
         bitmaps.require_reopen(monitor)
-        # Read before cards and definition, so that a device that is added meanwhile is noticed.
+        # Read before the cards and the definition, to notice a device that is added meanwhile.
         seen = devices.device_facts(monitor)
         held = network_hold.hold_facts(monitor)
         undo = _settings(order, monitor)
         described = monitor.described()
-        known = monitor.on_domain("looking at its disks", block.nodes)
+        known = monitor.on_domain("reading the guest's disks", block.nodes)
         disks = block.read_facts(described, known)
         stored = libvirt_side.stored(monitor)
         return {
@@ -57,7 +57,10 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def _settings(order: ReplicaOrder, monitor: QmpMonitor) -> Undo:
-    """Return QEMU's settings; of a protected guest, between two epochs. Raises CannotCapture."""
+    """Return QEMU's migration settings. Waits for the end of an epoch if the guest is protected.
+
+    Raises CannotCapture.
+    """
     protected = Session.read(folder_of(order.guest)) is not None
     give_up = time.monotonic() + (_EPOCH if protected else 0.0)
     while True:
@@ -72,14 +75,14 @@ def _settings(order: ReplicaOrder, monitor: QmpMonitor) -> Undo:
 
 
 def _made(folder: Path) -> Path:
-    """Return the nearest existing parent of a folder, or the folder itself."""
+    """Return the directory itself if it exists, or its nearest existing parent."""
     while not folder.exists():
         folder = folder.parent
     return folder
 
 
 def _room(folder: Path) -> int:
-    """Return the free bytes on a folder's file system."""
+    """Return the free bytes on a directory's file system."""
     stat = os.statvfs(_made(folder))
     return stat.f_bavail * stat.f_frsize
 
@@ -87,7 +90,8 @@ def _room(folder: Path) -> int:
 def rooms(order: ReplicaOrder) -> dict[str, Any]:
     """Return the free space on the backup, in bytes: "memory" for memory and epochs, and "images".
 
-    Also returns the file system of the images, and the guest's files that are "missing" there.
+    Also returns the device number of the images' file system, and which of the order's files are
+    "missing" on the backup.
     """
     host_directories.require_own_directory()
     missing, folder = [one for one in order.files if not Path(one).exists()], Path(order.folder)
@@ -99,7 +103,7 @@ def rooms(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def before(order: ReplicaOrder) -> dict[str, Any]:
-    """Return what is left of a guest that ran here before: its images, and whether it runs."""
+    """Return whether an earlier guest is still running here, and which of its images are left."""
     users = backing_chain.of_others((Path(path) for path, _ in order.images.values()), order.users)
     found = {
         name: asdict(

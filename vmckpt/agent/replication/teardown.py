@@ -44,7 +44,7 @@ def unprotect(
     could not be undone.
     """
     if lease_holder is not None:
-        # The standby must be invalid before output that it does not know is released.
+        # Releasing output makes the standby outdated, so it must be invalidated first.
         lease_holder.invalidate()
     else:
         disarm(session)
@@ -62,8 +62,7 @@ def unprotect(
 
 
 def renewed(session: Session, sent: float) -> None:
-    """Extend the kernel's timer in QEMU after a renewal of the lease by another process than the
-    agent.
+    """Extend the kernel's timer in QEMU after a process other than the agent renewed the lease.
 
     `sent`: when the renewal was sent. Raises VmckptError.
     """
@@ -106,7 +105,7 @@ def define(session: Session) -> None:
 def define_kept(state: str, *, host: str, uri: str) -> bool:
     """Define the guest from the file that `keep_definition` wrote, after a reboot.
 
-    Returns whether there was such a file. Raises HypervisorError.
+    Returns whether that file could be read. Raises HypervisorError.
     """
     file = Path(state) / _DEFINITION
     try:
@@ -121,13 +120,15 @@ def define_kept(state: str, *, host: str, uri: str) -> bool:
 def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     """End the protection of a guest whose QEMU is gone.
 
-    `wished`: the guest shut down, panicked or was ended on request; otherwise the backup takes
+    `wished`: the guest shut down, panicked or was stopped on request; otherwise the backup takes
     over. Raises VmckptError.
     """
-    wished = wished or ended_by_wish(folder)  # an earlier agent may have recorded it
+    wished = wished or ended_by_wish(folder)  # by an earlier agent
     if wished:
         outcome(
-            folder, ProtectionOutcome.ENDED, "the guest shut down, panicked or was ended on request"
+            folder,
+            ProtectionOutcome.ENDED,
+            "the guest shut down, panicked or was stopped on request",
         )
     mirrors.end_all(session, folder, None)
     if not wished:
@@ -138,7 +139,7 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
             _hand_over(session, folder)
         (folder / watchdog_process.OVER).touch()
         for copy in memory_of(folder).glob("last-*"):
-            copy.unlink()  # it is as large as the guest's memory
+            copy.unlink()  # each copy is as large as the guest's memory
         return
     (folder / watchdog_process.OVER).touch()
     if _standby_is_told(session, folder):
@@ -148,7 +149,7 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
 
 
 def ended_by_wish(folder: Path) -> bool:
-    """Return whether the recorded outcome is that the guest was ended on request."""
+    """Return whether the recorded outcome is that the guest was stopped on request."""
     with suppress(OSError, ValueError):
         return bool(
             json.loads((folder / OUTCOME).read_text()).get("outcome") == ProtectionOutcome.ENDED
@@ -157,19 +158,22 @@ def ended_by_wish(folder: Path) -> bool:
 
 
 def watchdog_kill_reason(folder: Path) -> str | None:
-    """Return why watchdog or lease ended a guest whose QEMU is gone; None if neither did."""
+    """Return why the watchdog or the kernel's lease timer killed a guest; None if neither did.
+
+    The guest's QEMU must be gone.
+    """
     try:
         _, _, why = (folder / watchdog_process.KILLED).read_text().strip().partition(" ")
     except OSError:
         return _lease_ended(folder)
-    return f"the watchdog ended the guest: {why}"
+    return f"the watchdog killed the guest: {why}"
 
 
 def _lease_ended(folder: Path) -> str | None:
-    """Return a reason if the lease has ended since its last renewal; None otherwise.
+    """Return a reason if the lease has expired since its last renewal; None otherwise.
 
-    The kernel records nothing when its timer ends QEMU, and only QEMU's parent gets the exit
-    status. A QEMU that died earlier, while no agent ran, therefore looks the same.
+    The kernel records nothing when its timer kills QEMU, and only QEMU's parent gets the exit
+    status. Therefore a QEMU that died earlier, while no agent was running, looks the same.
     """
     try:
         page = WatchdogPage.open(folder / watchdog_process.PAGE)
@@ -179,28 +183,28 @@ def _lease_ended(folder: Path) -> str | None:
         if not page.renewed or boottime() < page.renewed + page.lasts:
             return None
         return (
-            "the guest's QEMU is gone, and its lease has ended: the kernel ended QEMU, unless it"
-            " had died before, which is unknown"
+            "the guest's QEMU is gone, and its lease has expired: either the kernel killed QEMU, or"
+            " QEMU had died before"
         )
     finally:
         page.close()
 
 
 def _standby_is_told(session: Session, folder: Path) -> bool:
-    """Inform the standby that the guest has ended. Returns whether it can never take over."""
+    """Inform the standby that the guest has stopped. Returns whether it can never take over."""
     released = False
     with suppress(VmckptError, OSError, ValueError):
         if session.lease is not None:
-            # Done first, since the lease may run out while the backup is being contacted.
+            # Done first, since the lease may expire while the backup is being contacted.
             _release(session, folder)
             released = True
     return _hears_in_time(session, folder) or released
 
 
 def _hears_in_time(session: Session, folder: Path) -> bool:
-    """Inform the backup that the protection is over. Returns whether it confirmed that.
+    """Inform the backup that the protection is over. Returns whether the backup confirmed this.
 
-    The message is repeated for 10 s, since a busy host may miss the first and then wait forever.
+    The message is repeated for 10 s: a busy host that missed the only message would wait forever.
     """
     give_up = time.monotonic() + _HEARS
     while True:
@@ -213,7 +217,7 @@ def _hears_in_time(session: Session, folder: Path) -> bool:
 
 
 def give_away(session: Session, lease_holder: LeaseHolder, process: HeldProcess) -> None:
-    """Transfer the lease of a paused guest to the backup, and end QEMU here.
+    """Transfer the lease of a paused guest to the backup, and kill QEMU here.
 
     Raises VmckptError if the lease was not transferred.
     """
@@ -222,7 +226,7 @@ def give_away(session: Session, lease_holder: LeaseHolder, process: HeldProcess)
 
 
 def kill(process: HeldProcess) -> None:
-    """End a QEMU at once, and wait until it is gone."""
+    """Kill a QEMU process, and wait until it is gone."""
     process.end(_ENDS)
 
 
@@ -230,7 +234,7 @@ def switched(session: Session, folder: Path) -> None:
     """Clean up after a planned switchover, and record its outcome. Raises VmckptError."""
     (folder / watchdog_process.OVER).touch()
     mirrors.end_all(session, folder, None)
-    outcome(folder, ProtectionOutcome.SWITCHED, f"the guest runs on {session.peer}")
+    outcome(folder, ProtectionOutcome.SWITCHED, f"the guest is running on {session.peer}")
 
 
 def note_alone(folder: Path) -> None:
@@ -239,12 +243,12 @@ def note_alone(folder: Path) -> None:
 
 
 def is_alone(folder: Path) -> bool:
-    """Return whether the guest runs unprotected, and the standby has not been complete since."""
+    """Return whether the guest ran unprotected, and the standby has not been complete since."""
     return (folder / ALONE).exists()
 
 
 def forget(session: Session, folder: Path) -> None:
-    """Remove the files of a protection that is over here."""
+    """Remove the files of a protection that has ended on this host."""
     shutil.rmtree(session.state, ignore_errors=True)
     remove_folder(folder)
 
@@ -273,7 +277,7 @@ def token(folder: Path) -> int:
 
 
 def _hand_over(session: Session, folder: Path) -> None:
-    """Hand the lease of a dead guest to the backup, which then need not wait for its end."""
+    """Hand a dead guest's lease to the backup, which then need not wait until it expires."""
     if session.lease is None or not session.terms.automatic:
         return
     if identity.runs(session.guest):
@@ -296,5 +300,5 @@ def _tell_backup(session: Session, folder: Path, why: str) -> None:
         line.send(Hello(session=session.session, captured=1))
         line.expect(HelloAck, _CONNECT)
         line.send(End(why=why))
-        # Closing while a heartbeat arrives would reset the connection, and unread data be lost.
+        # Closing while a heartbeat arrives would reset the connection and lose unread data.
         line.expect(End, _CONNECT)

@@ -1,7 +1,7 @@
-"""Failover tests: run a copy of the standby next to it, while the protection continues.
+"""Failover tests: run a copy of the standby beside the standby, while the protection continues.
 
-The standby itself never gets device state. Long steps run in a separate thread. The backup's loop
-only pauses for a moment, in which the copy is brought to the state of one epoch.
+The standby itself never loads device state. Long steps run in a separate thread. The backup's loop
+pauses only for a moment, in which the copy is brought to the state of one epoch.
 """
 
 import itertools
@@ -63,11 +63,11 @@ class Trials:
         self._over = False
 
     def turn(self) -> None:
-        """Let a waiting test pause the backup's loop; called between two turns of the loop."""
+        """Let a waiting test pause the backup's loop; called between two iterations of the loop."""
         self._standstill.turn()
 
     def begin(self) -> None:
-        """Start a test, and return at once. Raises GuestLocked or BadInput if none can run."""
+        """Start a test without waiting. Raises GuestLocked or BadInput if no test can run."""
         with self._lock:
             self._must_be_possible()
             self._trial = _Trial(
@@ -79,7 +79,7 @@ class Trials:
     def _must_be_possible(self) -> None:
         name = self._session.name
         if self._over:
-            raise GuestLocked(f"the protection of {name} is ending, or its standby takes over")
+            raise GuestLocked(f"the protection of {name} is ending, or its standby is taking over")
         if self._thread is not None and self._thread.is_alive():
             raise GuestLocked(
                 f"a failover test of {name} is already running",
@@ -87,17 +87,17 @@ class Trials:
             )
         if not self._stage.committed:
             raise GuestLocked(
-                f"{name} has no epoch on {self._session.host} yet",
-                hint="wait until its standby is ready; see vmckpt status",
+                f"the standby of {name} on {self._session.host} has no complete epoch yet",
+                hint="wait until the standby is ready; see vmckpt status",
             )
         if (why := memory_check.why_not(_room(self._session, self._standby))) is not None:
             raise BadInput(
                 f"{self._session.host} {why}",
-                hint="end another guest there, or protect the guest on another host",
+                hint="shut down another guest on that host, or use another host for the standby",
             )
 
     def end(self) -> None:
-        """Start to end the test, and return at once. `as_json` returns None once it is removed.
+        """End the test without waiting. `as_json` returns None once the test is removed.
 
         Raises BadInput if there is no test.
         """
@@ -105,7 +105,7 @@ class Trials:
             raise BadInput(f"no failover test of {self._session.name} is running")
         self._trial.end()
         if self._thread is not None and not self._thread.is_alive():
-            self._trial = None  # the test had failed, and the operator has seen that now
+            self._trial = None  # the test had failed, and the operator has now seen this
 
     def no_more(self) -> None:
         """Allow no new tests, since the loop has ended. A running test continues."""
@@ -151,7 +151,7 @@ class _Trial:
         self._stop.set()
 
     def run(self) -> None:
-        """Run the test until it is ended or fails, then remove everything that it created."""
+        """Run the test until it ends or fails, then remove everything that it created."""
         try:
             test_failover_files.clear(self._session)
             with QmpMonitor(
@@ -165,7 +165,7 @@ class _Trial:
         try:
             test_failover_files.clear(self._session)
         except (VmckptError, OSError) as exc:
-            self._fail(f"removing it failed, and the next test tries again: {exc}")
+            self._fail(f"the test could not be removed; the next test tries again: {exc}")
 
     def _fail(self, why: str) -> None:
         log.warning("the failover test of %s failed: %s", self._session.name, why)
@@ -183,10 +183,10 @@ class _Trial:
                 copied.tell("set_link", {"name": card, "up": False})
             standbys.go_on(copied)
         self._told |= {"state": Phase.RUNS, "since": time.time()}
-        log.info("failover test %s runs with epoch %d", self._told["name"], self._told["epoch"])
+        log.info("failover test %s started with epoch %d", self._told["name"], self._told["epoch"])
 
     def _make(self, monitor: QmpMonitor) -> tuple[Fleece, ...]:
-        """Create the images, and start a QEMU that waits for its state."""
+        """Create the images, and start a QEMU that waits for the guest's state."""
         session, socket = self._session, socket_of(self._folder)
         xml = monitor.xml()
         where = {"host": session.host, "uri": session.uri}
@@ -220,7 +220,7 @@ class _Trial:
         return fleeces
 
     def _copy(self, monitor: QmpMonitor, fleeces: tuple[Fleece, ...], second: Standby) -> bytes:
-        """Bring memory and disks to the state of one epoch. Returns its device state.
+        """Bring memory and disks to the state of one epoch. Returns that epoch's device state.
 
         Raises CaptureFailed, Cancelled.
         """
@@ -237,7 +237,7 @@ class _Trial:
                 step = memory_copy.decide(touched.count, rounds)
                 if step is Next.GIVE_UP:
                     raise CaptureFailed(
-                        f"{self._session.name} changes its memory faster than it can be copied",
+                        f"{self._session.name} changes memory faster than it can be copied",
                         hint="try again when the guest is less busy",
                     )
                 if step is Next.CUT:
@@ -245,7 +245,7 @@ class _Trial:
                     if state is not None:
                         return state
                 flags = touched.take()
-            raise AssertionError("it counts for ever")
+            raise AssertionError("itertools.count never ends")
         finally:
             if self._stage.noted is touched:
                 self._stage.noted = None
@@ -264,7 +264,7 @@ class _Trial:
             if stage.noted is not touched or stage.last is None:
                 raise CaptureFailed(
                     f"{self._session.host} is receiving a full copy of {self._session.name}",
-                    hint="try again when its standby is ready; see vmckpt status",
+                    hint="try again when the standby is ready; see vmckpt status",
                 )
             if touched.count > memory_copy.MOST:
                 return None
@@ -283,10 +283,10 @@ class _Trial:
 
     def _go_on(self) -> None:
         if self._stop.wait(_YIELD):
-            raise Cancelled("the failover test was ended")
+            raise Cancelled("the failover test was stopped")
 
     def _watch(self) -> None:
-        """Wait until the test ends or is to be ended. Raises CaptureFailed if space runs out."""
+        """Wait until the test stops or must be stopped. Raises CaptureFailed if space runs out."""
         process = identity.hold(self._uuid)
         if process is None:
             return
@@ -301,9 +301,9 @@ class _Trial:
         free = _beside_images(self._session)
         if free is not None and memory_check.runs_out(free):
             raise CaptureFailed(
-                f"the failover test was ended: {self._session.host} has hardly any space left for"
+                f"the failover test was stopped: {self._session.host} has hardly any space left for"
                 " the standby's images",
-                hint="free some space there",
+                hint="free some space on that host",
             )
 
 

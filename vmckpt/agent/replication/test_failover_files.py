@@ -1,6 +1,6 @@
 """Files of a failover test on the backup: recorded before they are created, and removed afterwards.
 
-The record is on disk, since after a reboot nothing else tells what the files belong to.
+The record is on disk: after a reboot, only the record shows which files belong to the test.
 """
 
 import json
@@ -35,7 +35,7 @@ class Traces:
     """The record of one test."""
 
     uuid: str
-    """UUID of the guest that runs as the test."""
+    """UUID of the test's guest."""
     name: str
     files: tuple[str, ...]
 
@@ -57,20 +57,20 @@ class Traces:
 
 
 def changed(image: str) -> str:
-    """Return the path of the image that keeps the test's view of a standby's disk.
+    """Return the path of the image that preserves a standby's disk for the test.
 
-    It holds the old data of blocks that are overwritten in the standby's image.
+    This image contains the old data of blocks that are overwritten in the standby's image.
     """
     return _beside(image, _CHANGED)
 
 
 def overlay(image: str) -> str:
-    """Return the path of the image that the test writes to."""
+    """Return the path of the image that receives the test's writes."""
     return _beside(image, _OVERLAY)
 
 
 def nvram(file: str) -> str:
-    """Return the path of the test's own copy of the NVRAM file."""
+    """Return the path of the test's copy of the NVRAM file."""
     return _beside(file, _NVRAM)
 
 
@@ -106,7 +106,7 @@ def _make(
     finally:
         os.close(file)
     if done.returncode != 0:
-        why = done.stderr.strip().splitlines()[-1:] or ["no word"]
+        why = done.stderr.strip().splitlines()[-1:] or ["no error message"]
         raise BadInput(f"{session.host}: creating an image for the test failed: {why[0]}")
 
 
@@ -118,7 +118,7 @@ def copy_firmware(firmware: str, own: str) -> None:
 
 
 def kill(uuid: str) -> None:
-    """End a test's QEMU at once, and wait until it is gone."""
+    """Kill a test's QEMU, and wait until it is gone."""
     process = identity.hold(uuid)
     if process is not None:
         with process:
@@ -126,9 +126,9 @@ def kill(uuid: str) -> None:
 
 
 def clear(session: Session) -> None:
-    """Remove all of a test: its QEMU, what it set in the standby's QEMU, and its files.
+    """Remove a test completely: its QEMU, its changes to the standby's QEMU, and its files.
 
-    May be repeated. Raises VmckptError if something is left.
+    May be repeated. Raises VmckptError if something could not be removed.
     """
     state = Path(session.state)
     if not session.state or (found := Traces.read(state)) is None:
@@ -163,7 +163,7 @@ def forget_files(state: Path) -> bool:
 
 
 def _end(uuid: str, session: Session) -> None:
-    """End the test through libvirt, which may be about to start a QEMU that `kill` cannot see."""
+    """Destroy the test through libvirt, which may be starting a QEMU that `kill` cannot see yet."""
     try:
         with QmpMonitor(uuid, host=session.host, uri=session.uri) as monitor:
             monitor.end()

@@ -20,15 +20,15 @@ _PATIENCE = 1.0
 
 
 def agent_command(folder: Path) -> tuple[str, ...]:
-    """Return the command that starts the agent of a folder."""
+    """Return the command that starts the agent of the protection in `folder`."""
     return (sys.executable, "-P", "-m", "vmckpt.agent.replication.main", str(folder))
 
 
 def kill_method(session: Session, process: HeldProcess) -> tuple[KillMethod | None, str | None]:
-    """Return what enforces the guest's lease on this host, and why the kernel cannot do it.
+    """Return the method that enforces the guest's lease on this host, and why the kernel cannot.
 
-    Both are None without a lease. Checks whether QEMU's main thread can be traced, which stops that
-    thread for a moment.
+    Both are None without a lease; the reason is None if the kernel can enforce the lease. The check
+    whether QEMU's main thread can be traced stops that thread for a moment.
     """
     if session.lease is None:
         return None, None
@@ -39,10 +39,10 @@ def kill_method(session: Session, process: HeldProcess) -> tuple[KillMethod | No
 def start_watchdog(
     session: Session, folder: Path, process: HeldProcess, kept_by: KillMethod | None = None
 ) -> WatchdogPage:
-    """Start the watchdog of a QEMU process, with this process as the agent that it watches.
+    """Start the watchdog of a QEMU process, which monitors this process as the agent.
 
-    `kept_by`: what enforces the lease, as from `kill_method`. Returns the page shared with the
-    watchdog. Raises WatchdogFailed.
+    `kept_by`: the method that enforces the lease, from `kill_method`. Returns the page shared with
+    the watchdog. Raises WatchdogFailed.
     """
     path = folder / watchdog_process.PAGE
     lasts = Seconds(0.0)

@@ -1,4 +1,4 @@
-"""Find files that are images of other guests on this host, or in the backing chain of one."""
+"""Find files that other guests on this host use as images or as backing files."""
 
 import json
 import subprocess
@@ -14,11 +14,11 @@ _LIMIT = Seconds(20.0)
 def check_backing_chain(places: Iterable[Path], users: Mapping[str, Sequence[str]]) -> None:
     """Check that no path is in the backing chain of another guest's image.
 
-    `users`: guest and format of each image of other guests. Raises GuestLocked.
+    `users`: guest and format of each image of other guests, by path. Raises GuestLocked.
     """
     for place, (guest, path) in of_others(places, users).items():
         raise GuestLocked(
-            f"{place} is in use by guest {guest}, as {path}; nothing was changed",
+            f"{place} is in use by guest {guest} (image {path}); nothing was changed",
             hint="restore the snapshot as another guest with --as",
         )
 
@@ -45,7 +45,7 @@ def of_others(
 def _below(path: str, format_: str) -> Iterator[str]:
     """Yield the files of an image's backing chain.
 
-    An image that cannot be read is ignored: no guest can be started from it either.
+    Ignores an image that cannot be read: no guest can start from such an image.
     """
     if format_ in ("", "raw") or not Path(path).exists():
         return

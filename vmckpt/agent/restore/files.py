@@ -43,7 +43,7 @@ class Images:
         self._order, self._private, self._reader = order, private, reader
         self._channel = channel
         self._files: dict[str, Replacement] = {}
-        """By the disk's name in the guest."""
+        """The replacement of each disk's image, by the disk's name in the guest."""
         self._left = False
 
     def __enter__(self) -> Self:
@@ -66,11 +66,11 @@ class Images:
             self._make(disk)
 
     def marks(self) -> dict[str, str]:
-        """Return the mark of each new image, by disk. Call it before `swap`."""
+        """Return the mark of each new image, by disk name. Must be called before `swap`."""
         return {disk.target: self._file(disk).mark() for disk in self._private.facts.disks}
 
     def swap(self) -> None:
-        """Move the images to their final paths, and previous ones aside. Raises OSError."""
+        """Move the previous images aside, and the new images into place. Raises OSError."""
         for disk in self._private.facts.disks:
             self._file(disk).swap()
 
@@ -126,9 +126,9 @@ class Images:
     def _run(
         self, image: Replacement, words: Sequence[str], trouble: Sequence[Exception], *more: str
     ) -> None:
-        """Create an image with qemu-img, whose arguments are `words`, the image's path, and `more`.
+        """Create an image with the qemu-img command `words`, the image's path, and `more`.
 
-        `trouble`: errors from the server that qemu-img reads from. Raises the first of them, and
+        `trouble`: errors of the server that provides the data. Raises the first of these errors;
         BadInput, Cancelled.
         """
         file = image.create()
@@ -153,7 +153,7 @@ class Images:
             )
 
 
-# The user that runs swtpm, by distribution.
+# The user of swtpm, which depends on the distribution.
 _TPM_USERS = ("swtpm", "tss")
 _TPM = "tpm/"
 
@@ -175,7 +175,7 @@ class SmallFiles:
         self._places = {name: Path(places[name]) for name in files}
         self._replace = replace
         self._files: dict[str, Replacement] = {}
-        """By name in the snapshot."""
+        """The replacement of each file, by its name in the snapshot."""
         self._made: list[Path] = []
         self._left = False
 
@@ -205,10 +205,10 @@ class SmallFiles:
                 os.fsync(out.fileno())
 
     def swap(self) -> None:
-        """Move the files to their final paths, and previous ones aside. Raises OSError.
+        """Move the previous files aside, and the new files into place. Raises OSError.
 
-        Files of the TPM are given to the user of swtpm, since libvirt changes the owner of only
-        the folder. libvirt gives the NVRAM to QEMU itself.
+        swtpm's user becomes the owner of TPM files, since libvirt changes only the owner of their
+        directory. For the NVRAM file, libvirt changes the owner itself.
         """
         for name, file in self._files.items():
             file.swap(_tpm_owner() if name.startswith(_TPM) else None)
@@ -227,7 +227,7 @@ class SmallFiles:
         with suppress(FileNotFoundError):
             return Folder(path)
         with self._folder(path.parent, tpm=tpm) as above:
-            # QEMU gets access to the files, but does not own their folders.
+            # QEMU gets access to the files, but does not own their directories.
             made = above.make(path.name, 0o700 if tpm else 0o711)
             self._made.append(path)
             if tpm and (owner := _tpm_owner()) is not None:
@@ -241,7 +241,7 @@ def _drop(folder: Path) -> None:
 
 
 def _tpm_owner() -> tuple[int, int] | None:
-    """Return user and group ID of swtpm; None if it is not installed here."""
+    """Return the user and group IDs of swtpm; None if swtpm is not installed here."""
     for user in _TPM_USERS:
         with suppress(KeyError):
             found = pwd.getpwnam(user)
@@ -250,7 +250,7 @@ def _tpm_owner() -> tuple[int, int] | None:
 
 
 def discard(order: DiscardOrder, _: ControllerChannel) -> dict[str, Any]:
-    """Remove the images of a fork, and unfinished ones; may be repeated. Raises OSError.
+    """Remove the finished and unfinished images of a fork; may be repeated. Raises OSError.
 
     Returns the number of removed files, under "removed".
     """

@@ -1,4 +1,4 @@
-"""Lazy restore: the guest runs at once on empty images, which are filled from the store."""
+"""Lazy restore: the guest starts at once on empty images, which are then filled from the store."""
 
 import json
 import subprocess
@@ -25,13 +25,13 @@ from vmckpt.units import Seconds
 def restore_lazily(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
     """Start the guest, and wait until its disks are complete or the controller asks to stop.
 
-    Once the guest runs, the disk server fills the disks even if agent and controller die. Returns a
-    RestoreResult as JSON; "whole" says whether the disks are complete. Raises VmckptError after
-    undoing everything, if the guest did not start.
+    Once the guest is running, the disk server fills the disks even if the agent and the controller
+    die. Returns a RestoreResult as JSON; "whole" is true if the disks are complete. If the guest
+    did not start, everything is undone, and VmckptError is raised.
     """
     if order.xml is None:
         raise BadInput(
-            "a snapshot without memory cannot be restored lazily, as no guest is started",
+            "a snapshot without memory cannot be restored lazily, since no guest is started",
             hint="omit --lazy",
         )
     with LazyServerClient({**order.as_json(), "do": "serve"}, order.host) as keeper:
@@ -47,10 +47,10 @@ def restore_lazily(order: RestoreOrder, channel: ControllerChannel) -> dict[str,
 
 
 def finish(order: FinishOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Wait until a guest's disks are complete; restart their server if it is dead.
+    """Wait until a guest's disks are complete; restart the disk server if it is dead.
 
-    Returns JSON: "waits" says whether there were disks to wait for, "whole" whether all disks are
-    complete. Raises BadInput if the server's order is invalid, and VmckptError that it reports.
+    Returns JSON: "waits" is true if any disk was incomplete before, "whole" if all disks are now
+    complete. Raises BadInput if the server's order is invalid, and errors that the server reports.
     """
     kept = lazy_server.kept(order.guest)
     if kept is None:
@@ -87,8 +87,8 @@ def _wait(guest: str, channel: ControllerChannel) -> bool:
 class LazyServerClient:
     """The agent's connection to a disk server, a process that it starts.
 
-    Use as a context manager. Leaving the block ends the server, unless `go` was called or it is
-    unknown whether the guest runs.
+    Use as a context manager. Leaving the block stops the server, unless `go` was called or it is
+    unknown whether the guest is running.
     """
 
     def __init__(self, order: Mapping[str, Any], host: str) -> None:
@@ -109,7 +109,7 @@ class LazyServerClient:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        # If it is unknown whether the guest runs, the server finds out once its pipe is closed.
+        # If it is unknown whether the guest is running, the server checks once its pipe is closed.
         unknown = kind is not None and issubclass(kind, OutcomeUnknown)
         if not self._left and not unknown:
             # A refusal makes the server remove its sockets and exit.
@@ -123,7 +123,7 @@ class LazyServerClient:
                     pipe.close()
 
     def wait_ready(self) -> None:
-        """Wait until the server is ready. Raises VmckptError, also the error it reports."""
+        """Wait until the server is ready. Raises VmckptError or an error the server reports."""
         for told in self._hear():
             if told.get("ask") == "ready":
                 self.sockets = dict(told["about"]["sockets"])
@@ -131,7 +131,7 @@ class LazyServerClient:
         raise VmckptError(f"{self._host}: the disk server exited before it was ready")
 
     def go(self) -> None:
-        """Let the server run on its own, since the guest runs."""
+        """Let the server continue on its own, since the guest is running."""
         self._left = True
         self._say({"answer": True})
 

@@ -1,7 +1,8 @@
-"""The disk server of a lazy restore: serves a running guest's disks and pulls them in.
+"""The disk server of a lazy restore: serves a running guest's disks and fills its images.
 
-It is a separate process, which outlives the agent and the controller. Its order is kept in a folder
-on tmpfs, so that the server can be restarted. A reboot deletes this folder and ends the guest.
+The server is a separate process that outlives the agent and the controller. Its order is kept in a
+directory on tmpfs, so that the server can be restarted. A reboot deletes this directory and stops
+the guest.
 """
 
 import json
@@ -40,7 +41,7 @@ _ARRIVES = Seconds(20.0)
 
 
 def folder_of(guest: str) -> Path:
-    """Return the folder of a guest's disk server, with its sockets and its order."""
+    """Return the directory with the sockets and the order of a guest's disk server."""
     return host_directories.run_dir() / f"lazy-{guest}"
 
 
@@ -59,11 +60,12 @@ def kept(guest: str) -> dict[str, Any] | None:
 
 
 def serve(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
-    """Serve a guest's disks, and pull them into its images until all are complete.
+    """Serve a guest's disks, and copy them into its images until all images are complete.
 
-    Sends the request "ready" once the disks can be used. The answer means that the guest runs;
-    without an answer, the server looks for the running guest itself. Raises GuestLocked if another
-    process serves the disks, and VmckptError. Returns the duration in seconds, under "pulled".
+    Sends the request "ready" once the disks can be used. The answer means that the guest is
+    running; without an answer, the server itself checks for the guest. Raises GuestLocked if
+    another process serves the disks, and VmckptError. Returns the duration in seconds, under
+    "pulled".
     """
     began = time.monotonic()
     with spool.held(folder_of(order.guest), patience=Seconds(0.0)), ExitStack() as stack:
@@ -88,7 +90,7 @@ def serve(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
 
 def _furnished(order: RestoreOrder) -> Path:
     folder = host_directories.run_dir(folder_of(order.guest).name)
-    # The order contains the data key, so only root may read it. It is deleted with the folder.
+    # The order contains the data key, so only root may read this file. `_end` deletes it.
     atomic_file.put(folder / _ORDER, json.dumps({**order.as_json(), "do": "serve"}), private=True)
     return folder
 
@@ -131,7 +133,7 @@ def _end(folder: Path, store: Store, order: RestoreOrder) -> None:
 
 
 class _Keeper:
-    """Serves a guest's disks, and pulls them into its images."""
+    """Serves a guest's disks, and copies them into its images."""
 
     def __init__(
         self, order: RestoreOrder, channel: ControllerChannel, exports: Mapping[str, Export]
@@ -148,7 +150,7 @@ class _Keeper:
             os.chown(self.sockets[name], user, group)
 
     def arrived(self) -> bool:
-        """Return whether the guest runs on the disks served here; waits up to 20 s for it."""
+        """Wait up to 20 s for the guest. Returns whether it is running on the disks served here."""
         give_up = time.monotonic() + _ARRIVES
         while time.monotonic() < give_up:
             with suppress(HypervisorError), self._monitor() as monitor:
@@ -158,7 +160,7 @@ class _Keeper:
         return False
 
     def run(self) -> None:
-        """Pull in the disks one after the other, even if the guest ends meanwhile."""
+        """Fill the images one after the other, even if the guest stops meanwhile."""
         done = 0
         for name, export in self._exports.items():
             while not self._is_whole(name):
@@ -184,7 +186,7 @@ class _Keeper:
                 time.sleep(_TURN)
             self._wake(monitor)
             if name in self._waiting(monitor):
-                time.sleep(_AGAIN)  # the job failed, as after a restart of the server
+                time.sleep(_AGAIN)  # the job failed, for example because the server was restarted
 
     def _wake(self, monitor: QmpMonitor) -> None:
         """Resume a guest that was paused because no server answered its reads."""
@@ -192,7 +194,7 @@ class _Keeper:
             monitor.resume()
 
     def _finish_off(self, name: str) -> None:
-        """Fill the image with qemu-img, since the guest has ended."""
+        """Fill the image with qemu-img, since the guest is no longer running."""
         words = ["qemu-img", "rebase", "-q", "-f", "qcow2", "-b", "", self._order.images[name]]
         done = subprocess.run(words, capture_output=True, check=False, text=True)
         if done.returncode:

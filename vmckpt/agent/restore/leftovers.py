@@ -1,7 +1,7 @@
-"""Decide how to settle an interrupted restore from what it left. Pure.
+"""Decide whether an interrupted restore is finished or undone, from the files it left. Pure.
 
-No file is removed that may be the only complete copy of a disk, or that was written to. If this is
-unclear, all files stay, and the operator is informed.
+A file is kept if it may be the only complete copy of a disk, or if it was written to. If that is
+unclear, all files are kept, and the operator is informed.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ class LeftoverDecision(StrEnum):
     """The decision about an interrupted restore."""
 
     ARRIVED = "arrived"
-    """The restore has happened: the previous images are removed."""
+    """The restore has succeeded: the previous images are removed."""
     BACK = "back"
-    """The restore has not happened: the previous images are moved back."""
+    """The restore has not succeeded: the previous images are moved back."""
     UNCLEAR = "unclear"
-    """It is unknown which images are the right ones, so all files stay."""
+    """It is unknown which images are valid, so all files are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class ImageFacts:
 
     spot: Spot
     aside: bool
-    """The previous image exists next to it."""
+    """The previous image still exists, beside the image's path."""
     empty: bool
     """There was no previous image."""
 
@@ -50,14 +50,14 @@ class GuestFacts:
 
     runs: bool
     revived: bool
-    """Its QEMU was started from saved memory, not booted."""
+    """The guest was started from saved memory, not booted."""
 
 
 def spot(there: str | None, made: str) -> Spot:
     """Return what is at an image's path.
 
-    `there`: mark (see replace_file.mark) of the file at the path; None: there is none. `made`: mark
-    of the restored image.
+    `there`: mark (see replace_file.mark) of the file at the path; None: no file exists. `made`:
+    mark of the restored image.
     """
     if there is None:
         return Spot.NOTHING
@@ -71,7 +71,7 @@ def decide(
 ) -> tuple[LeftoverDecision, str]:
     """Decide about a restore that may have begun to swap images in.
 
-    `memory`: the restore was to start a guest. Returns the decision and, if it is unclear, the
+    `memory`: the restore was meant to start a guest. Returns the decision and, for UNCLEAR, the
     reason.
     """
     if all(one.ours for one in disks):
@@ -79,11 +79,11 @@ def decide(
     if any(one.spot is Spot.OTHER and one.aside for one in disks):
         return LeftoverDecision.UNCLEAR, "an image was replaced by a file of unknown origin"
     if any(one.spot is Spot.WRITTEN for one in disks):
-        return LeftoverDecision.UNCLEAR, "some images are restored ones that were written to"
+        return LeftoverDecision.UNCLEAR, "some of the restored images were written to"
     if seat.runs and any(one.ours or one.aside for one in disks):
         return (
             LeftoverDecision.UNCLEAR,
-            "the guest runs on a mix of restored and previous images",
+            "the guest is running on a mix of restored and previous images",
         )
     return LeftoverDecision.BACK, ""
 
@@ -91,14 +91,14 @@ def decide(
 def _all_there(
     disks: Sequence[ImageFacts], seat: GuestFacts, *, memory: bool
 ) -> tuple[LeftoverDecision, str]:
-    # The previous images are removed only once the guest runs, or if only disks were requested.
+    # Previous images are removed only once the guest is running, or if only disks were requested.
     kept = any(not one.empty for one in disks) and not any(one.aside for one in disks)
     if not memory or kept or (seat.runs and seat.revived):
         return LeftoverDecision.ARRIVED, ""
     if seat.runs:
         return (
             LeftoverDecision.UNCLEAR,
-            "the guest runs on the restored images, but was booted instead of resumed",
+            "the guest is running on the restored images, but was booted instead of resumed",
         )
     if any(one.spot is Spot.WRITTEN for one in disks):
         return (

@@ -35,12 +35,12 @@ def check_destination(place: Path, snapshot: str, *, replace: bool) -> None:
     if is_there(aside):
         raise BadInput(
             f"{aside} was left by an interrupted restore",
-            hint="run vmckpt recover; if the file stays, move it away",
+            hint="run vmckpt recover; if the file still exists, move it away",
         )
     if is_there(place) and not replace:
         raise BadInput(
             f"{place} already exists",
-            hint="overwrite it with --replace, or choose another name or folder",
+            hint="overwrite it with --replace, or choose another name or directory",
         )
 
 
@@ -110,7 +110,7 @@ class Replacement:
             self._folder.remove(self._aside)
 
     def take_back(self) -> None:
-        """Restore the state before `create`, unless the new file is kept; may be repeated.
+        """Restore the state before `create`, unless `keep` was called; may be repeated.
 
         Raises OSError.
         """

@@ -45,7 +45,7 @@ _PAGE = UNIT[Kind.RAM]
 
 
 class Revival:
-    """Writes the guest's saved state for libvirt, anew for each reader that opens the FIFO."""
+    """Writes the guest's saved state for libvirt; starts over for each reader of the FIFO."""
 
     def __init__(
         self, xml: str, private: Private, reader: Reader, channel: ControllerChannel
@@ -62,7 +62,7 @@ class Revival:
         self._regions: Sequence[RegionMap] = [regions[one.name] for one in self._head.blocks]
         self._done = 0
         self.trouble: Exception | None = None
-        """The error that ended the writing; libvirt reports only that the image is too short."""
+        """The error that stopped `fill`; libvirt only reports that the image is too short."""
 
     def _part(self, name: str) -> bytes:
         part = next((one for one in self._private.facts.stream if one.name == name), None)
@@ -128,9 +128,9 @@ _GONE = ("shutdown", "internal-error")
 def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
     """Start the guest from its saved state.
 
-    With `links_down`, the guest is paused until the links of its cards are down: QEMU loads each
-    card's link state from the saved state, whatever libvirt has set. Raises VmckptError if the
-    guest did not start or was ended, and OutcomeUnknown if that is unknown.
+    With `links_down`, the guest stays paused until the links of its cards are down: QEMU takes the
+    links' state from the saved state and ignores libvirt's setting. Raises VmckptError if the guest
+    did not start or was destroyed, and OutcomeUnknown if this is unknown.
     """
     paused = order.paused or order.links_down
     try:
@@ -149,7 +149,7 @@ def start(order: RestoreOrder, xml: str, revival: Revival) -> None:
         try:
             _hush(order)
         except HypervisorError:
-            # The links may be up, so the guest must end, and its images must stay until it has.
+            # The links may be up, so the guest must be destroyed. Its images must exist until then.
             _end(order)
             raise
 
@@ -174,13 +174,13 @@ def _has_started(order: RestoreOrder) -> bool:
 
 
 def _end(order: RestoreOrder) -> None:
-    """End the guest. Raises OutcomeUnknown if it may still exist."""
+    """Destroy the guest. Raises OutcomeUnknown if it may still exist."""
 
     def end(there: QmpMonitor) -> bool:
         there.end()
         return True
 
-    what = f"guest {order.guest} could not be ended, and its links may be up"
+    what = f"guest {order.guest} could not be destroyed, and its links may be up"
     _patiently(order, end, gone=True, what=what, why="")
 
 
@@ -194,8 +194,8 @@ def _patiently(
 ) -> bool:
     """Repeat `act` until it returns a result other than None, and return that result.
 
-    Returns `gone` if the guest does not exist. Raises OutcomeUnknown after a minute; its message
-    has `what`, and the last error of libvirt, or else `why`.
+    Returns `gone` if the guest does not exist. Raises OutcomeUnknown after a minute. The message
+    contains `what` and libvirt's last error, or `why` if libvirt reported no error.
     """
     give_up = time.monotonic() + _PATIENCE
     while time.monotonic() < give_up:
@@ -222,7 +222,7 @@ def _unknown(order: RestoreOrder, what: str, why: str) -> OutcomeUnknown:
 
 
 class DiskMethod(Protocol):
-    """A method of giving the guest its disks: before it starts, or lazily."""
+    """A method of restoring the guest's disks: before the guest starts, or lazily."""
 
     def images(
         self, order: RestoreOrder, private: Private, reader: Source, channel: ControllerChannel
@@ -230,7 +230,7 @@ class DiskMethod(Protocol):
         """Return the object that creates the images. Raises BadInput if it cannot create them."""
 
     def started_as(self, xml: str) -> str:
-        """Return the definition to start the guest with."""
+        """Return the domain XML of the guest to start, derived from `xml`."""
 
 
 class _Written:
@@ -270,9 +270,10 @@ def restore(
 ) -> dict[str, Any]:
     """Write the disks, then start the guest. Returns a RestoreResult as JSON.
 
-    All new images are complete before existing ones are moved aside, and those are moved back if
-    the guest does not start. Raises VmckptError after undoing everything. Raises OutcomeUnknown if
-    it is unknown whether the guest started; all images then stay in place, for recovery.
+    All new images are complete before existing images are moved aside. Existing images are moved
+    back if the guest does not start. Raises VmckptError after undoing everything. Raises
+    OutcomeUnknown if it is unknown whether the guest started; all images then stay in place, for
+    recovery.
     """
     began = time.monotonic()
     way = way or _Written()
@@ -280,7 +281,7 @@ def restore(
         opened(order) as (store, private, reader),
         spool.held(order.folder, patience=Seconds(0.0)),
     ):
-        shutil.rmtree(order.folder, ignore_errors=True)  # a killed agent may have left it
+        shutil.rmtree(order.folder, ignore_errors=True)  # left by a killed agent
         order.folder.mkdir(mode=0o700)
         try:
             files = SmallFiles(private.files, order.images, order.snapshot, replace=order.replace)
@@ -289,9 +290,9 @@ def restore(
                 images.write()
                 files.write()
                 written = time.monotonic()
-                # The existing guest ends only now, so that it keeps running if a disk cannot be
-                # written. In a group, no guest ends before all are ready. The second request
-                # proves that the controller is still there.
+                # The existing guest is destroyed only now, so that it keeps running if a disk
+                # cannot be written. In a group, no guest is destroyed before all are ready. The
+                # second request proves that the controller is still there.
                 channel.request("ready")
                 channel.request("make way", made=images.marks(), empty=_empty(order))
                 images.swap()
@@ -307,7 +308,7 @@ def restore(
                 images.keep()
                 files.keep()
             if order.follows:
-                with suppress(OSError):  # the next snapshot only names another parent
+                with suppress(OSError):  # then the next snapshot only names another parent
                     parent_state.went_back(order.state, order.guest, order.snapshot)
             # From here on the guest is restored, even if the controller disappears.
             ended = time.monotonic()
@@ -327,13 +328,13 @@ def _empty(order: RestoreOrder) -> list[str]:
 
 
 def _follow(order: RestoreOrder, channel: ControllerChannel) -> Iterator[str]:
-    """Wait for the controller's actions outside the guest, then set links up. Yields warnings."""
+    """Wait until the controller has run its actions, then set the links up. Yields warnings."""
     try:
         told = channel.request("started")
         if order.links_down and isinstance(told, dict) and told.get("links_up"):
             with QmpMonitor(order.guest, host=order.host, uri=order.uri) as there:
                 domains.up(there)
     except HypervisorError as exc:
-        yield f"the links of its network cards are still down: {exc}"
+        yield f"the links of the guest's network cards are still down: {exc}"
     except VmckptError:
         pass  # the controller is gone, or has no actions to run

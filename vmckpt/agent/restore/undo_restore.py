@@ -41,7 +41,7 @@ def unrestore(order: UnrestoreOrder, _: ControllerChannel | None = None) -> dict
 
 def _verdict(order: UnrestoreOrder) -> tuple[LeftoverDecision, str]:
     if order.made is None:
-        # The restore was not permitted to replace images, so a running guest uses its own.
+        # The restore never got permission to replace images, so a running guest uses the old ones.
         return LeftoverDecision.BACK, ""
     seen = [_seen(order, name) for name in order.made]
     return leftovers.decide(seen, _seat(order), memory=order.memory)
@@ -61,7 +61,7 @@ def _seen(order: UnrestoreOrder, name: str) -> ImageFacts:
 def _deeds(
     order: UnrestoreOrder, verdict: LeftoverDecision
 ) -> Iterator[tuple[str, Path, Path | None]]:
-    """Yield each action as its description, its file, and the file's new path; None: remove it."""
+    """Yield each action: its description, the file, and the file's new path; None: remove it."""
     if verdict is LeftoverDecision.UNCLEAR:
         return
     for name, path in order.images.items():
@@ -70,7 +70,8 @@ def _deeds(
         if verdict is LeftoverDecision.ARRIVED and replace_file.is_there(old):
             yield "remove the previous images", old, None
         elif order.made is not None and verdict is LeftoverDecision.BACK:
-            # Small files have no mark, as QEMU's helpers rewrite them. They follow the disks.
+            # Small files have no mark, as QEMU's helpers rewrite them. They are treated like the
+            # disks.
             ours = name not in order.made or _seen(order, name).spot is Spot.NEW
             if replace_file.is_there(old):
                 yield "move the previous images back", old, place
@@ -120,7 +121,7 @@ def _seat(order: UnrestoreOrder) -> GuestFacts:
 
 
 def _revived(guest: str) -> bool:
-    """Return whether the guest's QEMU was started from saved memory; False also if unknown."""
+    """Return whether the guest was started from saved memory; False if this is unknown."""
     try:
         process = identity.hold(guest)
         if process is None:

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from vmckpt.units import MIB, Bytes, show_bytes
 
-# Memory that must stay free on the host next to a last copy.
+# Memory that must stay free on the host in addition to a last copy.
 _SPARE = 64 * MIB
 
 
@@ -23,17 +23,17 @@ class MemoryMethod(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFacts:
-    """What is known of a guest and its host before a capture."""
+    """Facts about a guest and its host before a capture."""
 
     runs: bool
     private: str | None
-    """Why the guest's memory cannot be mapped; None: it can."""
+    """Why the guest's memory cannot be mapped; None: it can be mapped."""
     kept: bool = False
     """The host has a last copy of the memory, made since this QEMU started."""
     memory: Bytes = Bytes(0)
     """Size of the guest's memory files."""
     room: Bytes = Bytes(0)
-    """Space for a new last copy."""
+    """Space available for a new last copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Choice:
 
 
 def choose(asked: MemoryMethod, seen: CaptureFacts) -> Choice:
-    """Choose a method before the first attempt. `asked`: the method that the operator chose."""
+    """Choose a method for the first attempt. `asked`: the method that the operator requested."""
     if asked in (MemoryMethod.BACKGROUND, MemoryMethod.LIBVIRT):
         return Choice(way=asked, why="requested")
     against = _against_shared(seen)
@@ -72,11 +72,11 @@ def _against_shared(seen: CaptureFacts) -> str | None:
     if seen.private is not None:
         return seen.private
     if not seen.runs:
-        return "it is paused"
+        return "the guest is paused"
     if not seen.kept and seen.room < seen.memory + _SPARE:
         return (
-            f"a copy of its memory takes {show_bytes(seen.memory)}, and its host has room for"
-            f" {show_bytes(seen.room)}"
+            f"a copy of its memory needs {show_bytes(seen.memory)}, but its host has only"
+            f" {show_bytes(seen.room)} available"
         )
     return None
 
@@ -85,5 +85,5 @@ def _why_not(seen: CaptureFacts, against: str | None) -> str:
     if seen.kept and against is not None:
         return against
     if seen.private is None:
-        return "no copy of its memory exists yet; --way shared makes one"
+        return "no copy of its memory exists yet; --way shared creates a copy"
     return "works with any memory"

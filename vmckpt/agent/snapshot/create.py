@@ -2,7 +2,8 @@
 
 In a group snapshot each guest waits at a barrier: it is paused, captured, and resumed together with
 the others. Output of the guests is buffered from before the first capture until after the last one.
-So no captured guest can have received a message that its sender, as captured, had not sent.
+So the captured state of a guest never includes a message that the captured state of the sender has
+not sent yet.
 """
 
 import os
@@ -96,7 +97,7 @@ class RamRegion:
 
 
 class DiskRegion:
-    """A disk of a running libvirt backup."""
+    """A disk of an open libvirt backup."""
 
     kind = Kind.DISK
 
@@ -111,7 +112,8 @@ class DiskRegion:
         return self._reader.read(start, count)
 
 
-# Longer than the controller waits for the other guests; shorter, in all, than output is buffered.
+# Longer than the controller waits for the other guests. Output can be buffered longer than their
+# sum.
 PATIENCE = {Phase.READY: Seconds(90.0), Phase.STOPPED: Seconds(6.0), Phase.CAPTURED: Seconds(6.0)}
 
 
@@ -149,7 +151,8 @@ class GroupMember:
             own.note(undo)
             if self._stood:
                 raise CaptureFailed(
-                    "the first capture method failed after the other guests of the group had paused"
+                    "the first capture method failed after the other guests of the group were"
+                    " paused"
                 )
             if not self._ready:
                 self._reached(Phase.READY)
@@ -157,7 +160,7 @@ class GroupMember:
 
         def barrier() -> None:
             self._stood = True
-            # This guest is paused: its earlier output is on the network, and none is captured yet.
+            # This guest is paused: its earlier output has been sent, and no guest is captured yet.
             self._hold.begin()
             self._reached(Phase.STOPPED)
             if own.barrier is not None:
@@ -196,7 +199,7 @@ def create(order: CreateOrder, channel: ControllerChannel) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSigner:
-    """Has the controller sign, so that no host can sign what another host wrote."""
+    """Has the controller sign manifests, so that no host can sign what another host wrote."""
 
     channel: ControllerChannel
     public: bytes
@@ -295,13 +298,13 @@ class SnapshotCreator:
 
     @property
     def _scratch(self) -> Path:
-        """Folder for the old data that the guest overwrites while its disks are read."""
+        """Directory for the old data of blocks that the guest overwrites during the backup."""
         return Path(self._order.state) / "scratch"
 
     def _instant(self, disks: Disks, stack: ExitStack) -> Memory | None:
-        """Capture the whole state of the guest at one instant.
+        """Capture the complete state of the guest at one instant.
 
-        Returns its memory; None if the snapshot has none.
+        Returns the memory; None if the snapshot contains no memory.
         """
         undo = disks.prepare(snapshot_parent_state.parent(self._past), self._others())
         assert disks.plan is not None
@@ -322,7 +325,9 @@ class SnapshotCreator:
         if self._off:
             self._taken(disks)
             if self._monitor.saved():
-                self._warnings.append("its saved memory (managed save) is not in the snapshot")
+                self._warnings.append(
+                    "the guest's saved memory (managed save) is not in the snapshot"
+                )
             return None
         with FsFreeze(
             GuestAgent(self._monitor),
@@ -430,7 +435,7 @@ class SnapshotCreator:
         self._store.publish(order.snapshot, encoded, wrapped, writer=writer)
 
     def _afterwards(self, *acts: Callable[[], object]) -> None:
-        """Run `acts` after the snapshot is stored: a failure only makes the next one slower."""
+        """Run `acts` after the snapshot is stored. A failure only slows the next snapshot down."""
         for act in acts:
             try:
                 act()

@@ -14,7 +14,7 @@ from vmckpt.store.format.metadata import Contents, DiskMake, PrivateFacts, Publi
 from vmckpt.store.format.private_part import Private
 
 _LONGEST, _MOST = 255, 64
-"""Limits of the warnings in a manifest: characters of each, and their number."""
+"""Limits for warnings in a manifest: characters per warning, and number of warnings."""
 
 
 def facts(xml: str, disks: Sequence[DiskFacts], image: FrozenImage | None) -> PrivateFacts:
@@ -78,7 +78,7 @@ def _described(xml: str) -> Guest:
 
 
 def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:
-    """Return CreateResult's fields on how memory was captured. `off`: the guest is off."""
+    """Return the CreateResult fields that describe the memory capture. `off`: the guest is off."""
     if memory is None:
         return {
             "pause": 0.0, "phases": {}, "way": "disks",
@@ -91,6 +91,6 @@ def way(memory: Memory | None, *, off: bool) -> dict[str, Any]:
 
 
 def warnings(told: Sequence[str]) -> tuple[str, ...]:
-    """Cut and clean warnings so that the manifest accepts them: none may cost the snapshot."""
+    """Truncate and clean warnings, so that no warning makes the manifest invalid."""
     printable = ("".join(one if one.isprintable() else " " for one in text) for text in told)
     return tuple(text[:_LONGEST] for text in printable)[:_MOST]

@@ -25,7 +25,7 @@ _SHORT = Seconds(0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Memory and device state of one instant, to be stored before the capture's stack is closed."""
+    """Memory and device state at one instant, to be stored before the capture's stack is closed."""
 
     image: FrozenImage
     pause: Seconds
@@ -36,9 +36,9 @@ class Memory:
     phases: Mapping[str, Seconds] | None = None
     """Duration of each phase of the pause, if known."""
     copy: int | None = None
-    """Number of the last copy that this image is; None: the image is not a last copy."""
+    """Number of this image as the guest's last copy; None: the image is not a last copy."""
     since: int | None = None
-    """Number of the previous copy, relative to which `changed` is."""
+    """Number of the previous copy, to which `changed` refers."""
     changed: Mapping[str, Flags] | None = None
     """For each block, the pages that differ from the previous copy; None: any page may."""
 
@@ -54,7 +54,7 @@ class CaptureRequest:
 
     way: MemoryMethod
     folder: Path
-    """Folder of an image that is removed once it is stored."""
+    """Directory for an image that is removed once it is stored."""
     number: int
     """Unique number for the last copy, if this capture makes one."""
 
@@ -69,7 +69,7 @@ def capture(
     """Capture a guest's memory, and let the guest continue as before.
 
     Resources that must stay open until the memory is stored are entered on `stack`. If the first
-    method turns out not to work, another method calls the hooks again. Raises CannotCapture,
+    method does not work, the next method calls the hooks again. Raises CannotCapture,
     CaptureFailed, HypervisorError, GuestLocked or Cancelled.
     """
     work = _Capture(monitor, wanted, hooks, stop, stack)
@@ -99,7 +99,7 @@ def _look(monitor: QmpMonitor, way: MemoryMethod) -> CaptureFacts:
         return CaptureFacts(runs=runs, private=None)
     process = identity.hold(monitor.guest)
     if process is None:
-        return CaptureFacts(runs=runs, private="its QEMU is not on this host")
+        return CaptureFacts(runs=runs, private="the guest has no QEMU process on this host")
     with process:
         try:
             files = memory_files.files(monitor, process)
@@ -125,7 +125,7 @@ class _Capture:
         self._stop, self._stack = stop, stack
 
     def done(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
-        """Capture by the chosen method. Raises as `capture`."""
+        """Capture with the chosen method. Raises the same errors as `capture`."""
         if choice.way is not MemoryMethod.BACKGROUND:  # a background snapshot closes no image
             bitmaps.require_reopen(self._monitor)
         if choice.way is MemoryMethod.SHARED:

@@ -1,4 +1,4 @@
-"""The parent state: what a host keeps of a snapshot, to store only changes in the next one."""
+"""The parent state: a host's record of a snapshot, so that the next stores only changes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +24,14 @@ class End:
     epoch: int
     made_at: int
     checkpoint: str | None
-    """ID of the snapshot since which libvirt tracks disk writes; None: it tracks none."""
+    """ID of the snapshot since which libvirt tracks disk writes; None: writes are not tracked."""
     memory: Memory | None
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Path of each disk's image, by the disk's name."""
+    """Image path of each disk, by disk name."""
 
 
 def parent(past: ParentState | None) -> Parent | None:
-    """Return the snapshot since which libvirt tracks disk writes; None if there is none."""
+    """Return the snapshot since which libvirt tracks disk writes; None if it tracks no writes."""
     if past is None or (since := checkpoint(past)) is None:
         return None
     sizes = {name: Bytes(size) for name, size in past.extra.get("disks", {}).items()}
@@ -41,9 +41,9 @@ def parent(past: ParentState | None) -> Parent | None:
 
 
 def checkpoint(past: ParentState) -> str | None:
-    """Return the ID of the snapshot since which libvirt tracks disk writes; None if there is none.
+    """Return the ID of the snapshot since which libvirt tracks disk writes, or None.
 
-    A snapshot of a guest that is off makes no checkpoint, and leaves the previous one in use.
+    A snapshot of a guest that is off creates no checkpoint. The previous checkpoint stays in use.
     """
     told = past.extra.get("checkpoint", past.snapshot)
     return None if told is None else str(told)
@@ -52,20 +52,20 @@ def checkpoint(past: ParentState) -> str | None:
 def went_back(state: str, guest: str, snapshot: str) -> None:
     """Record that the guest was restored to `snapshot`, which becomes the next snapshot's parent.
 
-    Prints of pages and chunks stay valid, since they are compared with the data. libvirt's
-    checkpoint is dropped, since it tracked the writes of the guest before the restore.
+    Fingerprints of pages and chunks stay valid, since they are compared with the data. libvirt's
+    checkpoint is dropped, since it tracked the guest's writes before the restore.
     """
     for folder in (Path(state) / "lines").glob(f"{guest}-*"):
         parent_state.amend(folder, {"parent": snapshot, "checkpoint": None, "copy": None})
 
 
 def before(past: ParentState | None) -> str | None:
-    """Return the ID of the snapshot that the next one names as its parent; None if it has none."""
+    """Return the ID of the next snapshot's parent; None if the next snapshot has no parent."""
     return None if past is None else str(past.extra.get("parent", past.snapshot))
 
 
 def others(mine: Path, guest: str) -> list[str]:
-    """Return the checkpoints of the guest's parent states in other stores than that of `mine`."""
+    """Return the checkpoints of the guest's parent states, except the parent state in `mine`."""
     folders = [one for one in mine.parent.glob(f"{guest}-*") if one != mine]
     found = [checkpoint(one) for one in map(parent_state.load, folders) if one is not None]
     return [one for one in found if one is not None]
@@ -80,7 +80,7 @@ def unchanged(past: ParentState | None, memory: Memory) -> bool:
 def keep(draft: Draft, private: Private, past: ParentState | None, end: End) -> None:
     """Write the parent state for the next snapshot. Raises OSError.
 
-    After a snapshot without memory, the maps of the memory are kept; they remain valid.
+    After a snapshot without memory, the previous memory maps are kept, since they remain valid.
     """
     maps = {region.name: region.map for region in private.regions}
     chunks = private.chunks
@@ -98,7 +98,7 @@ def keep(draft: Draft, private: Private, past: ParentState | None, end: End) -> 
 
 
 def _carried(draft: Draft, past: ParentState, chunks: list[bytes]) -> dict[str, Map]:
-    """Return the maps of the memory, after appending the chunks that they use to `chunks`."""
+    """Append the chunks of the previous memory maps to `chunks`. Returns the adapted maps."""
     maps = {}
     for name, region in past.regions.items():
         if region.prints is None:

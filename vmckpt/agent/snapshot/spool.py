@@ -1,4 +1,4 @@
-"""The spool: a folder per snapshot for captured memory until it is stored, locked by one agent."""
+"""The spool: per snapshot, a locked directory for captured memory that is not stored yet."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ _TURN = Seconds(0.1)
 def held(folder: Path, *, patience: Seconds) -> Iterator[int]:
     """Hold the lock of a snapshot while the block lasts. Yields its file descriptor.
 
-    Another process that inherits the descriptor holds the lock for as long as it keeps it open.
+    A process that inherits the descriptor holds the lock until it closes the descriptor.
     `patience`: how long to wait for the lock. Raises GuestLocked, OSError.
     """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -35,7 +35,8 @@ def held(folder: Path, *, patience: Seconds) -> Iterator[int]:
 def sweep(spool: Path) -> None:
     """Remove captured memory left by dead agents, unless an undo process still holds its lock.
 
-    Without a journal, no other command removes it. The guest itself is left to `vmckpt recover`.
+    Without a journal, no other command removes such memory. The guest itself is not changed; that
+    is the task of `vmckpt recover`.
     """
     for folder in spool.glob("s-*"):
         if folder.is_dir():
@@ -46,7 +47,7 @@ def sweep(spool: Path) -> None:
 def _taken(path: Path, patience: Seconds, what: str) -> int:
     """Lock the lock file at `path`. Returns its file descriptor.
 
-    Raises GuestLocked, in whose message `what` is the name of the snapshot, and OSError.
+    `what`: name of the snapshot, for the message. Raises GuestLocked, OSError.
     """
     give_up = time.monotonic() + patience
     while True:

@@ -1,7 +1,8 @@
-"""Move a guest's parent state from the host that it left to the host where it runs now.
+"""Move a guest's parent state from its previous host to its current host.
 
-The giving agent sends pieces to the controller, and the taking agent requests them from it. The
-taking agent discards the result unless it is the complete parent state of the requested snapshot.
+The sending agent sends pieces to the controller, and the receiving agent requests the pieces from
+the controller. The receiving agent discards the result unless it is the complete parent state of
+the requested snapshot.
 """
 
 import base64
@@ -28,7 +29,7 @@ _NAME = re.compile(r"line\.json|chunks|\d{1,6}\.(map\.npy|prints)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineOrder:
-    """Give a parent state to another host, or take one from another host."""
+    """Send a parent state to another host, or receive a parent state from another host."""
 
     gives: bool
     guest: str
@@ -41,7 +42,7 @@ class LineOrder:
 
     @property
     def line(self) -> Path:
-        """Folder of the parent state on this host."""
+        """Directory of the parent state on this host."""
         return line_folder(self.state, self.guest, self.store)
 
     def as_json(self) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.store import repository
 from vmckpt.units import Seconds
 
-# An agent that lost its controller takes a moment to give up, and the undo process of a dead agent
-# keeps trying for longer.
+# An agent that lost its controller takes a moment to give up. The undo process of a dead agent
+# retries for longer.
 _PATIENCE = Seconds(undo_process.LASTS + 60.0)
 
 
@@ -31,8 +31,8 @@ def put_back(order: PutBackOrder, _: ControllerChannel | None = None) -> dict[st
 
     Returns whether the snapshot is in the store, under "published". Raises VmckptError.
 
-    The guest is restored to its normal state first, even if the store does not answer. StoreError
-    is raised in that case, the checkpoint stays, and the order must be repeated.
+    The guest is restored to its normal state first. If the store then does not answer, StoreError
+    is raised, the checkpoint stays, and the order must be repeated.
     """
     with spool.held(order.folder, patience=Seconds(0.0) if order.dry else _PATIENCE) as lock:
         if not order.dry:
@@ -88,6 +88,6 @@ def _on_guest(order: PutBackOrder, acts: list[Callable[[QmpMonitor], object]]) -
             for act in acts:
                 act(monitor)
     except HypervisorError as exc:
-        # If QEMU has ended, there is nothing left to undo.
+        # If QEMU has terminated, there is nothing left to undo.
         if exc.code not in connection.NOT_HERE:
             raise

@@ -1,12 +1,13 @@
-"""Images and dirty bitmaps that QEMU has inactivated: activate them, and ensure it can reopen them.
+"""Activate images and dirty bitmaps that QEMU has inactivated; check that QEMU can reopen images.
 
 QEMU inactivates images, and the bitmaps in them, when a migration ends. Without bitmaps, the next
-backup must read everything.
+backup must read all data.
 
-QEMU also inactivates a guest's images when its state is captured, and reopens them before it
-resumes. If QEMU lacks permission, the guest stays paused for good. This happens if QEMU does not
-run as root: when a guest leaves a host, libvirt gives its images back to their owner, even if the
-guest uses them from its next host, unless libvirt knows their file system as a shared one.
+QEMU also inactivates a guest's images when the guest's state is captured, and reopens the images
+before the guest resumes. If QEMU lacks permission, the guest stays paused forever. This can happen
+if QEMU does not run as root: when a guest leaves a host, libvirt restores the original owner of its
+images, even if the guest uses them on its new host, unless libvirt knows that their file system is
+shared.
 """
 
 import re
@@ -25,15 +26,15 @@ _EXPORT = "vmckpt-activate"
 
 
 class Activation:
-    """Activates images. Create it with `of` while the guest runs, and carry it out while paused."""
+    """Activates images. Create it with `of` before the pause; call `carry_out` during the pause."""
 
     def __init__(self, nodes: tuple[str, ...], *, knows: bool) -> None:
-        """`nodes`: block nodes of the writable disks; `knows`: QEMU is 10.0 or newer."""
+        """`nodes`: block nodes of the writable disks; `knows`: whether QEMU is 10.0 or newer."""
         self._nodes, self._knows = nodes, knows
 
     @classmethod
     def of(cls, monitor: Commands) -> Self:
-        """Query QEMU for what activation needs. Raises HypervisorError."""
+        """Query QEMU for the facts that activation needs. Raises HypervisorError."""
         knows = any(one["name"] == _KNOWS for one in monitor.ask("query-commands"))
         inserted = [one.get("inserted") for one in monitor.ask("query-block")]
         nodes = [str(one["node-name"]) for one in inserted if one and not one.get("ro")]
@@ -49,10 +50,10 @@ class Activation:
 
 
 def _exported(monitor: Commands, node: str) -> None:
-    """Activate an image in QEMU before 10.0, by an attempt to export it.
+    """Activate an image in a QEMU older than 10.0, by trying to export it.
 
-    QEMU activates the image before it looks for an NBD server. There is none, so only the
-    activation remains.
+    QEMU activates the image before it looks for an NBD server. As no NBD server exists, the export
+    fails and only the activation remains.
     """
     try:
         wanted: dict[str, object] = {
@@ -69,13 +70,13 @@ def _exported(monitor: Commands, node: str) -> None:
 
 _ON_HOST = {"file", "host_device"}
 _HANDED = "/dev/fdset/"
-"""libvirt passed QEMU an open file, which QEMU need not open by name."""
+"""Prefix of a file that libvirt has opened for QEMU, so that QEMU need not open it by name."""
 # Prints the files that cannot be read and written.
 _TRY = 'for one in "$@"; do [ -r "$one" ] && [ -w "$one" ] || printf "%s\\0" "$one"; done'
 
 
 def require_reopen(monitor: QmpMonitor) -> None:
-    """Check that the guest's QEMU can reopen its images. Does nothing where that cannot be tested.
+    """Check that the guest's QEMU can reopen its images. Does nothing if this cannot be tested.
 
     Raises CannotCapture if QEMU could not reopen an image, and HypervisorError.
     """
@@ -90,7 +91,7 @@ def require_reopen(monitor: QmpMonitor) -> None:
         raise CannotCapture(
             f"{place}{monitor.name} would stay paused: its QEMU has no permission to reopen"
             f" {closed[0]}, which now belongs to another user",
-            hint=f"give it to QEMU's user there: chown {user} {closed[0]}",
+            hint=f"make QEMU's user on that host the owner: chown {user} {closed[0]}",
         )
 
 
@@ -101,12 +102,12 @@ def writable(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def as_it_runs(status: str) -> list[str] | None:
-    """Return the arguments by which setpriv takes a process's user and groups; None for root.
+    """Return the arguments of setpriv for a process's user and groups; None for root.
 
     `status`: the process's /proc/PID/status.
     """
     found = dict(re.findall(r"^(Uid|Gid|Groups):(.*)$", status, re.MULTILINE))
-    user, group = found["Uid"].split()[1], found["Gid"].split()[1]  # the effective ones
+    user, group = found["Uid"].split()[1], found["Gid"].split()[1]  # the effective IDs
     if user == "0":
         return None
     groups = ",".join(found["Groups"].split())
@@ -119,7 +120,7 @@ def _user(process: int) -> int:
 
 
 def _closed(process: int, paths: Sequence[str]) -> list[str]:
-    """Return the paths that a process cannot read and write; none if that cannot be tested."""
+    """Return the paths that a process cannot read and write; empty if this cannot be tested."""
     if not paths:
         return []
     try:
@@ -127,12 +128,12 @@ def _closed(process: int, paths: Sequence[str]) -> list[str]:
         if words is None:
             return []
         command = ["setpriv", *words, "sh", "-c", _TRY, "sh", *paths]
-        if not _shares(process, "mnt"):  # it may have other devices
-            if not _shares(process, "user"):  # root has not mounted what is mounted there
+        if not _shares(process, "mnt"):  # the process may see other devices
+            if not _shares(process, "user"):  # its file systems may be mounted by another user
                 return []
             command = ["nsenter", "--mount", "--target", str(process), "--", *command]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:  # the process has ended, or the programs are missing
+    except OSError:  # the process has ended, or the tools are missing
         return []
     return [path for path in done.stdout.split("\0") if path]
 

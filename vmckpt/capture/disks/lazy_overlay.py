@@ -8,7 +8,7 @@ from vmckpt.hypervisor import domain_xml
 
 
 def require_overlay_support(formats: Mapping[str, str]) -> None:
-    """Check that all disks can be filled while in use. `formats`: format by name of disk.
+    """Check that all disks can be filled while in use. `formats`: image format by disk name.
 
     Raises BadInput.
     """
@@ -23,8 +23,8 @@ def require_overlay_support(formats: Mapping[str, str]) -> None:
 def behind(xml: str, sockets: Mapping[str, str]) -> str:
     """Return the definition with the NBD exports at `sockets` (by disk) as backing files.
 
-    While the NBD server is gone, the guest is paused at reads, and gets no I/O error. Raises
-    ValueError if the guest lacks one of the disks.
+    If the NBD server is unavailable, a read pauses the guest instead of causing an I/O error.
+    Raises ValueError if the guest lacks one of the disks.
     """
     root = domain_xml.tree(xml, "domain")
     left = set(sockets)

@@ -1,6 +1,6 @@
-"""Capture the disks of a running guest with a libvirt backup: prepare, start, read and end it.
+"""Capture the disks of a running guest with a libvirt backup: prepare, start, read, end.
 
-To be used in a thread on the guest's host.
+Use it in a thread on the guest's host.
 """
 
 import json
@@ -26,7 +26,7 @@ _PATIENCE = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUndo:
-    """The undo record of a capture of disks."""
+    """The undo record of a disk capture."""
 
     guest: str
     """UUID of the guest."""
@@ -41,7 +41,7 @@ class DiskUndo:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Parse a record from JSON. Raises ValueError if the text is not such a record."""
+        """Parse a record from JSON. Raises ValueError if the text is not a valid record."""
         told = json.loads(text)
         try:
             undo = cls(**(told | {"files": tuple(told["files"])}))
@@ -57,8 +57,9 @@ class DiskUndo:
 def put_back(backups: Backups, undo: DiskUndo, *, published: bool | None) -> None:
     """End the backup of a dead capture; may be repeated. Raises HypervisorError.
 
-    `published`: whether the snapshot is in the store. Its checkpoint is removed only if that is
-    False; None means unknown. Remove the files with `remove_left` on the guest's host.
+    `published`: whether the snapshot is in the store; None: unknown. The snapshot's checkpoint is
+    removed only if `published` is False. To remove the files, call `remove_left` on the guest's
+    host.
     """
     backups.end(undo.socket)
     if published is False:
@@ -66,7 +67,7 @@ def put_back(backups: Backups, undo: DiskUndo, *, published: bool | None) -> Non
 
 
 def remove_left(files: Collection[str]) -> None:
-    """Remove the files of a backup, which must have ended, on this host."""
+    """Remove the files of a backup from this host. The backup must have ended."""
     for path in map(Path, files):
         with suppress(OSError), Folder(path.parent) as folder:
             folder.remove(path.name)
@@ -82,13 +83,13 @@ class DiskCapture:
     def __init__(
         self, backups: Backups, *, guest: str, host: str, snapshot: str, folder: Path
     ) -> None:
-        """`guest`: a UUID; `folder`: an existing folder in which QEMU can create files."""
+        """`guest`: a UUID; `folder`: an existing directory in which QEMU can create files."""
         self.plan: DiskPlan | None = None
         self._backups, self._host = backups, host
         self._snapshot = snapshot
         self._guest, self._folder = guest, folder
         self._order: BackupOrder | None = None
-        """The backup requested from libvirt; None: none yet."""
+        """The backup requested from libvirt; None before the request."""
         self._opened: OpenBackup | None = None
         self._keep: tuple[str, ...] | None = None
         self._facts: tuple[DiskFacts, ...] = ()
@@ -98,21 +99,23 @@ class DiskCapture:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """End the backup. Raises CaptureFailed if some of it may remain."""
+        """End the backup. Raises CaptureFailed if parts of the backup may remain."""
         try:
             self.close()
         except HypervisorError as exc:
             raise left_behind(error or exc) from exc
 
     def prepare(self, parent: Parent | None, others: Collection[str] = ()) -> DiskUndo:
-        """Plan the backup before the instant. Returns the undo record to store before it starts.
+        """Plan the backup. Returns the undo record, to be stored before the backup starts.
 
-        `others`: the guest's latest snapshots in other stores, whose checkpoints must stay. Other
-        checkpoints of vmckpt are left over from crashes, and are removed. Raises HypervisorError.
+        `others`: IDs of the guest's latest snapshots in other stores; their checkpoints are kept.
+        All other checkpoints of vmckpt are leftovers of crashes and are removed. Raises
+        HypervisorError.
         """
         if (left := self._backups.opened()) is not None:
             raise HypervisorError(
-                f"{self._host}: another backup of the guest is open ({left.socket or 'not ours'})",
+                f"{self._host}: another backup job of the guest is active"
+                f" ({left.socket or 'not started by vmckpt'})",
                 host=self._host,
                 hint="run vmckpt recover" if left.ours else "wait until the backup has ended",
             )
@@ -129,9 +132,9 @@ class DiskCapture:
         )
 
     def make_room(self) -> None:
-        """Create the scratch files before the guest is paused, and after the undo record is stored.
+        """Create the scratch files. Call this after the undo record is stored, before the pause.
 
-        If that fails, libvirt creates them itself.
+        If this fails, libvirt creates the files itself.
         """
         if self.plan is None or not self.plan.captured:
             return
@@ -151,9 +154,9 @@ class DiskCapture:
         return replace(order, scratch_made=self._scratch_made)
 
     def freeze_point(self) -> None:
-        """Start the backup, at this instant, if there are disks to capture.
+        """Start the backup now, if there are disks to capture.
 
-        If a bitmap turns out to be broken, the backup is started again without it. Raises
+        If a bitmap turns out to be broken, the backup is restarted without the bitmap. Raises
         HypervisorError.
         """
         while self.plan is not None and self.plan.captured:
@@ -169,7 +172,7 @@ class DiskCapture:
             return
 
     def restart(self) -> None:
-        """End the backup, so that `freeze_point` can start another. Raises HypervisorError."""
+        """End the backup, so that `freeze_point` can start a new one. Raises HypervisorError."""
         self.close()
         self._opened, self._scratch_made = None, False
         self.make_room()
@@ -181,26 +184,26 @@ class DiskCapture:
 
     @property
     def facts(self) -> tuple[DiskFacts, ...]:
-        """Facts of the disks that can be read now."""
+        """Facts about the disks that can be read now."""
         names = {disk.name for disk in self.disks}
         return tuple(one for one in self._facts if one.name in names)
 
     def reader(self, disk: OpenDisk) -> DiskReader:
         """Open a disk for reading. Raises ValueError without a backup, and HypervisorError."""
         if self._opened is None:
-            raise ValueError("no backup is open")
+            raise ValueError("no backup job is active")
         return opened(self._opened, disk, self._host)
 
     def end(self) -> None:
-        """End the backup after all is read, so that overwritten data is no longer kept."""
+        """End the backup after all data is read, so that overwritten data is no longer kept."""
         if self._order is not None:
             self._backups.end(self._order.socket)
             self._opened = None
 
     def keep_bitmap(self, others: Collection[str] = ()) -> None:
-        """Keep the checkpoint for the next snapshot, since this one is published.
+        """Keep the checkpoint for the next snapshot. Call this once this snapshot is published.
 
-        `others`: the guest's latest snapshots in other stores.
+        `others`: IDs of the guest's latest snapshots in other stores.
         """
         self._keep = tuple(checkpoint_of(one) for one in (self._snapshot, *others))
 
@@ -212,7 +215,7 @@ class DiskCapture:
         try:
             try:
                 self._let_go(order)
-            except OutcomeUnknown:  # a new connection finds out, and all of this can be repeated
+            except OutcomeUnknown:  # a new connection shows the outcome; the steps can be repeated
                 self._let_go(order)
         finally:
             remove_left(_files(order))
@@ -222,15 +225,15 @@ class DiskCapture:
         if self._keep is None:
             self._backups.forget(order.checkpoint)
         else:
-            with suppress(HypervisorError):  # the next snapshot removes old checkpoints again
+            with suppress(HypervisorError):  # the next snapshot also removes old checkpoints
                 self._backups.sweep(self._keep)
 
 
 def _made(path: str, size: int) -> bool:
-    """Create an image for data that the guest overwrites. Returns success.
+    """Create a scratch image for data that the guest overwrites. Returns whether that succeeded.
 
-    libvirt sets the disk as its backing file, and gives the image to QEMU. No other user may read
-    the image, since it has contents of the disk. QEMU's user owns the folder.
+    libvirt sets the disk as the image's backing file, and passes the image to QEMU. No other user
+    may read the image, since it contains data of the disk. QEMU's user owns the directory.
     """
     place = Path(path)
     try:

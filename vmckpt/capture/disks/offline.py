@@ -18,7 +18,7 @@ from vmckpt.capture.disks.plan import DiskPlan, How, Parent, plan
 from vmckpt.capture.disks.reader import DiskReader, opened
 from vmckpt.errors import BadInput, GuestLocked, HypervisorError
 from vmckpt.hypervisor.backup import Backups
-from vmckpt.model.disk import MARK, Bitmap, DiskFacts, OpenBackup, OpenDisk
+from vmckpt.model.disk import MARK, Bitmap, DiskFacts, OpenBackup, OpenDisk, is_locked
 from vmckpt.units import Bytes
 
 _PATIENCE = 30.0
@@ -36,7 +36,7 @@ class OffDisks:
     def __init__(
         self, backups: Backups, *, guest: str, host: str, snapshot: str, folder: Path
     ) -> None:
-        """`guest`: a UUID; `folder`: an existing folder, for sockets."""
+        """`guest`: a UUID; `folder`: an existing directory for sockets."""
         self.plan: DiskPlan | None = None
         self._backups, self._guest, self._host = backups, guest, host
         self._snapshot, self._folder = snapshot, folder
@@ -52,7 +52,7 @@ class OffDisks:
         self.end()
 
     def prepare(self, parent: Parent | None, others: Collection[str] = ()) -> DiskUndo:
-        """Plan the capture. Returns the undo record to store before it starts.
+        """Plan the capture. Returns the undo record, to be stored before the capture starts.
 
         Checkpoints are not changed. Raises BadInput for a disk that can only be read through a
         running guest, GuestLocked, HypervisorError.
@@ -72,14 +72,14 @@ class OffDisks:
         return self._folder / f"{MARK}{self._snapshot}.{disk}.nbd"
 
     def make_room(self) -> None:
-        """Do nothing: no guest writes, so no old data must be kept."""
+        """Do nothing: the guest is off, so there is no overwritten data to keep."""
 
     def restart(self) -> None:
         """See DiskCapture.restart."""
         self.end()
 
     def freeze_point(self) -> None:
-        """Open and lock all images against changes. Raises GuestLocked, HypervisorError."""
+        """Open all images and lock them against changes. Raises GuestLocked, HypervisorError."""
         assert self.plan is not None
         bitmaps = {one.name: self._since for one in self.plan.choices if one.how is How.INCREMENTAL}
         disks = {one.name: one for one in self._facts}
@@ -97,7 +97,7 @@ class OffDisks:
         words = ["qemu-nbd", "--read-only", "--persistent", "--shared=4", f"--format={disk.format}"]
         words += [f"--socket={self._socket(disk.name)}", f"--export-name={disk.name}"]
         words += [f"--bitmap={bitmap}"] if bitmap else []
-        # qemu-nbd is killed with this process: an image that stays locked blocks the guest's start.
+        # qemu-nbd is killed with this process: while an image is locked, the guest cannot start.
         return subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *words, "--", str(disk.source)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -110,7 +110,7 @@ class OffDisks:
                 _, said = program.communicate()
                 raise self._refused(name, said.decode(errors="replace"))
             if time.monotonic() > give_up:
-                raise self._refused(name, f"no answer in {_PATIENCE:g} s")
+                raise self._refused(name, f"no answer within {_PATIENCE:g} s")
             time.sleep(_TURN)
 
     @property
@@ -120,7 +120,7 @@ class OffDisks:
 
     @property
     def facts(self) -> tuple[DiskFacts, ...]:
-        """Facts of the captured disks."""
+        """Facts about the captured disks."""
         names = set(self._names())
         return tuple(one for one in self._facts if one.name in names)
 
@@ -138,10 +138,10 @@ class OffDisks:
         remove_left([str(self._socket(name)) for name in programs])
 
     def keep_bitmap(self, others: Collection[str] = ()) -> None:
-        """Do nothing: the next snapshot begins with the checkpoint of the previous one."""
+        """Do nothing: this capture creates no checkpoint."""
 
     def _looked(self, disk: DiskFacts) -> DiskFacts:
-        """Return a disk's facts, completed from its image.
+        """Return a disk's facts, completed with facts from its image.
 
         Raises BadInput, GuestLocked, HypervisorError.
         """
@@ -150,7 +150,7 @@ class OffDisks:
         if disk.kind not in ("file", "block"):
             raise BadInput(
                 f"{self._host}: disk {disk.name} has type {disk.kind}, which can only be read while"
-                " the guest runs; nothing was captured",
+                " the guest is running; nothing was captured",
                 hint="start the guest",
             )
         words = ["qemu-img", "info", "--output=json", "-f", disk.format, "--", disk.source]
@@ -164,10 +164,10 @@ class OffDisks:
 
     def _refused(self, name: str, said: str) -> HypervisorError | GuestLocked:
         why = " ".join(said.split())[:200]
-        if "lock" in why:
+        if is_locked(why):
             return GuestLocked(
-                f"{self._host}: disk {name} is open in another program; nothing was captured",
-                hint=f"find that program: fuser -v {self._source(name)}",
+                f"{self._host}: disk {name} is open in another process; nothing was captured",
+                hint=f"find the process: fuser -v {self._source(name)}",
             )
         text = f"{self._host}: disk {name} cannot be read: {why}"
         return HypervisorError(text, host=self._host)
@@ -177,7 +177,7 @@ class OffDisks:
 
 
 def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
-    """Return a disk's facts, completed from the output of `qemu-img info`.
+    """Return a disk's facts, completed with the output of `qemu-img info`.
 
     Raises LookupError, TypeError or ValueError if the output is invalid.
     """
@@ -198,7 +198,7 @@ def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
 
 
 def _listens(place: Path) -> bool:
-    """Return whether a program accepts connections on a socket; its path may exist before that."""
+    """Return whether a process accepts connections on a socket; the path may exist earlier."""
     with socket.socket(socket.AF_UNIX) as trial:
         try:
             trial.connect(str(place))

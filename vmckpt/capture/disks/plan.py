@@ -13,7 +13,7 @@ _READABLE = ("file", "block", "network", "volume", "nvme")
 
 
 class How(StrEnum):
-    """A way of reading a disk."""
+    """A method of reading a disk."""
 
     FULL = "full"
     INCREMENTAL = "incremental"
@@ -27,9 +27,9 @@ class Parent:
     id: str
     made_at: int
     sizes: Mapping[str, Bytes] = field(default_factory=lambda: MappingProxyType({}))
-    """Sizes of the disks in the snapshot, by name."""
+    """Size of each disk in the snapshot, by disk name."""
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Paths of their images, by name of disk, if known."""
+    """Image path of each disk in the snapshot, by disk name, if known."""
 
     @property
     def checkpoint(self) -> str:
@@ -43,11 +43,11 @@ class Choice:
     name: str
     how: How
     mark: bool = False
-    """A new bitmap is started, so that the next snapshot can be incremental."""
+    """Whether to start a new bitmap, so that the next snapshot can be incremental."""
     code: str = "disk-read"
     reason: str
     expected: bool = True
-    """False: report it to the operator as a warning."""
+    """False if the decision must be reported to the operator as a warning."""
     hint: str | None = None
 
 
@@ -59,7 +59,7 @@ class DiskPlan:
     """The checkpoint from which disks are read incrementally."""
     choices: tuple[Choice, ...]
     redefine: tuple[Checkpoint, ...] = ()
-    """Checkpoints to define in libvirt first: their bitmaps exist, but libvirt has lost them."""
+    """Checkpoints that libvirt has lost although their bitmaps exist; define them again first."""
 
     def findings(self, guest: str) -> tuple[Finding, ...]:
         """Return a finding for each disk."""
@@ -80,7 +80,7 @@ class DiskPlan:
         return any(choice.how is not How.LEFT_OUT for choice in self.choices)
 
     def order(self, snapshot: str, folder: str) -> BackupOrder:
-        """Return the backup to request from libvirt. `folder`: on the guest's host, for files."""
+        """Return the backup to request from libvirt. `folder`: a directory on the guest's host."""
         return BackupOrder(
             id=snapshot,
             folder=folder,
@@ -97,7 +97,7 @@ class DiskPlan:
         )
 
     def whole(self, disk: str | None, reason: str) -> "DiskPlan":
-        """Return the plan with a disk read fully after all; None: with all disks read fully."""
+        """Return the plan with a full read of a disk after all; `disk` None: of all disks."""
         return replace(
             self,
             choices=tuple(
@@ -121,7 +121,7 @@ _WORDS = {
 def plan(
     disks: Sequence[DiskFacts], parent: Parent | None, known: Sequence[Checkpoint]
 ) -> DiskPlan:
-    """Decide for each disk. `known`: libvirt's checkpoints of the guest."""
+    """Decide how to read each disk. `known`: libvirt's checkpoints of the guest."""
     choices = tuple(_choose(disk, parent) for disk in disks)
     return DiskPlan(
         since=parent.checkpoint if parent is not None else None,
@@ -152,7 +152,7 @@ def _choose(disk: DiskFacts, parent: Parent | None) -> Choice:
     choice = _out(disk) or _without_bitmaps(disk) or _followed(disk, parent)
     if choice.how is How.LEFT_OUT or (disk.kind == "file" and disk.format != "luks"):
         return choice
-    # A snapshot of such a disk can be browsed, but not restored, and the operator must know that.
+    # Snapshots of any other disk can be browsed but not restored; the operator must be warned.
     what = "an encrypted" if disk.kind == "file" else f"a {disk.kind}"
     return replace(
         choice,
@@ -164,7 +164,7 @@ def _choose(disk: DiskFacts, parent: Parent | None) -> Choice:
 
 
 def _out(disk: DiskFacts) -> Choice | None:
-    """Leave out a disk that is not part of the guest's own state, or cannot be read."""
+    """Leave out a disk that is not part of the guest's own state or cannot be read."""
 
     def out(reason: str, *, expected: bool, hint: str | None = None) -> Choice:
         return Choice(
@@ -173,7 +173,7 @@ def _out(disk: DiskFacts) -> Choice | None:
         )  # fmt: skip
 
     if disk.source is None:
-        return out("it is empty", expected=True)
+        return out("the drive is empty", expected=True)
     if disk.device in ("cdrom", "floppy"):
         return out(f"it is a {disk.device}", expected=True)
     if disk.read_only:
@@ -183,7 +183,7 @@ def _out(disk: DiskFacts) -> Choice | None:
     if disk.device == "lun":
         return out("its SCSI commands bypass QEMU", expected=False)
     if disk.kind not in _READABLE:
-        return out(f"QEMU does not access it itself ({disk.kind})", expected=False)
+        return out(f"QEMU does not access the disk itself ({disk.kind})", expected=False)
     return None
 
 
@@ -211,11 +211,11 @@ def _followed(disk: DiskFacts, parent: Parent | None) -> Choice:
         )
 
     if parent is None:
-        return full("no earlier snapshot to continue from", expected=True)
+        return full("there is no earlier snapshot", expected=True)
     before = parent.sizes.get(disk.name)
     bitmap = disk.bitmap(parent.checkpoint)
     if before is None:
-        return full(f"it was not in snapshot {parent.id}", expected=True)
+        return full(f"the disk was not in snapshot {parent.id}", expected=True)
     if disk.size is not None and disk.size != before:
         return full(
             f"its size was {before} bytes in snapshot {parent.id} and is {disk.size} now",
@@ -228,14 +228,14 @@ def _followed(disk: DiskFacts, parent: Parent | None) -> Choice:
             code="disk-swapped",
         )  # fmt: skip
     if bitmap is None:
-        why = f"its bitmap of snapshot {parent.id} is lost"
+        why = f"its bitmap for snapshot {parent.id} is missing"
         return full(why, expected=False, code="disk-bitmap-lost")
     if bitmap.inconsistent:
-        why = f"QEMU ended without saving its bitmap of snapshot {parent.id}"
+        why = f"QEMU exited without saving its bitmap for snapshot {parent.id}"
         return full(why, expected=False, code="disk-bitmap-lost")
     if not bitmap.whole:
-        why = f"its bitmap of snapshot {parent.id} is in use or was switched off"
+        why = f"its bitmap for snapshot {parent.id} is in use or disabled"
         return full(why, expected=False, code="disk-bitmap-lost")
     return Choice(
-        name=disk.name, how=How.INCREMENTAL, mark=True, reason=f"since snapshot {parent.id}"
+        name=disk.name, how=How.INCREMENTAL, mark=True, reason=f"changes since {parent.id}"
     )

@@ -1,4 +1,4 @@
-"""Read one disk of a running backup: the state of its units, and their bytes."""
+"""Read one disk of a running backup: the state and the bytes of each unit."""
 
 import itertools
 from collections.abc import Iterable, Iterator
@@ -18,13 +18,13 @@ from vmckpt.units import Bytes
 
 UNIT = 65536
 _GROUP = 16
-"""Units per chunk of the grid; no read crosses a boundary of the grid."""
+"""Units per cell of the prefetch grid; no prefetched piece crosses a cell boundary."""
 _LONG = 16
-"""Minimum run of changed units for which a query for zeros pays."""
+"""Minimum length of a run of changed units for which a query for zeros pays off."""
 
 
 class State(IntEnum):
-    """What is known of a unit before it is read."""
+    """The state of a unit, as known before the unit is read."""
 
     ZEROS = 0
     DATA = 1
@@ -62,7 +62,7 @@ class DiskReader:
     def __init__(self, name: str, ahead: Source, aside: Source, *, changed: str | None) -> None:
         """`ahead`, `aside`: connections to the disk, for reading ahead and for other reads.
 
-        `changed`: the NBD metadata context of changed blocks; None: read all data.
+        `changed`: the NBD metadata context that reports changed blocks; None: read all data.
         """
         self._connections = (ahead, aside)
         self.name = name
@@ -86,9 +86,9 @@ class DiskReader:
         yield from _runs(self._states)
 
     def read(self, start: int, count: int) -> memoryview:
-        """Return the bytes of units of any state; valid until the next call.
+        """Return the bytes of units in any state. The result is valid until the next call.
 
-        Units with data are prefetched, if they are read in order. Raises HypervisorError.
+        If units are read in order, units with data are prefetched. Raises HypervisorError.
         """
         if len(self._buffer) < count * UNIT:
             self._buffer = bytearray(count * UNIT)
@@ -100,7 +100,7 @@ class DiskReader:
         return room
 
     def _put(self, room: memoryview, origin: int, at: int, end: int) -> int:
-        """Read some bytes at `at`, at most up to `end`. Returns where they end."""
+        """Read some bytes from offset `at`, up to `end` at most. Returns the offset reached."""
         if self._states[at // UNIT] == State.DATA:
             while self._next is not None and self._next.offset < at:
                 self._next = next(self._coming, None)
@@ -118,7 +118,7 @@ class DiskReader:
         return stop
 
     def _wanted(self) -> Iterator[tuple[int, int]]:
-        """Yield offset and length of all data, in pieces that cross no boundary of the grid."""
+        """Yield offset and length of all data, in pieces that do not cross a cell boundary."""
         for run in _runs(self._states):
             if run.state is State.DATA:
                 at, end = run.start * UNIT, min((run.start + run.count) * UNIT, self.size)
@@ -156,7 +156,7 @@ def _set(states: NDArray[np.uint8], extent: Extent, state: State) -> None:
 
 
 def _set_zeros(states: NDArray[np.uint8], disk: Source, run: Run) -> None:
-    """Set the state of the changed units in a run that are now completely zero."""
+    """Mark the units of a changed run that are now completely zero."""
     begin, end = run.start * UNIT, min((run.start + run.count) * UNIT, disk.size)
     for extent in disk.extents(wire.ALLOCATION, begin, end - begin):
         if extent.flags & wire.ZERO:
@@ -183,7 +183,7 @@ def opened(backup: OpenBackup, disk: OpenDisk, host: str) -> DiskReader:
         )
         for context in contexts:
             if context not in ahead.contexts:
-                text = f"{host}: disk {disk.name}: QEMU exports it without {context}"
+                text = f"{host}: disk {disk.name}: QEMU's export lacks {context}"
                 raise HypervisorError(text, host=host)
         reader = DiskReader(disk.name, ahead, aside, changed=disk.changed)
         stack.pop_all()

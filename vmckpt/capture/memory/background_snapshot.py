@@ -1,8 +1,8 @@
 """The background snapshot: QEMU saves each page before the running guest changes it.
 
-Before QEMU 9.0, a paused guest resumes by itself once its state is taken. If it is not to run, it
-is immediately paused again. An ordinary migration would keep the guest paused, but QEMU would then
-refuse to save or migrate it until it has run again.
+Before QEMU 9.0, a paused guest resumes by itself once its state is captured. A guest that is to
+stay paused is therefore paused again immediately. An ordinary migration would keep the guest
+paused, but QEMU would then refuse to save or migrate the guest until it has run again.
 """
 
 import threading
@@ -24,7 +24,7 @@ from vmckpt.hypervisor.qmp import QmpRefused
 from vmckpt.units import Seconds
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes of memory done, and the total."""
+"""Called with the bytes of memory captured so far, and the total."""
 
 _TURN = 0.02
 # Number of turns between two queries of QEMU's migration status.
@@ -41,7 +41,7 @@ class Captured:
 
     image: FrozenImage
     pause: Seconds
-    """How long the guest was paused for it; 0 if it did not run."""
+    """How long the guest was paused for the capture; 0 if the guest was not running."""
     took: Seconds
 
 
@@ -51,16 +51,16 @@ class Hooks:
 
     note: Note
     barrier: Callable[[], None] | None = None
-    """Called with the guest paused, right before its state is taken, to capture its disks."""
+    """Captures the disks; called while the guest is paused, right before its state is captured."""
     captured: Callable[[], None] = _nothing
-    """Called once the state is taken and the guest runs again; memory is still being written."""
+    """Called once the state is captured and the guest is running again; memory is still written."""
     progress: Progress = _nothing
     given_up: Callable[[], None] = _nothing
-    """Called when the capture has failed, before the rest of QEMU's stream is read, which may last.
-    Must not raise."""
+    """Called when the capture has failed, before the rest of QEMU's stream is read, which may take
+    a long time. Must not raise."""
     held: tuple[int, ...] = ()
-    """Files that stay open until everything is undone, also in the undo process: the snapshot's
-    lock."""
+    """Files that stay open, also in the undo process, until everything is undone; for example, the
+    snapshot's lock."""
 
 
 def capture(
@@ -71,11 +71,12 @@ def capture(
     goes_on: bool | None = None,
     stop: threading.Event | None = None,
 ) -> Captured:
-    """Capture a guest's memory and device state into a new folder.
+    """Capture a guest's memory and device state into a new directory.
 
-    `goes_on`: whether the guest is to run afterwards; None: if it runs now. Before QEMU 9.0, a
-    guest that is to stay paused runs for about a millisecond. Raises CannotCapture, CaptureFailed,
-    HypervisorError or Cancelled; the guest is then in its previous state, and the folder is gone.
+    `goes_on`: whether the guest is to run afterwards; None: only if it is running now. Before QEMU
+    9.0, a guest that is to stay paused runs for about a millisecond. Raises CannotCapture,
+    CaptureFailed, HypervisorError or Cancelled; the guest is then in its previous state, and the
+    directory is removed.
     """
     began = time.monotonic()
     running = monitor.run_state() == "running"
@@ -123,9 +124,9 @@ class _Nowhere:
 def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> None:
     """Undo an interrupted capture, from any process.
 
-    After a background snapshot that failed, another complete one is taken and discarded: it removes
-    the write protection from the guest's memory (see migration_settings.give_up). `held`: see
-    Hooks. Raises HypervisorError, CaptureFailed.
+    After a failed background snapshot, a complete one is taken and discarded, which removes the
+    write protection from the guest's memory (see migration_settings.give_up). `held`: see Hooks.
+    Raises HypervisorError, CaptureFailed.
     """
     migration_settings.break_off(monitor, undo)
     broken = monitor.ask("query-migrate").get("status") in ("failed", "cancelled")
@@ -148,7 +149,7 @@ def undo_capture(monitor: Commands, undo: Undo, held: Sequence[int] = ()) -> Non
 def undo_process_for(
     monitor: Commands, undo: Undo, stream: int | None, held: Sequence[int] = ()
 ) -> UndoProcess:
-    """Start the process that undoes a capture if this process does not. `held`: see Hooks."""
+    """Start the process that undoes a capture if this process fails to. `held`: see Hooks."""
     return UndoProcess(
         uri=monitor.uri, host=monitor.host, undo=undo.to_json(), stream=stream, held=held
     )
@@ -175,7 +176,7 @@ class _Run:
         self._stop = stop
 
     def all(self, *, running: bool) -> Seconds:
-        """Capture the guest. Returns how long it was paused."""
+        """Capture the guest. Returns how long the guest was paused."""
         monitor, drain = self._monitor, self._drain
         try:
             migration_settings.apply(monitor, self._undo)
@@ -202,19 +203,19 @@ class _Run:
         return Seconds(status.get("downtime", 0) / 1000 if running else 0.0)
 
     def _keep_still(self, _limit: float) -> bool:
-        """Pause the guest again. Returns whether it can no longer resume by itself."""
+        """Pause the guest again. Returns whether the guest can no longer resume by itself."""
         flowing = self._drain.flowing.is_set()
         self._monitor.tell("stop", {})
         return flowing
 
     def _go_on(self, *, stands: bool) -> float:
-        """Resume a paused guest, unless QEMU 7.2 has done so by itself. Returns the time."""
+        """Resume a paused guest, unless QEMU 7.2 has resumed it already. Returns the time."""
         if stands and self._undo.runs and self._monitor.run_state() in STOPPED:
             self._monitor.tell("cont", {})
         return time.monotonic()
 
     def _wait(self, done: Callable[[float], bool]) -> None:
-        """Wait until `done` returns True. Raises Cancelled on a stop, and CaptureFailed."""
+        """Wait until `done` returns True. Raises Cancelled if `stop` is set, and CaptureFailed."""
         turn = 0
         while not done(_TURN):
             if self._stop.is_set():
@@ -228,7 +229,7 @@ class _Run:
         self._hooks.progress(self._writer.done, self._writer.total)
 
     def _status(self, *, settled: bool) -> dict[str, Any]:
-        """Query the migration's status. `settled`: wait up to 10 s for its end."""
+        """Query the migration's status. `settled`: wait up to 10 s for the migration to end."""
         give_up = time.monotonic() + 10.0
         while True:
             status: dict[str, Any] = self._monitor.ask("query-migrate")
@@ -238,10 +239,10 @@ class _Run:
             time.sleep(0.002)
 
     def _refused(self, exc: HypervisorError) -> Exception:
-        """Return CannotCapture if QEMU refused because it never can; otherwise `exc`."""
+        """Return CannotCapture if QEMU can never capture this guest; otherwise `exc`."""
         words = exc.message.lower()
         reasons = {
-            "not supported by host kernel": "the host's kernel gives QEMU no userfaultfd",
+            "not supported by host kernel": "the host's kernel does not let QEMU use userfaultfd",
             "not compatible with guest memory": "QEMU cannot track writes to this kind of memory",
             "blocked": None,
             "not migratable": None,
@@ -250,8 +251,8 @@ class _Run:
         for sign, reason in reasons.items():
             if sign in words:
                 return CannotCapture(
-                    f"{self._monitor.name} on {self._monitor.host}: no background snapshot: "
-                    f"{reason or exc.message}",
+                    f"{self._monitor.name} on {self._monitor.host}: "
+                    f"a background snapshot is not possible: {reason or exc.message}",
                     hint="use another capture method",
                 )
         return exc

@@ -1,7 +1,7 @@
-"""The frozen image: a guest's memory and device state of one instant, as files on its host.
+"""The frozen image: a guest's memory and device state at one instant, as files on its host.
 
-It is a folder with a sparse file for each block of memory (holes are zeros), and the head and tail
-of QEMU's stream. It is complete once `image.json` exists.
+An image is a directory with a sparse file for each memory block (holes are zeros), and the head and
+tail of QEMU's stream. The image is complete once `image.json` exists.
 """
 
 import json
@@ -26,10 +26,10 @@ INDEX, HEAD, TAIL = "image.json", "head", "tail"
 
 
 class ImageWriter:
-    """A `stream.Sink` that writes the parts of a stream to a folder."""
+    """A `stream.Sink` that writes the parts of a stream to a directory."""
 
     def __init__(self, folder: Path, *, made: bool = False) -> None:
-        """`made`: the folder exists; else it is created, and must not exist yet. Raises OSError."""
+        """`made`: the directory already exists; otherwise, it is created. Raises OSError."""
         if not made:
             folder.mkdir(mode=0o700)
         self.folder = folder
@@ -52,7 +52,7 @@ class ImageWriter:
         self.total = sum(block.size for block in head.blocks)
 
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
-        """Write pages with data. Each run of adjacent pages takes one call."""
+        """Write pages with data. Each run of adjacent pages is written by one call."""
         whole = np.ascontiguousarray(data).reshape(-1).data
         breaks = np.flatnonzero(np.diff(addresses) != PAGE) + 1
         edges = [0, *breaks.tolist(), len(addresses)]
@@ -63,7 +63,7 @@ class ImageWriter:
         self.done += len(addresses) * PAGE
 
     def zeros(self, block: int, addresses: Addresses) -> None:
-        """Note zero pages. Most are holes already; pages with earlier data are overwritten."""
+        """Record zero pages. Most are holes already; pages with earlier data are overwritten."""
         numbers = addresses // PAGE
         for number in numbers[self._present[block][numbers]].tolist():
             write_all(self._files[block], memoryview(bytes(PAGE)), number * PAGE)
@@ -74,12 +74,12 @@ class ImageWriter:
         write_all(self._tail, data, None)
 
     def finish(self) -> "FrozenImage":
-        """Close the files and return the image, after a complete stream.
+        """Close the files and return the image. The stream must have been parsed completely.
 
         Raises CaptureFailed if the stream had no memory, and StreamDamaged if its tail is damaged.
         """
         if self._head is None:
-            raise CaptureFailed("QEMU's stream has no memory", hint="capture the guest again")
+            raise CaptureFailed("QEMU's stream contains no memory", hint="capture the guest again")
         self.close()
         files = [_file(index) for index in range(len(self._present))]
         return complete(self.folder, self._head, files, self._present)
@@ -104,7 +104,7 @@ def _file(block: int) -> str:
 def complete(
     folder: Path, head: Head, files: Sequence[str], present: Sequence[NDArray[np.bool_]]
 ) -> "FrozenImage":
-    """Complete an image whose folder has the head, the tail and a file for each block.
+    """Complete an image whose directory has the head, the tail and a file for each block.
 
     `present`: for each block, the pages that have data. Raises StreamDamaged if the tail is
     damaged.
@@ -132,7 +132,7 @@ def write_all(file: int, data: memoryview, offset: int | None) -> None:
 
 def remove(folder: Path) -> None:
     """Remove an image, complete or not, if it exists."""
-    # The index goes first, so that an interrupted removal leaves no valid image.
+    # The index is removed first, so that an interrupted removal leaves no valid image.
     with suppress(FileNotFoundError):
         (folder / INDEX).unlink()
     shutil.rmtree(folder, ignore_errors=True)
@@ -148,7 +148,7 @@ class FrozenImage:
 
     @classmethod
     def open(cls, folder: Path) -> "FrozenImage":
-        """Open the image in a folder. Raises CaptureFailed if it is incomplete or inconsistent."""
+        """Open the image in a directory. Raises CaptureFailed if the image is invalid."""
         try:
             index = json.loads((folder / INDEX).read_text())
             head, _ = parse_head((folder / HEAD).read_bytes() + b"\0")
@@ -162,7 +162,7 @@ class FrozenImage:
         known = [(block.name, block.size) for block in head.blocks]
         if told != known or sizes != [size for _, size in known]:
             raise CaptureFailed(
-                f"{folder}: its memory files do not match its head", hint="capture the guest again"
+                f"{folder}: the memory files do not match the head", hint="capture the guest again"
             )
         return cls(folder, head, files)
 
@@ -181,14 +181,16 @@ class FrozenImage:
         return self.folder / self.files[block]
 
     def present(self, block: int) -> NDArray[np.bool_]:
-        """Return for each page of a block whether it has data; the others are zeros.
+        """Return, for each page of a block, whether it has data; all other pages are zeros.
 
         Raises CaptureFailed if the image is damaged.
         """
         count = self.blocks[block].size // PAGE
         bits = np.fromfile(self.folder / f"{self.files[block]}.present", dtype=np.uint8)
         if len(bits) != (count + 7) // 8:
-            raise CaptureFailed(f"{self.folder}: a page map of {len(bits)} bytes for {count} pages")
+            raise CaptureFailed(
+                f"{self.folder}: invalid page map of {len(bits)} bytes for {count} pages"
+            )
         return np.unpackbits(bits, count=count).view(np.bool_)
 
     def remove(self) -> None:

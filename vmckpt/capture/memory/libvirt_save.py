@@ -1,7 +1,7 @@
 """libvirt's own memory snapshot, for a guest that no other method can capture.
 
 libvirt migrates the memory of the running guest to a file, and pauses the guest for the last pass.
-The file is converted to a frozen image and removed; for a moment both take up space.
+The file is converted to a frozen image and then removed; until then, both take up space.
 """
 
 import threading
@@ -42,16 +42,17 @@ def capture(
     *,
     stop: threading.Event | None = None,
 ) -> Captured:
-    """Capture a running guest's memory and device state into a new folder.
+    """Capture a running guest's memory and device state into a new directory.
 
-    With a barrier, the guest is paused all the time. Raises CannotCapture, CaptureFailed,
-    HypervisorError or Cancelled; the guest is then in its previous state, and the folder is gone.
+    With a barrier, the guest is paused throughout. Raises CannotCapture, CaptureFailed,
+    HypervisorError or Cancelled; the guest is then in its previous state, and the directory is
+    removed.
     """
     began = time.monotonic()
     if monitor.run_state() != "running":
         raise CannotCapture(
-            f"{monitor.name} on {monitor.host} is paused, and after libvirt's snapshot QEMU would"
-            " refuse to save or migrate it",
+            f"{monitor.name} on {monitor.host} is paused; after libvirt's snapshot, QEMU would"
+            " refuse to save or migrate the guest",
             hint="use the background snapshot",
         )
     undo = migration_settings.settings_facts(monitor, want=None, runs=True, folder=folder)
@@ -80,7 +81,7 @@ def capture(
 
 
 def _save(monitor: Saver, path: Path, hooks: Hooks, stop: threading.Event) -> Seconds:
-    """Have libvirt write its file. Returns how long libvirt paused the guest."""
+    """Have libvirt write the save image. Returns how long libvirt paused the guest."""
     activation = Activation.of(monitor)
     if hooks.barrier is not None:
         monitor.tell("stop", {})
@@ -94,9 +95,9 @@ def _save(monitor: Saver, path: Path, hooks: Hooks, stop: threading.Event) -> Se
 
 
 def _call(monitor: Saver, path: Path, hooks: Hooks, stop: threading.Event) -> None:
-    """Call libvirt in a thread, since the call lasts as long as the snapshot.
+    """Call libvirt in a thread, since the call blocks until the snapshot is complete.
 
-    Raises HypervisorError, and Cancelled on a stop.
+    Raises HypervisorError, and Cancelled if `stop` is set.
     """
     wanted = request(path, disks(monitor.xml()))
     errors: list[Exception] = []
@@ -140,7 +141,7 @@ def disks(xml: str) -> list[str]:
 
 
 def take_apart(saved: Path, folder: Path, hooks: Hooks) -> FrozenImage:
-    """Convert a libvirt save image to a frozen image, and remove it. Raises StreamDamaged."""
+    """Convert a libvirt save image to a frozen image; delete the former. Raises StreamDamaged."""
     writer = ImageWriter(folder, made=True)
     try:
         parser = StreamParser(writer)

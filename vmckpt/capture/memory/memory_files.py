@@ -1,10 +1,11 @@
-"""The files of a guest's shared memory, and the folders of last copies of it.
+"""Find the files of a guest's shared memory, and manage the directories of its last copies.
 
-QEMU names its memory files, which are then found in its process and checked: only files on tmpfs
-can be used. For other kinds of memory, the error says what they are.
+QEMU reports its memory files. Each file is then looked up among the mappings of the QEMU process
+and checked: only files on tmpfs can be used. For other kinds of memory, the error names the kind.
 
-Last copies are in a folder for each QEMU process, on tmpfs and only readable by root. A shell waits
-for the end of QEMU and removes the folder; if the shell is killed, the next capture removes it.
+Each QEMU process has a directory for the last copy, on tmpfs and readable only by root. A shell
+waits until QEMU has exited, then removes the directory; if the shell is killed, the next capture
+removes it.
 """
 
 import fcntl
@@ -42,12 +43,12 @@ class MemoryFile:
     path: Path
     """Path that is valid outside QEMU's mount namespace."""
     qemu: HeldProcess | None = None
-    """The process to which the path refers; None: the file is our own."""
+    """The QEMU process to which the path refers; None if the file belongs to vmckpt."""
 
     def open(self, flags: int) -> int:
         """Open the file as `os.open` does.
 
-        Raises OSError, also if QEMU has ended, since another process may have its ID by then.
+        Raises OSError, also if QEMU has ended: another process may be using its process ID.
         """
         opened = os.open(self.path, flags | os.O_CLOEXEC)
         if self.qemu is not None and not self.qemu.lives():
@@ -57,7 +58,7 @@ class MemoryFile:
 
 
 def files(monitor: Commands, process: HeldProcess) -> tuple[MemoryFile, ...]:
-    """Return the files of a guest's memory, to be opened while `process` is held.
+    """Return the files of a guest's memory. Open the files only while `process` is held.
 
     Raises CannotCapture if some memory is not in a usable file, HypervisorError.
     """
@@ -90,7 +91,7 @@ def _file(monitor: Commands, process: HeldProcess, backend: dict[str, Any]) -> M
     if kind != "tmpfs":
         raise _cannot(
             monitor, f"its memory {name!r}", f"is a file on {kind}, but must be on tmpfs",
-            hint="set memory_backing_dir in qemu.conf to a folder on tmpfs and restart the guest",
+            hint="set memory_backing_dir in qemu.conf to a directory on tmpfs; restart the guest",
         )  # fmt: skip
     return MemoryFile((name, f"/objects/{name}"), size, opened, process)
 
@@ -100,14 +101,14 @@ def _cannot(monitor: Commands, what: str, why: str, *, hint: str = _PREPARE) -> 
 
 
 def _mapped(process: int, size: int, path: str) -> Path | None:
-    """Find the process's mapping of that size whose file is, or was, at or below `path`.
+    """Find the process's mapping of `size` bytes whose file is, or was, at or below `path`.
 
-    Returns its path in /proc; None if there is no such mapping.
+    Returns the mapping's path in /proc; None if there is no such mapping.
     """
     best = None
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
-        # Only mappings that QEMU can write to: our writes there give QEMU no new access.
+        # Only mappings that are writable by QEMU, so that our writes give QEMU no new access.
         if len(words) < 6 or not words[1].startswith("rw") or "s" not in words[1]:
             continue
         start, end = (int(word, 16) for word in words[0].split("-"))
@@ -127,7 +128,7 @@ def file_system(mountinfo: str, device: int) -> str:
 
 
 def start_time(process: int) -> str:
-    """Return a process's start time in clock ticks, which tells it from a later one with its ID."""
+    """Return a process's start time in clock ticks; it detects reuse of the process ID."""
     text = Path(f"/proc/{process}/stat").read_text()
     return text.rpartition(")")[2].split()[19]
 
@@ -140,17 +141,17 @@ _MEMORY = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 
 def root() -> Path:
-    """Return the folder of all copies. Raises RemoteError if other users could write there."""
+    """Return the directory of all copies. Raises RemoteError if other users could write to it."""
     return host_directories.memory_dir("snapshots")
 
 
 def place(guest: str, process: int) -> Path:
-    """Return the folder of a guest's last copy, for its QEMU process; its lock ends in `.lock`."""
+    """Return the directory of the last copy for a guest's QEMU process; `.lock` is its lock."""
     return root() / f"{guest}-{process}-{start_time(process)}"
 
 
 def room() -> Bytes:
-    """Return the space for a new copy: free space of the tmpfs, at most the available memory."""
+    """Return the space for a new copy: free space on the tmpfs, at most the available memory."""
     stat = os.statvfs(host_directories.SHM)
     found = _MEMORY.search(Path("/proc/meminfo").read_text())
     free = int(found[1]) << 10 if found else 0
@@ -158,12 +159,12 @@ def room() -> Bytes:
 
 
 def watch(folder: Path, process: int) -> None:
-    """Start a process that removes a folder once a QEMU process has ended. Raises OSError."""
+    """Start a process that removes a directory once a QEMU process has ended. Raises OSError."""
     mark = folder.with_suffix(_MARK)
     with suppress(OSError, ValueError):
         if b"--pid=" in Path(f"/proc/{int(mark.read_text())}/cmdline").read_bytes():
             return
-    # It outlives this process, which only waits for the shell that starts it.
+    # The new process outlives this process, which only waits for the shell that starts it.
     waiting = ["setsid", "sh", "-c", _WAIT, str(process), str(folder)]
     script = '"$0" "$@" </dev/null >/dev/null 2>&1 & echo $!'
     told = subprocess.run(["sh", "-c", script, *waiting], cwd="/", capture_output=True, check=False)
@@ -178,7 +179,7 @@ def drop(guest: str) -> None:
 
 
 def sweep() -> None:
-    """Remove the copies whose QEMU has ended, except one that an agent is still storing."""
+    """Remove all copies whose QEMU has ended, except copies that an agent is still storing."""
     with suppress(OSError):
         for folder in root().iterdir():
             found = _NAME.fullmatch(folder.name)

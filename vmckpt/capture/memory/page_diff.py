@@ -1,7 +1,7 @@
 """Find the pages of a guest's shared memory that differ from the last copy, at memory speed.
 
 A stretch of pages is first compared by the C library, which is as fast as memory. Only a stretch
-that differs is compared page by page. Holes in a file are never read, since that would fill them.
+that differs is compared page by page. Holes in a file are never read: reading would allocate them.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class Mapping:
         self.address = int(words.ctypes.data)
         self.pages: NDArray[np.uint64] = words.reshape(-1, _WORDS)
         self.written = self.held() if write else np.zeros(0, dtype=np.bool_)
-        """If `write`, the pages that may not be holes; only this process writes such a file."""
+        """If `write`, the pages that may have data; only this process writes to the file then."""
 
     def populate(self, held: Flags) -> None:
         """Map the pages in `held`, so that a comparison causes no page faults."""
@@ -52,7 +52,7 @@ class Mapping:
                 self._map.madvise(_MADV_POPULATE_READ, first * PAGE, (last - first) * PAGE)
 
     def held(self) -> Flags:
-        """Return for each page whether the file has it; the others are holes, that is zeros."""
+        """Return, for each page, whether the file has data for it; holes read as zeros."""
         flags = np.zeros(self.size // PAGE, dtype=np.bool_)
         at = 0
         while at < self.size:
@@ -72,7 +72,7 @@ class Mapping:
 
     def close(self) -> None:
         del self.pages
-        with suppress(BufferError):  # an array of its pages is still in use
+        with suppress(BufferError):  # an array of the mapped pages is still in use
             self._map.close()
         os.close(self.file)
 
@@ -86,10 +86,10 @@ def runs(flags: Flags) -> list[tuple[int, int]]:
 def bring_up(
     live: Mapping, last: Mapping, pool: ThreadPoolExecutor, *, expected: Flags | None = None
 ) -> Flags:
-    """Make `last` equal to `live`. Returns for each page whether it had changed.
+    """Make `last` equal to `live`. Returns, for each page, whether it had changed.
 
     The result is exact for pages that are not written meanwhile. New holes become zeros.
-    `expected`: the pages that `live` held a moment ago, so that their comparison starts at once.
+    `expected`: the pages with data in `live` a moment ago; their comparison starts immediately.
     Raises ValueError if the sizes differ.
     """
     if live.size != last.size:

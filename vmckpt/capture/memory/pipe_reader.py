@@ -1,4 +1,4 @@
-"""Read a stream from QEMU through a pipe, as fast as it comes, in a separate thread."""
+"""Read a stream from QEMU through a pipe, as fast as it arrives, in a separate thread."""
 
 import fcntl
 import os
@@ -35,10 +35,10 @@ class Tape:
 
 
 class Drain:
-    """The reading end of the pipe. Use as `with Drain(taker) as drain`; leave it after the stream.
+    """The reading end of the pipe. Use as `with Drain(taker) as drain` until the stream has ended.
 
-    A pipe has no path, so nothing remains of it if this process dies, and QEMU needs no permission
-    to open a file.
+    A pipe has no path: nothing is left over if this process dies, and QEMU needs no permission to
+    open a file.
     """
 
     def __init__(self, taker: Taker) -> None:
@@ -48,7 +48,7 @@ class Drain:
         with suppress(OSError):  # the user's limit for pipes is reached; a small pipe works, too
             fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         self.error: Exception | None = None
-        """The error of the taker; the rest of the stream is discarded."""
+        """The error raised by the taker; the rest of the stream is then discarded."""
         self._discarding = False
         self._left = threading.Event()
         self.flowing = threading.Event()
@@ -111,7 +111,7 @@ class Drain:
                 self._take(view[:length])
 
     def _take(self, data: memoryview) -> None:
-        """Pass data to the taker. After an error the rest is discarded, so that QEMU can finish."""
+        """Pass data to the taker. After an error, discard the rest, so that QEMU can finish."""
         try:
             self._taker.feed(data)
         except Exception as exc:  # noqa: BLE001 - raised in the waiting thread

@@ -1,12 +1,12 @@
 """Capture a guest whose memory is in files: pause, save device state, find changed pages, resume.
 
-QEMU leaves shared memory out of its stream. Meanwhile, changed pages are found by comparison with
-the last copy. The capability for that is on only while the guest is paused; if it stayed on, the
-next `virsh save` would lose the memory.
+The capability x-ignore-shared makes QEMU leave shared memory out of its stream. Meanwhile, changed
+pages are found by comparing memory with the last copy. The capability is on only while the guest is
+paused; if it stayed on, the next `virsh save` would lose the memory.
 
-The last copy consists of files on tmpfs. It is also the frozen image of one epoch, except while it
-is being updated. A copy whose update was interrupted can still be used, but it is unknown which
-pages have changed since the last complete epoch.
+The last copy consists of files on tmpfs. Except while it is being updated, the last copy is also
+the frozen image of one epoch. A copy whose update was interrupted can still be used, but then the
+pages that have changed since the last complete epoch are unknown.
 """
 
 import json
@@ -40,7 +40,7 @@ from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
 
 _STATE = "last.json"
-# Maximum size of a guest's memory that is not in files: firmware, graphics cards.
+# Maximum size of guest memory that is not in files, such as firmware and video memory.
 _MOST_PRIVATE = 256 << 20
 
 
@@ -53,7 +53,7 @@ class MemoryReplica:
         self._identity = identity
         self._files = files
         self.epoch = self._epoch()
-        """The epoch that the copy holds; None: it holds none, or is incomplete."""
+        """The epoch of the copy; None if the copy is empty or incomplete."""
         if self.epoch is None and not self._ours():
             image.remove(folder)
             folder.mkdir(mode=0o700, parents=True)
@@ -84,16 +84,16 @@ class MemoryReplica:
         self.mappings = []
 
     def tear(self) -> None:
-        """Mark the copy as incomplete, before it is changed."""
+        """Mark the copy as incomplete. Call this before any change to the copy."""
         self.epoch = None
         self._write(None)
 
     def complete(
         self, epoch: int, stream: "DeviceStateSink"
     ) -> tuple[FrozenImage, dict[str, Flags]]:
-        """Mark the copy as complete with `epoch`.
+        """Mark the copy as complete, as of `epoch`.
 
-        Returns its image, and for each block that is not in a file the pages that changed.
+        Returns the frozen image and, for each block that is not in a file, the changed pages.
         """
         head = stream.taken()
         (self.folder / image.HEAD).write_bytes(head.written(without_shared=head.without_shared))
@@ -147,7 +147,7 @@ def _name(index: int) -> str:
 
 
 def _replace(path: Path, data: Pages) -> Flags:
-    """Write a block to a file. Returns for each page whether it differs from the old file."""
+    """Write a block to a file. Returns, for each page, whether it differs from the old file."""
     flat = data.reshape(-1)
     try:
         old = np.fromfile(path, dtype=np.uint8)
@@ -169,7 +169,7 @@ class DeviceStateSink:
         self._files = files
         self._head: Head | None = None
         self.shared: dict[int, int] = {}
-        """Number of the memory file, by number of the block."""
+        """Index of the memory file, by index of the block."""
         self.private: dict[int, Pages] = {}
         self.tail_bytes = bytearray()
 
@@ -187,7 +187,7 @@ class DeviceStateSink:
                 self.shared[index] = number
         if len(self.shared) != len(self._files) or not head.without_shared:
             raise CaptureFailed(
-                "the memory blocks of QEMU's stream do not match the guest's memory files",
+                "the memory blocks in QEMU's stream do not match the guest's memory files",
                 hint="use another capture method",
             )
         if sum(len(data) for data in self.private.values()) * PAGE > _MOST_PRIVATE:
@@ -196,7 +196,7 @@ class DeviceStateSink:
             )
 
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
-        """Take pages of private memory. Raises CaptureFailed if QEMU sends shared memory."""
+        """Store pages of private memory. Raises CaptureFailed if QEMU sends shared memory."""
         self._private(block)[addresses // PAGE] = data
 
     def zeros(self, block: int, addresses: Addresses) -> None:
@@ -213,7 +213,7 @@ class DeviceStateSink:
     def _private(self, block: int) -> Pages:
         if block not in self.private:
             raise CaptureFailed(
-                "QEMU sent shared memory, which its stream should not have",
+                "QEMU sent shared memory, which should not be in its stream",
                 hint="use another capture method",
             )
         return self.private[block]
@@ -222,7 +222,7 @@ class DeviceStateSink:
 # For device state, which takes milliseconds unless the host is overloaded.
 _PATIENCE = Seconds(10.0)
 _LOOK = Seconds(0.02)
-"""Interval of queries whether the migration of a stream that has ended failed."""
+"""Interval between queries of the migration's status after its stream has ended."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -235,23 +235,23 @@ class Comparison(Protocol[T_co]):
     """A running search for changed pages."""
 
     def result(self) -> T_co:
-        """Wait for the result."""
+        """Wait for the result and return it."""
 
 
 class Resumed(CaptureFailed):
-    """Another program resumed the guest during the pause, so the capture is inconsistent.
+    """Another tool resumed the guest during the pause, so the capture is inconsistent.
 
     The capture can be repeated.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, hint="do not run virsh resume while it is being captured")
+        super().__init__(message, hint="do not run virsh resume while a guest is being captured")
         self.found: object = None
-        """Result of the comparison, which counts these changes as seen."""
+        """Changed pages found by the comparison, which has already updated the last copy."""
 
 
 class PausedCapture:
-    """The pause of one epoch. QEMU must have the pipe, and the undo record must be stored."""
+    """The pause of one epoch. First pass the pipe to QEMU and store the undo record."""
 
     def __init__(self, monitor: Commands, undo: Undo, drain: Drain) -> None:
         self._monitor = monitor
@@ -268,8 +268,8 @@ class PausedCapture:
     ) -> T:
         """Pause the guest, capture it, and resume it unless `goes_on` is False.
 
-        `compare` starts the search for changed pages once memory is no longer written; `barrier` is
-        called once the device state is saved. Returns the result of the search. Raises Resumed,
+        `compare` starts the search for changed pages once QEMU no longer writes memory; `barrier`
+        is called once the device state is saved. Returns the result of the search. Raises Resumed,
         HypervisorError or CaptureFailed; the guest may still be paused after the latter two.
         """
         monitor = self._monitor
@@ -302,27 +302,27 @@ class PausedCapture:
         self.marks.append((step, time.monotonic()))
 
     def _wait(self) -> None:
-        """Wait until QEMU has completely ended its migration; an earlier `cont` may crash it.
+        """Wait until the migration has completely ended; `cont` before that may crash QEMU.
 
         Raises CaptureFailed, Resumed.
         """
         if not self._drain.ended(_PATIENCE):
-            raise self._failed("the stream does not end")
+            raise self._failed("QEMU did not end its stream in time")
         began = looked = time.monotonic()
         while (state := self._monitor.run_state()) != "postmigrate":
             now = time.monotonic()
             if state == "running":
                 raise self._resumed()
             if state not in ("paused", "finish-migrate") or now - began > _PATIENCE:
-                raise self._failed(f"it is {state}")
+                raise self._failed(f"its run state is {state}")
             if now - looked < _LOOK:
                 continue  # each query would prolong the pause
             looked = now
             self._migration_status()
-        # The migration of a paused guest ends in that run state even if it failed. The device state
-        # is then incomplete, and no standby could continue from it.
+        # A paused guest reaches the run state "postmigrate" even if its migration failed. Then the
+        # device state is incomplete, and no standby could start from it.
         if self._migration_status() != "completed":
-            raise self._failed("QEMU does not report that its device state is complete")
+            raise self._failed("QEMU does not report the device state as completely saved")
 
     def _migration_status(self) -> str:
         """Query the migration's status. Raises CaptureFailed if the migration has failed."""
@@ -333,9 +333,9 @@ class PausedCapture:
         return status
 
     def _must_stand(self) -> None:
-        """Check that the guest was paused all the time. Raises Resumed.
+        """Check that the guest was paused throughout. Raises Resumed.
 
-        A guest that was resumed has another run state than that of an ended migration.
+        The run state of a guest that was resumed is no longer "postmigrate".
         """
         if self._monitor.run_state() != "postmigrate":
             raise self._resumed()
@@ -369,12 +369,12 @@ def _barrier(monitor: Commands, hooks: Hooks) -> Callable[[Mark], None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCaptured:
-    """A captured epoch, whose image is valid until the next capture."""
+    """A captured epoch. The image is valid until the next capture."""
 
     image: FrozenImage
     epoch: int
     changed: dict[str, Flags] | None
-    """For each block, the pages that changed since the last epoch; None: any page may have."""
+    """For each block, the pages that changed since the last epoch; None if they are unknown."""
     pause: Seconds
     phases: dict[str, Seconds]
     """Duration of each step of the pause, in order."""
@@ -383,8 +383,8 @@ class SharedCaptured:
 class SharedMemory:
     """A guest's memory and its last copy, for repeated captures.
 
-    Use as `with SharedMemory(monitor, folder) as memory`. `folder` keeps the last copy, also
-    between processes, and should be on tmpfs.
+    Use as `with SharedMemory(monitor, folder) as memory`. `folder`: the directory of the last copy,
+    which outlives this process; it should be on tmpfs.
     """
 
     def __init__(self, monitor: Commands, folder: Path) -> None:
@@ -436,22 +436,22 @@ class SharedMemory:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that the last copy holds; None: none."""
+        """The epoch of the last copy; None if the copy is empty or incomplete."""
         return self._last.epoch
 
     def capture(
         self, epoch: int, hooks: Hooks, *, stop: threading.Event | None = None
     ) -> SharedCaptured:
-        """Capture a running guest, which keeps running afterwards, as `epoch`.
+        """Capture a running guest as `epoch`. The guest continues to run afterwards.
 
-        Raises CannotCapture, CaptureFailed, HypervisorError or Cancelled; the guest keeps running
-        then, too.
+        Raises CannotCapture, CaptureFailed, HypervisorError or Cancelled; the guest continues to
+        run in these cases, too.
         """
         monitor = self._monitor
         if monitor.run_state() != "running":
             raise CannotCapture(
-                f"{monitor.name} on {monitor.host} is paused, and after such a capture QEMU would"
-                " refuse to save or migrate it",
+                f"{monitor.name} on {monitor.host} is paused; after this kind of capture, QEMU"
+                " would refuse to save or migrate the guest",
                 hint="use the background snapshot",
             )
         undo = migration_settings.settings_facts(
@@ -494,7 +494,7 @@ class SharedMemory:
         )  # fmt: skip
 
     def _warm(self) -> list[Flags]:
-        """Update the last copy while the guest still runs, so that the pause is short."""
+        """Update the last copy while the guest is still running, so that the pause is short."""
         self._held = [live.held() for live in self._live]
         for live, last, held in zip(self._live, self._last.mappings, self._held, strict=True):
             live.populate(held)

@@ -1,8 +1,8 @@
-"""The undo process of a capture: sleeps in its own session, and undoes the capture if it is killed.
+"""The undo process of a capture: undoes the capture if the process that captures is killed.
 
-It also keeps the reading end of QEMU's stream open: a background snapshot whose pipe breaks leaves
-the guest hanging until its memory is unprotected (see `userfaultfd`). It keeps the snapshot's lock,
-so that no other process undoes the capture at the same time.
+It runs in its own session and keeps the reading end of QEMU's stream open: a background snapshot
+whose pipe breaks leaves the guest hanging until its memory is unprotected (see `userfaultfd`). It
+also keeps the snapshot's lock, so that no other process undoes the capture at the same time.
 """
 
 import json
@@ -23,7 +23,7 @@ from vmckpt.units import Seconds
 ALL_WELL = b"."
 _MODULE = "vmckpt.capture.memory.undo_process"
 LASTS = Seconds(60.0)
-"""How long it retries: longer than a restart of libvirtd takes."""
+"""How long the process retries: longer than a restart of libvirtd takes."""
 _TURN = Seconds(1.0)
 
 
@@ -31,7 +31,7 @@ def left_behind(error: BaseException | None) -> CaptureFailed:
     """Return the error for a capture that could not be undone. `error`: the original failure."""
     why = error.message if isinstance(error, VmckptError) else str(error or "the capture ended")
     told = CaptureFailed(
-        f"{why}; some changes of the capture could not be undone",
+        f"{why}; some changes made by the capture could not be undone",
         hint="run vmckpt recover",
     )
     told.undone = False
@@ -41,7 +41,7 @@ def left_behind(error: BaseException | None) -> CaptureFailed:
 class UndoProcess:
     """The undo process, as seen from the capture. Use as `with UndoProcess(...) as keeper`.
 
-    Leaving the block has the process undo everything, over its own libvirt connection, unless
+    When the block is left, the process undoes everything, over its own libvirt connection, unless
     `all_well` was called.
     """
 
@@ -68,7 +68,7 @@ class UndoProcess:
         return self._process.pid
 
     def tell(self, word: bytes) -> None:
-        """Send one byte to the process. Does nothing if it was killed."""
+        """Send one byte to the process. Does nothing if the process was killed."""
         with suppress(OSError):
             os.write(self._line, word)
 
@@ -83,7 +83,7 @@ class UndoProcess:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Wait for the process, which undoes everything unless `all_well` was called.
 
-        Raises CaptureFailed if it could not undo everything.
+        Raises CaptureFailed if not everything could be undone.
         """
         os.close(self._line)
         if self._process.wait() != 0 and not self._well:
@@ -98,8 +98,8 @@ def _drain(stream: int) -> None:
 
 
 def _undo(uri: str, host: str, undo: str) -> bool:
-    """Undo the capture. Returns success."""
-    # Imported only now, since the process rarely has work.
+    """Undo the capture. Returns whether everything was undone."""
+    # Imported only when needed, which is rare.
     from vmckpt.capture import migration_settings  # noqa: PLC0415
     from vmckpt.capture.memory import image  # noqa: PLC0415
     from vmckpt.hypervisor.qemu_process import identity  # noqa: PLC0415
@@ -126,7 +126,7 @@ def _undo(uri: str, host: str, undo: str) -> bool:
 
 
 def main() -> None:
-    """Sleep until the capture has ended or was killed.
+    """Wait until the capture has ended or was killed; undo it if it was killed.
 
     Exits with status 1 if the capture could not be undone.
     """

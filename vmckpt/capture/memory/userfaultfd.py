@@ -39,7 +39,7 @@ def watched(smaps: str) -> list[tuple[int, int]]:
 def free(process: HeldProcess) -> int:
     """Remove the write protection of a process's memory. Returns the number of protected ranges.
 
-    No snapshot may be running. Raises OSError, also without permission.
+    No snapshot may be running. Raises OSError, also if permission is denied.
     """
     ranges = watched(Path(f"/proc/{process.pid}/smaps").read_text())
     if not ranges:
@@ -60,7 +60,7 @@ def free(process: HeldProcess) -> int:
         for file in files:
             os.close(file)
     if left:
-        raise OSError(f"{len(left)} ranges of process {process.pid} stay write-protected")
+        raise OSError(f"{len(left)} ranges of process {process.pid} are still write-protected")
     return len(ranges)
 
 
@@ -72,7 +72,7 @@ def _files(process: HeldProcess) -> Iterator[int]:
             continue
         copy = library.syscall(_PIDFD_GETFD, process.pidfd, int(link.name), 0)
         if copy < 0:
-            raise OSError(ctypes.get_errno(), "cannot duplicate its userfaultfd")
+            raise OSError(ctypes.get_errno(), "cannot duplicate QEMU's userfaultfd")
         yield copy
 
 

@@ -31,10 +31,10 @@ class Piece:
     offset: int
     length: int
     data: memoryview | None
-    """None: the server reported only zeros."""
+    """The bytes read; None if the server reported only zeros."""
 
     def content(self) -> memoryview:
-        """Return the bytes, also if they are all zeros."""
+        """Return the bytes, even if they are all zeros."""
         return memoryview(bytes(self.length)) if self.data is None else self.data
 
 
@@ -58,7 +58,7 @@ class _Request:
     offset: int
     length: int
     status: bool
-    """The request is for block status, not for data."""
+    """Whether the request is for block status rather than data."""
     left: int = 0
     """Bytes that no reply has covered yet."""
     buffer: bytearray | None = None
@@ -70,7 +70,7 @@ class _Request:
 class Client:
     """A connection to one export. Use as `with Client(...) as client`.
 
-    Its methods raise HypervisorError with the host's name; any error ends the connection.
+    The methods raise HypervisorError with the host's name; any error closes the connection.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Client:
     ) -> None:
         """Connect, and select an export.
 
-        `contexts`: metadata contexts to request; those that the server lacks are left out. `limit`:
-        maximum time to wait for any data from the server.
+        `contexts`: metadata contexts to request; contexts that the server lacks are left out.
+        `limit`: maximum time to wait for any data from the server.
         """
         self.export = export
         self._said = _Said(f"{host}: disk {export} over NBD ({place})", host, limit)
@@ -137,8 +137,8 @@ class Client:
     def extents(self, context: str, offset: int = 0, length: int | None = None) -> Iterator[Extent]:
         """Yield the extents of a part of the disk in a metadata context, in order and without gaps.
 
-        `length`: None: up to the end of the disk. Raises KeyError for a context that was not
-        granted.
+        `length`: in bytes; None means up to the end of the disk. Raises KeyError for a context that
+        was not granted.
         """
         number = self.contexts[context]
         end = self._checked(offset, self.size - offset if length is None else length)
@@ -170,7 +170,9 @@ class Client:
 
     def _checked(self, offset: int, length: int) -> int:
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise ValueError(f"{self.export}: {length} bytes at {offset} of {self.size}")
+            raise ValueError(
+                f"{self.export}: {length} bytes at offset {offset} exceed the size of {self.size}"
+            )
         return offset + length
 
     def _finished(self, request: _Request) -> Piece:
@@ -209,7 +211,7 @@ class Client:
 
     def _asked(self, handle: int) -> _Request:
         if handle not in self._pending:
-            raise Nonsense("reply without a request")
+            raise Nonsense("reply to an unknown request")
         return self._pending[handle]
 
     def _end(self, handle: int, error: str | None = None) -> None:
@@ -222,7 +224,7 @@ class Client:
         request = self._asked(handle)
         if not error:
             if request.status or self._structured:
-                raise Nonsense("simple reply to a request that needs a structured one")
+                raise Nonsense("simple reply instead of a structured reply")
             request.buffer = bytearray(request.length)
             self._line.fill(memoryview(request.buffer))
         self._end(handle, _words(error) if error else None)
@@ -239,15 +241,15 @@ class Client:
         elif kind == wire.CHUNK_STATUS and request.status:
             self._take_status(request, length)
         elif kind != wire.CHUNK_NONE or length or not flags & wire.CHUNK_DONE:
-            raise Nonsense(f"chunk of type {kind} and {length} bytes")
+            raise Nonsense(f"unexpected chunk of type {kind} with {length} bytes")
         if flags & wire.CHUNK_DONE:
             if request.left and not request.status and request.error is None:
-                raise Nonsense(f"{request.left} bytes less than requested")
+                raise Nonsense(f"{request.left} bytes fewer than requested")
             self._end(handle)
 
     def _take_error(self, request: _Request, kind: int, length: int) -> None:
         if not 6 <= length <= _MOST_ERROR:
-            raise Nonsense(f"error of {length} bytes")
+            raise Nonsense(f"error with an invalid length of {length} bytes")
         body = self._line.take(length)
         number, count = struct.unpack_from(">IH", body)
         said = body[6 : 6 + min(count, 200)].decode(errors="replace")
@@ -256,7 +258,7 @@ class Client:
         request.error = said or _words(number if kind in known else 0)
 
     def _place_for(self, request: _Request, offset: int, length: int) -> int:
-        """Return where in the request's buffer a chunk belongs."""
+        """Return the position of a chunk in the request's buffer."""
         begin = offset - request.offset
         if begin < 0 or begin + length > request.length or not 0 < length <= request.left:
             raise Nonsense("data that was not requested")
@@ -280,7 +282,7 @@ class Client:
 
     def _take_status(self, request: _Request, length: int) -> None:
         if length < 4 + wire.EXTENT.size or length > _MOST_STATUS or length % 8 != 4:
-            raise Nonsense(f"block status of {length} bytes")
+            raise Nonsense(f"block status with an invalid length of {length} bytes")
         body = self._line.take(length)
         (number,) = struct.unpack_from(">I", body)
         if number not in self.contexts.values() or number in request.extents:
@@ -323,7 +325,7 @@ class _Said:
         except wire.Gone as exc:
             raise self.error("the server closed the connection") from exc
         except TimeoutError as exc:
-            raise self.error(f"no answer in {self.limit:g} s") from exc
+            raise self.error(f"no answer within {self.limit:g} s") from exc
         except OSError as exc:
             raise self.error(exc.strerror or str(exc)) from exc
 

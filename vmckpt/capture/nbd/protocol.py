@@ -1,7 +1,7 @@
 """The NBD protocol: constants, one end of a connection, and the client's half of the handshake.
 
-It uses fixed newstyle negotiation, structured replies and block status, but no 64-bit headers. The
-constants are those of the NBD project's doc/proto.md.
+Fixed newstyle negotiation, structured replies and block status are supported, but no 64-bit
+headers. The constants are from the NBD project's doc/proto.md.
 """
 
 import socket
@@ -32,9 +32,9 @@ REP_ERROR = 1 << 31
 REP_ERR_UNSUP, REP_ERR_INVALID = REP_ERROR | 1, REP_ERROR | 3
 REP_ERR_UNKNOWN, REP_ERR_TOO_BIG = REP_ERROR | 6, REP_ERROR | 9
 REFUSALS = {
-    1: "option not supported", 2: "forbidden by its policy", 3: "invalid request",
-    4: "not supported on its platform", 5: "TLS required", 6: "no such export",
-    7: "it is shutting down", 8: "block size must be requested", 9: "request too large",
+    1: "option not supported", 2: "forbidden by server policy", 3: "invalid request",
+    4: "not supported on this platform", 5: "TLS required", 6: "no such export",
+    7: "server is shutting down", 8: "block size must be requested", 9: "request too large",
 }  # fmt: skip
 
 INFO_EXPORT, INFO_BLOCK_SIZE = 0, 3
@@ -106,7 +106,7 @@ class NbdRefused(Exception):
 
 
 class NbdSocket:
-    """Sends and receives complete messages over a socket. Its methods raise OSError and Gone."""
+    """Sends and receives complete messages over a socket. The methods raise OSError and Gone."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -137,7 +137,7 @@ class NbdSocket:
         return bytes(whole)
 
     def fill(self, room: memoryview, *, begun: bool = True) -> None:
-        """Receive bytes until a buffer is full. `begun`: bytes of the message were received."""
+        """Fill a buffer with received bytes. `begun`: False if the peer has already closed."""
         if not begun:
             raise Gone
         filled = 0
@@ -174,7 +174,7 @@ class Agreed:
 
 
 def agree(line: NbdSocket, export: str, contexts: Sequence[str]) -> Agreed:
-    """Select an export, with the `contexts` that the server supports of those given.
+    """Select an export, with those of the `contexts` that the server supports.
 
     Raises BadInput for a name that is too long, OSError, Gone, Nonsense and NbdRefused.
     """
@@ -196,7 +196,7 @@ def agree(line: NbdSocket, export: str, contexts: Sequence[str]) -> Agreed:
     if refused is not None:
         raise NbdRefused(refused)
     if found.size < 0:
-        raise Nonsense("no size of the export")
+        raise Nonsense("the size of the export is missing")
     return found
 
 
@@ -209,17 +209,17 @@ def _text(text: str) -> bytes:
 
 def _greet(line: NbdSocket) -> None:
     if line.take(len(GREETING)) != GREETING:
-        raise Nonsense("greeting is not that of an NBD server")
+        raise Nonsense("the greeting is not from an NBD server")
     (flags,) = struct.unpack(">H", line.take(2))
     if not flags & FIXED_NEWSTYLE:
-        raise Nonsense("old server without options")
+        raise Nonsense("the server is too old to negotiate options")
     line.send(struct.pack(">I", flags & (FIXED_NEWSTYLE | NO_ZEROES)))
 
 
 def _option(
     line: NbdSocket, option: int, body: bytes, take: Callable[[int, bytes], None]
 ) -> str | None:
-    """Request an option. Returns None if it was granted, or else why it was refused."""
+    """Request an option. Returns None if it was granted, otherwise the reason for the refusal."""
     line.send(OPTION.pack(OPTION_MAGIC, option, len(body)), body)
     for _ in range(_MOST_REPLIES):
         magic, about, kind, length = OPTION_REPLY.unpack(line.take(OPTION_REPLY.size))
@@ -257,9 +257,9 @@ def _facts(kind: int, body: bytes, found: Agreed) -> None:
         _, found.size, flags = form.unpack(body)
         found.read_only = bool(flags & READ_ONLY)
         if found.size > _LARGEST:
-            raise Nonsense(f"disk of {found.size} bytes")
+            raise Nonsense(f"invalid disk size of {found.size} bytes")
     else:
         _, smallest, _, most = form.unpack(body)
         if not 0 < smallest <= 65536 or most < 65536:
-            raise Nonsense(f"block sizes of {smallest} to {most} bytes")
+            raise Nonsense(f"invalid block sizes of {smallest} to {most} bytes")
         found.most = min(found.most, most // 65536 * 65536)

@@ -1,4 +1,4 @@
-"""A read-only NBD server for anything readable at an offset, on a socket only its owner can use.
+"""A read-only NBD server for any data readable at an offset, on a socket with owner-only access.
 
 Each client has its own threads, and data is read one MiB at a time. So a slow or silent client
 delays no other client, and memory stays bounded.
@@ -81,7 +81,7 @@ class Server:
             except OSError:
                 return
             if self.clients >= MOST_CLIENTS:
-                log.warning("%s: more than %d clients; rejected one", self.place, MOST_CLIENTS)
+                log.warning("%s: more than %d clients; client rejected", self.place, MOST_CLIENTS)
                 connected.close()
                 continue
             session = Session(NbdSocket(connected), self._exports)
@@ -131,7 +131,7 @@ def _clear(path: str) -> None:
     if not stat.S_ISSOCK(found.st_mode):
         raise BadInput(f"{path} exists and is not a socket", hint="choose another path")
     with socket.socket(socket.AF_UNIX) as trial:
-        trial.setblocking(False)  # a server that accepts no connections now counts as well
+        trial.setblocking(False)  # a server that is too busy to accept also counts as running
         try:
             trial.connect(path)
         except ConnectionRefusedError:

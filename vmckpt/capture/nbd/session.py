@@ -1,4 +1,4 @@
-"""One client of the NBD server: negotiate an export, and answer its requests."""
+"""One client of the NBD server: negotiate an export, and answer the client's requests."""
 
 import logging
 import socket
@@ -20,7 +20,7 @@ log = logging.getLogger("vmckpt.nbd")
 Data: TypeAlias = bytes | bytearray | memoryview
 
 _AT_ONCE = 4
-"""Concurrent reads of one client."""
+"""Maximum number of concurrent reads per client."""
 _WAITING = 16
 _STEP = MIB
 _MOST_OPTION = 65536
@@ -29,7 +29,7 @@ _MOST_EXTENTS = 8192
 _CHOOSING = 30.0
 """Seconds to wait for data from a client during negotiation."""
 _TAKING = 300.0
-"""Seconds to wait for a client to receive a reply; it may be paused for good reasons."""
+"""Seconds to wait for a client to receive a reply; a client may be paused for good reasons."""
 _CONTEXT_NUMBER = 1
 
 
@@ -41,13 +41,13 @@ class Export:
     read: Callable[[int, int], Data]
     """Returns `length` bytes, given offset and length."""
     extents: Callable[[int, int], Iterable[tuple[int, bool]]] | None = None
-    """Yields (length, is zero) of consecutive extents, given offset and length; None: all of it may
-    be data."""
+    """Yields (length, is zero) for consecutive extents, given offset and length. None: any part of
+    the export may contain data."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A request of the client."""
+    """A request from the client."""
 
     flags: int
     handle: int
@@ -65,7 +65,7 @@ class Session:
         self._context_of: str | None = None
         """The export for which the client has selected base:allocation."""
         self._zeroes = True
-        """The client is old, and expects 124 zero bytes."""
+        """Whether the client is old, and expects 124 zero bytes."""
         self._sending = threading.Lock()
         self._room = threading.Semaphore(_WAITING)
 
@@ -75,12 +75,12 @@ class Session:
             self._line.socket.shutdown(socket.SHUT_RDWR)
 
     def run(self) -> None:
-        """Serve the client. Errors of its connection are only logged."""
+        """Serve the client. Connection errors are only logged."""
         try:
             self._line.socket.settimeout(_CHOOSING)
             export = self._choose()
             if export is not None:
-                # Between requests, a client may be silent without limit.
+                # Between requests, a client may be silent indefinitely.
                 self._line.socket.settimeout(None)
                 seconds = struct.pack("ll", int(_TAKING), 0)
                 self._line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
@@ -91,14 +91,14 @@ class Session:
                         self.hang_up()  # unblocks a thread that waits to send to the client
                         raise
         except (OSError, Gone, Nonsense, UnicodeDecodeError, struct.error) as exc:
-            log.debug("NBD client disconnected: %s", exc or "it closed the connection")
+            log.debug("NBD client disconnected: %s", exc or "the client closed the connection")
         finally:
             self._line.socket.close()
 
     # --- negotiation
 
     def _choose(self) -> Export | None:
-        """Negotiate with the client. Returns the export that it selects; None if it aborts."""
+        """Negotiate with the client. Returns the selected export; None if the client aborts."""
         flags = wire.FIXED_NEWSTYLE | wire.NO_ZEROES
         self._line.send(wire.GREETING, struct.pack(">H", flags))
         (agreed,) = struct.unpack(">I", self._line.take(4))
@@ -228,7 +228,7 @@ class Session:
     def _work(
         self, export: Export, kind: int, order: _Order
     ) -> tuple[Callable[[], None] | None, int]:
-        """Return the function that answers a request, or None and the error number to refuse it."""
+        """Return the function that answers a request, or None and the error number of a refusal."""
         status = kind == wire.CMD_BLOCK_STATUS
         if kind in (wire.CMD_WRITE, wire.CMD_TRIM, wire.CMD_WRITE_ZEROES):
             return None, wire.EPERM
@@ -268,7 +268,7 @@ class Session:
             self._line.send(head, *body)
 
     def _answer(self, order: _Order, send: Callable[[], None]) -> None:
-        """Send a structured reply, which an error can end at any point."""
+        """Send a structured reply; if reading fails midway, the reply ends with an error."""
         try:
             send()
         except (_Failed, VmckptError) as exc:
@@ -287,7 +287,7 @@ class Session:
                 self._chunk(order, wire.CHUNK_DATA, last, struct.pack(">Q", offset), data)
 
     def _plain(self, export: Export, order: _Order) -> None:
-        """Send a simple reply, which can only report an error before its first byte."""
+        """Send a simple reply; an error can only be reported before the first byte."""
         pieces = _pieces(export, order.offset, order.length, whole=False)
         try:
             contents = (
@@ -345,14 +345,14 @@ def _merged(export: Export, offset: int, length: int) -> Iterator[tuple[int, int
         raise _Failed(str(exc)) from exc
     if begin < offset:
         yield begin, offset - begin, kind
-    if offset < end:  # the export has not described the rest
+    if offset < end:  # the export did not describe the rest
         yield offset, end - offset, False
 
 
 def _pieces(
     export: Export, offset: int, length: int, *, whole: bool
 ) -> Iterator[tuple[int, int, bool]]:
-    """Like `_merged`, with data cut into steps. `whole`: the range as a single piece of data."""
+    """Like `_merged`, but split data into steps. `whole`: yield the range as one piece of data."""
     if whole:
         yield offset, length, False
         return
@@ -370,5 +370,5 @@ def _counted(text: str) -> bytes:
 def _take_text(body: bytes, at: int) -> tuple[str, int]:
     (length,) = struct.unpack_from(">I", body, at)
     if at + 4 + length > len(body):
-        raise Nonsense("text is longer than its option")
+        raise Nonsense("text extends beyond its option")
     return body[at + 4 : at + 4 + length].decode(), at + 4 + length

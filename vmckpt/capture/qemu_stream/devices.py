@@ -27,7 +27,7 @@ class Section:
     instance: int
     fields: Sequence[dict[str, Any]]
     content: bytes
-    """The bytes from the section's start to the end of the tail; the stream has no length."""
+    """The bytes from the section's start to the end of the tail; the section's end is unknown."""
 
     def field(self, wanted: str) -> bytes | None:
         """Return the bytes of a field of fixed size; None if there is no such field."""
@@ -59,17 +59,17 @@ def description(tail: bytes) -> dict[str, Any] | None:
 def check_tail(tail: bytes, *, described: bool = True) -> None:
     """Check that a tail is complete. Raises StreamDamaged.
 
-    `described`: it must end with QEMU's description, as for all machines that have footers.
+    `described`: the tail must end with QEMU's description, as for all machines with footers.
     """
     if description(tail) is None and (described or tail[-1:] != bytes([EOF])):
         raise StreamDamaged(
-            f"migration stream: its {len(tail)} bytes of device state are incomplete",
+            f"migration stream: the device state is incomplete ({len(tail)} bytes)",
             hint="capture the guest again",
         )
 
 
 def sections(tail: bytes) -> list[Section]:
-    """Return the devices in a tail, in order; none without a valid description."""
+    """Return the device sections in a tail, in order; empty without a valid description."""
     told = description(tail)
     found, at = [], 0
     try:
@@ -109,7 +109,7 @@ class Processor:
 
 
 def processors(tail: bytes) -> list[Processor]:
-    """Return the x86 processors in a tail, in order; none if it does not describe them."""
+    """Return the x86 processors in a tail, in order; empty if the tail does not describe them."""
     found = []
     for section in sections(tail):
         if section.name == "cpu":

@@ -105,7 +105,7 @@ class CoreWriter:
         write_all(self._file, memoryview(b"".join([*out, self._notes])), 0)
 
     def memory(self, block: str, offset: int, data: memoryview) -> None:
-        """Write bytes of a block wherever the guest sees them; others are dropped."""
+        """Write bytes of a block at each guest address; bytes without an address are dropped."""
         for stretch, place in zip(self._stretches, self._places, strict=True):
             first = max(offset, stretch.offset)
             last = min(offset + len(data), stretch.offset + stretch.size)
@@ -115,7 +115,7 @@ class CoreWriter:
 
 
 def notes(number: int, processor: Processor) -> bytes:
-    """Return a processor's notes: the standard one for debuggers, and QEMU's one for crash."""
+    """Return a processor's notes: the standard note for debuggers, and QEMU's note for crash."""
     return _note(b"CORE\0", _STATUS, _status(number, processor)) + _note(
         b"QEMU\0", 0, _qemu(processor)
     )
@@ -131,7 +131,7 @@ def _note(name: bytes, kind: int, content: bytes) -> bytes:
 
 
 def _status(number: int, processor: Processor) -> bytes:
-    """The kernel's struct elf_prstatus: 112 bytes, 27 registers, and a flag."""
+    """Return the kernel's struct elf_prstatus: 112 bytes, 27 registers, and a flag."""
     values = []
     for name in _USER_REGISTERS:
         base, _, part = name.partition(".")
@@ -144,7 +144,7 @@ def _status(number: int, processor: Processor) -> bytes:
 
 
 def _qemu(processor: Processor) -> bytes:
-    """QEMU's QEMUCPUState, version 1."""
+    """Return QEMU's QEMUCPUState, version 1."""
     registers = processor.registers
     body = struct.pack("<18Q", *(registers[name] for name in _QEMU_REGISTERS))
     body += b"".join(_segment(processor.segments[name]) for name in _QEMU_SEGMENTS)

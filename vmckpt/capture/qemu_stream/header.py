@@ -1,8 +1,8 @@
 """The head of QEMU's migration stream: everything before the first page. Pure.
 
-It has the magic number, version, configuration section with subsections, and the setup of the
-memory section with its list of blocks. When written again, the marks of COLO and, by default, of a
-stream without shared memory are left out.
+The head consists of the magic number, the version, the configuration section with subsections, and
+the setup of the memory section with the list of blocks. When the head is written again, the markers
+of COLO and, by default, of a stream without shared memory are left out.
 """
 
 import struct
@@ -22,8 +22,8 @@ FLAGS = PAGE - 1
 
 # The only command that may precede memory: it enables COLO, and has no data.
 _ENABLE_COLO = struct.pack(">BHH", COMMAND, 8, 0)
-# Machine types of QEMU 10 and newer send it when the guest is paused, before the last memory. Only
-# assigned devices use it.
+# With machine types of QEMU 10 and newer, QEMU sends this command when the guest is paused, before
+# the last memory. Only assigned devices use it.
 SWITCHOVER_START = struct.pack(">BHH", COMMAND, 11, 0)
 _CAPABILITIES = "configuration/capabilities"
 IGNORE_SHARED = "x-ignore-shared"
@@ -37,15 +37,15 @@ class NeedMore(Exception):
 
 
 def damaged(offset: int, found: str) -> StreamDamaged:
-    """Return the error for an invalid stream. `found`: what is wrong at that offset."""
+    """Return the error for an invalid stream. `found`: the problem at the given offset."""
     return StreamDamaged(
         f"migration stream, offset {offset}: {found}",
-        hint="capture the guest again; if it fails the same way, use another capture method",
+        hint="capture the guest again; if that fails the same way, use another capture method",
     )
 
 
 class Reader:
-    """Reads consecutive big-endian numbers and names. Its methods raise NeedMore at the end."""
+    """Reads consecutive big-endian numbers and names. Raises NeedMore at the end of the data."""
 
     def __init__(self, data: bytes, *, base: int = 0) -> None:
         self._data = data
@@ -77,7 +77,7 @@ class Reader:
         where = self.offset
         length = self.number(length_bytes)
         if not 0 < length <= at_most:
-            raise damaged(where, f"a name of {length} bytes")
+            raise damaged(where, f"invalid name length of {length} bytes")
         return readable(self.raw(length), where)
 
 
@@ -112,7 +112,7 @@ class Head:
     """Everything before the first page."""
 
     machine: str | None
-    """None: the machine type is so old that its streams have no configuration section."""
+    """The machine type; None if it is so old that streams have no configuration section."""
     subsections: tuple[Subsection, ...] = ()
     capabilities: tuple[str, ...] = ()
     """Capabilities that the stream requires of the receiver."""
@@ -120,7 +120,7 @@ class Head:
     instance: int
     version: int
     footers: bool
-    """Whether each section ends with a footer; machines of QEMU 2.3 have none."""
+    """Whether each section ends with a footer; machine types of QEMU 2.3 have no footers."""
     blocks: tuple[RamBlock, ...]
 
     @property
@@ -131,8 +131,8 @@ class Head:
     def written(self, *, without_shared: bool = False) -> bytes:
         """Return the bytes of the head.
 
-        `without_shared`: for a stream without shared memory. Raises ValueError if this head is not
-        from such a stream.
+        `without_shared`: write the head of a stream without shared memory. Raises ValueError if
+        this head was not read from such a stream.
         """
         capabilities = [name for name in self.capabilities if name != IGNORE_SHARED]
         if without_shared:
@@ -174,9 +174,9 @@ def _short(name: str) -> bytes:
 
 
 def parse_head(data: bytes) -> tuple[Head, int]:
-    """Parse the head at the beginning of `data`. Returns it with its length.
+    """Parse the head at the beginning of `data`. Returns the head and its length.
 
-    Raises NeedMore if `data` ends before the head does, and StreamDamaged if it is invalid.
+    Raises NeedMore if `data` ends before the head does, and StreamDamaged if the head is invalid.
     """
     reader = Reader(data)
     if (magic := reader.raw(4)) != MAGIC:
@@ -193,15 +193,15 @@ def parse_head(data: bytes) -> tuple[Head, int]:
         raise damaged(where, f"section of type {kind:#04x} instead of the start of memory")
     section = reader.number(4)
     if (name := reader.name()) != "ram":
-        raise damaged(where, f"unsupported state of {name!r} in several parts")
+        raise damaged(where, f"state of {name!r} in several parts is not supported")
     instance, version = reader.number(4), reader.number(4)
     if version != 4:
-        raise damaged(where, f"version {version} of memory instead of 4")
+        raise damaged(where, f"memory section of version {version} instead of 4")
     blocks = _blocks(reader, addresses=IGNORE_SHARED in capabilities)
     where = reader.offset
     if (flags := reader.number(8)) != EOS:
         raise damaged(where, f"{flags:#x} instead of the end of the list of blocks")
-    # Without footers, no section that can follow has the footer's type.
+    # In a stream without footers, no section that can follow here begins with the footer's mark.
     footers = reader.peek() == FOOTER
     if footers:
         check_footer(reader, section)
@@ -217,7 +217,7 @@ def check_footer(reader: Reader, section: int) -> None:
     where = reader.offset
     mark, number = reader.number(1), reader.number(4)
     if (mark, number) != (FOOTER, section):
-        raise damaged(where, f"{mark:#04x} {number} instead of the end of section {section}")
+        raise damaged(where, f"{mark:#04x} {number} instead of the footer of section {section}")
 
 
 def _configuration(
@@ -266,12 +266,12 @@ def _blocks(reader: Reader, *, addresses: bool) -> tuple[RamBlock, ...]:
         name, size = reader.name(), reader.number(8)
         address = reader.number(8) if addresses else None
         if not 0 < size <= min(left, _LARGEST_BLOCK) or size % PAGE:
-            raise damaged(where, f"block {name!r} of {size} bytes, with {left} left")
+            raise damaged(where, f"invalid size of block {name!r}: {size} bytes, with {left} left")
         if name in names:
             raise damaged(where, f"block {name!r} occurs twice")
         blocks.append(RamBlock(name, size, address))
         names.add(name)
         left -= size
     if not blocks:
-        raise damaged(where, "memory without blocks")
+        raise damaged(where, "the list of memory blocks is empty")
     return tuple(blocks)

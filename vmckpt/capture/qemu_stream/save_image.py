@@ -1,7 +1,7 @@
 """libvirt's save image: a header, the guest's XML, and QEMU's stream.
 
-`virsh restore` reads such images. Written to a FIFO, an image lets libvirt start a guest from a
-stream that is produced while QEMU reads it, without a file on disk.
+`virsh restore` reads these images. If the image is a FIFO, libvirt can start a guest from a stream
+that is generated while QEMU reads it, without a file on disk.
 """
 
 import errno
@@ -21,7 +21,7 @@ from vmckpt.errors import StreamDamaged
 MAGIC = b"LibvirtQemudSave"
 # libvirt writes the final magic only once the file is complete.
 _PARTIAL = b"LibvirtQemudPart"
-# Used since libvirt 0.9; newer versions still read and write it.
+# The format version since libvirt 0.9, which newer versions of libvirt still read and write.
 _VERSION = 2
 _RAW = 0
 # Version, length of the texts, was running, compression, offset of the cookie; the rest is unused.
@@ -35,7 +35,7 @@ _TURN = 0.005
 def header(xml: str, *, running: bool, cookie: str = "") -> bytes:
     """Return the beginning of a save image, which QEMU's stream must follow.
 
-    `running`: the guest ran when it was saved; `cookie`: libvirt's own data about it, if any.
+    `running`: whether the guest was running when saved; `cookie`: libvirt's private data, if any.
     """
     texts = xml.encode() + b"\0"
     offset = len(texts) if cookie else 0
@@ -46,7 +46,7 @@ def header(xml: str, *, running: bool, cookie: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveHeader:
-    """The contents of a save image before its stream."""
+    """The contents of a save image before QEMU's stream."""
 
     xml: str
     cookie: str
@@ -64,9 +64,9 @@ def read_header(file: BinaryIO | FileIO) -> SaveHeader:
     if magic != MAGIC or not 1 <= version <= 3:
         raise _wrong(f"unknown format {magic!r}, version {version}")
     if compression != _RAW:
-        raise _wrong(f"it is compressed by method {compression}, but must be raw")
+        raise _wrong(f"compression method {compression} is not supported; the image must be raw")
     if not 0 < length <= _LONGEST_TEXT or offset >= length:
-        raise _wrong(f"invalid length of its XML: {length} bytes")
+        raise _wrong(f"invalid XML length of {length} bytes")
     texts = _exactly(file, length)
     xml, cookie = (texts[:offset], texts[offset:]) if offset else (texts, b"")
     try:
@@ -91,16 +91,16 @@ def _wrong(what: str) -> StreamDamaged:
 
 
 Fill = Callable[[int], None]
-"""Writes the whole content to an open file."""
+"""Writes the complete content to an open file."""
 
 
 class Fifo:
     """A FIFO that is filled while it is read. Use as `with Fifo(folder, fill) as path`.
 
-    `fill(file)` writes the whole content, in a thread. It is called again from the start if the
-    reader only reads the header and opens the FIFO again, as newer versions of libvirt do. Leaving
-    the block waits for the thread, removes the FIFO, and raises the exception of `fill` unless the
-    block has raised one.
+    `fill(file)` writes the complete content, in a thread. If the reader reads only the header and
+    then reopens the FIFO, as newer versions of libvirt do, `fill` is called again and must start
+    from the beginning. Leaving the block waits for the thread, removes the FIFO, and raises the
+    exception of `fill`, unless the block has raised another exception.
     """
 
     def __init__(self, folder: Path, fill: Fill) -> None:
@@ -110,7 +110,7 @@ class Fifo:
         self._thread = threading.Thread(target=self._run, name="fill", daemon=True)
         self._error: Exception | None = None
         self.filled = False
-        """Whether the whole content was written."""
+        """Whether the complete content was written."""
 
     def __enter__(self) -> Path:
         os.mkfifo(self._path, 0o600)
@@ -144,7 +144,8 @@ class Fifo:
     def _opened(self) -> int | None:
         """Open the writing end. Returns its descriptor; None if there is no reader yet.
 
-        The path then gets a new FIFO, so that a second reader does not read the rest of this one.
+        After the open, the path is given a new FIFO, so that a second reader does not read the rest
+        of the old one.
         """
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)

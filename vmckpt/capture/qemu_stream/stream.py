@@ -1,9 +1,9 @@
-"""Parse QEMU's migration stream as it arrives, and write one that QEMU can load. Pure.
+"""Parse QEMU's migration stream as it arrives, and write a stream that QEMU can load. Pure.
 
-QEMU's docs/devel/migration describes the layout: numbered sections; memory as addresses with flags
-in their low bits, each followed by a page, or by one byte for a zero page. The tail (device state
-and description) is kept unchanged. QEMU 7.2 to 10 write the same format, except for one command
-with machine types of QEMU 10.
+QEMU's docs/devel/migration describes the layout. The stream consists of numbered sections. Memory
+consists of addresses with flags in their low bits, each followed by a page, or by one byte for a
+zero page. The tail (device state and description) is kept unchanged. QEMU 7.2 to 10 write the same
+format, except for one command with machine types of QEMU 10.
 """
 
 import re
@@ -44,33 +44,33 @@ _LONGEST_LOOK = 1 << 14
 
 
 class Sink(Protocol):
-    """Takes the parts of a stream. Arrays and buffers are valid only during the call."""
+    """Receives the parts of a stream. Arrays and buffers are valid only during the call."""
 
     def begin(self, head: Head) -> None: ...
 
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
-        """Take pages of one block. `data` has a row of 4096 bytes for each address."""
+        """Receive pages of one block. `data` has a row of 4096 bytes for each address."""
 
     def zeros(self, block: int, addresses: Addresses) -> None: ...
 
     def tail(self, data: memoryview) -> None:
-        """Take the next bytes of the device state."""
+        """Receive the next bytes of the device state."""
 
 
 class StreamParser:
     """Parses a stream that arrives in buffers of any size, and passes its parts to a sink.
 
-    Feed it a MiB or more at a time, since runs of pages are handled together. Its methods raise
-    StreamDamaged, after which it cannot be used any more.
+    Feed it a MiB or more at a time, since runs of pages are processed together. After a method has
+    raised StreamDamaged, the parser cannot be used any more.
     """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._rest = b""
         self._offset = 0
-        """Current offset in the whole stream."""
+        """Current offset from the start of the stream."""
         self._block = -1
-        """The block to which CONTINUE refers; -1: none yet."""
+        """Index of the block to which CONTINUE refers; -1 before the first page."""
         self._names: dict[bytes, int] = {}
         self._sizes: list[int] = []
         self._step: Callable[[memoryview], int] = self._head
@@ -90,7 +90,7 @@ class StreamParser:
         """Parse the next part of the stream. Raises StreamDamaged."""
         view = memoryview(data).cast("B")
         if self._rest:
-            # Copy only what completes the record that was cut; the rest is parsed in place.
+            # Copy only the bytes that complete the cut record; the rest is parsed in place.
             cut = len(view) if self.head is None else min(len(view), _LONGEST)
             joined = self._rest + view[:cut]
             used = self._consume(memoryview(joined))
@@ -138,7 +138,7 @@ class StreamParser:
         return used
 
     def _section(self, view: memoryview) -> int:
-        """Parse the type of a section, and its number if it continues an earlier one."""
+        """Parse the type of a section, and its number if it continues an earlier section."""
         assert self.head is not None
         kind = view[0]
         if kind in (headers.FULL, headers.EOF):
@@ -157,7 +157,7 @@ class StreamParser:
         return 5
 
     def _command(self, view: memoryview) -> int:
-        """Skip the only command that may occur within memory; it is not written again."""
+        """Skip the only command that may occur within memory; StreamWriter omits it."""
         told = bytes(view[: len(headers.SWITCHOVER_START)])
         if not headers.SWITCHOVER_START.startswith(told):
             raise damaged(self._offset, f"unknown command {told[1:].hex()}")
@@ -166,7 +166,7 @@ class StreamParser:
         return len(told)
 
     def _after_memory(self, kind: int) -> Callable[[memoryview], int]:
-        """Return the function that parses the rest, which begins with a section of this type.
+        """Return the function that parses the rest, which begins with a section of type `kind`.
 
         Subclasses for other streams with memory sections may return another function.
         """
@@ -209,7 +209,7 @@ class StreamParser:
         name = bytes(view[9:body])
         if name not in self._names:
             shown = readable(name, self._offset)
-            raise damaged(self._offset, f"page of block {shown!r}, which is not in the list")
+            raise damaged(self._offset, f"page of block {shown!r}, which the head does not list")
         end = body + (PAGE if flags == FULL_PAGE else 1)
         if len(view) < end:
             raise NeedMore
@@ -258,14 +258,14 @@ class StreamParser:
     def _within(self, addresses: Addresses) -> None:
         highest, size = int(addresses.max()), self._sizes[self._block]
         if highest >= size:
-            raise damaged(self._offset, f"page at {highest:#x} in a block of {size:#x} bytes")
+            raise damaged(self._offset, f"page at {highest:#x}, beyond a block of {size:#x} bytes")
 
 
 class StreamWriter:
     """Writes a stream that QEMU can load. Call `opening`, write pages in any order, call `closing`.
 
-    In a QEMU that was just started, pages that are not written are zero, except where firmware was
-    loaded. So write the zeros of every block but the guest's main memory.
+    In a newly started QEMU, memory is zero, except where firmware was loaded. So write the zero
+    pages of every block except the guest's main memory.
     """
 
     def __init__(self, head: Head, write: Callable[[Buffer], object]) -> None:
@@ -307,5 +307,8 @@ class StreamWriter:
 
 
 def starts_as_zeros(block: str) -> bool:
-    """Return whether a block is zero in a QEMU that waits for a stream; others have firmware."""
+    """Return whether a block is all zeros in a QEMU that is waiting for a stream.
+
+    Other blocks may contain firmware.
+    """
     return _MAIN_MEMORY.fullmatch(block) is not None

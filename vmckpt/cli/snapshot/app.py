@@ -22,15 +22,15 @@ app = typer.Typer(name="snapshot", invoke_without_command=True, rich_markup_mode
 def snapshot_options(context: typer.Context) -> None:
     """Take, verify, restore and manage snapshots.
 
-    A snapshot holds a guest's memory, devices and disks. It is kept in a store of the inventory,
-    deduplicated and, once you have added a key, encrypted.
+    A snapshot contains a guest's memory, devices and disks. Snapshots are kept in a store of the
+    inventory. They are deduplicated and, once you have added a key, encrypted.
     """
     help_alone(context)
 
 
 @app.command()
 def init(store: STORE = None, inventory: INVENTORY = None) -> None:
-    """Create a snapshot store at its place in the inventory.
+    """Create a snapshot store that the inventory defines.
 
     Examples:
 
@@ -105,7 +105,7 @@ def _row(one: "SnapshotRow") -> tuple[str, ...]:
 
 def _as_json(one: "SnapshotRow") -> dict[str, Any]:
     told = one.public
-    if told is None:  # the same keys, so that readers need no second format
+    if told is None:  # with the same keys, so that readers need only one format
         return dict.fromkeys(_NAMES) | {"id": one.id, "wrong": one.wrong}
     return {
         "id": one.id,

@@ -1,4 +1,4 @@
-"""vmckpt snapshot open: look into a snapshot without restoring it."""
+"""vmckpt snapshot open: read the contents of a snapshot without restoring it."""
 
 import re
 import signal
@@ -14,7 +14,7 @@ import typer
 
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON
-from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORE, Ticker, identity_of
+from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORES, Ticker, identity_of
 from vmckpt.errors import BadInput
 from vmckpt.units import Bytes, show_bytes
 from vmckpt.util import stop_signals
@@ -41,7 +41,7 @@ def open_(
         str | None,
         typer.Option(
             metavar="DISK[:PARTITION]",
-            help="Disk or partition, like vda:1. Default: all disks; for files, the only one.",
+            help="Disk or partition, like vda:1. Default: all disks; for files, the only disk.",
         ),
     ] = None,
     nbd: Annotated[
@@ -52,9 +52,9 @@ def open_(
         str | None,
         typer.Option(metavar="[ADDRESS:]PORT", help="Serve disks on a loopback port, with a key."),
     ] = None,
-    files: Annotated[str | None, typer.Option(metavar="PATH", help="List a folder.")] = None,
+    files: Annotated[str | None, typer.Option(metavar="PATH", help="List a directory.")] = None,
     get: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Copy a file or a folder out of a disk.")
+        str | None, typer.Option(metavar="PATH", help="Copy a file or a directory from a disk.")
     ] = None,
     to: Annotated[
         Path, typer.Option(metavar="PLACE", help="Target of --get; '-' is stdout.")
@@ -63,20 +63,20 @@ def open_(
         Path | None, typer.Option(metavar="FILE", help="Write the memory as an ELF core.")
     ] = None,
     identity: IDENTITY = None,
-    store: STORE = None,
+    store: STORES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
     """Read disks, files or memory of a snapshot without restoring it.
 
-    By default it serves the disks read-only over NBD until Ctrl-C, and fetches from the store only
-    what is read. The socket is in a new private directory; use --nbd for another path, or --listen
-    for a loopback port. Other users of this machine cannot read the disks: clients of the port need
-    a key, which is written to such a private directory.
+    By default, the command serves the disks read-only over NBD until Ctrl-C. Only data that a
+    client reads is fetched from the store. The socket is in a new private directory; use --nbd for
+    another path, or --listen for a loopback port. Other users of this machine cannot read the
+    disks: clients of the port need a key, which is written to a new private directory.
 
     --files and --get read files from ext2, ext3 and ext4, on a disk or in a partition, without
-    mounting it. They ignore data that is only in the file system's journal, and do not keep owners
-    and links. --core writes a sparse ELF core for gdb and crash.
+    mounting the file system. They ignore data that is only in the file system's journal, and do not
+    preserve owners and links. --core writes a sparse ELF core for gdb and crash.
 
     Examples:
 
@@ -119,22 +119,22 @@ def _port(text: str) -> "Tcp":
 
     match = _PORT.fullmatch(text)
     if match is None or int(match[2]) > 65535:
-        raise BadInput(f"{text!r} is not a port", hint="write it like 10809 or 127.0.0.1:10809")
+        raise BadInput(f"{text!r} is not a port", hint="use a value like 10809 or 127.0.0.1:10809")
     return Tcp((match[1] or "127.0.0.1").strip("[]"), int(match[2]))
 
 
 def _named(disk: str | None, browse: "Browse") -> tuple[str, int | None]:
-    """Parse DISK[:PARTITION]; without it, take the snapshot's only disk. Raises BadInput."""
+    """Parse DISK[:PARTITION]; if it is None, return the snapshot's only disk. Raises BadInput."""
     if disk is None:
         if len(browse.disks()) != 1:
             raise BadInput(
                 f"{browse.public.id} has these disks: {', '.join(browse.disks()) or 'none'}",
-                hint="name one with --disk",
+                hint="select a disk with --disk",
             )
         return browse.disks()[0], None
     match = _DISK.fullmatch(disk)
     if match is None:
-        raise BadInput(f"{disk!r} is not a disk", hint="write it like vda or vda:1")
+        raise BadInput(f"{disk!r} is not a disk", hint="use a value like vda or vda:1")
     return match[1], None if match[2] is None else int(match[2])
 
 
@@ -143,9 +143,7 @@ def _exports(browse: "Browse", disk: str | None) -> "Mapping[str, Export]":
     if disk is not None:
         name, number = _named(disk, browse)
         if number is not None:
-            raise BadInput(
-                f"{disk}: a partition cannot be served, only the disk", hint=f"use --disk {name}"
-            )
+            raise BadInput(f"{disk}: only complete disks can be served", hint=f"use --disk {name}")
     return browse.exports(name)
 
 

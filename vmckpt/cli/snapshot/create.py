@@ -35,9 +35,9 @@ def create(
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Include the memory, or only the disks.")
     ] = True,
-    way: Annotated[MemoryMethod, typer.Option(help="How memory is captured.")] = MemoryMethod.AUTO,
+    way: Annotated[MemoryMethod, typer.Option(help="How to capture memory.")] = MemoryMethod.AUTO,
     group: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Several guests, captured at one instant.")
+        str | None, typer.Option(metavar="A,B,C", help="Guests to capture at the same instant.")
     ] = None,
     store: STORE = None,
     inventory: INVENTORY = None,
@@ -45,18 +45,19 @@ def create(
 ) -> None:
     """Take a snapshot of a guest.
 
-    The guest is paused for only a few milliseconds; its memory is read while it runs. Ctrl-C
+    The guest is paused for only a few milliseconds; its memory is read while it is running. Ctrl-C
     abandons the snapshot: the guest is unchanged, and nothing is added to the store.
 
-    --no-memory captures only the disks. This works also for a guest that is off; such a guest
-    cannot be started until the snapshot is complete. A guest agent freezes the file systems for the
-    moment of the snapshot; without one they are as after a power failure.
+    --no-memory captures only the disks. This also works for a guest that is off, but the guest
+    cannot be started until the snapshot is complete. If the guest has a guest agent, the agent
+    freezes the file systems at the moment of the snapshot. Without an agent, the file systems in
+    the snapshot are in the same state as after a power failure.
 
     --way background uses QEMU's background snapshot. --way shared is for guests whose memory is a
-    file on the host; use vmckpt prepare for that. The host keeps a copy as large as the memory,
-    until the guest ends or you use --way background, and each snapshot reads only changed memory.
-    --way auto uses shared if such a copy exists, else background. If that does not work, it uses
-    libvirt's memory snapshot, during which the guest is paused.
+    file on the host; to set this up, use vmckpt prepare. The host then keeps a copy as large as the
+    memory until the guest stops or you use --way background, and each snapshot reads only changed
+    memory. --way auto uses shared if such a copy exists, else background. If that method does not
+    work, --way auto uses libvirt's memory snapshot, during which the guest is paused.
 
     Examples:
 
@@ -131,7 +132,7 @@ def _show_taken(taken: "Taken") -> None:
     for warning in taken.warnings:
         output.say(f"warning: {warning}")
     output.out.print(
-        f"{taken.id} {taken.name}: {taken.guest} on {taken.host}, into {taken.store};"
+        f"{taken.id} {taken.name}: {taken.guest} on {taken.host}, stored in {taken.store};"
         f" paused for {show_seconds(taken.pause)}, done in {show_seconds(taken.took)}"
     )
     output.out.print(f"method: {taken.way} ({taken.why})")

@@ -11,7 +11,7 @@ from rich.table import Table
 from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON, seconds
 from vmckpt.cli.output import stop_on_signals
-from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORE, Ticker, identity_of
+from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORE, STORES, Ticker, identity_of
 from vmckpt.errors import BadInput, StoreDamaged, StoreError
 from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
@@ -28,18 +28,16 @@ if TYPE_CHECKING:
 
 BOOT = Annotated[
     bool,
-    typer.Option("--boot", help="Also restore each snapshot as a test guest that must run."),
+    typer.Option("--boot", help="Also boot each snapshot as a test guest."),
 ]
 ON = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST", help="Host for test guests. Default: the host where each was taken."
-    ),
+    typer.Option(metavar="HOST", help="Host for test guests. Default: the host of each snapshot."),
 ]
 SCRATCH = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="Folder there for the test guests' disks. Default: beside the guest's."
+        metavar="DIR", help="Directory there for test disks. Default: beside the guest's disks."
     ),
 ]
 FOR = Annotated[
@@ -48,7 +46,7 @@ FOR = Annotated[
         "--for",
         parser=seconds,
         metavar="TIME",
-        help="How long to watch each test guest. Default: 10s.",
+        help="How long each test guest must run. Default: 10s.",
     ),
 ]
 
@@ -60,14 +58,15 @@ def boot_all(
     """Boot snapshots one after the other, as test guests.
 
     `words`: IDs or names; empty: the newest snapshot of each guest. `scratch`: an absolute path on
-    the host. `watch`: time for each, in seconds. Raises BadInput, and what `boot_test.boot` raises.
+    the host. `watch`: how long each test guest must run, in seconds. Raises BadInput, and the
+    errors of `boot_test.boot`.
     """
     from vmckpt.app import boot_test, controller
     from vmckpt.snapshot.verify.boot_test import WATCH
 
     if scratch is not None and not scratch.is_absolute():
         raise BadInput(
-            f"--scratch {scratch}: not an absolute path", hint="write an absolute path on the host"
+            f"--scratch {scratch}: not an absolute path", hint="use an absolute path on the host"
         )
 
     async def run() -> "tuple[Booted, ...]":
@@ -94,7 +93,8 @@ def check_booted(booted: "Sequence[Booted]") -> None:
         more = f"; {len(dead) - 1} more failed as well" if len(dead) > 1 else ""
         raise StoreDamaged(
             f"{dead[0].snapshot} does not run when restored on {dead[0].host}: {dead[0].why}{more}",
-            hint="try an older snapshot, or restore this one with --as and look at its console",
+            hint="try an older snapshot, or restore this snapshot with --as and look at the"
+            " guest's console",
         )
 
 
@@ -103,7 +103,7 @@ def show_booted(booted: "Sequence[Booted]") -> None:
     alive = sum(one.lives for one in booted)
     took = show_seconds(Seconds(sum(one.took for one in booted)))
     output.out.print(
-        f"{alive} of {len(booted)} test guests ran, in {took}; all of them were removed"
+        f"{alive} of {len(booted)} test guests ran, in {took}; all test guests were removed"
     )
 
 
@@ -116,14 +116,14 @@ def add_to(app: typer.Typer) -> None:
 def show(
     snapshot: SNAPSHOT,
     identity: IDENTITY = None,
-    xml: Annotated[bool, typer.Option("--xml", help="Print only the guest's XML.")] = False,
-    store: STORE = None,
+    xml: Annotated[bool, typer.Option("--xml", help="Print only the domain XML.")] = False,
+    store: STORES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
     """Show the metadata of a snapshot.
 
-    Without a key it shows the public part; with --identity also the encrypted part.
+    Without a key, the command shows the public part; with --identity, also the encrypted part.
 
     Examples:
 
@@ -153,7 +153,7 @@ def show(
         _print_rows(_public_rows(found))
         if private is not None:
             _print_private(private)
-    # The public part was printed first, as it says which keys open the snapshot.
+    # The public part was printed first, because it lists the keys that open the snapshot.
     if refused is not None:
         raise refused
 
@@ -168,8 +168,8 @@ def diff(
 ) -> None:
     """Show how much each memory region and disk changed.
 
-    The figures are upper bounds: data that was stored twice, as by a full snapshot, counts as
-    changed.
+    The figures are upper bounds: data that was stored again, for example by a full snapshot, counts
+    as changed.
 
     Examples:
 
@@ -192,17 +192,17 @@ def diff(
 def verify(
     snapshots: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SNAPSHOT...]", help="IDs or names. Default: the whole store."),
+        typer.Argument(metavar="[SNAPSHOT...]", help="IDs or names. Default: the complete store."),
     ] = None,
     sealed: Annotated[
         bool, typer.Option("--sealed", help="Use no private key, even if --identity is given.")
     ] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every chunk and check that it fits its place.")
+        bool, typer.Option("--deep", help="Also read every chunk and compare it with the maps.")
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="First remove damaged objects, and save their good chunks."),
+        typer.Option("--repair", help="First remove damaged objects, but save intact chunks."),
     ] = False,
     from_: Annotated[
         list[str] | None,
@@ -221,11 +221,11 @@ def verify(
 ) -> None:
     """Verify that snapshots are complete and intact.
 
-    It prints all damage, and ends with exit code 41 if there is any. Without a key it verifies
-    every bit of every object, the signatures, and that nothing is missing. With a key it also
-    verifies that the snapshots can be opened and list these chunks. --deep also reads all chunks.
-    --boot restores each snapshot (without names, the newest of each guest) as a test guest without
-    network, watches whether it runs, and removes it.
+    The command reports all damage, and exits with code 41 if it finds any. Without a key, it
+    verifies every bit of every object, the signatures, and that no object is missing. With a key,
+    it also verifies that the snapshots can be opened and match their chunks. --deep also reads all
+    chunks. --boot restores each named snapshot, or the newest snapshot of each guest, as a test
+    guest without network, checks that the test guest runs, and removes it.
 
     Examples:
 
@@ -251,7 +251,7 @@ def verify(
     if from_ and not repair:
         raise BadInput("--from requires --repair", hint="add --repair")
     if repair and snapshots:
-        raise BadInput("--repair applies to all of a store", hint="name no snapshots")
+        raise BadInput("--repair applies to a complete store", hint="omit the snapshots")
     depth = Depth.SEALED if sealed else Depth.DEEP if deep else Depth.OPENED
     known = controller.load_inventory(inventory)
     key = None if sealed else identity_of(identity)

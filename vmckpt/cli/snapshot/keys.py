@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vmckpt.snapshot.rekey import Rotated
     from vmckpt.store.keys.keyring import Named
 
-FILE = Annotated[Path, typer.Argument(help="File that holds the salt.")]
+FILE = Annotated[Path, typer.Argument(help="File with the salt.")]
 
 
 def add_salt_to(keys: typer.Typer) -> None:
@@ -42,9 +42,9 @@ def export_salt(
 ) -> None:
     """Write the domain's salt to a new file, for another controller.
 
-    Controllers with the same salt store data that both write only once. The salt opens no snapshot.
-    But with the salt and read access to a store, an attacker can check whether the store contains a
-    guessed content.
+    Controllers with the same salt store identical data only once. The salt does not open snapshots.
+    However, with the salt and read access to a store, an attacker can check whether the store
+    contains data that the attacker has guessed.
 
     Example:
 
@@ -66,8 +66,8 @@ def export_salt(
 def import_salt(file: FILE, json: JSON = False) -> None:
     """Join another controller's domain, to share its chunks.
 
-    Data that both controllers write is then stored once. A controller has one domain. Snapshots
-    that it signed before do not change.
+    Data that both controllers write is then stored only once. A controller is in one domain at a
+    time. Snapshots that this controller has already signed do not change.
 
     Example:
 
@@ -87,7 +87,7 @@ def import_salt(file: FILE, json: JSON = False) -> None:
 
 
 keys = typer.Typer(name="keys", invoke_without_command=True, rich_markup_mode=None)
-NAME = Annotated[str, typer.Argument(help="Name of the key, of your choice.")]
+NAME = Annotated[str, typer.Argument(help="Name of the key; any name when you add a key.")]
 
 
 @keys.callback()
@@ -106,8 +106,8 @@ def add_to(app: typer.Typer) -> None:
 def list_(json: JSON = False) -> None:
     """List the administrators' keys and the trusted writers.
 
-    New snapshots are encrypted for the administrators' keys. Only snapshots that a trusted writer
-    has signed are opened and restored.
+    New snapshots are encrypted for the administrators' keys. Only snapshots signed by a trusted
+    writer can be opened and restored.
 
     Example:
 
@@ -135,7 +135,7 @@ def _json(one: "Named") -> dict[str, Any]:
 
 
 def _print_keys(found: "Keys") -> None:
-    lines = [(one, one.name, "reads new snapshots") for one in found.admins]
+    lines = [(one, one.name, "can read new snapshots") for one in found.admins]
     if found.writer is not None:
         lines.append((found.writer, "this controller", "signs its snapshots, and is trusted"))
     lines += [(one, one.name, "is trusted") for one in found.writers]
@@ -159,8 +159,8 @@ def new(
 ) -> None:
     """Create an identity: a private key that opens snapshots.
 
-    It opens snapshots that are encrypted for its public key, which this command prints. Without the
-    file and its passphrase these snapshots cannot be read, so keep a copy in another place.
+    The command prints the public key of the identity. Snapshots that are encrypted for this public
+    key can be read only with the file and its passphrase, so keep a copy in another place.
 
     Examples:
 
@@ -177,7 +177,7 @@ def new(
         output.print_json({"file": str(file), "key": text, "passphrase": passphrase is not None})
         return
     output.out.print(text, soft_wrap=True)
-    output.say(f"to encrypt snapshots for it, run vmckpt snapshot keys add NAME {text}")
+    output.say(f"to encrypt snapshots for this key, run vmckpt snapshot keys add NAME {text}")
 
 
 @keys.command()
@@ -186,10 +186,10 @@ def add(
     key: Annotated[str, typer.Argument(help="Public key of an administrator.")],
     json: JSON = False,
 ) -> None:
-    """Add a key that new snapshots are encrypted for.
+    """Encrypt new snapshots for an additional key.
 
-    With the first key, encryption of new snapshots is turned on. Existing snapshots do not change;
-    run `rotate` to let the new key open them.
+    Adding the first key turns on encryption of new snapshots. Existing snapshots do not change; run
+    `rotate` so that the new key can open existing snapshots.
 
     Example:
 
@@ -222,7 +222,7 @@ def remove(name: NAME, json: JSON = False) -> None:
     from vmckpt.app import snapshot_store
 
     snapshot_store.remove_key(name)
-    _told(name, f"new snapshots are not encrypted for {name}", json=json)
+    _told(name, f"new snapshots are no longer encrypted for {name}", json=json)
     output.say("for existing snapshots, run vmckpt snapshot keys rotate --identity FILE")
 
 
@@ -253,7 +253,7 @@ def trust(
 def distrust(name: NAME, json: JSON = False) -> None:
     """Stop trusting a writer.
 
-    Its snapshots are not opened, restored or pruned.
+    The writer's snapshots are no longer opened, restored or pruned.
 
     Example:
 
@@ -262,7 +262,7 @@ def distrust(name: NAME, json: JSON = False) -> None:
     from vmckpt.app import snapshot_store
 
     snapshot_store.distrust(name)
-    _told(name, f"snapshots signed by {name} are not trusted", json=json)
+    _told(name, f"snapshots signed by {name} are no longer trusted", json=json)
 
 
 def _told(name: str, line: str, *, json: bool) -> None:
@@ -286,11 +286,11 @@ def rotate(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Re-encrypt snapshots' keys for the current administrators.
+    """Re-encrypt data keys for the current administrators.
 
-    Afterwards the administrators' keys open all snapshots, and no other key does. Only the wrapped
-    keys are rewritten, not the data. A reader that opened a snapshot before may have kept its data
-    key. Use this for a key that was lost, not for a key that was stolen.
+    Afterwards, the administrators' keys open all snapshots, and no other key does. Only the wrapped
+    data keys are rewritten, not the data. A reader that has opened a snapshot may have kept the
+    snapshot's data key. Use this command after a key was lost, not after a key was stolen.
 
     Examples:
 
@@ -308,7 +308,7 @@ def rotate(
     names = ", ".join(one.name for one in left)
     if not dry_run:
         known.may_act()
-        sure(f"let only {names} open all snapshots?", yes=yes)
+        sure(f"re-encrypt the data keys of all snapshots for {names} only?", yes=yes)
     done = []
     for one in snapshot_store.rotate(
         known, store or (), key, drop, dry_run=dry_run, progress=Ticker().count
@@ -349,7 +349,7 @@ def _check(done: "list[Rotated]") -> None:
         )
     if refused:
         raise KeyRefused(
-            f"{refused} snapshots were not changed: this identity does not open them, or their"
-            " writer is not trusted",
-            hint="run rotate again with an identity that opens them",
+            f"{refused} snapshots were not changed: this identity does not open the snapshots, or"
+            " their writer is not trusted",
+            hint="run rotate again with an identity that opens these snapshots",
         )

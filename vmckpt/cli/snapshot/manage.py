@@ -32,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 def pin(
     snapshot: SNAPSHOT,
-    why: Annotated[str, typer.Option(help="Reason, for other users.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, to inform other users.")] = "",
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -52,7 +52,7 @@ def pin(
 def unpin(
     snapshot: SNAPSHOT, store: STORE = None, inventory: INVENTORY = None, json: JSON = False
 ) -> None:
-    """Allow a pinned snapshot to be deleted again.
+    """Unpin a snapshot, so that it can be deleted again.
 
     Example:
 
@@ -61,7 +61,7 @@ def unpin(
     from vmckpt.app import controller, snapshot_store
 
     id_ = snapshot_store.unpin(controller.load_inventory(inventory), store, snapshot)
-    _done({"id": id_, "pinned": False}, f"{id_} is not pinned", json=json)
+    _done({"id": id_, "pinned": False}, f"{id_} is no longer pinned", json=json)
 
 
 def delete(
@@ -73,7 +73,7 @@ def delete(
 ) -> None:
     """Delete snapshots.
 
-    Other snapshots do not depend on them. vmckpt snapshot gc frees their space.
+    No other snapshot depends on the deleted snapshots. To free their space, run vmckpt snapshot gc.
 
     Examples:
 
@@ -90,12 +90,12 @@ def delete(
         else id_
         for id_ in doomed.ids
     ]
-    sure(f"delete {', '.join(named)} for good?", yes=yes)
+    sure(f"permanently delete {', '.join(named)}?", yes=yes)
     deleted = []
     for id_ in doomed.delete():
         deleted.append(id_)
         if not json:
-            output.out.print(f"{id_} is deleted")
+            output.out.print(f"{id_} was deleted")
     if json:
         output.print_json({"deleted": deleted})
 
@@ -118,7 +118,7 @@ def prune(
     ] = 0,
     schedule: Annotated[
         str | None,
-        typer.Option(help="Schedule to prune; required if the store has snapshots of several."),
+        typer.Option(help="Schedule to prune; required if the store has several schedules."),
     ] = None,
     dry_run: DRY_RUN = False,
     yes: YES = False,
@@ -128,9 +128,9 @@ def prune(
 ) -> None:
     """Delete a schedule's snapshots that no rule keeps.
 
-    Each rule keeps the newest snapshot of each of the last N hours, days, … that have one. Always
-    kept are the newest snapshot of each guest, pinned snapshots, and snapshots made by hand or by
-    other schedules. For each snapshot the command shows why it stays or goes.
+    Each rule keeps the newest snapshot from each of the last N hours, days, … that have a snapshot.
+    The newest snapshot of each guest, pinned snapshots, and snapshots taken manually or by other
+    schedules are always kept. The command shows for each snapshot why it is kept or deleted.
 
     Examples:
 
@@ -153,15 +153,15 @@ def prune(
     )
     going = [one.id for one in found.fates if not one.stays]
     if all(one.public is None or one.public.schedule != found.schedule for one in found.fates):
-        output.say(f"warning: no snapshot here was made by schedule {found.schedule}")
+        output.say(f"warning: no snapshot in the store was made by schedule {found.schedule}")
     if not json:
         _print_fates(found)
     done: dict[str, PruneDecision] = {}
     if going and not dry_run:
-        sure(f"delete {len(going)} of {len(found.fates)} snapshots for good?", yes=yes)
+        sure(f"permanently delete {len(going)} of {len(found.fates)} snapshots?", yes=yes)
         for one in found.carry_out():
             done[one.id] = one
-            output.say(f"{one.id} {'is deleted' if one.deleted else one.reasons[0]}")
+            output.say(f"{one.id} {'was deleted' if one.deleted else one.reasons[0]}")
     if json:
         output.print_json(
             {
@@ -184,12 +184,12 @@ def _print_fates(found: "Pruning") -> None:
             "" if told is None else told.name,
             "" if told is None else told.guest,
             "" if told is None else time_text(told.made_at),
-            output.styled("green", "stays") if one.stays else output.styled("bold red", "goes"),
+            output.styled("green", "keep") if one.stays else output.styled("bold red", "delete"),
             output.in_one_line("; ".join(one.reasons)),
         )
     output.out.print(table)
     going = sum(not one.stays for one in found.fates)
-    output.out.print(f"schedule {found.schedule}: {going} of {len(found.fates)} go")
+    output.out.print(f"schedule {found.schedule}: {going} of {len(found.fates)} to be deleted")
 
 
 def _grace(text: str) -> Seconds:
@@ -203,7 +203,7 @@ def gc(
     grace: Annotated[
         Seconds | None,
         typer.Option(
-            parser=_grace, metavar="TIME", help="Minimum age of removed objects. Default: 24h."
+            parser=_grace, metavar="TIME", help="Grace time before each step. Default: 24h."
         ),
     ] = None,
     dry_run: DRY_RUN = False,
@@ -211,11 +211,12 @@ def gc(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Remove objects that no snapshot needs from a store.
+    """Remove unneeded objects from a store.
 
-    It is safe while other commands use the store. Objects are removed in two steps, each after the
-    grace time: a first run marks an unneeded object for deletion, a later run removes it. If a
-    restore may take longer than both steps together, pin its snapshot.
+    The command is safe to run while other commands use the store. Objects that no snapshot needs
+    are removed in two steps, each after the grace time: a first run marks an object for deletion, a
+    later run removes the object. If a restore may take longer than both grace times together, pin
+    its snapshot.
 
     Examples:
 
@@ -235,7 +236,7 @@ def gc(
         _print_collected(where, done, dry_run=dry_run)
     if done.missing or done.unreadable:
         raise StoreDamaged(
-            f"{where}: {done.missing} chunks that snapshots need are missing, and"
+            f"{where}: {done.missing} chunks needed by snapshots are missing, and"
             f" {len(done.unreadable)} packs cannot be read",
             hint="run vmckpt snapshot verify for details",
         )
@@ -247,6 +248,8 @@ def _collected_json(where: str, done: "Collected", *, dry_run: bool) -> dict[str
         "dry_run": dry_run,
         "removed": done.removed,
         "removed_bytes": done.removed_bytes,
+        "marked": done.condemned,
+        "marked_bytes": done.condemned_bytes,
         "condemned": done.condemned,
         "condemned_bytes": done.condemned_bytes,
         "rewritten": done.rewritten,
@@ -268,7 +271,7 @@ def _print_collected(where: str, done: "Collected", *, dry_run: bool) -> None:
     )
     if done.dead_locks or done.leftovers:
         output.out.print(
-            f"left by killed commands: {done.dead_locks} locks, {done.leftovers} files"
+            f"left behind by killed commands: {done.dead_locks} locks, {done.leftovers} files"
         )
     for why in done.waiting:
         output.out.print(f"postponed: {why}", soft_wrap=True)
@@ -313,8 +316,8 @@ def export(
 ) -> None:
     """Export a snapshot to a file.
 
-    An encrypted snapshot stays encrypted. The file is a tar archive; unpacked, it is a store of its
-    own (docs/formats.md).
+    An encrypted snapshot stays encrypted. The file is a tar archive that contains a complete store
+    (see docs/formats.md).
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Options, questions and progress that several snapshot commands share."""
+"""Options, confirmation prompts and progress output shared by the snapshot commands."""
 
 import getpass
 import os
@@ -25,12 +25,15 @@ _TELLING = Seconds(0.5)
 STORE = Annotated[
     str | None, typer.Option(help="Name of a store in the inventory. Default: the first one.")
 ]
+STORES = Annotated[
+    str | None, typer.Option("--store", help="Name of a store in the inventory. Default: all.")
+]
 SNAPSHOT = Annotated[
-    str, typer.Argument(metavar="SNAPSHOT", help="ID, beginning of an ID, or name of a snapshot.")
+    str, typer.Argument(metavar="SNAPSHOT", help="ID, ID prefix or name of a snapshot.")
 ]
 SNAPSHOTS = Annotated[
     list[str],
-    typer.Argument(metavar="SNAPSHOT...", help="IDs, beginnings of IDs, or names of snapshots."),
+    typer.Argument(metavar="SNAPSHOT...", help="IDs, ID prefixes or names of snapshots."),
 ]
 IDENTITY = Annotated[
     Path | None,
@@ -45,14 +48,14 @@ DRY_RUN = Annotated[
 
 
 class Ticker:
-    """The progress of long work: at most one line per second on stderr, with the rate."""
+    """The progress of a long operation: at most one line per second on stderr, with the rate."""
 
     def __init__(self) -> None:
         self._began = self._told = time.monotonic()
         self._phase, self._from, self._since = "", 0, self._began
 
     def take(self, event: Event) -> None:
-        """Print progress in bytes. It serves as snapshot.catalog.Progress and Caller.emit."""
+        """Print progress in bytes. Usable as snapshot.catalog.Progress and as Caller.emit."""
         if not isinstance(event, Copied):
             return
         now = time.monotonic()
@@ -80,7 +83,7 @@ class Ticker:
 def sure(question: str, *, yes: bool) -> None:
     """Ask for confirmation, unless `yes`.
 
-    Raises Cancelled if it is refused, BadInput if stdin is not a terminal.
+    Raises Cancelled if the user declines, BadInput if stdin is not a terminal.
     """
     if yes:
         return
@@ -120,9 +123,9 @@ def asked_passphrase(path: Path) -> str:
 
 
 def given_passphrase() -> str | None:
-    """Return the first line of the file that VMCKPT_PASSPHRASE_FILE names; None if it is unset.
+    """Return the first line of the file named by VMCKPT_PASSPHRASE_FILE; None if it is unset.
 
-    Raises KeyRefused if the file is missing, or other users may read it.
+    Raises KeyRefused if the file is missing, or if other users may read it.
     """
     from vmckpt.store.keys import key_files
 
@@ -138,7 +141,8 @@ def given_passphrase() -> str | None:
 def chosen_passphrase() -> str:
     """Return a new passphrase, from VMCKPT_PASSPHRASE_FILE or by asking for it twice.
 
-    Raises KeyRefused if the two differ, stdin is not a terminal, and as `given_passphrase` does.
+    Raises KeyRefused if the two passphrases differ or stdin is not a terminal, and as
+    `given_passphrase` does.
     """
     given = given_passphrase()
     if given is not None:

@@ -8,7 +8,7 @@ import typer
 from vmckpt.cli import arguments, output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.output import stop_on_signals
-from vmckpt.cli.snapshot.options import IDENTITY, STORE, Ticker, identity_of
+from vmckpt.cli.snapshot.options import IDENTITY, STORES, Ticker, identity_of
 from vmckpt.errors import HookFailed
 from vmckpt.units import show_seconds
 
@@ -30,23 +30,24 @@ def restore(
         str | None,
         typer.Option(
             metavar="HOST",
-            help="Target host. Default: the host where it was taken.",
+            help="Target host. Default: the host on which the snapshot was taken.",
             autocompletion=arguments.hosts,
         ),
     ] = None,
     as_: Annotated[
         str | None,
-        typer.Option("--as", metavar="NAME", help="Restore as a new guest of this name, a fork."),
+        typer.Option("--as", metavar="NAME", help="Restore as a fork: a new guest with this name."),
     ] = None,
     folder: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder for a fork's disks on the host.")
+        str | None, typer.Option(metavar="DIR", help="Directory for a fork's disks on the host.")
     ] = None,
-    link: Annotated[bool, typer.Option("--link", help="Set a fork's network links up.")] = False,
+    link: Annotated[bool, typer.Option("--link", help="Bring a fork's network links up.")] = False,
     replace: Annotated[
         bool,
         typer.Option(
             "--replace",
-            help="End the guest if it runs, and overwrite its disks; later changes are lost.",
+            help="Destroy the guest if it is running, and overwrite its disks; later changes"
+            " are lost.",
         ),
     ] = False,
     paused: Annotated[bool, typer.Option("--paused", help="Leave the guest paused.")] = False,
@@ -57,43 +58,45 @@ def restore(
         bool,
         typer.Option(
             "--trust-definition",
-            help="Accept all host files, devices and programs that the definition uses.",
+            help="Accept all host files, devices and programs used by the definition.",
         ),
     ] = False,
     on_restore: Annotated[
         str | None,
-        typer.Option(metavar="CMD", help="Shell command to run here once the guest is restored."),
+        typer.Option(metavar="CMD", help="Shell command to run on this machine after the restore."),
     ] = None,
     identity: IDENTITY = None,
-    store: STORE = None,
+    store: STORES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
     """Restore a guest's disks and memory from a snapshot.
 
-    To restore a guest in place, the guest must not run and its disks must not exist, unless
-    --replace is given. If the restore fails after the guest was ended, its previous disks are put
-    back and the guest is off; the error says so.
+    To restore a guest in place, the guest must not be running and its disks must not exist, unless
+    --replace is given. If the restore fails after the guest was destroyed, its previous disks are
+    restored and the guest stays off; the error reports this.
 
-    With --as the snapshot becomes a fork: a new guest with its own name, UUID and MAC addresses.
-    Its network links are down unless --link is given.
+    With --as, the snapshot becomes a fork: a new guest with its own name, UUID and MAC addresses.
+    The network links of the fork are down unless --link is given.
 
-    --lazy is for large qcow2 disks: the guest runs as soon as its memory is loaded, and waits for
-    disk data that it reads. A keeper process on its host continues if this command or the host's
-    agent ends. If the keeper ends, the guest is paused until vmckpt recover; nothing is lost.
+    --lazy is for large qcow2 disks: the guest resumes as soon as its memory is loaded, and waits
+    for disk data that it reads before the data is copied. A keeper process on the guest's host
+    continues if this command or the host's agent is killed. If the keeper is killed, the guest is
+    paused until you run vmckpt recover; nothing is lost.
 
-    --on-restore compensates for the effects on other systems when a guest goes back in time: a
-    queue, a lock, a cluster. The command runs as soon as the guest is restored, and before a fork's
-    links are up. Its environment has VMCKPT_GUEST, _UUID, _HOST, _ORIGIN, _SNAPSHOT, _NAME, _STORE,
-    _MADE_AT and _FORK. If it fails, the guest stays, a fork's links stay down, and the exit code is
-    24.
+    --on-restore runs a command that adapts other systems when a guest goes back in time: a queue, a
+    lock, a cluster. The command runs as soon as the guest is restored, and before a fork's links
+    are up. Its environment contains VMCKPT_GUEST, _UUID, _HOST, _ORIGIN, _SNAPSHOT, _NAME, _STORE,
+    _MADE_AT and _FORK. If the command fails, the guest is kept, a fork's links stay down, and the
+    exit code is 24.
 
-    The host that took a snapshot wrote its definition. A definition that uses more of the host than
-    an ordinary guest does is therefore refused, and the error names each such element. Elements
-    that the guest on the target host already has are accepted; --trust-definition accepts all.
+    The definition in a snapshot was written by the host that took the snapshot. A definition that
+    uses more host resources than an ordinary guest is therefore refused, and the error names each
+    such element. Elements that the guest on the target host already has are accepted;
+    --trust-definition accepts all elements.
 
-    A group is restored as a unit: no guest is ended before all can be restored, and none runs
-    before all are restored.
+    A group is restored as a unit: no guest is destroyed before all guests can be restored, and no
+    guest resumes before all guests are restored.
 
     Examples:
 
@@ -132,17 +135,19 @@ def _show(done: "Restored", *, paused: bool) -> None:
         output.say(f"warning: {warning}")
     if not done.runs:
         output.out.print(
-            f"{done.guest} is defined on {done.host} and is off, as the snapshot has no memory:"
-            f" disks written in {show_seconds(done.disks)}"
+            f"{done.guest} is defined on {done.host} and is off, because the snapshot contains no"
+            f" memory; disks written in {show_seconds(done.disks)}"
         )
         return
-    how = "is restored and paused" if paused else "runs"
+    how = "is restored and paused" if paused else "is running"
     output.out.print(
         f"{done.guest} {how} on {done.host}: disks written in {show_seconds(done.disks)},"
         f" memory loaded in {show_seconds(done.memory)}"
     )
     if not done.whole:
-        output.say("its disks are being copied in the background; to watch, run vmckpt recover")
+        output.say(
+            f"{done.guest}'s disks are being copied in the background; to watch, run vmckpt recover"
+        )
 
 
 async def _restore(
@@ -156,7 +161,7 @@ async def _restore(
     from vmckpt.snapshot.group import rules
 
     whole = rules.is_id(request.snapshot)
-    becomes = "the state of each guest will be shown" if whole else "putting back the disks"
+    becomes = "the state of each guest will be shown" if whole else "restoring the previous disks"
     stop = stop_on_signals(f"stopping: {becomes}")
     caller = controller.Caller(emit=Ticker().take, warn=output.say, stop=stop)
     acting = controller.Controller(inventory=inventory, caller=caller)

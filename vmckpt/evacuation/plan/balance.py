@@ -1,6 +1,6 @@
 """Propose moves that balance the hosts' loads and are worth their cost. Pure.
 
-The load of a host is the share of its memory that is promised to guests. The cost of unequal loads
+The load of a host is the share of its memory that is allocated to guests. The cost of unequal loads
 is the sum of their squares, as in `CapacityModel.costs`: it is lowest when all loads are equal. A
 move is proposed only if it reduces that sum enough (so that guests do not move back and forth) and
 if it saves more over the next hour than it costs while it runs.
@@ -15,14 +15,14 @@ from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.units import Seconds
 
 LEAST = 0.002
-"""Minimum reduction of the sum of squares by a move: for example two hosts of one size that are
-58 % and 50 % full, and a guest of 3 % between them."""
+"""Minimum reduction of the sum of squares by a move. For example, a guest of 3 % is moved between
+two hosts of equal size that are 58 % and 50 % full."""
 _HOUR = Seconds(3600.0)
 _COST = 0.1
 """Load that a move adds to both of its hosts and their links while it runs."""
 _MOST = 1000
 _FULLEST = 10
-"""Number of hosts whose guests are considered: leaving an emptier host gains nothing."""
+"""Number of fullest hosts whose guests are considered: leaving an emptier host gains nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

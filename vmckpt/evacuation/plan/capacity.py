@@ -1,7 +1,7 @@
-"""Memory and CPUs of hosts while a plan is made: what is used, which guests fit, at what cost.
-Pure.
+"""Memory and CPUs of hosts while a plan is made: used capacity, and whether and at what cost a
+guest fits. Pure.
 
-The data are arrays over all hosts, so that a guest is compared with a thousand hosts in
+The values of all hosts are kept in arrays, so that a guest is compared with a thousand hosts in
 microseconds.
 """
 
@@ -21,8 +21,8 @@ NO_STORAGE = "no storage"
 
 
 class CapacityModel:
-    """Used and free capacity of all hosts. `place` and `remove` change it, so each plan has a copy
-    of its own."""
+    """Used and free capacity of all hosts. `place` and `remove` change the model, so each plan has
+    its own copy."""
 
     def __init__(self, places: Sequence[Place], tenants: Iterable[Tenant], rules: Rules) -> None:
         self.places, self._rules = tuple(places), rules
@@ -64,7 +64,7 @@ class CapacityModel:
             seats[at] = seats.get(at, 0) + sign
 
     def capable_hosts(self, needs: Needs) -> Flags:
-        """Return which hosts have what is needed, regardless of their load."""
+        """Return which hosts meet `needs`, regardless of their load."""
         found = self._fits.get(needs)
         if found is None:
             found = np.fromiter(
@@ -75,7 +75,7 @@ class CapacityModel:
         return found
 
     def allowed_hosts(self, tenant: Tenant) -> Flags:
-        """Return which hosts the guest may move to now by all hard rules."""
+        """Return which hosts the guest may move to now according to all hard rules."""
         found = self._open & self.capable_hosts(tenant.needs)
         found &= self.used + tenant.memory <= self._room + _EPS
         found &= self.cpus_used + tenant.cpus <= self._cpus + _EPS
@@ -149,7 +149,7 @@ class CapacityModel:
         """Return the first reason why the guest may not move to a host now; None if it may."""
         place = self.places[at]
         if place.name == tenant.host:
-            return "it is already there"
+            return "the guest is already there"
         if place.closed is not None:
             return place.closed
         if (why := lacks(tenant.needs, place)) is not None:
@@ -173,9 +173,9 @@ class CapacityModel:
 def lacks(needs: Needs, place: Place) -> str | None:
     """Return what a host lacks for a guest, regardless of its load; None if it lacks nothing."""
     if needs.only is not None and not needs.only:
-        return "the only host that it can move to is not a requested target"
+        return "the only host that the guest can move to is not a requested target"
     if needs.only is not None and place.name not in needs.only:
-        return f"it is pinned to {', '.join(sorted(needs.only))}"
+        return f"the guest is pinned to {', '.join(sorted(needs.only))}"
     if against := [why for at, why in needs.never if at == place.name]:
         return min(against)  # deterministic
     if needs.cpu is not None and needs.cpu not in place.offers:

@@ -11,20 +11,20 @@ GBIT = 125_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a host must have for a guest. Guests with equal needs are examined together."""
+    """A guest's requirements for its host. Guests with equal needs are examined together."""
 
     cpu: str | None = None
     """A CPU that the host must offer; None: any CPU."""
     machine: str | None = None
     networks: frozenset[str] = frozenset()
     storage: frozenset[str] = frozenset()
-    """Shared storage that holds its disks."""
+    """Shared storage that contains the guest's disks."""
     labels: frozenset[tuple[str, str]] = frozenset()
     """Labels that the host must have."""
     only: frozenset[str] | None = None
-    """Hosts that it is pinned to; None: all hosts."""
+    """Hosts to which the guest is pinned; None: any host."""
     never: frozenset[tuple[str, str]] = frozenset()
-    """Hosts that it must not run on, with the reason: for example, its own standby is there."""
+    """Hosts on which the guest must not run, with the reason: for example, its standby is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +36,25 @@ class Tenant:
     memory: Bytes
     """The memory of the guest and its QEMU process."""
     cpus: float = 0.0
-    """Number of cores that it counts for."""
+    """Number of cores counted for the guest."""
     needs: Needs = field(default_factory=Needs)
     apart: frozenset[str] = frozenset()
-    """Groups; two guests of the same group may not share a host."""
+    """Anti-affinity groups: two guests of the same group may not share a host."""
     priority: int = 0
     """Higher priorities move first."""
     stays: str | None = None
-    """Why it cannot be moved; None if it can."""
+    """Why the guest cannot be moved; None if it can."""
     prefers: frozenset[tuple[str, str]] = frozenset()
-    """Labels of hosts that it prefers."""
+    """Host labels that the guest prefers."""
     size: Bytes = Bytes(0)
-    """Bytes to be sent; 0: as much as its memory."""
+    """Bytes to be sent; 0: the size of its memory."""
     dirty: BytesPerSecond = BytesPerSecond(0)
     most: BytesPerSecond | None = None
-    """Maximum bandwidth of its stream, whatever the network carries; None if unknown."""
+    """Maximum bandwidth of its stream, regardless of the network; None if unknown."""
 
     @property
     def travels(self) -> Bytes:
-        """Bytes that one pass over the guest sends."""
+        """Bytes sent by one pass over the guest."""
         return self.size or self.memory
 
 
@@ -66,7 +66,7 @@ class Place:
     memory: Bytes
     """Memory for guests, standbys and incoming migrations."""
     cpus: float
-    """Total number of cores that its guests may count for."""
+    """Maximum number of cores counted for all its guests together."""
     offers: frozenset[str] = frozenset()
     """CPUs that the host can offer."""
     machines: frozenset[str] = frozenset()
@@ -74,17 +74,17 @@ class Place:
     storage: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     closed: str | None = None
-    """Why no guest is placed there; None if guests may be."""
+    """Why no guest may be placed on the host; None if guests may be placed there."""
     link: BytesPerSecond = BytesPerSecond(10 * GBIT)
     """Bandwidth of its network for migrations, in each direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The weights of what makes one allowed host better than another."""
+    """Weights of the criteria that rank the allowed hosts of a guest."""
 
     spread: float = 1.0
-    """Weight of equal loads; negative: few hosts, well filled."""
+    """Weight of equal loads; if negative, guests are packed onto few hosts."""
     prefer: float = 1.0
     """Weight of the labels that a guest prefers."""
     stay_near: float = 0.2
@@ -96,15 +96,15 @@ class Rules:
     """The rules of a plan."""
 
     keep_free: float = 0.1
-    """Share of each host's memory that stays free, also while guests are moving."""
+    """Fraction of each host's memory that stays free, even while guests are moving."""
     weights: Weights = field(default_factory=Weights)
     may_displace: bool = True
-    """Guests of other hosts may be moved to make room."""
+    """Whether guests of other hosts may be moved to make room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All hosts and guests at one moment."""
+    """All hosts and guests at one point in time."""
 
     places: tuple[Place, ...]
     tenants: tuple[Tenant, ...]

@@ -19,18 +19,18 @@ class ForecastMove:
     begins: Seconds
     ends: Seconds
     detour: bool = False
-    """The target is only temporary."""
+    """Whether the target is only temporary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A host's memory and cores that guests use."""
+    """The memory and cores of a host that are used by guests."""
 
     host: str
     memory: Bytes
     before: Bytes
     most: Bytes
-    """The maximum, with incoming migrations."""
+    """The maximum during the run, including incoming migrations."""
     after: Bytes
     cpus_before: float
     cpus_after: float
@@ -43,13 +43,13 @@ class PlanForecast:
     steps: tuple[ForecastMove, ...]
     total: Seconds
     loads: tuple[Load, ...]
-    """The loads of hosts that change."""
+    """The loads of those hosts whose load changes."""
     stuck: tuple[Move, ...]
     """Moves that can never begin."""
 
 
 def play(fleet: Fleet, moves: Sequence[Move], rules: Rules, windows: Windows) -> PlanForecast:
-    """Simulate the moves of a plan, each as long as expected."""
+    """Simulate the moves of a plan, each with its expected duration."""
     return _Play(fleet, moves, rules, windows).through()
 
 
@@ -93,8 +93,8 @@ class _Play:
         self._most = self._most.clip(min=self._capacity.used)
 
     def _step_aside(self) -> list[Move]:
-        """Move a guest to a temporary host, each at most once: otherwise two guests could make way
-        for each other forever."""
+        """Move a guest to a temporary host, each guest at most once: otherwise two guests could
+        make way for each other forever."""
         able = [one for one in self._waiting if one.name not in self._aside]
         found = schedule.detour(self._capacity, able)
         if found is None:
@@ -109,7 +109,7 @@ class _Play:
         return [found]
 
     def _advance(self) -> None:
-        # At the total limit, any move that ends makes room for any other.
+        # At the total limit, the end of any move allows any other move to begin.
         full = len(self._running) >= self._windows.total
         step, after = advance(self._running, self._links)
         self._now += step

@@ -21,7 +21,7 @@ _AT_ONCE = 8
 
 
 class Hosts:
-    """Connections to hosts, which are open while it is entered."""
+    """Connections to hosts, open within an `async with` block."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._hosts = tuple(hosts)
@@ -48,7 +48,7 @@ class Hosts:
 
     @asynccontextmanager
     async def logins(self, source: str, target: str) -> AsyncIterator[Remotes | None]:
-        """Return logins at both hosts for exclusive use; None if one of them has no ssh login.
+        """Provide logins on both hosts for exclusive use; None if either host has no ssh login.
 
         Logins are kept for reuse, since a login costs more than all queries of preflight.
         """
@@ -70,8 +70,7 @@ class Hosts:
     async def look(
         self, sources: Sequence[str], closed: Mapping[str, str], protected: Mapping[str, Protected]
     ) -> Answers:
-        """Return everything that could be found out; failures are part of the answers and never
-        raised.
+        """Query all hosts. Failures are part of the answers, and are never raised.
 
         `sources`: hosts whose guests may leave. Files of other hosts' guests are not compared.
         """
@@ -102,7 +101,7 @@ class Hosts:
             return None
 
     async def _fits(self, looks: Sequence[Look]) -> Mapping[str, frozenset[str]]:
-        """Ask each host once for each kind of CPU."""
+        """Ask each host once whether it can offer each kind of CPU."""
         kinds: dict[str, Guest] = {}
         for look in looks:
             for guest in look.guests:
@@ -129,7 +128,7 @@ class Hosts:
     async def _same(
         self, leaving: Mapping[str, Sequence[Guest]], looks: Sequence[Look]
     ) -> Mapping[tuple[str, str], Mapping[str, bool]]:
-        """Compare files between hosts; without ssh on both, that is impossible."""
+        """Compare files between each pair of hosts that both have an ssh login."""
         pairs = [
             (source, look.host.name) for source in leaving for look in looks
             if source in self._ssh and look.host.name in self._ssh and look.error is None

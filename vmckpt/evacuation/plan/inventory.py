@@ -1,8 +1,8 @@
-"""Build the fleet of a plan from what the hosts report about themselves and their guests. Pure.
+"""Build the fleet of a plan from the hosts' reports about themselves and their guests. Pure.
 
-The hosts themselves report which files two hosts share and which CPUs a host can offer. Here these
-answers become what a place offers and what a guest needs, as names. This module also finds what in
-a guest itself keeps it on its host, whatever policies and other hosts permit.
+The hosts report which files two hosts share and which CPUs a host can offer. This module translates
+these answers into names: what a place offers and what a guest needs. It also determines whether a
+guest itself prevents its move, regardless of policies and other hosts.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ def fixed(guest: Guest) -> str | None:
 def immovable(guest: Guest) -> str | None:
     """Return why a guest that is off cannot be defined on another host; None if it can.
 
-    The move does not try to start it there, and libvirt moves the definition without the data that
-    belong to it.
+    The move does not test whether the guest starts there, and libvirt moves the definition without
+    its data.
     """
     if guest.snapshots:
         return _snapshots(guest)
@@ -45,7 +45,7 @@ def immovable(guest: Guest) -> str | None:
             "its memory is saved on its host (managed save); on another host it would boot afresh"
         )
     if guest.tpm:
-        return "its TPM state is on its host and moves only while the guest runs"
+        return "its TPM state is on its host and can move only while the guest is running"
     for disk in guest.disks:
         if disk.kind not in ("file", "network") and not disk.read_only:
             return f"its disk {disk.target} ({disk.kind}) cannot be compared between hosts"
@@ -60,18 +60,18 @@ def tied(guest: Guest) -> str | None:
 
 
 def _snapshots(guest: Guest) -> str:
-    return f"libvirt cannot move a guest with snapshots; it has {guest.snapshots}"
+    return f"libvirt cannot move a guest with snapshots; this guest has {guest.snapshots}"
 
 
 OVERHEAD = 128 * MIB
-"""Memory of the QEMU process beside the guest's, as in preflight."""
+"""Memory that the QEMU process uses in addition to the guest's memory, as in preflight."""
 _STAND = {
     GuestState.STANDBY: "it is the standby of a guest that is protected elsewhere",
     GuestState.TEST: "it is a copy for a failover test",
-    GuestState.CRASHED: "it has crashed, and what is left of it is on its host",
+    GuestState.CRASHED: "it has crashed, and its state is preserved on its host",
     GuestState.UNKNOWN: "its state is unknown",
 }
-"""Guests that use memory and are not moved, with the reason."""
+"""States in which a guest uses memory but is not moved, with the reason."""
 _BROKEN = (GuestState.CRASHED, GuestState.UNKNOWN)
 _LEFT_OFF = "it is off, and its policy has move_shut_off: false"
 
@@ -81,17 +81,17 @@ class TravelMethod(StrEnum):
 
     LIVE = "live"
     OFFLINE = "offline"
-    """The guest is off: its definition moves."""
+    """The guest is off; its definition is moved."""
     SWITCH = "switch"
     """The guest is protected: its standby takes over in a planned switchover."""
     ANEW = "protect anew"
-    """It is a standby: its guest, which runs elsewhere, gets another standby."""
+    """The standby of a guest on another host is replaced by a new standby."""
 
 
 ON_ITS_WAY = "it is already being moved"
 _LAST = -1_000_000
-"""The priority of standbys: no running guest waits for one."""
-# No names in these texts: equal needs of many guests are examined once.
+"""The priority of standbys, so that no running guest waits for a standby."""
+# These texts contain no names, so that equal needs of many guests are examined only once.
 _ITSELF, _NAMESAKE = "the guest or its standby is there", "a guest of the same name is there"
 _SMALL = Bytes(1 * MIB)
 """Bytes to be sent for a guest whose memory is not sent."""
@@ -101,7 +101,7 @@ UNKNOWN_LINK = BytesPerSecond(125_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one host reports."""
+    """The answer of one host."""
 
     host: Host
     facts: HostFacts | None = None
@@ -109,7 +109,7 @@ class Look:
     links: frozenset[str] | None = None
     """Bridges and interfaces; None if they could not be queried."""
     error: str | None = None
-    """Why the host does not answer."""
+    """Why the host does not answer; None if it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +129,9 @@ class Answers:
     same: Mapping[tuple[str, str], Mapping[str, bool]] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """For a source and a target, whether the target sees each file of the source's guests."""
+    """Whether the target sees each file of the source's guests, by source and target."""
     fits: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
-    """For each host, the CPUs that it can offer, as names that `cpu` returns."""
+    """CPUs that each host can offer, by host, as names that `cpu` returns."""
     closed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Hosts on which no guest may be placed, with the reason."""
     protected: Mapping[str, Protected] = field(default_factory=lambda: MappingProxyType({}))
@@ -147,7 +147,7 @@ class Known:
     """A guest, with its host, its policy and how it moves."""
 
     name: str
-    """Its name in the plan."""
+    """The guest's name in the plan."""
     guest: Guest
     host: str
     policy: Policy
@@ -155,20 +155,20 @@ class Known:
 
     @property
     def suspends(self) -> bool:
-        """Whether its policy saves its memory on its host instead of moving it."""
+        """Whether the policy saves the guest's memory on its host instead of moving the guest."""
         return self.policy.evacuation.strategy is Strategy.SUSPEND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """A fleet, and the guests behind its names."""
+    """A fleet, with details of its guests by name."""
 
     fleet: Fleet
     known: Mapping[str, Known]
     silent: Mapping[str, str]
     """Hosts that do not answer, with the reason."""
     stuck: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Guests that cannot be moved as they are: their names in the fleet, by UUID."""
+    """Names in the fleet of guests that cannot be moved in their current state, by UUID."""
 
 
 def cpu(guest: Guest) -> str:
@@ -181,7 +181,7 @@ def cpu(guest: Guest) -> str:
 
 
 def files(guest: Guest) -> list[str]:
-    """Return the writable files of its disks, which must be the same on both hosts."""
+    """Return the writable files of the guest's disks, which must be the same on both hosts."""
     return [
         disk.source for disk in guest.disks
         if disk.kind == "file" and disk.source is not None and not disk.read_only
@@ -189,7 +189,7 @@ def files(guest: Guest) -> list[str]:
 
 
 def all_files(guest: Guest) -> list[str]:
-    """Return its writable files with their backing files, and its NVRAM.
+    """Return the guest's writable files with their backing files, and its NVRAM file.
 
     For a running guest, preflight checks backing files and NVRAM.
     """
@@ -198,7 +198,7 @@ def all_files(guest: Guest) -> list[str]:
 
 
 def networks(guest: Guest) -> frozenset[str]:
-    """Return the bridges and networks that it is connected to."""
+    """Return the bridges and networks that the guest is connected to."""
     return frozenset(nic.source for nic in guest.nics if nic.source is not None)
 
 
@@ -221,7 +221,7 @@ def fleet_view(
     """Return the fleet. `policies`: by host and UUID of each guest; `run`: the policy's evacuation
     settings; `emptied`: the host whose standbys are to move, too.
 
-    A guest that runs on two hosts is already being moved, and is moved from neither.
+    A guest that is active on two hosts is already being moved, so no other move of it begins.
     """
     called = names(answers.looks)
     running, off = _count(answers, active=True), _count(answers, active=False)
@@ -263,7 +263,7 @@ def fleet_view(
 
 
 def _count(answers: Answers, *, active: bool) -> Counter[str]:
-    """Return on how many hosts each guest runs, or is off."""
+    """Count the hosts on which each guest is active or, unless `active`, shut off."""
     return Counter(
         guest.uuid for look in answers.looks for guest in look.guests
         if (guest.state.is_active if active else guest.state is GuestState.SHUT_OFF)
@@ -271,7 +271,7 @@ def _count(answers: Answers, *, active: bool) -> Counter[str]:
 
 
 def moved(seen: FleetView, name: str, target: str) -> FleetView:
-    """Return the view after a move. What the new host shares with others is not known yet."""
+    """Return the view after a move. The files that the new host shares are not known yet."""
     tenants = tuple(
         replace(one, host=target) if one.name == name else one for one in seen.fleet.tenants
     )
@@ -288,7 +288,7 @@ def _way(guest: Guest, answers: Answers, *, off: bool) -> TravelMethod:
 
 
 def _is_standby(guest: Guest, look: Look, answers: Answers, policy: Policy) -> bool:
-    """Return whether it is a standby whose guest may get another standby instead."""
+    """Return whether `guest` is a standby that a standby on another host may replace."""
     protected = answers.protected.get(guest.uuid)
     return (
         guest.state is GuestState.STANDBY
@@ -301,7 +301,7 @@ def _is_standby(guest: Guest, look: Look, answers: Answers, policy: Policy) -> b
 def _stays(
     guest: Guest, look: Look, answers: Answers, policy: Policy, way: TravelMethod
 ) -> str | None:
-    """Return why a guest is not moved; None if it may be."""
+    """Return why a guest is not moved; None if it may be moved."""
     if (why := _STAND.get(guest.state)) is not None:
         return why
     if policy.evacuation.strategy is Strategy.LEAVE:
@@ -322,7 +322,7 @@ def _stays(
 def _unstoppable(guest: Guest, strategy: Strategy) -> str | None:
     """Return why a guest cannot be stopped and started again; None if it can."""
     if not guest.persistent:
-        return "it is transient: stopping would delete it"
+        return "it is transient: stopping it would delete its definition"
     return tied(guest) if strategy is Strategy.SUSPEND else None
 
 
@@ -361,7 +361,7 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
 
 
 def started(tenant: Tenant, guest: Guest) -> Tenant:
-    """Return a guest that is off with the memory and CPUs that it uses once it runs."""
+    """Return the tenant of a guest that is off, with the memory and CPUs for when it is started."""
     return replace(tenant, memory=Bytes(guest.memory + OVERHEAD), cpus=float(guest.vcpus))
 
 
@@ -387,8 +387,8 @@ def _needs(guest: Guest, host: str, policy: Policy, answers: Answers) -> Needs:
 def _seen_there(host: str, file: str) -> str:
     """Return the name of a file that another host must be known to share.
 
-    A running guest's start shows at once whether the target has the file; a guest that is off would
-    miss its disk months later.
+    A live migration shows at once whether the target has the file. For a guest that is off, a
+    missing disk would be noticed only when the guest is started, perhaps months later.
     """
     return f"{host}:{file} (must be seen)"
 

@@ -2,9 +2,9 @@
 
 The guests that are hardest to place go first: those with the fewest possible hosts, then the
 largest. Each goes to the host with the lowest cost. The sum of the costs depends only on the final
-placement, so branch and bound finds the optimum of a small plan. If a guest has no room, one other
-move may make room for it: of another guest that leaves or, if the rules allow it, of a guest that
-would have stayed.
+placement, so branch and bound finds the optimum of a small plan. If no host has room for a guest,
+one other move may make room: that of another leaving guest or, if the rules allow it, that of a
+guest that would have stayed.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ _MOST = 20_000
 def best(capacity: CapacityModel, order: Sequence[Tenant]) -> list[int] | None:
     """Return the host of each guest in `order`; None if no placement of all of them was found.
 
-    The placement has the lowest cost if the search visits at most _MOST nodes, otherwise the lowest
-    cost that it found. `capacity` is unchanged afterwards.
+    The placement has the lowest cost if the search needs at most _MOST nodes, otherwise the lowest
+    cost found so far. `capacity` is unchanged afterwards.
     """
     search = _Search(capacity, order)
     search.go(0, 0.0)
@@ -85,7 +85,7 @@ class Assignment:
     target: str
     why: str
     displaced: bool = False
-    """It moves to make room for another guest."""
+    """Whether the guest moves only to make room for another guest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,9 @@ class Placement:
 
 
 def place(fleet: Fleet, leaving: Iterable[Tenant], rules: Rules) -> Placement:
-    """Find a host for each guest of `leaving`, which run on hosts of the fleet.
+    """Find a host for each guest in `leaving`.
 
-    Their memory on their present hosts counts as used until they have left.
+    Its memory on its current host counts as used until it has left.
     """
     planning = _Planning(fleet, tuple(leaving), rules)
     planning.place_all()
@@ -161,15 +161,15 @@ class _Planning:
         self._capacity.place(tenant, at)
 
     def repair(self) -> None:
-        """Make room for guests without a host by one other move for each."""
+        """Make room for each guest without a host by moving one other guest."""
         waiting, self._unplaced = self._unplaced, []
         for tenant in waiting:
             if not self._make_room(tenant):
                 self._unplaced.append(tenant)
 
     def _make_room(self, tenant: Tenant) -> bool:
-        """Make room by the smallest sufficient move of another guest. Returns whether there is
-        one."""
+        """Make room by moving the smallest other guest that frees enough. Returns whether that
+        succeeded."""
         capacity = self._capacity
         offers = []
         for at in np.flatnonzero(capacity.capable_hosts(tenant.needs)).tolist():
@@ -212,7 +212,7 @@ class _Planning:
         going += [self._going(one, displaced=True) for one in self._displaced.values()]
         left = [self._left(one) for one in self._unplaced]
         left += [
-            Unplaced(tenant=one, why=str(one.stays), hint=f"check it on {one.host}")
+            Unplaced(tenant=one, why=str(one.stays), hint=f"check the guest on {one.host}")
             for one in self._stuck
         ]
         return Placement(tuple(going), tuple(left))
@@ -235,7 +235,7 @@ class _Planning:
 
 
 def cheapest(capacity: CapacityModel, tenant: Tenant, *, never: int | None = None) -> int | None:
-    """Return the host with the lowest cost for the guest; None if it may move to none."""
+    """Return the host with the lowest cost for the guest; None if no host is allowed."""
     may = capacity.allowed_hosts(tenant)
     if never is not None:
         may[never] = False
@@ -253,7 +253,7 @@ def explain(capacity: CapacityModel, tenant: Tenant) -> Unplaced:
     }  # fmt: skip
     if not reasons:
         return Unplaced(
-            tenant=tenant, why="there is no other host", hint="add one to the inventory"
+            tenant=tenant, why="there is no other host", hint="add a host to the inventory"
         )
     if len(reasons) <= _NAMED:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -284,7 +284,10 @@ def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
         return f"free {short} on {capacity.places[at].name}, or lower keep_free"
     if able:
         name = capacity.places[able[0]].name
-        return f"on {name}: {capacity.reasons_against(tenant, able[0])}; resolve that, or allow it"
+        return (
+            f"on {name}: {capacity.reasons_against(tenant, able[0])};"
+            " resolve this or relax the rule"
+        )
     closed = [place.name for place in capacity.places if place.closed is not None]
     lacking = Counter(
         why for place in capacity.places
@@ -294,6 +297,6 @@ def _hint(capacity: CapacityModel, tenant: Tenant) -> str:
     if lacking:
         needed = lacking.most_common(1)[0][0]
         if needed.startswith(NO_STORAGE):
-            needed += ", or let its policy copy the disks (storage: {copy: thin})"
+            needed += ", or let the guest's policy copy the disks (storage: {copy: thin})"
         return f"fix this on a host: {needed}"
     return f"make {closed[0]} available again" if closed else "add a host to the inventory"

@@ -29,20 +29,20 @@ class Checked:
     blockers: tuple[Finding, ...] = ()
     warnings: tuple[Finding, ...] = ()
     total: Range | None = None
-    """Seconds; None if unknown."""
+    """Duration in seconds; None if unknown."""
     downtime: Range | None = None
     sent: Range | None = None
-    """Bytes."""
+    """Bytes to be sent; None if unknown."""
     bandwidth: Range | None = None
-    """Expected bandwidth of its stream, in bytes per second."""
+    """Expected bandwidth of the guest's stream, in bytes per second."""
     link: BytesPerSecond | None = None
     """Measured bandwidth of the network between the hosts."""
     rooms: tuple[Room, ...] = ()
-    """Space that its images need on the target."""
+    """Space that the guest's images need on the target."""
 
 
 Checks = Mapping[tuple[str, str], Checked]
-"""Results by guest and target."""
+"""Results of the checks, by guest and target."""
 NO_CHECKS: Checks = MappingProxyType({})
 
 
@@ -66,14 +66,14 @@ class Plan:
     starts: tuple[Tenant, ...] = ()
     """Guests that were stopped by an evacuation and will be started again."""
     not_started: tuple[Unplaced, ...] = ()
-    """Guests that were stopped and, by the present state, cannot be started again."""
+    """Guests that were stopped and that currently cannot be started again."""
 
     def check(self, going: Assignment) -> Checked | None:
         """Return the results for a move; None if it was not checked."""
         return self.checks.get((going.tenant.name, going.target))
 
     def as_json(self) -> dict[str, Any]:
-        """Times in milliseconds, sizes in bytes."""
+        """Return the plan as JSON data, with times in milliseconds and sizes in bytes."""
         begins = {one.move.name: one for one in self.course.steps if not one.detour}
         return {
             "kind": str(self.task.kind), "host": self.task.host,
@@ -106,7 +106,7 @@ class Plan:
 
 
 def _left(one: Unplaced) -> dict[str, Any]:
-    return {"guest": one.tenant.name, "why": one.why, "mend": one.hint}
+    return {"guest": one.tenant.name, "why": one.why, "hint": one.hint, "mend": one.hint}
 
 
 def _ms(seconds: float) -> float | None:
@@ -139,8 +139,8 @@ def without(fleet: Fleet, checks: Checks) -> Fleet:
 
 
 def crowded(going: Sequence[Assignment], checks: Checks) -> Checks:
-    """Return the moves whose images fit on the target alone but not beside those of the moves
-    before them, each with a blocker."""
+    """Return the moves whose images do not fit on the target in addition to the images of earlier
+    moves, each with a blocker."""
     taken: dict[tuple[str, str], int] = {}
     found = {}
     for one in going:
@@ -165,8 +165,8 @@ def _no_room(target: str, room: Room) -> Finding:
     return Finding(
         code="disk-room", severity=Severity.BLOCKER, where=target,
         text=f"{show_bytes(room.needed)} needed in {room.folder}; {show_bytes(room.free)} free,"
-        " which images of other guests moving there need",
-        hint="free space there, or choose another folder",
+        " but the images of other guests that move there need that space",
+        hint="free space there, or choose another directory",
     )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def placed(fleet: Fleet, asked: frozenset[str], terms: EvacuationTerms) -> place
 def made(
     task: Task, seen: FleetView, found: placement.Placement, checks: Checks, terms: EvacuationTerms
 ) -> Plan:
-    """Return the plan of a placement whose moves are all checked."""
+    """Build the plan from a placement whose moves have all been checked."""
     fleet = task.fleet(seen)
     plays = [
         forecast.play(world, _moves(world, found.going), terms.rules, terms.windows)
@@ -240,7 +240,8 @@ def made(
 
 def _never(going: Assignment) -> Unplaced:
     return Unplaced(
-        tenant=going.tenant, why=f"{going.target} has no room for it in any order of the moves",
+        tenant=going.tenant,
+        why=f"{going.target} has no room for this guest in any order of the moves",
         hint="free memory on any host, so that a guest can move there temporarily",
     )  # fmt: skip
 
@@ -256,8 +257,8 @@ def _moves(fleet: Fleet, going: Sequence[Assignment]) -> list[Move]:
 def worded(
     left: Iterable[Unplaced], seen: FleetView, checks: Checks = NO_CHECKS
 ) -> tuple[Unplaced, ...]:
-    """Return `left` with better reasons and hints: of a standby, its guest and how to remove it; of
-    a guest that a blocker keeps, the blocker's hint."""
+    """Return `left` with better reasons and hints: for a standby, its guest and how to remove the
+    standby; for a guest with a blocker, the blocker's hint."""
 
     def one(found: Unplaced) -> Unplaced:
         known = seen.known.get(found.tenant.name)
@@ -266,7 +267,9 @@ def worded(
         guest = known.guest.name
         why = f"the standby of {guest}, which runs elsewhere; no other host can take it"
         return replace(
-            found, why=f"{why}: {found.why}", hint=f"remove it with vmckpt unprotect {guest}"
+            found,
+            why=f"{why}: {found.why}",
+            hint=f"remove the standby with vmckpt unprotect {guest}",
         )
 
     return tuple(one(found) for found in left)

@@ -63,15 +63,15 @@ class Scope:
         return terms(self.run(task).evacuation, task.kind)
 
     def once(self) -> tuple[Policy, ...]:
-        """Return the policies with a single attempt, since the evacuation itself tries again."""
+        """Return the policies with a single attempt, since the evacuation itself retries."""
         return tuple(replace(one, on_failure=OnFailure.STOP) for one in self.policies)
 
 
 def policy_of(scope: Scope, task: Task, host: Host, guest: Guest) -> Policy:
-    """Return the policy by which a guest moves.
+    """Return the policy for a guest's move. Raises PolicyError.
 
-    That is the requested policy, else the guest's own. If only the default policy applies to the
-    guest, the run's policy replaces it. Raises PolicyError.
+    This is the requested policy or, if none was requested, the guest's own policy. If only the
+    default policy applies to the guest, the run's policy replaces the default policy.
     """
     subject = Subject(
         guest=guest.name, guest_labels=guest.labels, host_labels=host.labels, memory=guest.memory
@@ -82,7 +82,7 @@ def policy_of(scope: Scope, task: Task, host: Host, guest: Guest) -> Policy:
 
 
 async def gather_fleet(hosts: Hosts, scope: Scope, task: Task) -> FleetView:
-    """Return the present state of all hosts. Raises PolicyError, JournalError."""
+    """Return the current state of all hosts. Raises PolicyError, JournalError."""
     run = scope.run(task).evacuation
     closed = await asyncio.to_thread(maintenance.held)
     protected = await asyncio.to_thread(_protected)
@@ -123,7 +123,7 @@ def _protected() -> Mapping[str, Protected]:
 
 
 async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
-    """Return a plan whose moves are checked as by `vmckpt migrate`, and forecast.
+    """Make a plan. Its moves are checked as `vmckpt migrate` checks them, and forecast.
 
     Raises HypervisorError if the host itself does not answer, PolicyError, JournalError.
     """
@@ -161,7 +161,7 @@ async def balanced(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Pl
         made = await plan(hosts, scope, replace(task, goes=goes), caller)
         if not made.left or number == _ROUNDS - 1:
             return made
-        checks = {**checks, **made.checks}  # other targets or other guests may do
+        checks = {**checks, **made.checks}  # other targets or other guests may fit
     raise AssertionError("the last round returns")
 
 
@@ -173,7 +173,7 @@ def _looked_at(found: Placement, checks: Checks) -> Placement:
         if check is not None and not check.blockers:
             going.append(one)
             continue
-        why = "preflight has not checked it" if check is None else check.blockers[0].text
+        why = "preflight has not checked this" if check is None else check.blockers[0].text
         hint = None if check is None else check.blockers[0].hint
         left.append(
             Unplaced(tenant=one.tenant, why=f"{one.target}: {why}", hint=hint or "see vmckpt plan")
@@ -252,7 +252,7 @@ def another(scope: Scope, known: sights.Known, target: str) -> Relocation:
 
 
 async def _standing(scope: Scope, known: sights.Known, target: str, caller: Caller) -> Checked:
-    """Check whether the guest of a standby may have its standby on `target`."""
+    """Check whether a standby may be relocated to `target`."""
     try:
         found = await relocate_standby.require_relocatable(
             await asyncio.to_thread(another, scope, known, target), caller

@@ -22,12 +22,12 @@ from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 STATUS_FILES = Path("/run/libvirt/qemu")
 """libvirt's stateDir, with NAME.xml and NAME.pid of each running guest."""
 _LIBRARY = Path("/var/lib/libvirt/qemu")
-"""A folder that libvirt gives to QEMU's user."""
+"""A directory whose owner is QEMU's user, as set by libvirt."""
 _DELETED = " (deleted)"
 _LAST_PID = 1 << 22
 """Linux's PID_MAX_LIMIT."""
 _ENDED = (errno.ENOENT, errno.ESRCH)
-"""Errors from the /proc files of a process that has ended; others do not mean that it ended."""
+"""Errors from /proc files that mean that the process has terminated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,11 @@ class ProcessFacts:
     """A process according to the kernel."""
 
     users: frozenset[int]
-    """Its real, effective, saved and file system user ID."""
+    """The process's real, effective, saved and file system user IDs."""
     executable: str
     command: tuple[str, ...]
     sockets: frozenset[str]
-    """Paths of the Unix sockets that it has open."""
+    """Paths of the Unix sockets that the process has open."""
 
 
 def recorded(text: str) -> Recorded:
@@ -122,12 +122,13 @@ def runs(guest: str) -> bool:
 
 
 def hold(guest: str) -> HeldProcess | None:
-    """Return the QEMU process of a guest (a UUID) on this host; None if it has none.
+    """Return the QEMU process of a guest (a UUID) on this host; None if there is none.
 
-    The caller must close it. A process unknown to libvirt may run the guest too, for example after
-    libvirt lost its files, so each call searches all processes. That takes 20 µs per process; it is
-    done once per action, and never while a guest is paused or a lease is renewed. Raises
-    QemuUnclear if several processes can be the guest's QEMU, or one that libvirt does not know.
+    The caller must close the result. A process unknown to libvirt may also run the guest, for
+    example after libvirt lost its files, so each call searches all processes. The search takes
+    20 µs per process. It runs once per action, and never while a guest is paused or a lease is
+    renewed. Raises QemuUnclear if several processes may be the guest's QEMU, or if libvirt does
+    not know the process.
     """
     found = [one for known in _recorded(guest) if (one := _verified(known)) is not None]
     try:
@@ -144,11 +145,11 @@ def hold(guest: str) -> HeldProcess | None:
     if found:
         raise _unclear(
             f"more than one process may be the QEMU of guest {guest}: {ids}",
-            hint=f"end the process that is not in {STATUS_FILES}/*.pid, then try again",
+            hint=f"kill the process that is not in {STATUS_FILES}/*.pid, then try again",
         )
     raise _unclear(
-        f"guest {guest} runs in process {ids}, which libvirt does not know",
-        hint="end that process if it is not needed, then try again",
+        f"guest {guest} is running in process {ids}, which libvirt does not know",
+        hint="kill that process if it is not needed, then try again",
     )
 
 
@@ -161,7 +162,8 @@ def require(guest: str, name: str, host: str) -> HeldProcess:
     process = hold(guest)
     if process is None:
         raise CannotCapture(
-            f"{name} has no QEMU process on {host}", hint="name the host where it runs"
+            f"{name} has no QEMU process on {host}",
+            hint="name the host where the guest is running",
         )
     return process
 
@@ -205,13 +207,16 @@ def _read(file: Path) -> str:
 
 
 def _must_be_roots(path: Path, seen: os.stat_result) -> None:
-    """Raise ValueError unless only root can write to the file or folder."""
+    """Raise ValueError unless only root can write to the file or directory."""
     if seen.st_uid != 0 or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ValueError(f"users other than root can write to {path}")
 
 
 def _verified(known: Recorded) -> HeldProcess | None:
-    """Return the recorded process; None if it has ended or is another one. Raises QemuUnclear."""
+    """Return the recorded process; None if it has terminated or does not match the record.
+
+    Raises QemuUnclear.
+    """
     if not 0 < known.pid <= _LAST_PID:
         return None
     try:
@@ -290,7 +295,7 @@ def _users(pid: int) -> frozenset[int]:
 
 
 def _held(process: Path, wanted: set[str]) -> Iterator[str]:
-    """Yield those of the paths whose socket the process has open."""
+    """Yield each path in `wanted` whose socket the process has open."""
     own = set()
     for file in (process / "fd").iterdir():
         with suppress(FileNotFoundError):

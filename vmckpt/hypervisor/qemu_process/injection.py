@@ -1,11 +1,11 @@
-"""Make system calls in the context of another process's main thread, by ptrace(2).
+"""Make system calls in the context of another process's main thread, with ptrace(2).
 
-QEMU keeps running even if the tracer dies. Its registers are only ever set to a detour that returns
-by itself: the system call, then rt_sigreturn(2) with a frame of the original registers. So a tracer
-that is killed at any moment leaves a process that continues as after a signal.
+QEMU keeps running even if the tracer dies. The tracer sets QEMU's registers only to a detour that
+returns by itself: the system call, then rt_sigreturn(2) with a frame of the original registers. If
+the tracer is killed at any moment, the process therefore continues as after a signal.
 
 The thread must be waiting in a system call, as QEMU's main thread nearly always is. That call is
-interrupted, and the kernel restarts it afterwards. x86-64 only.
+interrupted, and the kernel restarts it afterwards. This works only on x86-64.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ from vmckpt.units import Seconds
 T = TypeVar("T")
 
 LIMIT = Seconds(1.0)
-"""Time in which a thread must stop; a thread that waits in poll(2) takes less than 1 ms."""
+"""Time within which a thread must stop. A thread waiting in poll(2) stops in less than 1 ms."""
 SCRATCH = 2048
 """Bytes of memory for the arguments of a call."""
 _SEIZE, _INTERRUPT, _DETACH, _CONT, _SYSCALL = 0x4206, 0x4207, 17, 7, 24
@@ -143,8 +143,8 @@ class Stopped:
 def run(process: HeldProcess, work: Callable[[Stopped], T], limit: Seconds = LIMIT) -> T:
     """Stop the process's main thread, run `work`, and let the thread continue.
 
-    `work` may make several calls. Returns its result. `limit`: seconds in which the thread must
-    stop, and for its calls. Raises CannotInject, and what `work` raises.
+    `work` may make several calls. Returns the result of `work`. `limit`: time for stopping the
+    thread and for all calls, in seconds. Raises CannotInject, and any error from `work`.
     """
     if platform.machine() != "x86_64":
         raise CannotInject(process.pid, Why.UNSUPPORTED, platform.machine())
@@ -191,8 +191,8 @@ class _Tracer:
             stopped = Stopped(self, registers)
             return work(stopped)
         finally:
-            with suppress(OSError):  # still in the call, where the detour leads back, or ended
-                # With its old registers the kernel restarts the interrupted call.
+            with suppress(OSError):  # in the detour, which returns by itself, or terminated
+                # With the old registers, the kernel restarts the interrupted call.
                 _ptrace(_SETREGS, self.pid, ctypes.addressof(registers))
                 self._let_go()
 
@@ -219,7 +219,7 @@ class _Tracer:
             time.sleep(0.001)
 
     def _wait(self) -> int:
-        """Wait until the process stops and return the reason. Keeps signals that arrive for it."""
+        """Wait until the process stops, and return the reason. Keeps signals that arrive."""
         while True:
             found, status = os.waitpid(self.pid, os.WNOHANG | _WALL)
             if found:
@@ -258,7 +258,7 @@ class _Tracer:
         for name, value in zip(_ARGUMENTS, arguments, strict=False):
             setattr(call, name, value)
         _ptrace(_SETREGS, self.pid, ctypes.addressof(call))
-        # Single steps would not do: if the tracer died, the trap flag would kill the process.
+        # Single-stepping is unsafe: if the tracer died, the trap flag would kill the process.
         self._go_on(_SYSCALL, _AT_SYSCALL)
         self._go_on(_SYSCALL, _AT_SYSCALL)
         result = ctypes.c_longlong(self._registers().rax).value
@@ -306,7 +306,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _identity(pid: int) -> str:
-    """Return the process's start time, which tells it from a later process with the same ID."""
+    """Return the process's start time, which differs from that of a later process with this ID."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 

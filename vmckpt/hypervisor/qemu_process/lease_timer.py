@@ -1,8 +1,8 @@
 """A lease enforced by the kernel: a timer inside QEMU that kills it unless it is renewed.
 
-The timer belongs to QEMU (timer_create(2) with SIGKILL), so it works without any process of vmckpt
-that is alive and scheduled. It uses CLOCK_BOOTTIME, as leases do, and expires at an absolute time,
-so a late call does not extend the lease. /proc/PID/timers shows it, so no state has to be stored.
+The timer belongs to QEMU (timer_create(2) with SIGKILL), so it works even if no vmckpt process is
+alive or scheduled. It uses CLOCK_BOOTTIME, as leases do, and expires at an absolute time, so a late
+call does not extend the lease. /proc/PID/timers shows the timer, so no state has to be stored.
 """
 
 import re
@@ -37,10 +37,10 @@ class LeaseTimer:
 
 
 def arm(process: HeldProcess, ends: float) -> None:
-    """Let the kernel kill the process at a time of CLOCK_BOOTTIME, unless it is armed again.
+    """Have the kernel kill the process at a CLOCK_BOOTTIME time, unless the timer is rearmed.
 
-    `ends`: seconds; a time in the past kills the process immediately. Raises CannotInject, and an
-    armed timer stays as it was; ValueError if `ends` is out of range.
+    `ends`: in seconds; a time in the past kills the process immediately. Raises CannotInject, in
+    which case an armed timer stays unchanged; ValueError if `ends` is out of range.
     """
     if not 0 < ends < 1 << 40:
         raise ValueError(f"{ends} is not a valid time")
@@ -58,7 +58,7 @@ def arm(process: HeldProcess, ends: float) -> None:
 
 
 def disarm(process: HeldProcess) -> None:
-    """Remove the timer, if there is one. Raises CannotInject."""
+    """Remove the timer, if the process has a timer. Raises CannotInject."""
     if armed(process) is None:
         return
 
@@ -71,7 +71,7 @@ def disarm(process: HeldProcess) -> None:
 
 
 def armed(process: HeldProcess) -> int | None:
-    """Return the ID of the process's lease timer; None if it has none. Raises OSError."""
+    """Return the ID of the process's lease timer; None if it has no timer. Raises OSError."""
     match = _TIMER.search(Path(f"/proc/{process.pid}/timers").read_text())
     return None if match is None else int(match[1])
 
@@ -79,7 +79,7 @@ def armed(process: HeldProcess) -> int | None:
 def why_not(process: HeldProcess) -> str | None:
     """Return why the kernel cannot enforce a lease of the process; None if it can.
 
-    Tests it with a system call that changes nothing.
+    Tests this with a system call that changes nothing.
     """
     try:
         injection.run(process, lambda stopped: stopped.call(_GETPID))

@@ -8,7 +8,7 @@ from typing import Self
 
 
 class HeldProcess:
-    """A process held by its pidfd. Use as `with HeldProcess(pid) as process`, or close it."""
+    """A process held by its pidfd. Use as `with HeldProcess(pid) as process`, or call `close`."""
 
     def __init__(self, pid: int) -> None:
         """Open a pidfd. Raises ProcessLookupError if there is no such process."""
@@ -28,22 +28,22 @@ class HeldProcess:
             self.pidfd = -1
 
     def lives(self) -> bool:
-        """Return whether the process has not ended.
+        """Return whether the process is still alive.
 
-        If so, everything read from /proc/PID before was about this process.
+        If it is alive, everything read from /proc/PID before was about this process.
         """
         return not self.ended(0.0)
 
     def ended(self, within: float) -> bool:
-        """Wait up to `within` seconds for the process's end. Returns whether it has ended."""
+        """Wait up to `within` seconds for the process to exit. Returns whether it has exited."""
         return bool(select.select([self.pidfd], [], [], within)[0])
 
     def end(self, within: float) -> bool:
-        """Send SIGKILL and wait up to `within` seconds. Returns whether the process has ended."""
+        """Send SIGKILL and wait up to `within` seconds. Returns whether the process has exited."""
         self.kill()
         return self.ended(within)
 
     def kill(self) -> None:
-        """Send SIGKILL. Does nothing if the process has ended."""
+        """Send SIGKILL. Does nothing if the process has exited."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)

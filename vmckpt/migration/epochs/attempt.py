@@ -1,7 +1,7 @@
 """One attempt to migrate a guest in mode checkpoint.
 
 Agents on both hosts copy the guest until the last epoch is small enough; that epoch completes the
-move. This module decides when to switch; `protection` carries it out.
+move. This module decides when to switch over; `protection` carries out the switchover.
 """
 
 import asyncio
@@ -42,13 +42,13 @@ from vmckpt.protection.start import Beginning
 from vmckpt.units import Bytes, Seconds
 
 _TURN = 0.5
-"""Seconds between two looks at the source's agent; each starts a program there."""
+"""Seconds between two queries of the source's agent; each query starts a process there."""
 _SILENT = Seconds(30.0)
-"""How long the source's agent may be silent, for example while the watchdog starts another."""
+"""How long the source's agent may not answer, e.g. while the watchdog starts a new agent."""
 
 
 class _Stopped(Exception):
-    """The migration was given up; the guest is to keep running on the source."""
+    """The migration was given up; the guest must keep running on the source."""
 
     def __init__(self, outcome: Outcome, why: str) -> None:
         super().__init__(why)
@@ -58,12 +58,12 @@ class _Stopped(Exception):
 async def run(plan: Plan, context: MigrationContext) -> MigrationReport:
     """Carry out a plan, as `migration.attempt.run` does.
 
-    Raises BadInput if decisions are only to be observed or traced, which this mode cannot do.
+    Raises BadInput if decisions are to be observed or traced, which this mode does not support.
     """
     if context.observe or context.tracer is not None:
         raise BadInput(
             "--observe and --trace are not supported in mode checkpoint",
-            hint="leave them out, or choose another --mode",
+            hint="leave these options out, or choose another --mode",
         )
     return await _Attempt(plan, context).run()
 
@@ -78,7 +78,7 @@ class _Attempt:
         self._terms = migration_request.terms(plan.policy, plan.mode, self._guest, plan.copies.size)
         self._limit = plan.policy.limits.max_downtime
         self._asked = False
-        """Whether the source was asked to switch."""
+        """Whether the source was asked to switch over."""
         self._share = 0.0
         self._heard = self._began = _now()
         self._sampler = Sampler(Bytes(self._guest.memory + plan.copies.size))
@@ -118,14 +118,14 @@ class _Attempt:
         return await self._given(pair, given)
 
     async def _follow(self, pair: Pair) -> Mapping[str, Any]:
-        """Wait until the source has handed the guest over. Returns what its agent noted of that.
+        """Wait until the source has handed the guest over. Returns its agent's record of this.
 
         Raises _Stopped, VmckptError.
         """
         while True:
             await self._hear()
             if self._context.stop.is_set():
-                raise _Stopped(Outcome.CANCELLED, "the operator stopped it")
+                raise _Stopped(Outcome.CANCELLED, "the operator stopped the migration")
             ours = await agent_client.status(pair.source, pair.uuid)
             if finish.is_given(ours):
                 return dict(ours.told["given"])
@@ -142,13 +142,13 @@ class _Attempt:
             await asyncio.sleep(_TURN)
 
     def _must_go_on(self, pair: Pair, ours: ProtectionStatus) -> None:
-        """Raise VmckptError if the source's agent has ended, or has not answered for too long."""
+        """Raise VmckptError if the source's agent has stopped, or has not answered for too long."""
         if ours.agent:
             self._heard = _now()
         why = ours.why or ours.says or ours.error or "no reason reported"
         ended = ours.outcome is not None or ours.knows_nothing
         if ended or _now() - self._heard > _SILENT:
-            raise VmckptError(f"the guest's agent on {pair.source.name} has ended: {why}")
+            raise VmckptError(f"the guest's agent on {pair.source.name} has stopped: {why}")
 
     def _seen(self, ours: ProtectionStatus) -> SwitchoverFacts:
         costs = tuple(
@@ -169,7 +169,10 @@ class _Attempt:
         self._tell.emit(Sampled(sample=sample, estimate=guess, done=self._share))
 
     async def _switch(self, pair: Pair, verdict: SwitchoverDecision) -> None:
-        """Ask the source for the last epoch. It is asked again if that fails. Raises LeaseLost."""
+        """Ask the source for the last epoch; the request is repeated if it fails.
+
+        Raises LeaseLost.
+        """
         if not self._asked:
             self._tell.decide("switch", verdict.why, "caught up")
         self._asked = True
@@ -201,7 +204,7 @@ class _Attempt:
             case str():
                 step_log.answer(request, ok=False, text=wanted)
             case _:
-                step_log.answer(request, ok=False, text="mode checkpoint does not support this")
+                step_log.answer(request, ok=False, text="not available in mode checkpoint")
 
     async def _given(self, pair: Pair, noted: Mapping[str, Any]) -> MigrationReport:
         """Confirm that the guest runs on the target, after the source has handed it over."""
@@ -219,7 +222,7 @@ class _Attempt:
         return await self._ended(Outcome.COMPLETED, None, downtime)
 
     async def _called_off(self, pair: Pair, why: Exception) -> MigrationReport:
-        """Call the migration off: the guest stays, unless it was handed over already."""
+        """Call off the migration: the guest stays on the source unless it was handed over."""
         self._tell.enter(JobPhase.CANCELLING)
         outcome = why.outcome if isinstance(why, _Stopped) else Outcome.FAILED
         try:

@@ -1,4 +1,4 @@
-"""The agents' orders and the preflight findings of a migration in mode checkpoint."""
+"""The request to both agents, and the preflight findings, of a migration in mode checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from vmckpt.units import Seconds
 _NOT_OURS = ("tcg-lost-writes", "client-driven")
 """Codes of findings that concern only QEMU's own migration stream."""
 _INTERVAL = Seconds(0.2)
-"""Longest time between two epochs, which bounds what the last one holds. A policy may set a
+"""Longest time between two epochs, which limits the size of the last epoch. A policy may set a
 shorter interval."""
 
 
@@ -46,8 +46,8 @@ async def findings(
 ) -> tuple[Finding, ...]:
     """Return the preflight findings of mode checkpoint.
 
-    Of `others`, findings that concern only QEMU's own stream are left out. If nothing blocks the
-    migration, what guest and hosts lack for this mode is added.
+    Findings in `others` that concern only QEMU's own stream are left out. If nothing blocks the
+    migration, findings about what the guest and the hosts lack for this mode are added.
     """
     kept = tuple(_stricter(one) for one in others if one.code not in _NOT_OURS)
     guest = facts.guest
@@ -74,7 +74,7 @@ def _stricter(one: Finding) -> Finding:
     """
     if one.code != "storage-unproven":
         return one
-    text = one.text.replace("; libvirt decides", "; mode checkpoint would not notice")
+    text = one.text.replace("; libvirt decides", "; mode checkpoint does not check this")
     return replace(one, severity=Severity.BLOCKER, text=text)
 
 

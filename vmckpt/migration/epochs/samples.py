@@ -1,4 +1,4 @@
-"""Turn the status of a source's agent into samples of a migration. Pure."""
+"""Convert the status of the source's agent into samples of a migration. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,21 +13,21 @@ FIRST_COPY, EPOCHS = 1, 2
 
 
 class Sampler:
-    """Turns one status after the other into samples. `total`: memory and disks that are copied."""
+    """Converts successive statuses into samples. `total`: bytes of memory and of copied disks."""
 
     def __init__(self, total: Bytes) -> None:
         self._total = total
         self.samples: list[JobSample] = []
         self.epochs = 0
-        """Epochs that were committed so far."""
+        """Number of epochs committed so far."""
         self.sent = Bytes(0)
 
     def take(
         self, now: Seconds, told: Mapping[str, Any], downtime: Seconds | None
     ) -> JobSample | None:
-        """Add the agent's status `told` as a sample. Returns None if the agent does not copy yet.
+        """Add the agent's status `told` as a sample. Returns None if the agent is not copying yet.
 
-        `downtime`: what a switch now would cost.
+        `downtime`: the expected downtime of a switchover now.
         """
         phase = _PHASES.get(str(told.get("phase")))
         if phase is None:
@@ -66,7 +66,7 @@ class Sampler:
 
 
 def _dirty_rate(told: Mapping[str, Any]) -> BytesPerSecond | None:
-    """Return the rate of pages changed in an epoch; a page counts once however often it was
+    """Return the rate of pages changed in an epoch. A page counts once, no matter how often it was
     written."""
     last, interval = told.get("last"), told.get("interval_s")
     if not last or not interval:

@@ -10,10 +10,10 @@ from vmckpt.model.migration import Mode
 from vmckpt.policy.model import Policy, StartPostcopy
 from vmckpt.units import Bytes, Seconds, show_seconds
 
-# QEMU keeps the sending of memory within the limit. What the guest writes meanwhile, sockets and
-# handshakes come on top: measured 30 to 120 ms.
+# QEMU keeps only the sending of memory within the limit. Pages that the guest writes meanwhile,
+# data in sockets and handshakes add to the downtime. Measured: 30 to 120 ms.
 _WRITES, _CONTROL = 1.2, Seconds(0.15)
-# Among modes that take about as long, the gentler one wins: it slows or risks the guest less.
+# Among modes of about the same duration, the one with the least impact and risk wins.
 _ALIKE = 1.1
 _GENTLE = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
 
@@ -23,10 +23,10 @@ def choose(
 ) -> tuple[Mode, str]:
     """Return the mode for `auto`, with the reason in words.
 
-    The fastest mode wins among those that certainly complete with about the allowed downtime.
-    Post-copy is considered only if the policy has a rule that starts it. Its waits for pages then
-    do not count against the limit: the rule's author preferred them to a longer migration. Hybrid
-    wins over pre-copy if the policy would switch and both fit: it keeps post-copy as a fallback.
+    Of the modes that are certain to complete with about the allowed downtime, the fastest wins.
+    Post-copy is considered only if the policy has a rule that starts it. Waits for pages then do
+    not count against the limit: the rule's author preferred these waits to a longer migration. If
+    the policy may switch and both fit, hybrid wins over pre-copy, as post-copy remains a fallback.
     """
     switches = post_copy_possible and any(isinstance(r.do, StartPostcopy) for r in policy.rules)
     usable = [one for one in forecasts if switches or not one.mode.may_switch_early]
@@ -39,11 +39,11 @@ def choose(
     best = min(alike, key=lambda one: _GENTLE.index(one.mode))
     modes = {one.mode for one in fitting}
     if best.mode is Mode.PRECOPY and switches and Mode.HYBRID in modes:
-        return Mode.HYBRID, "pre-copy ends within the limits; post-copy remains as a fallback"
+        return Mode.HYBRID, "pre-copy completes within the limits; post-copy remains a fallback"
     why = f"{best.mode} takes {best.total.show(show_seconds)}" if best.total else str(best.mode)
     if len(fitting) == 1:
-        return best.mode, f"{why}; no other mode is certain to end within the limits"
-    return best.mode, f"{why}; no mode within the limits is more than a tenth faster"
+        return best.mode, f"{why}; no other mode is certain to complete within the limits"
+    return best.mode, f"{why}; no mode within the limits is more than 10 % faster"
 
 
 def _longest(one: Forecast) -> float:
@@ -51,14 +51,14 @@ def _longest(one: Forecast) -> float:
 
 
 def _fits(one: Forecast, limit: Seconds) -> bool:
-    """Return whether it certainly completes, with about the allowed downtime."""
+    """Return whether the migration is certain to complete with about the allowed downtime."""
     if one.converges is not True or one.total is None or one.downtime is None:
         return False
     return one.mode.may_switch_early or one.downtime.high <= _WRITES * limit + _CONTROL
 
 
 def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> tuple[Mode, str]:
-    """Return the mode if none fits, with the reason; the policy's rules decide from there."""
+    """Return the mode to use if none fits, with the reason; the policy's rules then decide."""
     mode = Mode.HYBRID if switches else Mode.PRECOPY
     words = []
     for one in usable:
@@ -69,14 +69,14 @@ def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> t
         elif one.downtime is not None:
             span = one.downtime.show(show_seconds)
             words.append(f"{one.mode} has a downtime of {span}")
-    why = ", ".join(words) or "nothing is known"
+    why = ", ".join(words) or "there is no forecast"
     tail = "; post-copy is the fallback" if switches else ""
-    return mode, f"no mode is certain to end with {show_seconds(limit)} of downtime: {why}{tail}"
+    return mode, f"no mode is certain to keep the downtime to {show_seconds(limit)}: {why}{tail}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was measured of a migration. None: not known."""
+    """The measured values of a migration. None: unknown."""
 
     completed: bool
     total: Seconds | None
@@ -86,7 +86,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """An expected range beside the measured value."""
+    """An expected range and the measured value."""
 
     expected: Range
     measured: float
@@ -103,7 +103,7 @@ class Score:
     downtime: Mark | None
     sent: Mark | None
     converged: bool | None
-    """Whether it predicted completion correctly; None if it made no prediction."""
+    """Whether completion was predicted correctly; None if there was no prediction."""
 
     def as_json(self) -> dict[str, Any]:
         marks: Mapping[str, Mark | None] = {
@@ -132,9 +132,9 @@ def _finite(value: float) -> float | None:
 
 
 def score(forecast: Forecast, measured: Measured) -> Score:
-    """Score a forecast against what was measured.
+    """Score a forecast against the measured values.
 
-    The downtime is compared only if the migration was expected to have one, and completed.
+    The downtime is compared only if a downtime was forecast and the migration completed.
     """
     return Score(
         total=_against(forecast.total, measured.total),

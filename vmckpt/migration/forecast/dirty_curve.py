@@ -3,8 +3,8 @@
 The curve U(t) is the number of *different* bytes a guest writes within t seconds. It is concave: a
 page that was written counts once, so the curve of a guest that keeps rewriting one region levels
 off at that region's size, its writable working set (Clark et al., Live Migration of Virtual
-Machines, NSDI 2005, section 2.2). A rate alone would predict an end that never comes, or miss one
-that does.
+Machines, NSDI 2005, section 2.2). A rate alone would predict convergence that never happens, or
+miss convergence that does.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from vmckpt.units import BytesPerSecond, Seconds
 
-# If only one point is known: how much steeper than a straight line the curve may begin. Rates
-# measured during migrations were two to three times those measured before (KubeVirt's enhancement
-# 246 gives that figure).
+# If only one point is known: how much steeper than a straight line the curve may start. Rates
+# measured during migrations were two to three times the rates measured before them (the figure is
+# from KubeVirt's enhancement 246).
 _STEEPER = 3.0
 # Pre-copy does not converge if a pass is larger than this share of the pass before.
 _SHRINKS = 0.98
@@ -28,10 +28,10 @@ class DirtyCurve:
 
     points: tuple[tuple[float, float], ...] = ()
     memory: float = field(default=float("inf"))
-    """The guest's memory, in bytes: it cannot dirty more."""
+    """The guest's memory, in bytes: the upper bound of the curve."""
 
     def with_point(self, time: float, dirtied: float) -> "DirtyCurve":
-        """Return the curve with one more measurement, which replaces older ones of about that
+        """Return the curve with one more point, which replaces earlier points at about the same
         time."""
         if time <= 0:
             return self
@@ -56,7 +56,7 @@ class DirtyCurve:
         raise AssertionError("the last point is not before the time")
 
     def _hull(self) -> list[tuple[float, float]]:
-        """Return the points in order, one for each time; noise cannot make the set smaller."""
+        """Return the points in order, one per time. Decreases are noise and are levelled out."""
         known: dict[float, float] = {}
         most = 0.0
         for time, dirtied in sorted(self.points):
@@ -70,7 +70,7 @@ class PassCourse:
 
     converges: bool
     passes: int
-    """From the current pass to the last one before the switchover."""
+    """Number of passes from the current one to the last before the switchover."""
     resent: float
     """Bytes sent after the current pass, including the switchover."""
     last: float
@@ -112,8 +112,8 @@ def course(
 
 
 def saturates(points: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the measured curve has levelled off: its end rises by less than a fifth of
-    the mean slope."""
+    """Return whether the measured curve has levelled off: its final slope is less than a fifth of
+    its mean slope."""
     if len(points) < 2:
         return False
     (t0, u0), (t1, u1) = sorted(points)[-2:]

@@ -1,8 +1,8 @@
-"""Forecast a migration as ranges, and record what they are based on. Pure.
+"""Forecast a migration as ranges, and record what these are based on. Pure.
 
 Every fact is a range. The migration is simulated (`simulator`) at the corners of all ranges, where
-everything is as good or as bad as it may be, and once in the middle. The forecast is the hull of
-the results. Ranges are meant to hold nine times out of ten.
+each fact has its best or its worst value, and once in the middle. The forecast is the hull of the
+results. A range should include the measured value nine times out of ten.
 """
 
 import math
@@ -26,21 +26,21 @@ from vmckpt.model.migration import DirtyPoint, LinkSeen, Mode
 from vmckpt.policy.model import Policy
 from vmckpt.units import MIB, Bytes, show_bytes, show_rate, show_seconds
 
-# A guest's writes vary from moment to moment. Measured in the lab: long passes of steady writers
-# found 0.97 to 1.03 of the probe's curve dirty.
+# A guest's writes vary from moment to moment. Measured in the lab with steady writers: long passes
+# found 0.97 to 1.03 times as much dirty memory as the probe's curve predicts.
 DIRTY_MODEL = 0.04
-# After the last measurement a guest may keep writing as before, or be done with its working set.
+# After the last measurement, a guest may keep dirtying new pages, or only pages already counted.
 _FAR = 20.0
 # Linux lets a socket grow to 4 MiB (tcp_wmem), of which about half is payload. Measured: 2 MiB.
 BACKLOG = (1.0 * MIB, 3.0 * MIB)
 # Zero pages are scanned at the speed of memory.
 _ZERO_SCAN = (8 << 30, 2 << 30)
 # Post-copy sends pages a little slower than a single stream (measured: factor 1.02 to 1.12), and a
-# guest waits for this many pages, one after the other, before it answers (measured: 10 to 20).
+# guest waits for this many pages, one after the other, before it responds (measured: 10 to 20).
 _FAULTS, _WAITS = (1.0, 1.15), (6.0, 24.0)
 # Seconds for a late sample, the end of the job and a query of both hosts. Measured: 0.3 s.
 _STOPPING = (0.0, 1.0)
-# How much XBZRLE leaves of a rewritten page depends on its data: next to nothing, or all.
+# The share of a rewritten page that XBZRLE sends depends on the data: from almost none to all.
 _DIFFERENCES = (0.2, 1.0)
 
 
@@ -92,28 +92,28 @@ class Facts:
     in_use: Range
     """Bytes that the first pass sends."""
     dirty: tuple[DirtyPoint, ...]
-    """Measured points of the dirtying curve; empty if nothing is known of it."""
+    """Measured points of the dirtying curve; empty if it was not measured."""
     bandwidth: Range
     """Bytes per second in the first pass, without the policy's limit."""
     later: Range
-    """The same in later passes, when the target has allocated every page."""
+    """Bytes per second in later passes, once the target has allocated every page."""
     setup: Range
     """Seconds from the order to the first byte."""
     stop: Range
     """Seconds that a switchover takes in addition to sending."""
     backlog: Range = Range(*BACKLOG)
-    """Bytes that wait in sockets."""
+    """Bytes that are buffered in sockets."""
     tail: tuple[tuple[float, float], ...] = ()
-    """(bytes from the end of memory, of which in use); empty: not known."""
+    """(bytes from the end of memory, how many of these are in use); empty: unknown."""
     link: LinkSeen | None = None
-    """What the probe's own connection carried; None if it was not measured."""
+    """Throughput of the probe's own connection; None if it was not measured."""
     disks: Bytes = Bytes(0)
     """Bytes of disks that are copied before memory."""
     basis: tuple[str, ...] = ()
     """Where these facts come from, in words."""
 
     def curve(self, share: float) -> DirtyCurve:
-        """Return how the guest may write: least at 0, most at 1."""
+        """Return a possible dirtying curve: the lowest for `share` 0, the highest for 1."""
         if not self.dirty:
             # Unknown: between no writes and all memory within a second.
             return DirtyCurve(((1.0, share * self.in_use.high),), float(self.memory))
@@ -169,13 +169,13 @@ class Forecast:
     total: Range | None
     """Seconds; None if the migration never ends."""
     downtime: Range | None
-    """Seconds; None if the guest is not moved. In post-copy until the guest answers."""
+    """Seconds; None if the guest is not moved. In post-copy, the time until the guest responds."""
     sent: Range | None
     """Bytes; None if `total` is None."""
     converges: bool | None
-    """Whether it completes within the policy's limits; None if that is uncertain."""
+    """Whether the migration completes within the policy's limits; None if uncertain."""
     switches: bool | None
-    """Whether it ends by post-copy; None if that is uncertain."""
+    """Whether the migration completes by post-copy; None if uncertain."""
     passes: Range
     planned: tuple[Planned, ...]
     """What the policy's rules would do with every fact in the middle of its range."""
@@ -248,7 +248,7 @@ def worlds(facts: Facts, policy: Policy) -> tuple[World, ...]:
 
     corners = [(*corner, corner[0]) for corner in product((0.0, 1.0), repeat=3)]
     if later != bandwidth:
-        # The target's kernel slows the first pass, but not the later ones.
+        # The target's kernel slows down the first pass, but not the later passes.
         corners += [(1.0, busy, early, 0.0) for busy, early in product((0.0, 1.0), repeat=2)]
     return (world(0.5, 0.5, 0.5, 0.5), *(world(*corner) for corner in corners))
 
@@ -282,13 +282,13 @@ def _hull(values: Sequence[float]) -> Range:
 
 
 def _verdict(found: Sequence[Simulated]) -> str:
-    """Return the simulations' results in words."""
+    """Return a summary of the simulations' results."""
     done = sum(one.completed for one in found)
     if done == len(found):
-        return f"it completes in all {done} simulated cases"
+        return f"completes in all {done} simulated cases"
     if done == 0:
-        return "it completes in no simulated case"
-    return f"it completes in {done} of {len(found)} simulated cases"
+        return "completes in no simulated case"
+    return f"completes in {done} of {len(found)} simulated cases"
 
 
 def in_words(one: Forecast) -> str:

@@ -28,13 +28,13 @@ _FILLS = 0.7
 
 
 def _completed(past: Sequence[PastMove]) -> list[PastMove]:
-    """Return the latest moves by QEMU that completed, at most `_ENOUGH`."""
+    """Return the latest completed moves that used QEMU's migration, at most `_ENOUGH`."""
     ended = [one for one in past if one.outcome == Outcome.COMPLETED]
     return [one for one in ended if one.mode != Mode.CHECKPOINT][:_ENOUGH]
 
 
 def _sending(move: PastMove) -> float | None:
-    """Return the seconds in which memory moved; None if too short to be reliable, or not known.
+    """Return for how long memory was sent, in seconds; None if unknown or too short to be reliable.
 
     QEMU updates its bandwidth every 100 ms, first after 100 ms; a few readings mean little.
     """
@@ -53,14 +53,14 @@ def _unlimited(past: Sequence[PastMove]) -> list[float]:
 
 
 def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tuple[Range, str]:
-    """Return the bandwidth of QEMU's stream if the link does not limit it, and its source in
-    words."""
+    """Return the bandwidth of QEMU's stream if the link does not limit it, and the basis of this
+    value in words."""
     seen = _unlimited(past)
     if seen:
         # Few moves show less of the possible range than many.
         margin = 0.2 + 0.4 / len(seen)
         found = Range(min(seen) * (1 - margin), max(seen) * (1 + margin))
-        return found, f"{len(seen)} past moves carried {show_rate(min(seen))} to " + show_rate(
+        return found, f"{len(seen)} past moves reached {show_rate(min(seen))} to " + show_rate(
             max(seen)
         )
     found = STREAM
@@ -73,7 +73,7 @@ def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """The expected bandwidth, in bytes per second, and where it comes from."""
+    """The expected bandwidth, in bytes per second, and what it is based on."""
 
     first: Range
     """In the first pass."""
@@ -88,7 +88,7 @@ def bandwidth(
     """Return the expected bandwidth.
 
     In the first pass the target's kernel allocates each page; later passes are up to four times as
-    fast if the link allows it. The bandwidths of past moves are mostly those of first passes.
+    fast if the link permits. The bandwidths of past moves are mostly those of first passes.
     """
     ceiling, words = stream(past, encrypted=encrypted, connections=connections)
     fastest = max(ceiling.high, stream((), encrypted=encrypted, connections=connections)[0].high)
@@ -97,7 +97,7 @@ def bandwidth(
         first, said = (ceiling, words) if seen else (_NO_LINK, "the link was not measured")
         return Carried(first=first, later=Range(first.low, fastest), basis=(said,))
     narrow = Range(_NARROW.low * link.rate, _NARROW.high * link.rate)
-    said = f"the link carries {show_rate(link.rate)}, measured"
+    said = f"measured bandwidth of the link: {show_rate(link.rate)}"
     if narrow.high <= ceiling.low or (seen and min(seen) >= _FILLS * link.rate):
         return Carried(first=narrow, later=narrow, basis=(said,))
     both = Range(min(narrow.low, ceiling.low), min(narrow.high, ceiling.high))
@@ -106,9 +106,9 @@ def bandwidth(
 
 
 def setup(past: Sequence[PastMove]) -> tuple[Range, str]:
-    """Return the seconds from the order to the first byte, and their source in words.
+    """Return the seconds from the order to the first byte, and the basis of this value in words.
 
-    They are what past moves took in addition to sending.
+    The value is the time that past moves took in addition to sending.
     """
     seen = sorted(
         one.total - lasted
@@ -117,11 +117,11 @@ def setup(past: Sequence[PastMove]) -> tuple[Range, str]:
     )
     sane = [max(0.2, one) for one in seen if one < 30]
     if len(sane) < 2:
-        return SETUP, f"default for the setup: {SETUP.show(show_seconds)}"
+        return SETUP, f"default for the setup time: {SETUP.show(show_seconds)}"
     # The time for sending is an estimate, so the fastest setup may have been faster. The slowest of
-    # many may be an outlier; of few it may be typical.
+    # many moves may be an outlier; the slowest of a few may be typical.
     slow = sane[-1] if len(sane) < 5 else sane[-2]
     found = Range(
         max(0.2, min(0.8 * sane[0], SETUP.low)), min(SETUP.high * 2, max(1.3 * slow, 1.5 * sane[0]))
     )
-    return found, f"setup as in {len(sane)} past moves: {found.show(show_seconds)}"
+    return found, f"setup time, from {len(sane)} past moves: {found.show(show_seconds)}"

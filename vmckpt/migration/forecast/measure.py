@@ -1,8 +1,8 @@
-"""Measure what a forecast needs, on both hosts at once. A failed measurement is not an error.
+"""Measure what a forecast needs, on both hosts concurrently. A failed measurement is not an error.
 
-At first everything takes about a second. If the guest writes so much that a longer measurement
-would change the forecast, its writes are measured once more, for at most the length of the first
-pass.
+The first measurement takes about a second. If the guest writes so much that a longer measurement
+would change the forecast, the guest's writes are measured again, for at most the duration of the
+first pass.
 """
 
 import asyncio
@@ -30,9 +30,10 @@ from vmckpt.units import MIB, Seconds, show_bytes, show_rate, show_seconds
 T = TypeVar("T")
 
 _FIRST = (0.1, 0.25, 0.5, 1.0)
-# Shares of a longer measurement at which it is read.
+# When a longer measurement is read, as fractions of its duration.
 _LONGER = (0.12, 0.25, 0.45, 0.7, 1.0)
-# If less than this share of the memory in use can change in the first pass, a second is enough.
+# If less than this share of the memory in use can change in the first pass, one second of
+# measurement is enough.
 _MATTERS = 0.15
 _LINK_LIMIT, _MEMORY_LIMIT, _LATE = Seconds(8.0), Seconds(12.0), Seconds(12.0)
 # Counts by libvirt and the kernel include zero pages. Measured: 0.83 to 0.97 is in use.
@@ -47,13 +48,13 @@ class _Memory:
     dirty: tuple[DirtyPoint, ...]
     basis: tuple[str, ...]
     sampled: bool
-    """Whether its pages could be sampled, and so can be sampled again."""
+    """Whether the guest's pages could be sampled, so that they can be sampled again."""
 
 
 class Links:
     """Bandwidths between hosts. Each pair of hosts is measured once.
 
-    No host takes part in two measurements at a time: each would see half of the bandwidth.
+    No host takes part in two measurements at once: each would see only half of the bandwidth.
     """
 
     def __init__(self) -> None:
@@ -87,11 +88,11 @@ async def measure(
 ) -> Facts:
     """Measure the facts of a forecast.
 
-    A fact that could not be measured is a wider range, with the reason in `basis`.
+    A fact that could not be measured becomes a wider range, with the reason in `basis`.
 
-    `probe` is how long the guest's writes may be measured; 0: not at all. `past` are moves between
-    these hosts, the latest first; `remotes` logins to both, None if there are none; `links` are
-    link measurements that are shared with other calls.
+    `probe`: how long the guest's writes may be measured; 0: not at all. `past`: moves between
+    these hosts, latest first. `remotes`: ssh logins to both hosts, or None. `links`: link
+    measurements that are shared with other calls.
     """
     (link, link_error), memory = await asyncio.gather(
         (links or Links()).between(source.host, target.host, remotes),
@@ -128,8 +129,8 @@ async def measure(
 def worthwhile_probe(facts: Facts, policy: Policy, probe: Seconds) -> Seconds | None:
     """Return how long a second measurement should take; None if it is not worthwhile. Pure.
 
-    It is worthwhile if the guest may dirty much more memory during the first pass than was
-    measured. It never takes longer than that pass.
+    A second measurement is worthwhile if the guest may dirty much more memory during the first
+    pass than was measured. It never takes longer than the first pass.
     """
     bandwidth = facts.bandwidth.at_most(policy.limits.bandwidth).middle
     first = facts.in_use.middle / bandwidth
@@ -167,7 +168,7 @@ async def _memory(
     source: Hypervisor, guest: Guest, remotes: Remotes | None, probe: Seconds
 ) -> _Memory:
     """Measure memory by sampling its pages; if that fails, use counts of the kernel and libvirt."""
-    error: str | None = "no ssh to both hosts"
+    error: str | None = "no ssh logins to both hosts"
     if remotes is not None:
         times = [one for one in _FIRST if one <= probe]
         seen, error = await _try(remote.memory(remotes[0], guest, times), _MEMORY_LIMIT)
@@ -176,7 +177,7 @@ async def _memory(
     (in_use, words), (dirty, dirty_words) = await asyncio.gather(
         _counted(source, guest, remotes), _rated(source, guest, probe)
     )
-    reason = f"pages of {guest.name} not sampled: {error}"
+    reason = f"pages of {guest.name} were not sampled: {error}"
     return _Memory(
         in_use=in_use, tail=(), dirty=dirty, basis=(reason, words, dirty_words), sampled=False
     )
@@ -211,7 +212,7 @@ def _written(dirty: Sequence[DirtyPoint]) -> tuple[str, ...]:
 
 
 async def _counted(source: Hypervisor, guest: Guest, remotes: Remotes | None) -> tuple[Range, str]:
-    """Return the memory in use from coarser counts, and its source in words."""
+    """Return the memory in use from coarser counts, and the basis of this value in words."""
     if remotes is not None:
         held, _ = await _try(remote.resident(remotes[0], guest), _MEMORY_LIMIT)
         if held is not None:
@@ -220,8 +221,8 @@ async def _counted(source: Hypervisor, guest: Guest, remotes: Remotes | None) ->
     process, _ = await _try(dirty_rate.resident(source, guest), _MEMORY_LIMIT)
     if process is not None:
         span = Range(_PROCESS[0] * process, _PROCESS[1] * process)
-        return span, f"QEMU's process holds {show_bytes(process)}, as reported by libvirt"
-    return Range(0.05 * guest.memory, float(guest.memory)), "memory in use is not known"
+        return span, f"QEMU's process uses {show_bytes(process)}, as reported by libvirt"
+    return Range(0.05 * guest.memory, float(guest.memory)), "memory in use is unknown"
 
 
 async def _rated(
@@ -255,6 +256,6 @@ async def _look_longer(
     else:
         return facts
     if not found:
-        words = f"writes not measured a second time: {error}"
+        words = f"writes not measured again: {error}"
         return replace(facts, basis=(*facts.basis, words))
     return replace(facts, dirty=(*facts.dirty, *found), basis=(*facts.basis, *_written(found)))

@@ -25,14 +25,14 @@ _ALL = (Mode.PRECOPY, Mode.HYBRID, Mode.POSTCOPY, Mode.STOP_AND_COPY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestForecast:
-    """What was measured of a guest, and the forecast for each mode."""
+    """The measurements of a guest, and the forecast for each mode."""
 
     facts: Facts
     forecasts: tuple[Forecast, ...]
 
     @property
     def curve(self) -> DirtyCurve:
-        """The guest's dirtying curve, in the middle of what was measured."""
+        """The guest's dirtying curve, in the middle of the measured range."""
         return self.facts.curve(0.5) if self.facts.dirty else UNKNOWN
 
     def of(self, mode: Mode) -> Forecast | None:
@@ -68,7 +68,7 @@ async def forecast_guest(
     """
     facts = await measure(*hosts, guest, policy, past, probe=probe, remotes=remotes, links=links)
     if disks:
-        words = f"disks: {show_bytes(disks)} are copied first"
+        words = f"{show_bytes(disks)} of disk data are copied first"
         facts = replace(facts, disks=disks, basis=(*facts.basis, words))
     if every_mode or policy.mode is Mode.AUTO:
         modes = [mode for mode in _ALL if post_copy or not mode.may_switch_early]
@@ -86,7 +86,7 @@ def mode_of(policy: Policy, outlook: GuestForecast | None, *, post_copy: bool) -
     mode = request.plain_choice(policy, post_copy=post_copy)
     if mode is Mode.CHECKPOINT:
         return mode, (
-            "set by the policy: a copy while the guest runs, then epochs until the last one is"
+            "set by the policy: a copy of the running guest, then epochs until the last epoch is"
             f" expected to take at most {show_seconds(policy.limits.max_downtime)}"
         )
     if mode is policy.mode:
@@ -97,7 +97,7 @@ def mode_of(policy: Policy, outlook: GuestForecast | None, *, post_copy: bool) -
 
 
 def score(outlook: GuestForecast, mode: Mode, ending: Ending) -> dict[str, Any] | None:
-    """Score the forecast for `mode` against what was measured; None if there was none."""
+    """Score the forecast for `mode` against the measured values; None if there was no forecast."""
     expected = outlook.of(mode)
     if expected is None:
         return None

@@ -1,12 +1,11 @@
-"""Simulate a migration in advance: QEMU's passes, and what the policy's rules do. Pure.
+"""Simulate a migration in advance: QEMU's passes, and the actions of the policy's rules. Pure.
 
 QEMU 7.2's loop (migration.c, migration_iteration_run; ram.c, ram_save_iterate) sends pages in
 slices of 50 ms, or of 100 ms under a bandwidth limit. When the rest is less than the bandwidth
-times the downtime limit, QEMU reads the dirty bitmap. If the rest is still less, including what the
-guest dirtied since, the guest is stopped and the rest is sent; otherwise the next pass begins. So a
-pass is never shorter than a slice, and the rest at the switchover is close to what the limit
-allows. No bandwidth is known in the first 100 ms. Zero pages cost next to nothing, but count as
-remaining.
+times the downtime limit, QEMU reads the dirty bitmap. If the rest is still less, including the
+pages dirtied since, the guest is paused and the rest is sent; otherwise the next pass begins. So a
+pass is never shorter than a slice, and the rest at the switchover is close to the limit. The
+bandwidth is unknown for the first 100 ms. Zero pages cost almost nothing, but count as remaining.
 
 The rules are evaluated by the same `decide` that the engine uses.
 """
@@ -35,7 +34,7 @@ from vmckpt.units import Bytes, BytesPerSecond, Seconds
 SLICE = Seconds(0.05)
 """How long QEMU sends before it checks what is left (ram.c, MAX_WAIT)."""
 LIMITED_SLICE = Seconds(0.1)
-"""The same under a bandwidth limit (qemu-file.c, BUFFER_DELAY)."""
+"""How long QEMU sends before it checks, under a bandwidth limit (qemu-file.c, BUFFER_DELAY)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,29 +48,29 @@ class World:
     bandwidth: float
     """Bytes per second in the first pass, in which the target must allocate every page."""
     later_bandwidth: float
-    """In later passes: no less, and more where the link is not the limit."""
+    """Bytes per second in later passes: at least `bandwidth`, more if the link is not the limit."""
     postcopy_bandwidth: float
     setup: float
     """Seconds from the order to the first pass."""
     backlog: float
-    """Bytes that wait in sockets: QEMU counts them as sent, but the paused guest waits for them."""
+    """Bytes buffered in sockets: QEMU counts them as sent, but the paused guest waits for them."""
     stop: float
     """Seconds of a switchover in addition to sending: device state, libvirt's handshake."""
     overshoot: float = 0.5
-    """How far into its last slice a first pass gets before QEMU checks, 0 to 1."""
+    """How far into its last slice the first pass gets before QEMU checks, 0 to 1."""
     tail: tuple[tuple[float, float], ...] = ()
-    """(bytes from the end of memory, of which in use), rising; empty: not known."""
+    """(bytes from the end of memory, how many of these are in use), ascending; empty: unknown."""
     stopping: float = 0.0
-    """Seconds from a time limit until the guest is confirmed to have stayed."""
+    """Seconds from a time limit until the guest is confirmed to have stayed on the source."""
     slice_: float = SLICE
     zero_scan: float = 0.0
     """Seconds for scanning zero pages."""
     differences: float = 1.0
-    """Share that XBZRLE leaves of a page that is sent again."""
+    """Share of a resent page that must be sent with XBZRLE."""
     faults: float = 1.0
     """Factor by which the rest takes longer in post-copy than in one stream."""
     waits: float = 10.0
-    """Pages that a guest in post-copy waits for, one after the other, before it answers."""
+    """Pages that a guest in post-copy waits for, one after the other, before it responds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +90,15 @@ class Simulated:
 
     completed: bool
     total: Seconds
-    """From the order to the end; infinite if it never ends."""
+    """From the order to the end; infinite if the migration never ends."""
     downtime: Seconds | None
-    """None if the guest was not moved. In post-copy until it answers, not until it runs."""
+    """None if the guest was not moved. In post-copy, the time until it responds, not until it
+    runs."""
     sent: float
     """Bytes."""
     passes: int
     switched: bool = False
-    """Whether it ended by post-copy."""
+    """Whether the migration completed by post-copy."""
     planned: tuple[Planned, ...] = ()
 
 
@@ -114,14 +114,14 @@ class Start:
     """Bytes that are left in the current pass."""
     sent: float
     verdict: Verdict | None = None
-    """A decision that was made and not carried out yet."""
+    """A decision that was made but not carried out yet."""
 
 
 _FIRST_WINDOW = Seconds(0.1)
 _MOST_PASSES = 300
 # For rules that depend on time, a pass is split into this many steps of at least half a second.
 _STEPS, _STEP = 8, 0.5
-# After this many passes of one size in a row nothing changes any more.
+# After this many consecutive passes of the same size, nothing changes any more.
 _STEADY = 4
 
 
@@ -134,7 +134,7 @@ class _Pass:
     until: float
     """The pass is over when this much is left."""
     extra: float = 0.0
-    """Seconds before its first byte."""
+    """Seconds before the first byte of the pass."""
 
 
 @dataclass(slots=True)
@@ -146,8 +146,8 @@ class _Throttle:
     high: int = 0
 
     def after_pass(self, dirtied: float, sent: float) -> None:
-        """Count a pass that leaves more than half of what it sent; every second one slows the
-        guest."""
+        """Count a pass that leaves more than half of what it sent; every second such pass throttles
+        the guest further."""
         if self.how is None or dirtied <= 0.5 * sent:
             return
         self.high += 1
@@ -228,7 +228,7 @@ class _Run:
     # --- QEMU --------------------------------------------------------------------------------
 
     def _rate(self, number: int) -> float:
-        """Return the bytes of pages sent per second; XBZRLE sends less than these."""
+        """Return the bytes of pages processed per second; with XBZRLE, fewer bytes are sent."""
         factor = self.world.differences if self.compressed and number > 1 else 1.0
         return self._wire(number) / factor
 
@@ -237,11 +237,12 @@ class _Run:
         return self.world.bandwidth if number == 1 else self.world.later_bandwidth
 
     def _at_once(self, number: int) -> float:
-        """Return the bytes that QEMU expects to send within the downtime limit in that pass."""
+        """Return the bytes that QEMU expects to send within the downtime limit in pass `number`."""
         return self._wire(number) * self.done.max_downtime
 
     def until(self, size: float) -> float:
-        """Return what a later pass leaves: it sends whole slices until the limit is met."""
+        """Return the bytes that a later pass leaves: QEMU sends full slices until the limit is
+        met."""
         each = self.world.slice_ * self._rate(2)
         slices = max(1, math.ceil((size - self._at_once(2)) / each))
         return max(0.0, size - slices * each)
@@ -253,7 +254,7 @@ class _Run:
         return self.world.curve.within(time * (1 - self.throttle.share))
 
     def _joined(self, left: float, dirtied: float) -> float:
-        """Return the size of both together; pages that chance puts in both count once."""
+        """Return the size of both sets together; pages that are in both by chance count once."""
         written = max((u for _, u in self.world.curve.points), default=0.0)
         both = max(left, dirtied, written)
         return left + dirtied - (left * dirtied / both if both else 0.0)
@@ -265,7 +266,7 @@ class _Run:
             iteration=one.number,
             remaining=Bytes(round(one.left)),
             total=Bytes(round(self.world.memory)),
-            # One byte at least: a link that has carried nothing yet counts as silent.
+            # At least one byte: a link that has carried nothing yet counts as silent.
             transferred=Bytes(round(self.sent) + 1),
             bandwidth=BytesPerSecond(max(1, round(self._wire(one.number)))),
             dirty_rate=None,
@@ -304,7 +305,7 @@ class _Run:
 
     def _switchover(self, rest: float, passes: int) -> Simulated:
         world = self.world
-        # These pages were sent before, except those that the first pass had left.
+        # These pages were sent before, except the pages that the first pass had left.
         rate, wire = self._rate(passes), self._wire(passes)
         downtime = rest / rate + world.backlog / wire + world.stop
         self.sent += rest * wire / rate
@@ -320,10 +321,10 @@ class _Run:
         return self._ended(completed=True, downtime=Seconds(downtime), passes=1)
 
     def _post_copy(self, one: _Pass) -> Simulated:
-        """Switch to post-copy: the guest moves with what the target has; the rest follows.
+        """Switch to post-copy: the guest runs with the pages that the target has; the rest follows.
 
-        The guest runs again soon, but does not answer before it has the pages that it needs for
-        that. Each page arrives behind the data that waits in the sockets.
+        The guest runs again soon, but does not respond before it has the pages that it needs. Each
+        page arrives after the data that is already buffered in the sockets.
         """
         world = self.world
         rest = self._joined(one.left, self._dirtied(self.now - one.began))
@@ -337,7 +338,7 @@ class _Run:
         return replace(done, switched=True)
 
     def _for_ever(self, passes: int) -> Simulated:
-        """Continue without a change until the time limit, or for ever if there is none."""
+        """Continue without a change until the time limit, or forever if there is no limit."""
         limit = self.terms.time_limit
         end = math.inf if limit is None else self.track.began + limit
         self.sent += max(0.0, end - self.now) * self._wire(passes)
@@ -365,7 +366,7 @@ def _by_time(when: RuleCondition) -> bool:
 
 
 def planned(verdict: Verdict, at: Seconds) -> Planned:
-    """Return a verdict as a plan shows it."""
+    """Return a verdict in the form that a plan shows."""
     return Planned(
         at=Seconds(round(at, 3)),
         action=says(verdict.action),
@@ -397,7 +398,7 @@ def _first(run: _Run) -> _Pass:
     """Return the first pass: all memory in the order of its addresses."""
     world = run.world
     leaves = _first_leaves(world, run.terms)
-    # Sockets accept their backlog at once; its time is counted at the switchover.
+    # Sockets accept their backlog immediately; its sending time is counted at the switchover.
     swallowed = min(world.backlog, max(0.0, world.in_use - leaves))
     run.sent += swallowed
     left = world.in_use - swallowed
@@ -415,7 +416,7 @@ def _first_leaves(world: World, terms: RunTerms) -> float:
 def in_last(world: World, distance: float) -> float:
     """Return the bytes in use among the last `distance` bytes of memory.
 
-    Where they are is often not known; `overshoot` then represents that, too.
+    The position of these bytes is often unknown; `overshoot` then covers this uncertainty, too.
     """
     if not world.tail:
         return min(world.in_use, distance) * (1 - world.overshoot)

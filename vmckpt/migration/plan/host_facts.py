@@ -1,4 +1,4 @@
-"""Fetch the facts that preflight checks, from both hosts at once."""
+"""Fetch the facts that preflight checks, from both hosts concurrently."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -40,7 +40,7 @@ Remotes = tuple[Remote, Remote]
 async def gather(
     source: Hypervisor, target: Hypervisor, name: str, remotes: Remotes | None
 ) -> Facts:
-    """Return everything that could be found out about guest and hosts.
+    """Return all facts that could be determined about the guest and the hosts.
 
     Errors of libvirt and ssh become part of the facts, except HostKeyRefused, which is raised.
     """
@@ -92,7 +92,7 @@ async def _or_error(call: Awaitable[T]) -> tuple[T | None, str | None]:
 
 
 async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _SshFacts:
-    """Check files and network links of the hosts, for which ssh is needed."""
+    """Check files and network links of the hosts, which requires ssh."""
     if remotes is None:
         return _SshFacts(login_error=_no_host(target))
     here, there = remotes
@@ -100,7 +100,7 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _Ssh
     written = sorted({disk.source or "" for disk in on_file if not disk.read_only})
     below = {path for disk in guest.disks for path in disk.below}
     files = sorted({*guest.boot_files, *(disk.source or "" for disk in on_file), *below})
-    # Shielded from cancellation: its probe file must be removed before the logout.
+    # Shielded from cancellation: the probe file must be removed before the ssh login closes.
     same = asyncio.create_task(probe.same_files(here, there, sorted({*written, *below})))
     try:
         links, same_file, present, login, (post_copy, folder) = await asyncio.gather(
@@ -128,7 +128,7 @@ async def _over_ssh(remotes: Remotes | None, guest: Guest, target: Host) -> _Ssh
 
 
 async def _peer_login(source: Remote, target: Host) -> str | None:
-    """Return why the source's libvirtd cannot log in to the target's; None if it can."""
+    """Return why the source's libvirtd cannot log in to the target's libvirtd; None if it can."""
     return _no_host(target) or await probe.peer_login(source, target.uri_for_peers)
 
 

@@ -9,7 +9,7 @@ from vmckpt.model.guest import GuestState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestAt:
-    """A guest with the wanted name or UUID on one host."""
+    """A guest on one host that has the requested name or UUID."""
 
     host: str
     uuid: str
@@ -19,32 +19,33 @@ class GuestAt:
 def one_guest(name: str, found: Sequence[GuestAt], *, to: str) -> dict[str, GuestState]:
     """Return the states of the one guest that `name` refers to, by host.
 
-    Another guest of that name on the target is ignored; preflight reports the conflict. Raises
-    BadInput if different guests elsewhere have the name.
+    A different guest with that name on the target is ignored; preflight reports the conflict.
+    Raises BadInput if different guests on other hosts have the name.
     """
     elsewhere = {one.uuid for one in found if one.host != to}
     if len(elsewhere) > 1:
         places = " and ".join(one.host for one in found)
         raise BadInput(
-            f"different guests are named {name}, on {places}", hint="use --from or the UUID"
+            f"different guests on {places} are named {name}", hint="use --from or the UUID"
         )
     meant = elsewhere or {one.uuid for one in found}
     return {one.host: one.state for one in found if one.uuid in meant}
 
 
 def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | None:
-    """Return the host that has the guest, from its state on each host; None if no host knows it.
+    """Return the host that has the guest, given its state on each host; None if no host knows it.
 
-    A paused copy beside a running one is the target's end of a migration. Raises OutcomeUnknown if
-    two copies run or several are paused: the operator must decide.
+    If one copy is running, a paused copy is the target's end of a migration. Raises OutcomeUnknown
+    if two copies are running, or if none is running and several are paused: the operator must
+    decide.
     """
     running = [host for host, state in states.items() if state.runs]
     active = [host for host, state in states.items() if state.is_active]
     if len(running) > 1:
         raise OutcomeUnknown(
-            f"guest {name} runs on {' and '.join(running)}",
+            f"guest {name} is running on {' and '.join(running)}",
             host=running[0],
-            hint="find out which copy is right, then end the other with virsh destroy",
+            hint="find out which copy is correct, then destroy the other with virsh destroy",
         )
     if running:
         return running[0]
@@ -54,6 +55,6 @@ def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | Non
             host=active[0],
             hint="try again in a few seconds",
         )
-    # A guest that is off may be defined on several hosts; the target's copy is not to be moved.
+    # A shut-off guest may be defined on several hosts; the definition on the target is not moved.
     others = [host for host in states if host != to]
     return next(iter(active or others or states), None)

@@ -1,4 +1,4 @@
-"""Make the plan of a migration: all that is found out and decided before it starts."""
+"""Make the plan of a migration: everything that is determined and decided before it starts."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,13 +38,13 @@ NO_COPIES = CopyPlan()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a migration would do, and every finding for and against it."""
+    """What a migration would do, and all findings about it."""
 
     facts: Facts
     findings: tuple[Finding, ...]
     chosen: Chosen | None = None
-    """None if no host knows the guest: no policy could be chosen then. The fields below are
-    unset, too."""
+    """The choice of a policy; None if no host knows the guest. The fields below are then unset,
+    too."""
     policy: Policy | None = None
     """The chosen policy with the operator's overrides applied."""
     mode: Mode = Mode.PRECOPY
@@ -78,13 +78,13 @@ class ForecastOptions:
     past: Callable[[], Awaitable[Sequence[PastMove]]]
     """Returns past moves between these hosts, from the journal."""
     probe: Seconds | None = None
-    """How long the guest's writes may be measured; None: as in the policy."""
+    """How long the guest's writes may be measured; None: as set in the policy."""
     every_mode: bool = False
-    """Forecast also the modes that the policy does not use."""
+    """Also forecast the modes that the policy does not use."""
     closed_too: bool = False
-    """Forecast also if the target is in maintenance."""
+    """Make a forecast even if the target is in maintenance."""
     links: Links | None = None
-    """Link measurements that are shared with other plans; None: none are."""
+    """Link measurements shared with other plans; None: links are measured for this plan."""
 
 
 async def _look_ahead(
@@ -125,10 +125,10 @@ async def make(
     remotes: Remotes | None,
     ahead: ForecastOptions | None,
 ) -> Plan:
-    """Query both hosts and make the plan. What could not be queried is a finding.
+    """Query both hosts and make the plan. A query that fails becomes a finding.
 
-    `forced`: the policy that was asked for; None: `select` chooses. `ahead`: options of the
-    forecast; None: no forecast.
+    `forced`: the policy that the operator requested; None: `select` chooses a policy. `ahead`:
+    options of the forecast; None: no forecast.
 
     Raises PolicyError if no policy can be chosen; BadInput if disks are to be copied and the
     storage pool does not exist, or a host has no ssh login.
@@ -190,7 +190,7 @@ async def make(
 
 
 def _as_it_travels(policy: Policy, tls: TlsVerdict | None) -> Policy:
-    """Return the policy with `tls: preferred` resolved: an encrypted stream is slower."""
+    """Return the policy with `tls: preferred` resolved, since an encrypted stream is slower."""
     encrypted = tls is not None and tls.name is not None
     how = replace(policy.transport, tls=Tls.REQUIRED if encrypted else Tls.OFF)
     return replace(policy, transport=how)
@@ -285,14 +285,14 @@ async def _copies(
             code="disks-not-seen",
             severity=Severity.BLOCKER,
             where=guest.name,
-            text=f"its disks could not be examined: {exc.message}",
+            text=f"the guest's disks could not be examined: {exc.message}",
             hint="run vmckpt doctor",
         )
         return CopyPlan(findings=(found,), rest_shared=False)
 
 
 def conflicts(policy: Policy, facts: Facts, copies: CopyPlan) -> tuple[Conflict, ...]:
-    """Return what these hosts cannot do for this guest under this policy."""
+    """Return the demands of the policy that these hosts cannot meet for this guest."""
     guest, here, there = facts.guest, facts.source_facts, facts.target_facts
     if guest is None or here is None or there is None:
         return ()
@@ -307,7 +307,7 @@ def conflicts(policy: Policy, facts: Facts, copies: CopyPlan) -> tuple[Conflict,
     )
 
 
-# Optional conflicts that do not prevent post-copy, only something in addition to it.
+# Optional conflicts that do not prevent post-copy itself, only an additional feature.
 _STILL_POSSIBLE = (
     "post-copy-with-huge-pages",
     "recovery-needs-newer-libvirt",
@@ -328,8 +328,10 @@ def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
     if not policy.may_switch_early:
         return ()
     if not facts.post_copy_asked and facts.target_error is None:
-        text = "it is not known whether this host can receive guests in post-copy"
-        what = "it is tried anyway" if policy.mode is Mode.POSTCOPY else "it is not used"
+        text = "whether this host can receive guests in post-copy is unknown"
+        what = (
+            "post-copy is tried anyway" if policy.mode is Mode.POSTCOPY else "post-copy is not used"
+        )
         return (
             Finding(
                 code="post-copy-unproven",

@@ -1,4 +1,4 @@
-"""Check whether a guest may move to a host. Each reason against it comes with a hint. Pure."""
+"""Check whether a guest may be moved to a host. Each blocker has a hint. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from vmckpt.model.guest import Disk, Guest, GuestState
 from vmckpt.model.host import GuestOnHost, HostFacts
 from vmckpt.units import MIB, show_bytes
 
-# QEMU's own memory besides the guest's: video, page tables, device buffers.
+# Memory that QEMU needs in addition to the guest's: video, page tables, device buffers.
 _OVERHEAD = 128 * MIB
 # First major version of QEMU in which TCG tracks every write during a migration.
 _TCG_NOTES_WRITES = 9
@@ -26,34 +26,34 @@ class Facts:
     source: str
     target: str
     guest: Guest | None = None
-    """None if no host that answered knows it, or its host does not answer."""
+    """None if no host that answers knows the guest."""
     source_facts: HostFacts | None = None
     source_error: str | None = None
     target_facts: HostFacts | None = None
     target_error: str | None = None
     target_links: frozenset[str] | None = None
-    """Bridges and interfaces of the target; None if they are not known."""
+    """Bridges and interfaces of the target; None if unknown."""
     same_file: Mapping[str, bool] = field(default_factory=dict)
-    """For each file of a disk, whether both hosts see the same one; absent if that is not known."""
+    """Whether both hosts see the same file, by path of a disk's file; absent if unknown."""
     on_target: Mapping[str, bool] = field(default_factory=dict)
-    """For each file that must exist on the target, whether it does; absent if that is not known."""
+    """Whether a required file exists on the target, by path; absent if unknown."""
     copied: frozenset[str] = frozenset()
-    """Files of disks that are copied, and need not be the same on both hosts."""
+    """Files of disks that are copied, which need not be the same on both hosts."""
     cpu_fits: bool | None = None
     peer_login_error: str | None = None
     post_copy_error: str | None = None
     """Why the target cannot receive a guest in post-copy; None if it can."""
     post_copy_asked: bool = True
-    """Whether the target could be queried for that."""
+    """Whether the target's support for post-copy could be queried."""
     memory_folder: str | None = None
-    """File system of the target's folder for memory in files: "tmpfs", …; None if not known."""
+    """File system of the target's directory for memory files: "tmpfs", …; None if unknown."""
     ssh_errors: tuple[str, ...] = ()
     target_closed: str | None = None
-    """Why nothing may be placed on the target; None if guests may."""
+    """Why no guest may be placed on the target; None if guests may be placed there."""
 
 
 def check_move(facts: Facts) -> tuple[Finding, ...]:
-    """Return all findings, blockers first; only the blockers if the move is impossible anyway."""
+    """Return all findings, blockers first; only the blockers if `cannot_be` is true."""
     found = [*_hosts(facts)]
     if facts.guest is not None:
         found += _guest(facts, facts.guest)
@@ -69,9 +69,9 @@ def check_move(facts: Facts) -> tuple[Finding, ...]:
 
 
 def cannot_be(facts: Facts) -> bool:
-    """Return whether the move is impossible: it ends on the same host, or the target is silent.
+    """Return whether the move is impossible: the target is the source, or does not answer.
 
-    Other facts are then missing, so other checks mean nothing.
+    Other facts are then missing, so other checks are meaningless.
     """
     return facts.source == facts.target or facts.target_error is not None
 
@@ -88,9 +88,9 @@ def blockers(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 
 
 _MAY_BE_EMPTY = ("file", "block")
-"""Kinds of drives that have no source while they are empty."""
+"""Types of drives that have no source while they are empty."""
 _OF_THE_HOST = ("nvme", "vhostuser", "vhostvdpa")
-"""Kinds of disks that are devices of the guest's host."""
+"""Types of disks that are devices of the guest's host."""
 
 
 def storage_proven(facts: Facts) -> bool:
@@ -110,7 +110,7 @@ def storage_proven(facts: Facts) -> bool:
 
 
 def _same(facts: Facts, disk: Disk) -> bool | None:
-    """Return whether both hosts see the same file; None if that is not known."""
+    """Return whether both hosts see the same file; None if unknown."""
     return facts.same_file.get(disk.source or "") if disk.kind == "file" else None
 
 
@@ -149,7 +149,7 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
             facts.target,
             f"{facts.source} and {facts.target} have the same libvirt host UUID,"
             f" {facts.target_facts.uuid}",
-            "set host_uuid in /etc/libvirt/libvirtd.conf on one of them and restart libvirtd",
+            "set host_uuid in /etc/libvirt/libvirtd.conf on one of the hosts and restart libvirtd",
         )
     if facts.guest is None and facts.source_error is None:
         yield _blocker(
@@ -160,12 +160,12 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
         )
     for error in facts.ssh_errors:
         yield _warning(
-            "ssh", facts.name, error, "run vmckpt doctor; some checks are left to libvirt"
+            "ssh", facts.name, error, "run vmckpt doctor; libvirt makes some checks itself"
         )
 
 
 def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
-    # A locked guest may be paused by its job; to resume it then would be bad advice.
+    # A locked guest may be paused by its job; advising to resume it would then be wrong.
     if not guest.state.runs and not guest.locked:
         verb = "resume" if guest.state is GuestState.PAUSED else "start"
         yield _blocker(
@@ -179,35 +179,37 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
             "job-in-progress",
             guest.name,
             f"has a job in progress: {guest.job}",
-            "wait for it; if its vmckpt is gone, run vmckpt recover; end a job of another tool on"
-            f" {facts.source} with virsh domjobabort {guest.name}, or virsh blockjob --abort",
+            "wait until the job ends; if its controller is gone, run vmckpt recover; abort a job"
+            f" of another tool on {facts.source} with virsh domjobabort {guest.name}, or virsh"
+            " blockjob --abort",
         )
     if guest.snapshots:
         yield _blocker(
             "has-snapshots",
             guest.name,
-            f"libvirt does not migrate guests with snapshots; this one has {guest.snapshots}",
-            f"delete them with virsh snapshot-delete {guest.name}",
+            "libvirt does not migrate guests with snapshots; number of snapshots:"
+            f" {guest.snapshots}",
+            f"delete the snapshots with virsh snapshot-delete {guest.name}",
         )
     for device in guest.host_devices:
         yield _blocker(
             "host-device",
             guest.name,
             f"uses a device of {facts.source}: {device}",
-            f"detach it with virsh detach-device {guest.name}",
+            f"detach the device with virsh detach-device {guest.name}",
         )
     if guest.cpu_mode in ("host-passthrough", "maximum"):
         yield _warning(
             "cpu-passthrough",
             guest.name,
-            f"its CPU mode is {guest.cpu_mode}: it may crash later if {facts.target} has"
-            " another CPU",
-            "use cpu mode host-model, or a named model",
+            f"has CPU mode {guest.cpu_mode}: the guest may crash later if {facts.target} has"
+            " a different CPU",
+            "use CPU mode host-model, or a named CPU model",
         )
 
 
 def _emulated(facts: Facts, guest: Guest) -> Iterator[Finding]:
-    """Warn of QEMU before 9.0 under TCG, which does not track every write.
+    """Warn about TCG in QEMU before 9.0, which does not track every write.
 
     See docs/adr/0005-tcg-lost-writes.md.
     """
@@ -218,9 +220,9 @@ def _emulated(facts: Facts, guest: Guest) -> Iterator[Finding]:
         yield _warning(
             "tcg-lost-writes",
             guest.name,
-            f"runs under TCG, and QEMU {source.qemu_version} on its host loses writes of such"
-            " guests during a long pre-copy: it may crash after the move",
-            "boot the guest with pti=on, use KVM, or QEMU 9.0 or newer",
+            f"runs under TCG, and QEMU {source.qemu_version} on its host loses writes of TCG"
+            " guests during a long pre-copy: the guest may crash after the move",
+            "boot the guest with pti=on, use KVM, or upgrade to QEMU 9.0 or newer",
         )
 
 
@@ -230,7 +232,7 @@ def _storage(facts: Facts, guest: Guest) -> Iterator[Finding]:
             yield _blocker(
                 "storage-not-visible", facts.target,
                 f"disk {disk.target} of {guest.name} ({disk.kind}) is a device of {facts.source}",
-                "detach it first, or use an image that both hosts see",
+                "detach the disk first, or use an image that both hosts can access",
             )  # fmt: skip
         elif disk.source is not None:
             yield from _disk(facts, guest, disk)
@@ -239,8 +241,8 @@ def _storage(facts: Facts, guest: Guest) -> Iterator[Finding]:
             yield _blocker(
                 "file-missing",
                 facts.target,
-                f"{path}, which {guest.name} boots from, is missing",
-                f"copy it from {facts.source}",
+                f"{path}, a boot file of {guest.name}, is missing",
+                f"copy the file from {facts.source}",
             )
 
 
@@ -250,7 +252,7 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
         yield _blocker(
             "cache-mode",
             guest.name,
-            f"{what} has cache=unsafe: its writes may be only in {facts.source}'s memory",
+            f"{what} has cache=unsafe: written data may exist only in {facts.source}'s memory",
             "set cache='none' and restart the guest",
         )
     same = _same(facts, disk)
@@ -262,7 +264,7 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
             "storage-not-visible",
             facts.target,
             f"{what} is missing",
-            f"share its folder between {facts.source} and {facts.target},"
+            f"share its directory between {facts.source} and {facts.target},"
             " or use --copy-storage thin",
         )
     elif same is False and not disk.read_only:
@@ -270,15 +272,15 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
             "storage-not-visible",
             facts.target,
             f"{what} is not the same file on both hosts",
-            f"share its folder between {facts.source} and {facts.target},"
+            f"share its directory between {facts.source} and {facts.target},"
             " or use --copy-storage thin",
         )
     elif same is None and disk.kind != "network" and not disk.read_only:
         yield _warning(
             "storage-unproven",
             guest.name,
-            f"{what} is not confirmed to be the same on both hosts; libvirt decides",
-            "add ssh logins to the inventory that may write to its folder",
+            f"{what} is not confirmed to be the same file on both hosts; libvirt decides",
+            "add ssh logins with write access to its directory to the inventory",
         )
 
 
@@ -289,14 +291,15 @@ def _below(facts: Facts, disk: Disk, what: str) -> Iterator[Finding]:
             yield _blocker(
                 "storage-not-visible", facts.target,
                 f"{path}, a backing image of {what}, is missing",
-                f"share its folder between {facts.source} and {facts.target}",
+                f"share its directory between {facts.source} and {facts.target}",
             )  # fmt: skip
         elif facts.same_file.get(path) is False:
             yield _warning(
                 "storage-backing", facts.target,
-                f"{path}, a backing image of {what}, is another file there: both must have the same"
-                " data",
-                f"compare both, or share its folder between {facts.source} and {facts.target}",
+                f"{path}, a backing image of {what}, is a different file there: both files must"
+                " have the same data",
+                "compare the two files, or share the directory between"
+                f" {facts.source} and {facts.target}",
             )  # fmt: skip
 
 
@@ -323,14 +326,17 @@ def _networks(facts: Facts, guest: Guest) -> Iterator[Finding]:
                 "network-missing",
                 facts.target,
                 f"no bridge or interface {source!r}",
-                f"create it there; {guest.name} is connected to it",
+                f"create the bridge or interface there; {guest.name} needs it",
             )
 
 
 def _uuid_taken(facts: Facts, guest: Guest, other: GuestOnHost) -> Finding:
-    hint = f"find out which guest is right, then run virsh undefine {other.name} there"
+    hint = f"find out which guest is correct, then run virsh undefine {other.name} there"
     if other.state is GuestState.PAUSED:  # as libvirt shows a standby
-        hint = f"run vmckpt status {guest.name} to see whether this is its standby; if not, {hint}"
+        hint = (
+            f"run vmckpt status {guest.name} to see whether that guest is its standby; if not,"
+            f" {hint}"
+        )
     return _blocker(
         "uuid-taken",
         facts.target,
@@ -360,7 +366,7 @@ def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
                 "name-taken",
                 facts.target,
                 f"another guest is named {guest.name!r} there (UUID {other.uuid})",
-                f"rename it: virsh domrename {guest.name} NEW on {facts.target}",
+                f"rename the other guest: virsh domrename {guest.name} NEW on {facts.target}",
             )
     if guest.accelerator not in target.accelerators:
         yield _blocker(
@@ -392,14 +398,15 @@ def _memory(facts: Facts, guest: Guest, target: HostFacts) -> Iterator[Finding]:
         yield _warning(
             "huge-pages",
             facts.target,
-            f"{guest.name} needs {show_bytes(guest.memory)} of huge pages there; not checked",
+            f"{guest.name} needs {show_bytes(guest.memory)} of huge pages there; their availability"
+            " was not checked",
             f"run virsh freepages --all on {facts.target}",
         )
     elif needed > target.memory_free:
         yield _blocker(
             "memory-room",
             facts.target,
-            f"{show_bytes(needed)} needed, {show_bytes(target.memory_free)} free",
+            f"{show_bytes(needed)} of memory needed, {show_bytes(target.memory_free)} free",
             "free memory there, or choose another host",
         )
 
@@ -410,6 +417,6 @@ def _way(facts: Facts) -> Iterator[Finding]:
             "client-driven",
             facts.source,
             f"cannot log in to {facts.target}'s libvirtd ({facts.peer_login_error}): this command"
-            " will drive the migration, which ends if this command dies",
+            " will drive the migration, which fails if this command dies",
             f"run vmckpt doctor {facts.source}",
         )

@@ -1,7 +1,7 @@
-"""Clean up after a guest arrived with copied disks: allocate new images, remove old ones.
+"""Clean up after a guest has arrived with copied disks: allocate new images, remove old images.
 
-Only the controller that ran the whole move removes old images: the journal of one that died does
-not show whether the guest has used the old image since.
+Old images are removed only by a controller that ran the entire move. After a crash, the journal
+does not show whether the guest has used an old image since.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,25 +27,25 @@ class Tidied:
     removed: tuple[str, ...] = ()
     """Images that were removed from the source."""
     stays: tuple[str, ...] = ()
-    """Images that should have been removed and were not, with the reasons, one per line."""
+    """Images that should have been removed but were not, with the reasons, one per line."""
     troubles: tuple[str, ...] = ()
 
 
 def meant(copies: CopyPlan) -> dict[str, Any]:
-    """Return the intent of the cleanup, for the step that makes the images."""
+    """Return the intent of the cleanup, to be recorded in the step that creates the images."""
     return {"room": copies.room, "old": list(copies.left_behind) if copies.removes else []}
 
 
 async def after_crash(
     intent: Mapping[str, Any], source: str, remotes: Remotes | None
 ) -> tuple[str, ...]:
-    """Do what can still be done of a step's intent. Returns warnings, one per line."""
+    """Carry out the part of a step's intent that is still possible. Returns warnings, as lines."""
     room = dict(intent.get("room", {}))
     if remotes is None:
         lines = [f"{path} may not be fully allocated" for path in room]
     else:
         lines = [*await give_room(remotes[1], room)]
-    why = "the controller ended before removing it; remove it when it is not needed any more"
+    why = "the controller died before removing it; remove the image when it is no longer needed"
     return (*lines, *(f"{path} may still be on {source}: {why}" for path in intent.get("old", ())))
 
 
@@ -63,20 +63,20 @@ async def give_room(target: Remote, room: Mapping[str, Bytes]) -> tuple[str, ...
 async def marks(
     remotes: Remotes, copies: CopyPlan, *, runs: bool, nvram: str | None = None
 ) -> dict[str, str]:
-    """Record the images that are to be removed, before the move. Returns their marks by path.
+    """Identify the images that are to be removed, before the move. Returns their marks, by path.
 
     A mark that starts with `images.UNFIT` is the reason why an image cannot be removed.
 
-    `nvram`: file of firmware variables of a guest that moves while it `runs`. The guest takes their
-    contents along in its memory. Where each host has its own file, that of the source would prevent
-    a move back, so it is removed, too.
+    `nvram`: the file with the firmware variables of a guest that moves while it `runs`. The
+    variables themselves move with the guest's memory. If each host has its own file, the source's
+    file would prevent a move back, so this file is also removed.
     """
     if not copies.removes:
         return {}
     try:
         found = await images.marks(remotes[0], copies.left_behind, held=runs)
         if nvram is not None and (await probe.same_files(*remotes, [nvram])).get(nvram) is False:
-            # Firmware flash does not lock out other writers, so no lock shows that it is in use.
+            # QEMU's firmware flash does not lock out other writers: no lock shows its use.
             found |= await images.marks(remotes[0], [nvram])
     except RemoteError as exc:
         return dict.fromkeys(copies.left_behind, f"{images.UNFIT}{exc.message}")
@@ -92,9 +92,9 @@ async def finish(
 ) -> Tidied:
     """Allocate the new images and delete the old ones that `marks` recorded before the move.
 
-    The guest must be confirmed to run on the target. `old` are the marks, `here` is the source;
-    `check` raises if another controller has taken over. Returns what was removed and what was not;
-    errors are lines in the result.
+    The guest must be confirmed to run on the target. `old`: the marks; `here`: the source; `check`
+    raises if another controller has taken over. Returns which images were removed and which were
+    not; errors are lines in the result.
     """
     troubles = await give_room(remotes[1], copies.room)
     if not old:
@@ -103,7 +103,7 @@ async def finish(
     try:
         kept_paths = [path for path in old if path not in copies.left_behind]
         await images.flush(remotes[1], [*(one.path for one in copies.copies), *kept_paths])
-        # Locks alone do not show all users: a guest that is off holds none.
+        # Locks alone do not show all users: a shut-off guest holds no locks.
         all_ = await storage.of_all(here)
         has = [Has(user.guest, path, user.format) for path, user in all_.items()]
         users = await images.image_users(remotes[0], has)

@@ -1,11 +1,11 @@
-"""Disks that the hosts do not share: which are copied, to where, and what prevents that.
+"""Copying disks that the hosts do not share: which disks, to where, and what prevents a copy.
 
-`wanted` and `plan` decide and are pure; `plan_copies` fetches what they need; the rest acts.
+`wanted` and `plan` decide and are pure; `plan_copies` fetches their input; the other functions act.
 
-libvirt copies over NBD into images that exist already, before memory. Outside its pools it creates
-no images, and it would overwrite any file with that name. QEMU 7.2 preserves holes: a thin image
-arrives thin without further settings. A preallocated qcow2 image stays allocated; a raw image does
-not, so it is allocated after the move.
+libvirt copies disks over NBD into existing images, before it sends memory. libvirt creates no
+images outside its pools, and would overwrite any file with the image's name. QEMU 7.2 preserves
+holes, so a thin image stays thin without further settings. A preallocated qcow2 image stays
+allocated; a raw image does not, so raw images are allocated after the move.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _GROWTH = 1.1
 def wanted(
     drives: Sequence[Drive], same_file: Mapping[str, bool], wish: CopyOptions
 ) -> tuple[Drive, ...]:
-    """Return the drives to copy: those named, else all that are known not to be shared.
+    """Return the drives to copy: those named in `wish`, else all drives known not to be shared.
 
     Firmware variables that are not shared are always copied.
     """
@@ -66,7 +66,7 @@ def path_on_target(drive: Drive, wish: CopyOptions) -> str:
 async def wish_of(overrides: Storage, target: Hypervisor) -> CopyOptions:
     """Return the copy options of a policy.
 
-    Raises BadInput or HypervisorError if the target has no such pool.
+    Raises BadInput or HypervisorError if the target does not have the policy's storage pool.
     """
     return CopyOptions(
         full=overrides.copy is CopyKind.FULL, disks=overrides.disks,
@@ -85,10 +85,10 @@ def plan(
     images: Mapping[str, Image | str],
     places: Mapping[str, Place],
 ) -> CopyPlan:
-    """Return what is copied, with every finding. Hosts are given by name.
+    """Return the copies to make, and all findings about them.
 
-    `images`: by path on the source, an image or the reason why it could not be read. `places`: by
-    path on the target.
+    `source`, `target`: host names. `images`: each image by its path on the source, or the reason
+    why the image could not be read. `places`: by path on the target.
     """
     chosen = wanted(drives, same_file, wish)
     findings = [*_overrides(source, drives, same_file, wish)]
@@ -138,46 +138,48 @@ def _overrides(
         if drive is None:
             yield _blocker(
                 "disk-unknown", source, f"the guest has no disk {name!r}",
-                f"its disks are {', '.join(known) or 'none'}",
+                f"the guest's disks are: {', '.join(known) or 'none'}",
             )  # fmt: skip
         elif drive.path is None or drive.read_only:
             yield _blocker(
                 "disk-not-copied", source,
-                f"disk {name} is {'read-only' if drive.read_only else 'not a file'}; it is not"
+                f"disk {name} is {'read-only' if drive.read_only else 'not a file'} and cannot be"
                 " copied",
-                "leave it out",
+                "leave this disk out",
             )  # fmt: skip
         elif same_file.get(drive.path) is True:
             yield _blocker(
                 "disk-shared", source,
                 f"{_named(drive)} is the same file on both hosts: it would be copied onto itself",
-                "leave it out",
+                "leave out this disk",
             )  # fmt: skip
 
 
 def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Finding]:
-    """Yield the reason why a drive cannot be copied."""
+    """Yield the reason why a drive cannot be copied, if there is one."""
     what = _named(drive)
     if drive.kind != "file":
         yield _blocker(
-            "disk-not-copied", source, f"{what} has type {drive.kind}; only files are copied",
-            "share it between the hosts",
+            "disk-not-copied", source, f"{what} has type {drive.kind}; only files can be copied",
+            "share the disk between the hosts",
         )  # fmt: skip
     elif drive.shareable:
         yield _blocker(
-            "disk-shared", source, f"{what} is shared with other guests: a copy would not be",
-            "share its folder between the hosts",
+            "disk-shared", source,
+            f"{what} is shared with other guests; they would not share the copy",
+            "share its directory between the hosts",
         )  # fmt: skip
     elif drive.format not in FORMATS:
         yield _blocker(
             "disk-not-copied", source,
-            f"{what} has format {drive.format}; only raw and qcow2 are copied",
-            "convert it, or share its folder",
+            f"{what} has format {drive.format}; only raw and qcow2 can be copied",
+            "convert the image, or share its directory between the hosts",
         )  # fmt: skip
     elif drive.encrypted:
         yield _blocker(
-            "disk-encrypted", source, f"{what} is encrypted by QEMU; its copy would not be",
-            "share its folder",
+            "disk-encrypted", source,
+            f"{what} is encrypted by QEMU; the copy would not be encrypted",
+            "share its directory between the hosts",
         )  # fmt: skip
     elif not isinstance(image, Image):
         yield _blocker(
@@ -187,44 +189,45 @@ def _drive(source: str, drive: Drive, image: Image | str | None) -> Iterator[Fin
     elif image.backing is not None:
         yield _blocker(
             "disk-backing", source, f"{what} has backing file {image.backing}, which is not copied",
-            f"merge them: virsh blockcommit GUEST {drive.name} --active --pivot",
+            "merge the image into its backing file:"
+            f" virsh blockcommit GUEST {drive.name} --active --pivot",
         )  # fmt: skip
     elif image.data_file is not None:
         yield _blocker(
-            "disk-data-file", source, f"{what} has its data in another file, {image.data_file}",
-            "convert it to an image without a data file",
+            "disk-data-file", source, f"{what} has an external data file, {image.data_file}",
+            "convert the image to one without an external data file",
         )  # fmt: skip
     elif image.damaged:
         yield _blocker(
             "disk-damaged", source, f"{what} is marked corrupt",
-            "shut the guest down and run qemu-img check on it",
+            "shut down the guest and run qemu-img check on the image",
         )  # fmt: skip
 
 
 def _image(source: str, drive: Drive, image: Image, wish: CopyOptions) -> Iterator[Finding]:
-    """Yield what the operator should know of a drive that is copied."""
-    after = "is removed after the guest has arrived" if wish.remove else "stays unused"
+    """Yield what the operator should know about a drive that is copied."""
+    after = "is removed after the guest has arrived" if wish.remove else "is kept, unused"
     yield Finding(
         code="disk-copied", severity=Severity.INFO, where=source,
         text=f"{_named(drive)} is copied; the source's image {after}",
-        hint=None if wish.remove else f"remove {drive.path} when it is not needed any more",
+        hint=None if wish.remove else f"remove {drive.path} when it is no longer needed",
     )  # fmt: skip
     if image.snapshots and wish.remove:
         yield _blocker(
             "disk-snapshots", source,
-            f"{_named(drive)} has {image.snapshots} internal snapshots; they would be removed, too",
-            "delete them, or leave out left_behind: remove",
+            f"{_named(drive)} has {image.snapshots} internal snapshots, which are removed, too",
+            "delete the snapshots, or leave out left_behind: remove",
         )  # fmt: skip
     elif image.snapshots:
         yield Finding(
             code="disk-snapshots", severity=Severity.WARNING, where=source,
-            text=f"{_named(drive)} has {image.snapshots} internal snapshots; they are not copied",
+            text=f"{_named(drive)} has {image.snapshots} internal snapshots, which are not copied",
             hint="keep the image on the source",
         )  # fmt: skip
 
 
 def _copy(drive: Drive, image: Image, wish: CopyOptions) -> DiskCopy:
-    # qcow2's metadata: eight bytes per cluster, and about as much again for refcounts.
+    # qcow2's metadata: eight bytes per cluster, and about the same again for refcounts.
     tables = image.size // 2048 + MIB if drive.format == "qcow2" else 0
     needed = image.size + tables if wish.full else min(image.size, image.allocated) * _GROWTH
     return DiskCopy(
@@ -247,7 +250,7 @@ def _twins(target: str, copies: Sequence[DiskCopy]) -> Iterator[Finding]:
         names = " and ".join(copy.name for copy in copies if copy.path == path)
         yield _blocker(
             "disk-twins", target, f"disks {names} would both be copied to {path}",
-            "keep the folders of the source",
+            "use the same directories as on the source",
         )  # fmt: skip
 
 
@@ -261,7 +264,7 @@ def _place(target: str, copy: DiskCopy, place: Place | None) -> Iterator[Finding
     elif place.exists:
         yield _blocker(
             "disk-in-the-way", target, f"{copy.path} already exists and is not overwritten",
-            "move it away if it is not needed, or choose another folder",
+            "move the file away if it is not needed, or choose another directory",
         )  # fmt: skip
     elif not place.writable:
         yield _blocker(
@@ -271,7 +274,7 @@ def _place(target: str, copy: DiskCopy, place: Place | None) -> Iterator[Finding
 
 
 def _rooms(copies: Sequence[DiskCopy], places: Mapping[str, Place]) -> Iterator[Room]:
-    """Yield the room that all images on a file system need together."""
+    """Yield, for each file system, the total space that its images need."""
     by_device: dict[str, list[DiskCopy]] = {}
     for copy in copies:
         if copy.path in places:
@@ -291,14 +294,14 @@ def _room(target: str, rooms: Sequence[Room]) -> Iterator[Finding]:
             yield _blocker(
                 "disk-room", target,
                 f"{show_bytes(room.needed)} needed in {room.folder}, {show_bytes(room.free)} free",
-                "free some space there, or choose another folder",
+                "free some space there, or choose another directory",
             )  # fmt: skip
         elif room.grown > room.free:
             yield Finding(
                 code="disk-overcommitted", severity=Severity.WARNING, where=target,
                 text=f"the copies in {room.folder} can grow to {show_bytes(room.grown)}, with"
                 f" {show_bytes(room.free)} free",
-                hint="watch the free space there",
+                hint="monitor the free space there",
             )  # fmt: skip
 
 
@@ -334,14 +337,14 @@ async def _described(source: Remote, drive: Drive) -> Image | str:
 
 
 def new_suffix() -> str:
-    """Return a random suffix for the images of one move until they get their paths."""
+    """Return a random suffix for the temporary names of one move's images."""
     return f"vmckpt-{secrets.token_hex(4)}"
 
 
 async def prepare(target: Remote, copies: CopyPlan, suffix: str) -> Made:
-    """Create the images on the target; `images.publish` gives them their paths.
+    """Create the images on the target; `images.publish` gives them their final paths.
 
-    If one cannot be created, all are removed again. Raises RemoteError.
+    If an image cannot be created, all images are removed again. Raises RemoteError.
     """
     made = Made(host=target.host.name, suffix=suffix)
     for copy in copies.copies:
@@ -349,7 +352,7 @@ async def prepare(target: Remote, copies: CopyPlan, suffix: str) -> Made:
         try:
             made.marks[copy.path] = await asyncio.shield(making)
         except BaseException:
-            # The host creates the image anyway; it can be removed only after that.
+            # The target creates the image anyway, so wait before removing the image.
             await asyncio.wait([making])
             made.marks[copy.path] = ""
             await asyncio.shield(remote_images.remove(target, made))
@@ -358,9 +361,9 @@ async def prepare(target: Remote, copies: CopyPlan, suffix: str) -> Made:
 
 
 async def remove(target: Remote, made: Made) -> tuple[str, ...]:
-    """Remove what `prepare` created, when the guest is known to run on the source.
+    """Remove the images that `prepare` created. The guest must be known to run on the source.
 
-    Returns what could not be removed, each with the reason. Raises RemoteError.
+    Returns the images that could not be removed, each with the reason. Raises RemoteError.
     """
     return await remote_images.remove(target, made)
 
@@ -368,9 +371,9 @@ async def remove(target: Remote, made: Made) -> tuple[str, ...]:
 async def unmade(remotes: Remotes | None, step: StoredStep | None) -> list[str]:
     """Remove images that were created for a move that did not happen.
 
-    `step` is the journal's step that created them; None: there is none. Returns what could not be
-    removed, each with the reason. A host that does not answer is not an error: it must not keep the
-    rest from being settled.
+    `step`: the step in the journal that created the images; None if there is none. Returns the
+    images that could not be removed, each with the reason. A host that does not answer is not an
+    error, because it must not prevent recovery of the other steps.
     """
     if step is None:
         return []
@@ -383,5 +386,6 @@ async def unmade(remotes: Remotes | None, step: StoredStep | None) -> list[str]:
         return list(await remove(remotes[1], made))
     except RemoteError as exc:
         return [
-            f"{path} on {host} may have been created for this migration: {exc}" for path in paths
+            f"{path} on {host} may have been created for this migration, and was not removed: {exc}"
+            for path in paths
         ]

@@ -1,4 +1,4 @@
-"""Check whether a stream between two hosts can be encrypted, and under which name. Pure.
+"""Check whether a stream between two hosts can be encrypted, and for which name. Pure.
 
 QEMU itself finds most problems only after the target's process has started, and reports them in the
 log of one of the two hosts.
@@ -21,16 +21,16 @@ _GUIDE = "see libvirt's TLS guide (kbase/tlscerts)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsVerdict:
-    """Whether a stream can be encrypted, as far as that is known before it starts."""
+    """Whether a stream can be encrypted, as far as is known before the migration starts."""
 
     name: str | None
-    """The name in the target's certificate: `MoveOrder.tls_name`. None if not possible."""
+    """The name in the target's certificate, for `MoveOrder.tls_name`; None: no encryption."""
     findings: tuple[Finding, ...]
     """Blockers if the stream must be encrypted; otherwise the reasons why it is not."""
 
 
 def names_of(host: Host, hostname: str | None) -> tuple[str, ...]:
-    """Return the names that a host's certificate may carry, the best first."""
+    """Return the names that a host's certificate may be issued for, in order of preference."""
     known = [host.name, host.ssh.address if host.ssh else None, hostname, host.migration_address]
     return tuple(dict.fromkeys(name for name in known if name))
 
@@ -44,14 +44,15 @@ def tls_findings(
     names: Sequence[str],
     now: datetime,
 ) -> TlsVerdict:
-    """Check whether source and target (by name) can encrypt. `names`: those of the target.
+    """Check whether the stream between two hosts can be encrypted.
 
-    If the certificates of a host are not known (None), the first name is tried; QEMU reports the
-    result.
+    `source`, `target`: host names. `names`: the names that the target's certificate may be issued
+    for. If a host's certificates are unknown (None), the first name is used without a check, and
+    QEMU reports any error.
     """
     if at_source is None or at_target is None:
         unseen = source if at_source is None else target
-        text = "its QEMU certificates could not be read"
+        text = "QEMU's certificates could not be read"
         warning = _finding("tls-unproven", Severity.WARNING, unseen, text, "add ssh: {address: …}")
         return TlsVerdict(name=names[0] if names else None, findings=(warning,))
     found = [*_missing(source, target, at_source, at_target)]
@@ -96,7 +97,7 @@ def _blocker(code: str, where: str, text: str, hint: str) -> Finding:
 def _missing(
     source: str, target: str, at_source: QemuCertificates, at_target: QemuCertificates
 ) -> Iterator[Finding]:
-    """Yield files that are missing or unreadable. The target is the server of the stream."""
+    """Yield findings about missing or unreadable files. The target is the TLS server."""
     client = at_target.verifies_clients or bool({CLIENT, CLIENT_KEY} & at_source.present)
     for host, has, needed in (
         (source, at_source, (CA, CLIENT, CLIENT_KEY) if client else (CA,)),
@@ -144,7 +145,7 @@ def _valid(host: str, path: str, pem: str, now: datetime) -> Iterator[Finding]:
 def _signed(
     source: str, target: str, at_source: QemuCertificates, at_target: QemuCertificates
 ) -> Iterator[Finding]:
-    """Check that the authority of each side's certificate is trusted by the other side."""
+    """Check that each side trusts the authority that issued the other side's certificate."""
     pairs = [(target, at_target, SERVER, source, at_source)]
     if at_target.verifies_clients:
         pairs.append((source, at_source, CLIENT, target, at_target))
@@ -159,7 +160,7 @@ def _signed(
                 host,
                 f"{has.folder}/{name} is issued by {chain[0].issuer.rfc4514_string()}, which is"
                 f" not in {judge}'s {trusts.folder}/{CA}",
-                "use certificates of one authority on both hosts",
+                "use certificates from the same authority on both hosts",
             )
 
 
@@ -172,7 +173,7 @@ def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def _carried(certificate: x509.Certificate) -> list[str]:
-    """Return the names in a certificate; its common name counts only if there are no others."""
+    """Return the names in a certificate; the common name only if there are no other names."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
@@ -184,7 +185,10 @@ def _carried(certificate: x509.Certificate) -> list[str]:
 
 
 def _matches(wanted: str, carried: Sequence[str]) -> bool:
-    """Return whether a name matches: without case, "*." for one label, addresses as addresses."""
+    """Return whether a certificate is issued for a name.
+
+    Case is ignored, "*." stands for one label, and IP addresses are compared by value.
+    """
     return any(_same(wanted.lower(), name.lower()) for name in carried)
 
 

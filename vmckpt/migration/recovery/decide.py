@@ -1,7 +1,7 @@
-"""Decide what is true of a migration after its controller died, and how to recover it. Pure.
+"""Determine the state of a migration after its controller died, and how to recover it. Pure.
 
-The journal (whether libvirt was ever given the order) and what each host reports now decide it. The
-table in docs/recovery.md is generated from this module.
+The decision depends on the journal, which shows whether libvirt was given the order, and on what
+each host reports now. The table in docs/recovery.md is generated from this module.
 """
 
 from collections.abc import Sequence
@@ -13,45 +13,45 @@ from vmckpt.model.migration import Outcome
 
 
 class HostView(StrEnum):
-    """What a host reports of the guest, in a word."""
+    """What a host reports about the guest."""
 
     SILENT = "does not answer"
     NONE = "no process"
     RUNS = "runs"
     MOVING = "migration job"
-    HELD = "stands for the migration"
-    PAUSED = "paused otherwise"
+    HELD = "paused by the migration"
+    PAUSED = "paused for another reason"
     IN_TWO = "post-copy"
 
 
 class RecoveryAction(StrEnum):
-    """What recovery can do, in this order."""
+    """An action of recovery. Actions are carried out in this order."""
 
     ADOPT = "watch it to its end under its policy"
-    RESUME = "bring its post-copy to an end"
+    RESUME = "complete its post-copy"
     END_TARGET = "end the copy on the target that never ran"
     END_SOURCE = "end the copy on the source that was handed over"
-    START_SOURCE = "let the guest go on, on the source"
-    UNDO = "put back what was set and made for the move"
+    START_SOURCE = "resume the guest on the source"
+    UNDO = "undo what was set and created for the move"
     FINISH = "finish what follows an arrival"
 
 
 STAYS = (Outcome.CANCELLED, Outcome.TIMED_OUT, Outcome.NOT_CONVERGED, Outcome.FAILED)
-"""Outcomes with the guest on the source: what was made and set for the move is undone."""
+"""Outcomes after which the guest stays on the source and all changes for the move are undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryDecision:
-    """What is true of a migration and what to do about it."""
+    """The state of a migration and what to do about it."""
 
     truth: str
     outcome: Outcome | None
-    """How the migration ended; None if it has not, or that is not known."""
+    """How the migration ended; None if it has not ended or the outcome is unknown."""
     acts: tuple[RecoveryAction, ...] = ()
     settle: str = ""
-    """What the operator can do; shown when vmckpt may not do anything."""
+    """What the operator can do; shown when vmckpt must not act."""
     if_it_stays: bool = False
-    """The same answers also occur for a moment in a transition, so they must persist."""
+    """The hosts' answers also occur briefly during a transition, so they must persist."""
 
     @property
     def known(self) -> bool:
@@ -59,7 +59,7 @@ class RecoveryDecision:
 
 
 def host_view(presence: Presence) -> HostView:
-    """Return what one host reports, in a word."""
+    """Return a summary of what one host reports."""
     if not presence.reachable:
         return HostView.SILENT
     if presence.state is None or not presence.state.is_active:
@@ -80,67 +80,73 @@ _STAYED = RecoveryDecision(
     truth="the guest never left the source", outcome=Outcome.FAILED, acts=(RecoveryAction.UNDO,)
 )
 _NEVER_SENT = RecoveryDecision(
-    truth="the guest runs on the source; the target does not answer, but never had all of its"
-    " memory",
+    truth="the guest is running on the source; the target does not answer, but never received all"
+    " of the guest's memory",
     outcome=Outcome.FAILED,
     acts=(RecoveryAction.UNDO,),
     if_it_stays=True,
 )
 _TWO = RecoveryDecision(
-    truth="both hosts have a copy that may run",
+    truth="both hosts have a copy of the guest that may be running",
     outcome=None,
-    settle="find out which copy is right, then end the other with virsh destroy",
+    settle="find out which copy is correct, then destroy the other with virsh destroy",
 )
 _ARRIVED = RecoveryDecision(
-    truth="the guest runs on the target", outcome=Outcome.COMPLETED, acts=(RecoveryAction.FINISH,)
+    truth="the guest is running on the target",
+    outcome=Outcome.COMPLETED,
+    acts=(RecoveryAction.FINISH,),
 )
 _HANDED_OVER = RecoveryDecision(
-    truth="the guest runs on the target, and the source keeps a paused copy",
+    truth="the guest is running on the target, and the source still has a paused copy",
     outcome=Outcome.COMPLETED,
     acts=(RecoveryAction.END_SOURCE, RecoveryAction.FINISH),
 )
 _STRANDED = RecoveryDecision(
-    truth="the migration left the guest paused on the source, and no copy runs",
+    truth="the migration left the guest paused on the source, and no copy is running",
     outcome=Outcome.FAILED,
     acts=(RecoveryAction.START_SOURCE, RecoveryAction.UNDO),
 )
 OLDER = RecoveryDecision(
-    truth="the target died after it had all of the guest: the paused copy on the source may be"
-    " older than its disks and must not be resumed",
+    truth="the target died after it had received the entire guest: the paused copy on the source"
+    " may be older than the guest's disks and must not be resumed",
     outcome=Outcome.LOST,
     if_it_stays=True,
 )
 _BOTH_STAND = RecoveryDecision(
-    truth="the migration left the guest paused on the source, beside a copy that never ran",
+    truth="the migration left the guest paused on the source; the copy on the target never ran",
     outcome=Outcome.FAILED,
     acts=(RecoveryAction.END_TARGET, RecoveryAction.START_SOURCE, RecoveryAction.UNDO),
 )
 _LEFTOVER = RecoveryDecision(
-    truth="the guest runs on the source, beside a copy that never ran",
+    truth="the guest is running on the source; the copy on the target never ran",
     outcome=Outcome.FAILED,
     acts=(RecoveryAction.END_TARGET, RecoveryAction.UNDO),
 )
 _ENDED = RecoveryDecision(
-    truth="the guest runs nowhere: it ended meanwhile", outcome=Outcome.SHUT_OFF
+    truth="the guest is not running on either host: it stopped meanwhile", outcome=Outcome.SHUT_OFF
 )
 _LOST = RecoveryDecision(
     truth="the guest was lost on the target during post-copy", outcome=Outcome.LOST
 )
 _LOST_BEHIND = RecoveryDecision(
-    truth="the guest ended on the source during post-copy, with memory that the target needs",
+    truth="during post-copy, the source lost its part of the guest, which the target needs",
     outcome=Outcome.LOST,
     if_it_stays=True,
 )
 _MOVES = RecoveryDecision(
-    truth="the migration still runs in libvirt", outcome=None, acts=(RecoveryAction.ADOPT,)
+    truth="the migration is still running in libvirt",
+    outcome=None,
+    acts=(RecoveryAction.ADOPT,),
 )
 _IN_TWO = RecoveryDecision(
-    truth="the guest is in post-copy, in two parts", outcome=None, acts=(RecoveryAction.RESUME,)
+    truth="the guest is in post-copy, and each host has part of its memory",
+    outcome=None,
+    acts=(RecoveryAction.RESUME,),
 )
 
 
 def after(outcome: Outcome) -> tuple[RecoveryAction, ...]:
-    """Return what remains to be done when an adopted migration has ended with `outcome`."""
+    """Return what remains to be done after an adopted migration has ended with `outcome`."""
     if outcome is Outcome.COMPLETED:
         return (RecoveryAction.FINISH,)
     return (RecoveryAction.UNDO,) if outcome in STAYS else ()
@@ -156,13 +162,13 @@ def decide(
     may_have_run: bool = False,
     sent_all: bool = True,
 ) -> RecoveryDecision:
-    """Decide what is true and what to do.
+    """Determine the state of the migration and what to do about it.
 
     `ordered`: the journal has the intent to give libvirt the order. `paused_by_us`: the journal has
     the intent to pause the guest for the migration. `elsewhere`: other hosts that have a process of
-    the guest, because it was moved on by hand. `may_have_run`: the target had all of the guest, and
-    nothing proves that the guest did not run there before its process went away. `sent_all`: if the
-    guest runs on the source, QEMU there does not deny that it has sent all of it.
+    the guest, because an operator moved it by hand. `may_have_run`: the target received the entire
+    guest, and the guest may have run there before its process disappeared. `sent_all`: the source
+    may have sent the entire guest; this matters only if the guest is running there.
     """
     here, there = host_view(source), host_view(target)
     if here is HostView.PAUSED and paused_by_us:
@@ -192,7 +198,7 @@ def _moved_on(here: HostView, there: HostView, elsewhere: Sequence[str]) -> Reco
     return RecoveryDecision(
         truth=f"there is also a copy of the guest on {where}",
         outcome=None,
-        settle="find out which copy is right, then end the others with virsh destroy",
+        settle="find out which copy is correct, then destroy the others with virsh destroy",
     )
 
 
@@ -202,12 +208,13 @@ def _one_silent(here: HostView, there: HostView) -> RecoveryDecision:
         return RecoveryDecision(
             truth="neither host answers" if both else "the source does not answer",
             outcome=None,
-            settle="fix the host or its network, then run vmckpt recover",
+            settle=f"fix the {'hosts' if both else 'source'} or {'their' if both else 'its'}"
+            " network, then run vmckpt recover",
         )
     stands = here is HostView.HELD
     return RecoveryDecision(
-        truth="the migration left the guest paused on the source; the target, which may run it,"
-        " does not answer"
+        truth="the migration left the guest paused on the source; the target, where it may be"
+        " running, does not answer"
         if stands
         else "the target does not answer",
         outcome=None,
@@ -219,16 +226,16 @@ def _one_silent(here: HostView, there: HostView) -> RecoveryDecision:
 
 
 ODD = RecoveryDecision(
-    truth="the answers of the hosts do not fit together",
+    truth="the reports of the two hosts are inconsistent",
     outcome=None,
-    settle="it may be in transition: run vmckpt recover again in a minute; if the result is the"
-    " same, check both hosts with virsh before you end anything",
+    settle="the migration may be in transition: run vmckpt recover again in a minute; if the result"
+    " is the same, check both hosts with virsh before you destroy a copy",
 )
 _TABLE = {
     (HostView.NONE, HostView.NONE): _ENDED,
     (HostView.NONE, HostView.RUNS): _ARRIVED,
     (HostView.NONE, HostView.PAUSED): RecoveryDecision(
-        truth="the guest is on the target, and paused there",
+        truth="the guest is paused on the target",
         outcome=Outcome.COMPLETED,
         acts=(RecoveryAction.FINISH,),
     ),
@@ -242,12 +249,12 @@ _TABLE = {
     (HostView.HELD, HostView.RUNS): _HANDED_OVER,
     (HostView.HELD, HostView.HELD): _BOTH_STAND,
     (HostView.PAUSED, HostView.NONE): RecoveryDecision(
-        truth="the guest never left the source, and is paused there",
+        truth="the guest never left the source, where it is paused",
         outcome=Outcome.FAILED,
         acts=(RecoveryAction.UNDO,),
     ),
     (HostView.PAUSED, HostView.HELD): RecoveryDecision(
-        truth="the guest is paused on the source, beside a copy that never ran",
+        truth="the guest is paused on the source; the copy on the target never ran",
         outcome=Outcome.FAILED,
         acts=(RecoveryAction.END_TARGET, RecoveryAction.UNDO),
     ),

@@ -1,4 +1,4 @@
-"""Control a migration whose controller is gone, directly on the source's libvirt."""
+"""Control a migration whose controller is gone, directly through the source's libvirt."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +16,8 @@ from vmckpt.model.migration import JobPhase, MigrationDriver, Mode
 from vmckpt.units import BytesPerSecond, Seconds
 
 BY_AGENTS = (
-    "its controller is gone, and agents do not switch on their own: run vmckpt recover, which keeps"
-    " the guest on the source, or finishes the migration if the guest was handed over"
+    "the job's controller is gone, and agents do not switch over on their own: run vmckpt recover,"
+    " which keeps the guest on the source, or completes the migration if the guest was handed over"
 )
 _PUT_BACK = {RequestKind.BANDWIDTH: Step.BANDWIDTH, RequestKind.PAUSE: Step.PAUSE}
 
@@ -47,14 +47,14 @@ async def act(
         )
         sample = await migrations.sample()
         if sample is None:
-            return Answer(ok=False, text=f"no migration of {operation.guest} runs on {source.name}")
+            return Answer(ok=False, text=f"{operation.guest} is not migrating from {source.name}")
         if sample.phase is JobPhase.POST_COPY and kind is not RequestKind.BANDWIDTH:
             return Answer(ok=False, text=NO_WAY_BACK)
         if (step := _PUT_BACK.get(kind)) is not None:
             await step_log.intend(step, {"what": str(kind)})
         text = await _do(migrations, kind, arguments)
     return Answer(
-        ok=True, text=f"{text}; done directly on {source.name}, since its controller is gone"
+        ok=True, text=f"{text}; done directly on {source.name}, since the job's controller is gone"
     )
 
 

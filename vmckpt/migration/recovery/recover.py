@@ -1,6 +1,6 @@
 """Recover a migration whose controller is gone: finish or undo each of its steps.
 
-`recovery.decide` decides what is to be done.
+`recovery.decide` decides what to do.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ from vmckpt.units import Bytes, Seconds
 async def source_never_completed(
     source: Hypervisor, uuid: str, remotes: Remotes | None, *, since: float
 ) -> bool:
-    """Return whether the source proves that the target lacks at least a page of the guest.
+    """Return whether the source proves that at least one page never reached the target.
 
-    This is for a guest that runs on the source, and a migration that began at `since` (Unix time).
-    A copy that lacks a page runs nowhere. False if it cannot be known.
+    The guest must be running on the source; the migration began at `since` (Unix time). An
+    incomplete copy cannot run on any host. Returns False if the source proves nothing.
 
-    A host that was started after `since` may have another QEMU of the guest, by autostart; what
-    that QEMU says of streams does not concern this migration.
+    If the source booted after `since`, autostart may have started another QEMU process of the
+    guest. The statistics of that process do not belong to this migration, so they are not used.
     """
     if remotes is None:
         return False
@@ -63,7 +63,7 @@ async def source_never_completed(
     )
 
 
-# Hosts that were just restarted contradict each other for a moment.
+# Hosts that have just restarted may briefly report contradictory states.
 PATIENCE = Seconds(10.0)
 _AGAIN = Seconds(0.5)
 WAITS = (RecoveryAction.ADOPT, RecoveryAction.RESUME)
@@ -71,20 +71,20 @@ WAITS = (RecoveryAction.ADOPT, RecoveryAction.RESUME)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSteps:
-    """What the journal has of an orphaned migration."""
+    """The journal's record of an orphaned migration."""
 
     operation: Operation
     steps: tuple[StoredStep, ...]
-    """Steps that were intended and neither finished nor undone."""
+    """Steps that are still in state "intended": neither finished nor undone."""
 
     @property
     def order(self) -> MoveOrder | None:
-        """The order that libvirt may have; None if it has none.
+        """The order that libvirt may have received; None if no order was sent.
 
         Raises BadInput if the order in the journal is invalid.
         """
         move, other = self.open(Step.MOVE), self.open(Step.DRIVER)
-        stored: Any = self.operation.detail.get("order")  # its place in schema 1
+        stored: Any = self.operation.detail.get("order")  # where schema 1 stores the order
         if move is not None:
             stored = move.intent.get("order")
         if stored is None:
@@ -94,7 +94,7 @@ class OpenSteps:
             return order if other is None else replace(order, driver=Driver.CLIENT)
         except (KeyError, TypeError, ValueError) as exc:
             raise BadInput(
-                f"{self.operation.id}: its order in the journal is invalid ({exc})",
+                f"{self.operation.id}: the order in the journal is invalid ({exc})",
                 hint="check both hosts with virsh",
             ) from exc
 
@@ -103,23 +103,23 @@ class OpenSteps:
 
 
 def open_steps(operation: Operation, steps: Sequence[StoredStep]) -> OpenSteps:
-    """Return the steps of an operation that are open."""
+    """Return the open steps of an operation."""
     return OpenSteps(
         operation=operation, steps=tuple(one for one in steps if one.state is StepState.INTENDED)
     )
 
 
 class Recovery:
-    """Recovers one migration. An async context manager: it holds connections to both hosts."""
+    """Recovers one migration. An async context manager that opens connections to both hosts."""
 
     def __init__(self, setting: Setting, left_: OpenSteps) -> None:
         self.left = left_
         self.here = Hypervisor(setting.source)
         self.there = Hypervisor(setting.target)
         self.remotes: Remotes | None = None
-        """Opened on entering."""
+        """ssh logins to both hosts, opened on entry; None if a host has no ssh address."""
         self.ending: Ending | None = None
-        """How an adopted migration ended; None if none was adopted."""
+        """How the migration ended after it was adopted; None if it was not adopted."""
         self._setting = setting
         self._stack = AsyncExitStack()
 
@@ -138,8 +138,8 @@ class Recovery:
 
     @property
     def policy(self) -> Policy:
-        """The policy the migration began under, with its overrides; the default if it is
-        unknown."""
+        """The policy under which the migration began, with overrides applied; the default policy
+        if it is unknown."""
         operation, shelf = self.left.operation, self._setting.policies
         known = {policy.name: policy for policy in shelf}
         policy = known.get(operation.policy or "") or select.by_name(shelf, select.DEFAULT)
@@ -165,10 +165,11 @@ class Recovery:
         return here, there
 
     async def _may_have_run(self, source: Presence, target: Presence) -> bool:
-        """Return whether a target without a process of the guest may have run it.
+        """Return whether the guest may have run on a target that has no process of it now.
 
-        That is so if the target had all of the guest, and libvirt had defined the guest there,
-        which it does right before it starts the CPUs. A transient guest leaves no such trace.
+        This is possible if the target received the entire guest and libvirt defined the guest
+        there, which happens immediately before the CPUs start. A transient guest is never defined,
+        so for a transient guest a complete transfer is enough.
         """
         order = self.left.order
         if order is None or not source.reachable or source.runs or source.state is None:
@@ -180,10 +181,10 @@ class Recovery:
         return await migration_leftovers.handed_over(self.here, self.uuid)
 
     async def _elsewhere(self) -> tuple[str, ...]:
-        """Return other hosts that have a process of the guest.
+        """Return the other hosts that have a process of the guest.
 
-        Hosts that do not answer are left out. The guest can be there only if it was moved by hand:
-        no other vmckpt may have moved it.
+        Hosts that do not answer are left out. The guest can be on another host only if an operator
+        moved it by hand, because this job's lock prevents a move by another vmckpt.
         """
 
         async def has(host: Host) -> bool:
@@ -196,7 +197,7 @@ class Recovery:
         return tuple(host.name for host, here in zip(others, answers, strict=True) if here)
 
     def report(self, ending: Ending) -> MigrationReport:
-        """Return the report of a migration that another controller began."""
+        """Return the report of a migration that another controller started."""
         return MigrationReport(
             guest=self.left.operation.guest,
             source=self._setting.source.name,
@@ -218,10 +219,10 @@ class Recovery:
         )
 
     async def decide(self) -> RecoveryDecision:
-        """Decide what is true and what to do.
+        """Determine the state of the migration and what to do about it.
 
-        An outcome counts only if both hosts report it twice. Answers that also occur for a moment
-        in a transition, or that do not fit together, must persist for `PATIENCE`.
+        An outcome counts only if both hosts report it twice in a row. Inconsistent answers, and
+        answers that also occur briefly during a transition, must persist for `PATIENCE`.
         """
         if not self.uuid or (not self.left.steps and self.left.order is None):
             return recovery_decide.NEVER  # nothing was done to any host yet
@@ -242,7 +243,7 @@ class Recovery:
             await asyncio.sleep(_AGAIN)
 
     async def _look(self) -> tuple[RecoveryDecision, bool]:
-        """Query both hosts once. Returns the decision, and whether a host did not answer."""
+        """Query both hosts once. Returns the decision, and whether either host did not answer."""
         ordered = self.left.order is not None
         source, target = await self.presences()
         began = self.left.operation.began_at
@@ -316,7 +317,7 @@ class _Doing:
             outcome, acts = ending.outcome, recovery_decide.after(ending.outcome)
             self._warnings += ending.warnings
         self._name_images(outcome)
-        truth = verdict.truth if ending is None else f"the migration ended as {outcome}"
+        truth = verdict.truth if ending is None else f"the migration's outcome is {outcome}"
         for act in acts:
             self._tell(act, truth)
             await self._do(act)
@@ -334,15 +335,15 @@ class _Doing:
         return told
 
     def _name_images(self, outcome: Outcome | None) -> None:
-        """Name the new images if the guest runs nowhere.
+        """Warn about the new images if the guest is not running on either host.
 
-        The operator must then choose between the images of both hosts.
+        The operator must then choose between the images on the two hosts.
         """
         step = self._left.open(Step.IMAGES)
         if step is not None and outcome in (Outcome.SHUT_OFF, Outcome.LOST):
             host, paths = step.intent.get("host"), step.intent.get("paths", [])
             self._warnings += [
-                f"{path} on {host} was created for this migration, and is kept" for path in paths
+                f"{path} on {host} was created for this migration and is kept" for path in paths
             ]
 
     def _tell(self, act: RecoveryAction, truth: str) -> None:
@@ -368,7 +369,7 @@ class _Doing:
         return await (engine.resume(order) if in_two_parts else engine.adopt(order))
 
     async def _terms(self, *, in_two_parts: bool) -> RunTerms:
-        """Return the terms of the first controller; the time limit starts anew."""
+        """Return the terms that the first controller used; the time limit starts again."""
         policy, mode = self._recovery.policy, self._recovery.mode
         if in_two_parts:
             policy = request.answered(policy)
@@ -394,10 +395,10 @@ class _Doing:
             case RecoveryAction.FINISH:
                 await self._finish()
             case RecoveryAction.ADOPT | RecoveryAction.RESUME:
-                raise AssertionError("the engine does these")
+                raise AssertionError("the engine carries out these actions")
 
     async def _undo(self) -> None:
-        """Undo the migration: restore the limits of the guest's QEMU, remove what was created."""
+        """Undo the migration: restore QEMU's limits for the guest, and remove created objects."""
         source, target = await self._recovery.presences()
         limits = self._left.open(Step.LIMITS)
         if limits is not None and source.state is not None and source.state.is_active:
@@ -420,7 +421,7 @@ class _Doing:
             self._warnings.append(f"the guest may still be defined on the target: {exc}")
 
     async def _finish(self) -> None:
-        """Do what libvirt leaves to us after the guest has arrived."""
+        """Do the work that libvirt leaves to vmckpt after the guest has arrived."""
         order = self._left.order
         if order is not None:
             await Actuator(self._migrations).arrived(order, self._warnings.append)
@@ -451,7 +452,7 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
 async def resume(
     setting: Setting, left: OpenSteps, recorder: Recorder, caller: Caller
 ) -> MigrationReport:
-    """Resume a post-copy as the job's controller from now on. Returns the report.
+    """Take over as the job's controller and resume its post-copy. Returns the report.
 
     Raises BadInput if there is nothing to resume: the journal has no order, or the guest is not in
     post-copy.
@@ -460,7 +461,7 @@ async def resume(
         verdict = await recovery.decide()
         if RecoveryAction.RESUME not in verdict.acts:
             raise BadInput(
-                f"there is no post-copy of {left.operation.guest} to resume: {verdict.truth}",
+                f"{left.operation.guest} has no post-copy to resume: {verdict.truth}",
                 hint=verdict.settle or "run vmckpt recover",
             )
         await recovery.carry_out(verdict, recorder, caller)

@@ -1,4 +1,4 @@
-"""The steps of a migration in the journal. Each is recorded before it is taken.
+"""The steps of a migration in the journal. Each step is recorded before it is carried out.
 
 `migration.recovery.recover` undoes or finishes each of these steps.
 """
@@ -7,19 +7,19 @@ from enum import StrEnum
 
 
 class Step(StrEnum):
-    """What a migration does to hosts and guest."""
+    """A change that a migration makes to the hosts or the guest."""
 
     IMAGES = "make-images"
-    """Empty images on the target, for disks that are copied."""
+    """Create empty images on the target for the disks to be copied."""
     LIMITS = "set-limits"
-    """Limits of QEMU. {"max_downtime_ms": the value before the migration}."""
+    """Set QEMU's limits. The intent has {"max_downtime_ms": the value before the migration}."""
     MOVE = "move"
-    """The call of libvirt. Holds the order, without the guest's definitions."""
+    """Start the migration in libvirt. The intent has the order without the guest's definitions."""
     DRIVER = "driver"
-    """The order is given again, driven by the controller."""
+    """Give the order again, with the controller as the driver."""
     THROTTLE = "throttle"
-    """How far QEMU may slow the guest down."""
+    """Set how far QEMU may throttle the guest."""
     BANDWIDTH = "bandwidth"
-    """A bandwidth limit that was set during the migration."""
+    """Set a bandwidth limit while the migration is running."""
     PAUSE = "pause"
-    """The guest was paused so that the rest of its memory can be sent."""
+    """Pause the guest so that the rest of its memory can be sent."""

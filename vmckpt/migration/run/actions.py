@@ -17,28 +17,28 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SetDowntime:
-    """Allow a switchover of this length."""
+    """Allow a downtime of up to this length at the switchover."""
 
     limit: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class SetThrottle:
-    """Let QEMU slow the guest down."""
+    """Let QEMU throttle the guest."""
 
     how: AutoConverge
 
 
 @dataclass(frozen=True, slots=True)
 class SetXbzrleCache:
-    """Send differences of pages from now on (XBZRLE), with a cache of this size."""
+    """Send only the differences of resent pages (XBZRLE), with a cache of this size."""
 
     size: Bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LimitBandwidth:
-    """Limit the bandwidth, before and after the switch. Only the operator asks for this."""
+    """Limit the bandwidth, before and after the switch. Only an operator can request this."""
 
     bandwidth: BytesPerSecond | None
 
@@ -50,12 +50,12 @@ class SwitchToPostcopy:
 
 @dataclass(frozen=True, slots=True)
 class PauseGuest:
-    """Pause the guest until it runs on the target."""
+    """Pause the guest until it resumes on the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End the job; the guest stays on the source."""
+    """Abort the job; the guest stays on the source."""
 
     why: Stop
 
@@ -72,7 +72,7 @@ Action = (
 
 
 def says(action: Action) -> str:
-    """Return the action in a few words, for progress and reports. `replay` compares them."""
+    """Return the action in a few words, for progress and reports. `replay` compares this text."""
     match action:
         case SetDowntime(limit):
             return f"allow {show_seconds(limit)} of downtime"

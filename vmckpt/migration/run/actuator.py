@@ -1,4 +1,4 @@
-"""Carry out decisions, and restore what was set on a guest that stays."""
+"""Carry out decisions, and restore the settings of a guest that stays on the source."""
 
 from collections.abc import Awaitable, Callable
 
@@ -32,9 +32,9 @@ class Actuator:
         throttle: AutoConverge | None,
         warn: Callable[[str], None],
     ) -> None:
-        """Set the downtime that QEMU may aim for, and how far it may slow the guest down.
+        """Set QEMU's downtime limit, and how far QEMU may throttle the guest.
 
-        Raises HypervisorError; the settings are restored then.
+        Raises HypervisorError after restoring the settings.
         """
         self._usual = await self._migrations.max_downtime()
         try:
@@ -68,7 +68,7 @@ class Actuator:
                 await self._migrations.abort()
 
     async def restore(self, warn: Callable[[str], None]) -> None:
-        """Restore the settings of a guest that stays; warn of those that cannot be restored."""
+        """Restore the settings of a guest that stays; warn about those that cannot be restored."""
         if self._throttled:
             await _tried(self._migrations.throttle(None), warn, "the CPU throttle")
         if self._limited:
@@ -79,12 +79,12 @@ class Actuator:
             await _tried(self._migrations.set_max_downtime(self._usual), warn, "the downtime limit")
 
     async def arrived(self, order: MoveOrder, warn: Callable[[str], None]) -> None:
-        """Do what libvirt leaves to us when the guest runs on the target. Warns of failures."""
+        """Do the work that libvirt leaves to vmckpt after arrival. Warns about failures."""
         try:
             if order.autostart:
                 await self._migrations.set_autostart()
         except HypervisorError as exc:
-            warn(f"autostart is not set on the target, run virsh autostart there: {exc.message}")
+            warn(f"autostart is not set on the target; run virsh autostart there: {exc.message}")
         try:
             if order.persistent:
                 await self._migrations.undefine_on_source()

@@ -1,17 +1,17 @@
-"""Decide what to do about a running migration now. Pure.
+"""Decide what to do next about a running migration. Pure.
 
 `decide` is called at every sample. The first item that applies wins:
 
 1. after the switch to post-copy: nothing; `postcopy_recovery` handles a broken stream
 2. the operator's request to stop
-3. once the guest is paused: nothing, or it would have been paused for nothing
-4. the time limit: the migration ends and the guest stays
-5. mode post-copy: the switch, when the first pass is over
-6. the policy's rules, in order; each once, `raise_downtime` once a pass; a refused action again
-   after a moment, while later rules have their turn
+3. once the guest is paused: nothing, since stopping would make the pause pointless
+4. the time limit: the migration is aborted and the guest stays on the source
+5. mode post-copy: the switch, once the first pass is over
+6. the policy's rules, in order. Each rule acts once, `raise_downtime` once per pass. A refused
+   action is repeated after a short wait; later rules are evaluated meanwhile
 
-Rules do not act on a dead link: while no data moves, nothing switches or pauses. The guest would
-have to fetch its memory over the very link that is silent.
+Rules neither switch nor pause while no data is moving: the guest would have to fetch its memory
+over a link that may be dead.
 """
 
 from dataclasses import dataclass, field, replace
@@ -46,7 +46,7 @@ from vmckpt.units import GIB, Bytes, Seconds, show_bytes, show_seconds
 
 # No data for this long means a dead link, not a slow one.
 _SILENT = Seconds(2.0)
-# A guest that was paused for the switchover does not wait longer than this for a dead link.
+# A guest that was paused for the switchover waits at most this long for a dead link.
 _STANDS_IN_VAIN = Seconds(10.0)
 # A refused action is not tried again sooner than this.
 _REFUSED = Seconds(2.0)
@@ -56,7 +56,7 @@ Numbers = dict[str, float | int | str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTerms:
-    """What this migration may do: the policy, and what this guest and these hosts allow."""
+    """The limits of a migration: its policy, and what the guest and the hosts support."""
 
     policy: Policy
     mode: Mode
@@ -64,11 +64,11 @@ class RunTerms:
     memory: Bytes
     """Memory of the guest."""
     post_copy: bool
-    """Whether it was started so that it can switch to post-copy."""
+    """Whether the migration was started with post-copy enabled."""
     time_limit: Seconds | None
     """None if there is no limit."""
     max_downtime: Seconds
-    """The limit at the start; rules may raise it."""
+    """Downtime limit at the start; rules may raise this limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +80,17 @@ class AppliedActions:
     raised_in: int = 0
     """The pass in which the downtime limit was last raised."""
     waits: str | None = None
-    """The rule whose switch waits for a good moment, since `waits_since`; None if none does."""
+    """The rule that has been waiting for a good moment to switch since `waits_since`, or None."""
     waits_since: Seconds = Seconds(0.0)
     switched: bool = False
     paused: bool = False
     refused: tuple[tuple[str, Seconds], ...] = ()
-    """Rules whose action was refused, and when."""
+    """Rules whose action was refused, each with the time of the refusal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """An action, with its rule, its reason and the numbers it was decided from."""
+    """An action, with its rule, its reason and the numbers on which the decision is based."""
 
     action: Action
     rule: str
@@ -99,9 +99,9 @@ class Verdict:
 
 
 def time_limit(policy: Policy, memory: Bytes) -> Seconds | None:
-    """Return the shorter of the policy's limits for a guest of this size; None if it has none.
+    """Return the policy's shortest time limit for a guest of this size; None if there is no limit.
 
-    A guest counts as at least one GiB.
+    A guest of less than one GiB counts as one GiB.
     """
     limits = [policy.limits.time] if policy.limits.time is not None else []
     if policy.limits.time_per_gib is not None:
@@ -112,9 +112,9 @@ def time_limit(policy: Policy, memory: Bytes) -> Seconds | None:
 def decide(
     terms: RunTerms, track: PassHistory, done: AppliedActions, *, now: Seconds, operator_stops: bool
 ) -> tuple[Verdict | None, AppliedActions]:
-    """Return what to do now (None: nothing), and the actions taken once it is done.
+    """Return the next action (None: do nothing), and the applied actions after it succeeds.
 
-    `now` is on the clock of the samples.
+    `now`: the time on the clock of the samples.
     """
     if done.switched or (track.last is not None and track.last.phase is JobPhase.POST_COPY):
         return None, done
@@ -143,19 +143,19 @@ def decide(
 def _ends(
     terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds, operator_stops: bool
 ) -> tuple[Abort, str, str] | None:
-    """Return action, rule and reason if the migration must be stopped, whatever the rules say."""
+    """Return action, rule and reason if the migration must be stopped regardless of the rules."""
     if operator_stops:
-        return Abort(Stop.OPERATOR), "operator", "the operator stopped it"
+        return Abort(Stop.OPERATOR), "operator", "the operator stopped the migration"
     begun = track.last is not None and track.last.iteration > 0
     if done.paused or (terms.mode is Mode.STOP_AND_COPY and begun):
-        # The time limit does not apply to a paused guest, but a dead link ends the migration.
+        # The time limit does not apply to a paused guest, but a dead link aborts the migration.
         if track.silent_for(now) < _STANDS_IN_VAIN:
             return None
-        return Abort(Stop.RULE), "pause", "the guest is paused and no data moves"
+        return Abort(Stop.RULE), "pause", "the guest is paused and no data is moving"
     limit = terms.time_limit
     if limit is None or now - track.began < limit:
         return None
-    reason = f"not done within the time limit of {show_seconds(limit)}"
+    reason = f"not complete within the time limit of {show_seconds(limit)}"
     return Abort(Stop.TIME_LIMIT), "time limit", reason
 
 
@@ -166,7 +166,7 @@ def _verdict(action: Action, rule: str, reason: str, numbers: Numbers) -> Verdic
 def _may(
     rule: Rule, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> bool:
-    """Return whether the rule can still do anything here."""
+    """Return whether the rule could act now."""
     switching = track.last is not None and track.last.phase is JobPhase.SWITCHOVER
     if _held(rule.name, done, now) or (switching and not isinstance(rule.do, GiveUp)):
         return False
@@ -200,7 +200,7 @@ def refused(done: AppliedActions, rule: str, now: Seconds) -> AppliedActions:
 def _waits(
     rule: Rule, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> bool:
-    """Return whether a switch for a stall should wait for a pass that begins with less."""
+    """Return whether a switch after a stall should wait for a pass that begins with less data."""
     if rule.when.stalled_for is None or not isinstance(rule.do, StartPostcopy | Pause):
         return False
     stall = terms.policy.stall
@@ -233,9 +233,10 @@ def _act(
 
 
 def excess(track: PassHistory, done: AppliedActions) -> float | None:
-    """Return what ending by pre-copy would send more than a switch now.
+    """Return how much more data pre-copy would send until it completes than a switch now.
 
-    As a share of the first pass; None before the second pass, infinite if pre-copy does not end.
+    As a fraction of the first pass; None before the second pass, infinite if pre-copy does not
+    converge.
     """
     if len(track.passes) < 2 or not track.bandwidth:
         return None
@@ -248,19 +249,19 @@ def excess(track: PassHistory, done: AppliedActions) -> float | None:
 def _holds(
     when: RuleCondition, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> str | None:
-    """Return why the conditions hold, in words; None if one does not."""
+    """Return why all conditions hold, in words; None if a condition does not hold."""
     words: list[str] = []
     for holds in _conditions(when, terms, track, done, now):
         if holds is None:
             return None
         words.append(holds)
-    return ", ".join(words) or "no condition"
+    return ", ".join(words) or "the rule has no conditions"
 
 
 def _conditions(
     when: RuleCondition, terms: RunTerms, track: PassHistory, done: AppliedActions, now: Seconds
 ) -> list[str | None]:
-    """Return for each condition that is given its words if it holds, otherwise None."""
+    """Return, for each condition in `when`, a description if it holds, otherwise None."""
     found: list[str | None] = []
     if when.iteration is not None:
         found.append(_least(track.iteration, when.iteration, f"pass {track.iteration}"))
@@ -299,8 +300,8 @@ def _excess(bound: float, track: PassHistory, done: AppliedActions) -> str | Non
     if more is None or more < bound:
         return None
     if more == float("inf"):
-        return f"pre-copy does not get below {show_seconds(done.max_downtime)} of downtime"
-    return f"ending by pre-copy would resend {more:.0%} of the first pass"
+        return f"pre-copy never reaches a downtime of {show_seconds(done.max_downtime)}"
+    return f"completing pre-copy would resend {more:.0%} of the first pass"
 
 
 def _expected(when: RuleCondition, track: PassHistory) -> str | None:
@@ -310,7 +311,7 @@ def _expected(when: RuleCondition, track: PassHistory) -> str | None:
     above, below = when.expected_downtime_above, when.expected_downtime_below
     if (above is not None and expected < above) or (below is not None and expected > below):
         return None
-    return f"a downtime of {show_seconds(expected)} is expected"
+    return f"the expected downtime is {show_seconds(expected)}"
 
 
 def _remaining(when: RuleCondition, track: PassHistory) -> str | None:

@@ -1,4 +1,4 @@
-"""Run one migration: give the order, sample, act, determine the outcome, or abort it."""
+"""Run one migration: give the order, sample, act or abort, and determine the outcome."""
 
 import asyncio
 import dataclasses
@@ -39,13 +39,13 @@ from vmckpt.model.migration import (
 )
 from vmckpt.units import Seconds
 
-# An abort that came too early for the job, or was lost, is repeated.
+# An abort that was sent before the job had started, or was lost, is repeated.
 _AGAIN = Seconds(0.5)
 _WORKS = Seconds(120.0)
 
 
 class Aborting:
-    """The aborts of one migration."""
+    """Sends aborts for one migration, and detects that they have no effect."""
 
     def __init__(self, migrations: MigrationDriver, warn: Callable[[str], None]) -> None:
         self._migrations = migrations
@@ -55,11 +55,11 @@ class Aborting:
 
     @property
     def in_vain(self) -> bool:
-        """Whether aborting has had no effect for `_WORKS`, so that none is expected any more."""
+        """Whether aborts have had no effect for `_WORKS`, so no effect is expected any more."""
         return self._first is not None and _now() - self._first > _WORKS
 
     async def abort(self) -> None:
-        """Abort, unless that was done a moment ago."""
+        """Abort the migration, unless the last abort is less than `_AGAIN` ago."""
         if _now() - self._last < _AGAIN:
             return
         self._last = _now()
@@ -77,7 +77,7 @@ PATIENCE = Seconds(30.0)
 CLIENT_DRIVEN = "client-driven"
 # A switch that has had no visible effect for this long is ordered again.
 _SWITCH_AGAIN = Seconds(3.0)
-# Steps that recovery must undo on a guest that stays, should this controller die.
+# Steps that recovery must undo if this controller dies and the guest stays on the source.
 _UNDONE: Mapping[type[Action], Step] = {
     SetThrottle: Step.THROTTLE,
     LimitBandwidth: Step.BANDWIDTH,
@@ -87,7 +87,7 @@ _UNDONE: Mapping[type[Action], Step] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The result of the engine."""
+    """The result of one run of the engine."""
 
     outcome: Outcome
     driver: Driver
@@ -99,11 +99,11 @@ class Ending:
     warnings: tuple[str, ...]
     error: str | None
     switched: Seconds | None = None
-    """When the switch to post-copy was ordered; None if it was not."""
+    """When the switch to post-copy was ordered; None if it was never ordered."""
 
 
 class Migration:
-    """One run of the engine. It keeps samples, decisions and warnings for the result."""
+    """One run of the engine. Collects samples, decisions and warnings for the result."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Migration:
         curve: DirtyCurve = progress.UNKNOWN,
         observe: bool = False,
     ) -> None:
-        """`curve` was measured before; with `observe` the engine decides and does not act."""
+        """`curve`: measured before the migration. `observe`: make decisions, but do not act."""
         self._migrations = migrations
         self._actuator = Actuator(migrations)
         self._terms = terms
@@ -132,14 +132,14 @@ class Migration:
         self._stopped: Stop | None = None
         self._switched: Seconds | None = None
         self.ordered = False
-        """Whether libvirt was given the order, or is about to be."""
+        """Whether libvirt has received the order, or is about to receive it."""
         self._aborting = Aborting(migrations, self._tell.warn)
         self._mending = PostcopyRecovery(
             migrations, terms.policy.recover_for, self._tell.decide, self._tell.warn
         )
 
     async def run(self, order: MoveOrder) -> Ending:
-        """Migrate. Returns when the outcome is known, or as unknown after `PATIENCE`.
+        """Migrate. Returns once the outcome is known; after `PATIENCE` it is reported as unknown.
 
         Raises HypervisorError if the limits cannot be set; JournalError or LeaseLost from the
         journal.
@@ -163,7 +163,7 @@ class Migration:
         """Determine the outcome and clean up. Returns the result."""
         outcome, began = await self._outcome(), self._progress.track.began
         if self._told_no_way_back and outcome is not Outcome.COMPLETED:
-            self._stop.set()  # no further attempt either
+            self._stop.set()  # no further attempt may follow
         elapsed = Seconds(_now() - began)
         totals = await self._settled(outcome, order)
         self._tell.enter(JobPhase.DONE)
@@ -181,18 +181,18 @@ class Migration:
         )
 
     async def resume(self, order: MoveOrder) -> Ending:
-        """Resume a post-copy that broke under another controller. `order` is that controller's."""
+        """Resume a post-copy that broke under another controller, with its original `order`."""
         if not self._progress.samples:
             self._progress.begin(_now())
         self._done = dataclasses.replace(self._done, switched=True)
         self._tell.enter(JobPhase.POST_COPY_PAUSED)
-        broken = HypervisorError("its controller is gone", host="")
+        broken = HypervisorError("the previous controller is gone", host="")
         return await self._ending(order, await self._recover(order, broken))
 
     async def adopt(self, order: MoveOrder) -> Ending:
         """Take over a migration that libvirt drives and whose controller is gone."""
         self._progress.join(_now())
-        self._tell.decide("take over the migration", "its controller is gone", "recover")
+        self._tell.decide("take over the migration", "the previous controller is gone", "recover")
         while True:
             source, _ = await self._migrations.presence()
             settled = source.reachable and not source.migrating
@@ -202,11 +202,11 @@ class Migration:
             await asyncio.sleep(self._progress.until_next())
         if source.post_copy:
             return await self.resume(order)
-        gone = HypervisorError("only the previous controller received the reason", host="")
+        gone = HypervisorError("the reason was reported only to the previous controller", host="")
         return await self._ending(order, gone)
 
     async def _attend(self, order: MoveOrder) -> HypervisorError | None:
-        """Give the order and watch until libvirt's call ends. Returns the error it ended with."""
+        """Give the order and monitor the job until libvirt's call returns. Returns its error."""
         move = asyncio.create_task(self._migrations.migrate(order), name="move")
         while not move.done():
             await self._turn(call_runs=True)
@@ -214,7 +214,7 @@ class Migration:
                 self._mending.give_up("the operator stopped waiting")
             if self._mending.given_up or self._aborting.in_vain:
                 move.add_done_callback(lambda call: call.cancelled() or call.exception())
-                return HypervisorError("libvirt's call has not ended", host="")
+                return HypervisorError("libvirt's call has not returned", host="")
             await asyncio.wait([move], timeout=self._progress.until_next())
         error = move.exception()
         if error is not None and not isinstance(error, HypervisorError):
@@ -240,14 +240,14 @@ class Migration:
         self._mending.look(self._progress.track, _now(), call_runs=call_runs)
 
     def _no_way_back(self) -> None:
-        """Report that a post-copy cannot be stopped. A stop counts again once the stream broke."""
+        """Refuse to stop during post-copy, unless the stream is broken."""
         if self._stop.is_set() and self._stopped is None and not self._mending.broken:
             self._stop.clear()
             self._told_no_way_back = True
-            self._tell.decide("continue", "there is no way back from post-copy", "operator")
+            self._tell.decide("continue", "post-copy cannot be cancelled", "operator")
 
     async def _switch_again(self) -> None:
-        """Order a switch again if the order was lost; to abort instead would be a gamble."""
+        """Order the switch again if the first order was lost. Aborting instead would be unsafe."""
         last, ordered = self._progress.track.last, self._switched
         if last is None or ordered is None or last.phase is not JobPhase.PRE_COPY:
             return
@@ -260,7 +260,7 @@ class Migration:
         if sample is None:
             return
         if sample.phase is JobPhase.POST_COPY and not self._done.switched:
-            self._done = dataclasses.replace(self._done, switched=True)  # not by this controller
+            self._done = dataclasses.replace(self._done, switched=True)  # another client ordered it
             self._switched = self._switched or _now()
         self._tell.enter(self._phase_of(sample))
         self._progress.tell(sample, self._done.max_downtime, self._tell.emit)
@@ -275,7 +275,7 @@ class Migration:
         return sample.phase
 
     async def _judge(self) -> None:
-        """Let the policy decide; with `observe` only report what it would do."""
+        """Let the policy decide; with `observe`, only report what the policy would do."""
         stops, now = self._stop.is_set(), _now()
         if self._stopped is not None:
             await self._aborting.abort()
@@ -305,7 +305,10 @@ class Migration:
             self._tell.verdict(verdict, acted=False)
 
     async def _do(self, action: Action) -> str | None:
-        """Carry out an action. Returns None, or why it was refused, which is also a warning."""
+        """Carry out an action. Returns None, or why it was refused.
+
+        The reason is also added to the warnings.
+        """
         if isinstance(action, Abort):
             self._stopped = action.why
             self._tell.enter(JobPhase.CANCELLING)
@@ -319,9 +322,10 @@ class Migration:
             self._tell.warn(refusal)
             return refusal
         except OutcomeUnknown as exc:
-            # Considered done: to repeat it does not help, and the samples show what is true. A
-            # pause is different: if it is assumed and never happened, the guest runs on for ever.
-            refusal = f"no answer to the order to {actions.says(action)}: {exc.message}"
+            # Considered done: repeating the action would not help, and the samples show its
+            # effect. A pause is different: if it were assumed but had never happened, the guest
+            # would keep running and nothing else would be decided.
+            refusal = f"no answer to the request to {actions.says(action)}: {exc.message}"
             self._tell.warn(refusal)
             if isinstance(action, PauseGuest):
                 return refusal
@@ -336,12 +340,12 @@ class Migration:
         return None
 
     async def _intend(self, action: Action) -> None:
-        """Record first what recovery must undo if this controller dies."""
+        """Record the action in advance if recovery must undo it after this controller dies."""
         if self._step_log is not None and (step := _UNDONE.get(type(action))) is not None:
             await self._step_log.intend(step, {"what": actions.says(action)})
 
     async def _hear(self) -> None:
-        """Carry out the requests of other terminals, and answer them."""
+        """Carry out and answer requests from other terminals."""
         for request in self._step_log.take_requests() if self._step_log is not None else ():
             stopping = self._stop.is_set() or self._stopped is not None
             moves = (
@@ -369,9 +373,9 @@ class Migration:
             self._step_log.answer(request, ok=refusal is None, text=refusal or said)
 
     async def _recover(self, order: MoveOrder, error: HypervisorError) -> HypervisorError | None:
-        """Resume a broken post-copy until it is complete, or the operator must decide.
+        """Resume a broken post-copy until it completes or the operator must decide.
 
-        Returns the last error.
+        Returns the last error; None if the last attempt succeeded.
         """
         last: HypervisorError | None = error
         while last is not None and not self._mending.given_up:
@@ -396,7 +400,7 @@ class Migration:
         return JobPhase.POST_COPY_PAUSED if self._mending.broken else JobPhase.POST_COPY
 
     async def _outcome(self) -> Outcome:
-        """Query both hosts until the outcome is known. An abort still takes effect meanwhile."""
+        """Query both hosts until the outcome is known. An abort can still take effect meanwhile."""
         self._tell.enter(JobPhase.CLEANUP)
         give_up = _now() + PATIENCE
         while True:
@@ -404,12 +408,12 @@ class Migration:
             settled = run_outcome.settle(source, target, stopped=self._stopped)
             if settled is not None:
                 if settled is Outcome.COMPLETED and not target.runs:
-                    self._tell.warn("the guest has arrived and is paused there, but not by vmckpt")
+                    self._tell.warn("the guest is paused on the target, but not by vmckpt")
                 return settled
             if self._mending.given_up and source.post_copy:
                 return Outcome.POST_COPY_PAUSED
             if source.migrating:
-                # Our call is over but the job is not: the source's libvirtd still drives it.
+                # The call has returned, but the source's libvirtd is still driving the job.
                 await self._turn(call_runs=False)
                 if not self._aborting.in_vain:
                     give_up = _now() + PATIENCE
@@ -436,11 +440,11 @@ class Migration:
     async def _totals(self) -> JobTotals | None:
         totals = await self._migrations.totals()
         if totals is None and self._done.switched:
-            return None  # libvirt 9.0 keeps none after a post-copy: they are gone with the source
+            return None  # libvirt 9.0 has no statistics after post-copy: the source had them
         if totals is None:
             self._tell.warn(
-                "libvirt had no final statistics: the downtime is not known, the rest is from"
-                " samples"
+                "libvirt had no final statistics: the downtime is unknown, and the other values"
+                " are from samples"
             )
             return None
         return self._progress.numbered(totals)
@@ -451,5 +455,5 @@ def _said(one: Presence) -> str:
 
 
 def _now() -> Seconds:
-    """Return the time of the loop's clock: monotonic, and set by tests."""
+    """Return the event loop's monotonic time. Tests control this clock."""
     return Seconds(asyncio.get_running_loop().time())

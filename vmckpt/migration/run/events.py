@@ -1,4 +1,4 @@
-"""Events that a migration emits while it runs, and keeps for its report."""
+"""Events that a migration emits while it is running, and keeps for its report."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger("vmckpt.migrate")
 
 
 class EventEmitter:
-    """Emits phases and decisions, and collects decisions and warnings, each once."""
+    """Emits phases and decisions, and collects decisions and distinct warnings."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._listener = emit
@@ -26,14 +26,14 @@ class EventEmitter:
     def emit(self, event: Event) -> None:
         """Pass an event to the listener.
 
-        A listener that fails, for example because its terminal is gone, must not end a migration.
+        A failing listener, for example one whose terminal is gone, must not stop a migration.
         """
         if self._listening:
             try:
                 self._listener(event)
             except Exception:
                 self._listening = False
-                log.exception("the listener failed and gets no more events")
+                log.exception("the listener failed and receives no further events")
 
     def enter(self, phase: JobPhase) -> None:
         if phase is not self._phase:

@@ -1,4 +1,4 @@
-"""Requests of other terminals to a running migration: an action, or a refusal. Pure."""
+"""Turn requests from other terminals into actions on a running migration, or refusals. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -17,12 +17,12 @@ from vmckpt.migration.run.decide import AppliedActions, RunTerms
 from vmckpt.units import BytesPerSecond, Seconds
 
 NO_WAY_BACK = (
-    "the migration is in post-copy: there is no way back, and only the bandwidth can be changed"
+    "the migration is in post-copy: it cannot be cancelled, and only its bandwidth can be changed"
 )
 
 
 class StepLog(Protocol):
-    """Requests of other terminals, and the journal of a migration's steps."""
+    """Requests from other terminals, and the journal of a migration's steps."""
 
     def take_requests(self) -> list[Request]:
         """Return new requests since the last call; each must be answered."""
@@ -88,5 +88,5 @@ def _refusal(
     if kind in (RequestKind.POSTCOPY, RequestKind.PAUSE) and not moves:
         return "no memory is being sent yet; try again in a second"
     if kind is RequestKind.PAUSE and done.paused:
-        return "the guest is paused already"
+        return "the guest is already paused"
     return None

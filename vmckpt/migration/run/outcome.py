@@ -14,23 +14,23 @@ _WHY = {
 
 
 def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outcome | None:
-    """Return a migration's outcome from what both hosts report; None: query them again.
+    """Return a migration's outcome from what both hosts report; None: query the hosts again.
 
-    libvirt's own answer is not used: a call that failed or broke says nothing about where the
-    guest runs.
+    The result of libvirt's call is not used: a failed or interrupted call does not show where the
+    guest is running.
 
     | source              | target       | outcome                                          |
     |---------------------|--------------|--------------------------------------------------|
     | gone or shut off    | runs, or was | completed                                        |
     |                     | paused there |                                                  |
-    | runs, no job        | gone or off  | cancelled, timed out or failed: it never left    |
-    | runs, never stopped | unreachable  | the same: the target can run only what left      |
-    | gone or shut off    | gone or off  | shut off: it ended on the way, or right after    |
-    | in post-copy        | gone or off  | lost: the target had part of its memory          |
+    | runs, no job        | gone or off  | cancelled, timed out or failed: guest never left |
+    | runs, never stopped | unreachable  | the same: the target cannot have the full guest  |
+    | gone or shut off    | gone or off  | shut off during the migration, or right after it |
+    | in post-copy        | gone or off  | lost: the target had part of the guest's memory  |
     | anything else       |              | not known: query again                           |
 
-    A source that was stopped for the switchover and resumed, while the target is silent, is in the
-    last row: libvirt resumes it also if only the target's answer was lost.
+    A guest that was paused for the switchover and resumed on the source, while the target does not
+    answer, is in the last row: libvirt also resumes it if only the target's answer was lost.
     """
     if source.post_copy:
         return Outcome.LOST if _off(target) else None
@@ -46,9 +46,9 @@ def settle(source: Presence, target: Presence, *, stopped: Stop | None) -> Outco
 
 
 def lost_behind(source: Presence, target: Presence) -> bool:
-    """Return whether the source ended with memory that the target needs, if it stays so.
+    """Return whether the source lost memory that the target needs, provided the answers persist.
 
-    For a moment it looks the same at the end of every post-copy.
+    The hosts briefly report the same at the end of every post-copy.
     """
     return _off(source) and target.post_copy
 
@@ -62,14 +62,15 @@ def _off(presence: Presence) -> bool:
 class PassCounter:
     """Counts passes over memory from 1, even if QEMU's counter continues from a cancelled job.
 
-    The first reading of a job is taken while the target's QEMU still starts: what the counter shows
+    The first reading of a job is taken while the target's QEMU is still starting, so the counter
     then belongs to an earlier job.
     """
 
     offset: int | None = None
 
     def after(self, reading: int) -> "PassCounter":
-        """Return the counter to use from this reading on. A counter that falls was reset."""
+        """Return the counter to use from this reading on. A lower reading shows that QEMU reset
+        its counter."""
         if self.offset is None:
             return PassCounter(reading)
         return PassCounter(0) if reading < self.offset else self

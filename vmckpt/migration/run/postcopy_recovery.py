@@ -1,18 +1,18 @@
-"""Watch the stream after the switch to post-copy, and recover it when it breaks.
+"""Monitor the stream after the switch to post-copy, and recover the stream when it breaks.
 
-After the switch the guest is in two parts: it runs on the target, and the source holds the pages
-that have not moved yet. Neither part may be ended. When the stream breaks the guest waits, QEMU
-keeps both parts, and the stream comes back in one of two ways:
+After the switch, the guest is in two parts: it is running on the target, and the source still has
+the pages that have not been sent. Neither part may be destroyed. When the stream breaks, the guest
+waits, QEMU keeps both parts, and the stream is restored in one of two ways:
 
-* A lost link is silent. TCP retries for a quarter of an hour and restores the stream by itself, at
-  the latest after as much time again as the loss has lasted (its waits double). That is left to
-  TCP. To give up such a stream and resume it would be faster, but is a trap: QEMU's main loop on
-  the target may itself wait for a page. libvirt sends its commands through that loop, so it could
-  then never order a resume (docs/adr/0010-post-copy-is-left-to-tcp.md).
+* If the link is lost, no data arrives, but the connection stays open. TCP retries for a quarter of
+  an hour and restores the stream by itself. Because TCP doubles its waits, this takes at most as
+  long again as the outage. Giving up such a stream and resuming it would be faster, but is unsafe:
+  QEMU's main loop on the target may itself be waiting for a page. libvirt sends its commands
+  through that loop, so it could never order a resume (docs/adr/0010-post-copy-is-left-to-tcp.md).
 * A stream that QEMU has given up (the connection was reset, or TCP has given up) is resumed with
-  the same parameters, again and again, with longer waits.
+  the same parameters, repeatedly, with increasing waits.
 
-When the policy's time for that is over, the operator must decide; both parts are still kept.
+When the policy's time to recover has passed, the operator must decide; both parts are still kept.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from vmckpt.model.guest import Presence
 from vmckpt.model.migration import MigrationDriver
 from vmckpt.units import Seconds, show_seconds
 
-# Silence of this length is reported: longer than TCP needs after the link was lost for a second.
+# Silence of this length is reported. TCP needs less time to recover from a one-second outage.
 SILENCE = Seconds(5.0)
 _FIRST_WAIT, _LONGEST_WAIT = Seconds(1.0), Seconds(30.0)
 
@@ -34,9 +34,9 @@ class State:
     """The state of a post-copy that may be broken."""
 
     call_runs: bool
-    """libvirt's call that moves the guest has not ended."""
+    """libvirt's migration call has not returned."""
     given_up: bool
-    """QEMU on the source has given the stream up: only then can it be resumed."""
+    """QEMU on the source has given up the stream; only then can the stream be resumed."""
     target_answers: bool
     broken: bool
     broken_for: Seconds
@@ -49,7 +49,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing: data moves, TCP retries, or it is too early for the next attempt."""
+    """Do nothing: data is moving, TCP is retrying, or it is too early for the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ Step = Wait | Resume | Ask
 
 
 def backoff(attempts: int) -> Seconds:
-    """Return the wait before the next attempt, after this many."""
+    """Return the wait, in seconds, before the next attempt after `attempts` attempts."""
     return Seconds(min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(attempts, 10)))
 
 
 def next_step(state: State, recover_for: Seconds) -> Step:
     """Return what to do now. `recover_for`: the policy's time to recover."""
     if state.broken and state.broken_for >= recover_for:
-        return Ask(f"the stream did not come back within {show_seconds(recover_for)}")
+        return Ask(f"the stream was not restored within {show_seconds(recover_for)}")
     if state.call_runs or not state.given_up:
         return Wait()
     if state.last_attempt is not None and state.last_attempt < backoff(state.attempts - 1):
@@ -110,22 +110,22 @@ class PostcopyRecovery:
         self._attempts = 0
         self._attempted_at: Seconds | None = None
         self.given_up = False
-        """Whether it is for the operator to decide."""
+        """Whether the operator must decide."""
 
     @property
     def broken(self) -> bool:
-        """Whether the guest waits for pages that do not arrive."""
+        """Whether the guest is waiting for pages that do not arrive."""
         return self._broken_since is not None
 
     def look(self, track: PassHistory, now: Seconds, *, call_runs: bool) -> None:
-        """Check at every sample after the switch whether data moves."""
+        """Check at every sample after the switch whether data is moving."""
         silent = track.silent_for(now)
         if self._broken_since is None and silent >= SILENCE:
             self._break(
-                Seconds(now - silent), "no data moves: TCP continues when the network is back"
+                Seconds(now - silent), "no data is moving: TCP continues once the network is back"
             )
         elif self._broken_since is not None and self._moves(track, now, self._broken_since):
-            self._say("post-copy continues", "data moves again", _RULE)
+            self._say("post-copy continues", "data is moving again", _RULE)
             self._broken_since = self._attempted_at = None
             self._attempts = 0
         if call_runs:
@@ -163,7 +163,7 @@ class PostcopyRecovery:
     def attempted(self, now: Seconds, error: VmckptError | None) -> None:
         """Record that an attempt to resume has ended, with `error` if it failed."""
         self._attempted_at = now
-        # libvirt 9.0 may report the previous error for an attempt, though QEMU continues meanwhile.
+        # libvirt 9.0 may report an attempt's previous error even though QEMU has continued.
         if error is not None and self.broken:
             self._warn(f"post-copy could not be resumed: {error.message}")
 

@@ -1,13 +1,13 @@
 """Track the progress of a running migration: passes, bandwidth, stalls, time left. Pure.
 
 Model of the estimate: geometric pre-copy. A pass that takes T seconds leaves S dirty bytes for the
-next one, which takes S/B at bandwidth B; so passes shrink by r = S/(T·B) until what is left can be
-sent within the downtime limit (Clark et al., Live Migration of Virtual Machines, NSDI 2005,
+next pass, which takes S/B seconds at bandwidth B. So passes shrink by r = S/(T·B) until the rest
+can be sent within the downtime limit (Clark et al., Live Migration of Virtual Machines, NSDI 2005,
 section 3).
 
-QEMU's own dirty rate is not used: it counts a page once per pass however often it was written. For
-a guest that keeps rewriting one region it falls to the bandwidth and predicts an end that never
-comes.
+QEMU's own dirty rate is not used: it counts a page once per pass, no matter how often the page was
+written. For a guest that keeps rewriting one region, this rate falls to the bandwidth and wrongly
+predicts that pre-copy will converge.
 """
 
 import dataclasses
@@ -32,14 +32,14 @@ class PassSeen:
     number: int
     began: Seconds
     size: int
-    """Most bytes left in it: what was dirty when it began."""
+    """Maximum of the bytes left in the pass: the bytes that were dirty when it began."""
     sent_before: int
-    """Bytes sent before it. Zero pages cost next to nothing: a pass sends less than its size."""
+    """Bytes sent before this pass. A pass sends less than its size, as zero pages cost little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassHistory:
-    """A migration so far. `seen` updates it with each sample."""
+    """The course of a migration so far. `seen` adds each sample."""
 
     began: Seconds
     curve: DirtyCurve = UNKNOWN
@@ -64,15 +64,17 @@ class PassHistory:
 
     @property
     def shrink(self) -> float | None:
-        """What the last pass left dirty over what it sent; 1 or more never ends. None: not
-        known."""
+        """Bytes that the last pass left dirty, as a fraction of the bytes it sent; None: unknown.
+
+        If the fraction is 1 or more, pre-copy does not converge.
+        """
         if len(self.passes) < 2 or not self.bandwidth:
             return None
         return self.passes[-1].size / self.sent_in(len(self.passes) - 2)
 
     @property
     def downtime(self) -> Seconds | None:
-        """The downtime if the guest stopped at the end of this pass; None before the second
+        """The downtime if the guest were paused at the end of this pass; None before the second
         pass."""
         if len(self.passes) < 2 or not self.bandwidth:
             return None
@@ -80,7 +82,10 @@ class PassHistory:
         return Seconds(following / self.bandwidth)
 
     def best(self, margin: float) -> PassSeen | None:
-        """Return the last pass that began with less than all before it; None before the first."""
+        """Return the last pass that began with less data than all earlier passes.
+
+        None before the first pass. `margin`: required improvement, as a fraction.
+        """
         best: PassSeen | None = None
         for one in self.passes:
             if best is None or one.size < best.size * (1 - margin):
@@ -88,9 +93,9 @@ class PassHistory:
         return best
 
     def stalled_for(self, now: Seconds, stall: Stall) -> Seconds:
-        """Return how long there has been no progress; 0 while there is.
+        """Return how long there has been no progress; 0 while there is progress.
 
-        Passes are compared by what they began with: within a pass the rest always falls.
+        Passes are compared by their size at the start, since the rest always falls within a pass.
         """
         best = self.best(stall.margin)
         if best is None or best is self.passes[-1] or now - best.began < stall.window:
@@ -99,7 +104,8 @@ class PassHistory:
         return Seconds(now - since)
 
     def at_a_low(self, margin: float) -> bool:
-        """Return whether hardly a pass after the first began with less than the current one."""
+        """Return whether the current pass began with about as little data as any pass after the
+        first."""
         later = self.passes[1:]
         return not later or later[-1].size <= min(one.size for one in later) * (1 + margin)
 
@@ -111,7 +117,7 @@ class PassHistory:
 def seen(track: PassHistory, sample: JobSample, stall: Stall) -> PassHistory:
     """Return the track with one more sample."""
     before = track.last
-    # The first sample of a stream that another controller left does not show whether it is alive.
+    # The first sample of a stream of another controller does not show whether data is moving.
     first = before is None and sample.phase is not JobPhase.POST_COPY
     moved = first or (before is not None and sample.transferred > before.transferred)
     track = replace(
@@ -141,8 +147,8 @@ def _passes(track: PassHistory, sample: JobSample) -> PassHistory:
             sent_before=sample.transferred,
         )
         curve = track.curve
-        # What the last pass left behind was dirtied while it lasted. If a pass was skipped between
-        # two samples, the time is too long, and the point is left out.
+        # The bytes that the last pass left were dirtied during that pass. If a pass was missed
+        # between two samples, the measured time is too long, and the point is left out.
         if here is not None and sample.iteration == here.number + 1:
             curve = curve.with_point(sample.at - here.began, sample.remaining)
         return replace(track, passes=(*track.passes, new), curve=curve)
@@ -150,9 +156,9 @@ def _passes(track: PassHistory, sample: JobSample) -> PassHistory:
     return replace(track, passes=(*track.passes[:-1], larger))
 
 
-# From pass to pass r varies by about this much either way.
+# From pass to pass, r varies by about this fraction in either direction.
 _SPREAD = 0.3
-# Passes that shrink by less than a tenth would take dozens more.
+# If passes shrink by less than a tenth, pre-copy needs dozens more.
 _STANDS_STILL = 0.9
 
 
@@ -160,11 +166,11 @@ _STANDS_STILL = 0.9
 class _Pass:
     began: Seconds
     size: int
-    """Most bytes left in it: what was dirty when it began."""
+    """Maximum of the bytes left in the pass: the bytes that were dirty when it began."""
 
 
 def estimate(samples: Sequence[JobSample], max_downtime: Seconds) -> Estimate:
-    """Return the time that is left, as of the last sample."""
+    """Return an estimate of the remaining time, as of the last sample."""
     if not samples or (now := samples[-1]).bandwidth <= 0:
         return Estimate(low=None, high=None, converging=None)
     rest = Seconds(now.remaining / now.bandwidth)
@@ -179,7 +185,7 @@ def estimate(samples: Sequence[JobSample], max_downtime: Seconds) -> Estimate:
     shrinks = here.size / max(1.0, (here.began - before.began) * now.bandwidth)
     low = _after(rest, here.size, at_once, shrinks * (1 - _SPREAD), now.bandwidth)
     if len(seen) < 3:
-        # A single size may be the guest's whole working set, which never shrinks.
+        # The size of a single pass may be the guest's working set, which never shrinks.
         return Estimate(low=low if low is not None else rest, high=None, converging=None)
     if shrinks >= _STANDS_STILL and here.size > at_once:
         return Estimate(low=None, high=None, converging=False)
@@ -198,7 +204,7 @@ def _passes_so_far(samples: Sequence[JobSample]) -> list[_Pass]:
 def _after(
     rest: Seconds, size: int, at_once: float, shrinks: float, bandwidth: int
 ) -> Seconds | None:
-    """Return `rest` and the time of all passes after one of `size` bytes; None if it never ends."""
+    """Return `rest` plus the time of all passes after a pass of `size` bytes; None if endless."""
     following = size * shrinks
     if size <= at_once or following <= 0:
         return rest
@@ -209,10 +215,10 @@ def _after(
 
 
 def share_done(estimate: Estimate, elapsed: Seconds) -> float:
-    """Return the share of the time that has passed, 0 to 1; 0 while it is not known.
+    """Return the fraction of the expected time that has passed, 0 to 1; 0 while unknown.
 
-    It does not use the memory processed: pages are sent again and again, so that exceeds the total,
-    and the rest rises again with every pass.
+    The amount of memory sent is not used: pages are sent repeatedly, so this amount exceeds the
+    total, and the remaining amount rises again with every pass.
     """
     if estimate.low is None or elapsed <= 0:
         return 0.0
@@ -221,12 +227,12 @@ def share_done(estimate: Estimate, elapsed: Seconds) -> float:
 
 
 INTERVAL = Seconds(0.2)
-# Towards the end of a pass samples are more frequent: the first moments of the next pass count.
+# Samples are more frequent near the end of a pass, to catch the start of the next pass.
 _SHORTEST = Seconds(0.05)
 
 
 class ProgressTracker:
-    """Keeps all samples of a migration, its track, and the share that is done."""
+    """Keeps a migration's samples, its pass history, and the fraction that is done."""
 
     def __init__(self, curve: DirtyCurve, stall: Stall) -> None:
         self._stall = stall
@@ -240,12 +246,12 @@ class ProgressTracker:
         self.track = dataclasses.replace(self.track, began=now)
 
     def join(self, now: Seconds) -> None:
-        """Join a migration of another controller: its passes are counted as QEMU does."""
+        """Join a migration that another controller started; passes keep QEMU's numbers."""
         self.begin(now)
         self._counter = PassCounter(0)
 
     def take(self, raw: JobSample) -> JobSample | None:
-        """Keep a sample and number its pass. Returns None if QEMU has not begun."""
+        """Keep a sample and number its pass. Returns None if QEMU has not started the job yet."""
         self._counter = self._counter.after(raw.iteration)
         sample = dataclasses.replace(raw, iteration=self._counter.number(raw.iteration))
         if sample.iteration == 0 and not sample.total:
@@ -255,14 +261,14 @@ class ProgressTracker:
         return sample
 
     def tell(self, sample: JobSample, max_downtime: Seconds, emit: Callable[[Event], None]) -> None:
-        """Emit a sample, with an estimate of what is left."""
+        """Emit a sample, with an estimate of the remaining time."""
         guess = self._estimate(sample, max_downtime)
         share = share_done(guess, Seconds(sample.at - self.track.began))
         self._share = max(self._share, share)
         emit(Sampled(sample=sample, estimate=guess, done=self._share))
 
     def _estimate(self, sample: JobSample, max_downtime: Seconds) -> Estimate:
-        """Estimate from the beginnings of the last passes: using all samples each time takes too
+        """Estimate from the starts of the last passes, because using all samples would take too
         long."""
         began = [
             dataclasses.replace(sample, at=p.began, iteration=p.number, remaining=Bytes(p.size))
@@ -271,12 +277,12 @@ class ProgressTracker:
         return estimate([*began, sample], max_downtime)
 
     def until_next(self) -> Seconds:
-        """Return the usual interval, or less if the current pass ends before."""
+        """Return the usual interval, or less if the current pass ends sooner."""
         last = self.track.last
         if last is None or last.phase is not JobPhase.PRE_COPY or not last.bandwidth:
             return INTERVAL
         return Seconds(max(_SHORTEST, min(INTERVAL, last.remaining / last.bandwidth)))
 
     def numbered(self, totals: JobTotals) -> JobTotals:
-        """Return the totals with their passes counted as in the samples."""
+        """Return the totals with passes numbered as in the samples."""
         return dataclasses.replace(totals, iterations=self._counter.number(totals.iterations))

@@ -1,8 +1,8 @@
-"""Finish a migration by epochs: the guest stays on the source, or runs on the target.
+"""Finish a migration by epochs: the guest either stays on the source or runs on the target.
 
-Only the source knows which, so it is asked first. The standby runs only after it has received that
-the source has handed the guest over. The standby may be removed once it is known that the source
-never will.
+Only the source knows which of the two applies, so the source is queried first. The standby is
+started only after the source has handed the guest over, and it may be removed only once the source
+can no longer do so.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ def is_given(ours: ProtectionStatus) -> bool:
 
 
 def has_arrived(theirs: ProtectionStatus) -> bool:
-    """Return whether the guest runs on the target, by the target's answer.
+    """Return whether the guest is running on the target, according to the target's answer.
 
-    Once the rest of the migration is removed there, it is a guest like any other.
+    After the cleanup of the migration, the target reports an ordinary guest.
     """
     ordinary = theirs.knows_nothing and bool(theirs.runs)
     return theirs.outcome == ProtectionOutcome.FAILED_OVER or ordinary
@@ -63,10 +63,11 @@ def never_ran(theirs: ProtectionStatus) -> bool:
 
 
 async def call_off(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | None:
-    """Cancel: the guest runs on the source, and nothing of the migration is left. Returns None.
+    """Cancel the migration, so that the guest keeps running on the source. Returns None.
 
-    If the source has handed the guest over already, the migration is finished instead; returns the
-    target's answer. Raises VmckptError: some of the migration is left; may be repeated.
+    If the source has already handed the guest over, the migration is finished instead, and the
+    target's answer is returned. After VmckptError, parts of the migration are left; may be
+    repeated.
     """
     if has_arrived(await agent_client.status(pair.target, pair.uuid)):
         return await finish(pair, say)
@@ -80,9 +81,9 @@ async def call_off(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus |
 
 
 async def finish(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | None:
-    """Wait until the target runs the guest that the source has handed over, and clean up.
+    """Wait until the guest that the source has handed over is running on the target, and clean up.
 
-    Returns the target's answer; None if the target could not run the guest, which then resumed on
+    Returns the target's answer; None if the target could not run the guest and the guest resumed on
     the source. Raises OutcomeUnknown, VmckptError; may be repeated.
     """
     give_up = time.monotonic() + _ARRIVES
@@ -93,7 +94,7 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | N
         if time.monotonic() > give_up or told.knows_nothing:
             why = told.says or told.error or "the host has no record of it"
             raise OutcomeUnknown(
-                f"{pair.guest} was handed over to {pair.target.name} but does not run there: {why}",
+                f"{pair.guest} was handed over to {pair.target.name} but is not running: {why}",
                 host=pair.target.name,
                 hint="fix that host, then run vmckpt recover",
             )
@@ -121,7 +122,7 @@ async def _tidy_source(pair: Pair, say: Callable[[str], None]) -> None:
 
 
 async def _take_back(pair: Pair, say: Callable[[str], None], theirs: ProtectionStatus) -> None:
-    why = theirs.says or "its QEMU ended"
+    why = theirs.says or "its QEMU process is gone"
     say(f"{pair.target.name} could not run {pair.guest}: {why}")
     told = await agent_client.order(
         pair.source, pair.uuid, "end", owner=pair.session, standby_gone=True, state=pair.state
@@ -130,7 +131,7 @@ async def _take_back(pair: Pair, say: Callable[[str], None], theirs: ProtectionS
 
 
 async def _remove_standby(pair: Pair, say: Callable[[str], None], told: Mapping[str, Any]) -> None:
-    """Remove the standby. `told`: the answer of the source, whose side has ended."""
+    """Remove the standby. `told`: the source's answer after its side has ended."""
     for line in told["did"]:
         say(f"{pair.source.name}: {line}")
     told = await agent_client.order(pair.target, pair.uuid, "end", owner=pair.session)

@@ -1,4 +1,4 @@
-"""Recover a migration by epochs without a controller: undo it, or finish it after the handover."""
+"""Recover an orphaned migration by epochs: undo it, or finish it after the handover."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from vmckpt.protection.steps import Step
 
 
 def begun(steps: Sequence[StoredStep]) -> StoredStep | None:
-    """Return the step of the open attempt; None if there is none."""
+    """Return the step of the attempt that is open; None if no attempt is open."""
     found = [one for one in steps if one.name == Step.PROTECT and one.state is StepState.INTENDED]
     return found[-1] if found else None
 
@@ -43,10 +43,10 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     if found.outcome is Outcome.COMPLETED:
         arrived = await finish.finish(pair, warnings.append) is not None
     else:
-        # The source may have handed the guest over since it was asked.
+        # The source may have handed the guest over since it was queried.
         arrived = await finish.call_off(pair, warnings.append) is not None
     if arrived is not (found.outcome is Outcome.COMPLETED):
-        said = f"runs on {pair.target.name}" if arrived else f"never left {pair.source.name}"
+        said = f"is running on {pair.target.name}" if arrived else f"never left {pair.source.name}"
         outcome = Outcome.COMPLETED if arrived else Outcome.FAILED
         found = replace(found, truth=f"{pair.guest} {said}", outcome=outcome)
     return case.ended(replace(found, warnings=tuple(warnings)))
@@ -60,11 +60,11 @@ def _of(pair: Pair, told: ProtectionStatus) -> ProtectionStatus:
 
 
 def truth(pair: Pair, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settled:
-    """Return the state of the migration by the answers of both agents. Pure."""
+    """Determine the state of the migration from the answers of both agents. Pure."""
     guest, source, target = pair.guest, pair.source.name, pair.target.name
     if finish.has_arrived(theirs):
         return Settled(
-            truth=f"{guest} runs on {target}", outcome=Outcome.COMPLETED,
+            truth=f"{guest} is running on {target}", outcome=Outcome.COMPLETED,
             did=("clean up after the migration",),
         )  # fmt: skip
     silent = [name for name, one in ((source, ours), (target, theirs)) if one.error is not None]
@@ -76,15 +76,15 @@ def truth(pair: Pair, ours: ProtectionStatus, theirs: ProtectionStatus) -> Settl
         )
     if finish.is_given(ours):
         return _given(pair, theirs)
-    did = ("remove its standby", "define it again")
+    did = ("remove the standby", "define the guest again")
     if ours.runs:
         return Settled(truth=f"{guest} never left {source}", outcome=Outcome.FAILED, did=did)
     if ours.role or theirs.role:
         why = ours.why or f"{source} has no record of it"
-        return Settled(truth=f"{guest} has ended: {why}", outcome=Outcome.SHUT_OFF, did=did)
+        return Settled(truth=f"{guest} has stopped: {why}", outcome=Outcome.SHUT_OFF, did=did)
     return Settled(
-        truth=f"{guest} runs on neither host, and nothing of its migration is left",
-        outcome=Outcome.SHUT_OFF, did=("define it again, if its definition is gone",),
+        truth=f"{guest} is running on neither host, and no part of its migration is left",
+        outcome=Outcome.SHUT_OFF, did=("define the guest again if its definition is missing",),
     )  # fmt: skip
 
 
@@ -94,15 +94,15 @@ def _given(pair: Pair, theirs: ProtectionStatus) -> Settled:
         return Settled(
             truth=f"{target} could not run {guest}, which is paused on {source}",
             outcome=Outcome.FAILED,
-            did=(f"resume it on {source}", "remove its standby"),
+            did=(f"resume the guest on {source}", "remove the standby"),
         )  # fmt: skip
     if theirs.role == "backup":
         return Settled(
             truth=f"{source} has handed {guest} over to {target}", outcome=Outcome.COMPLETED,
-            did=(f"run it on {target}", "clean up after the migration"),
+            did=(f"run the guest on {target}", "clean up after the migration"),
         )  # fmt: skip
     return Settled(
         truth=f"{source} has handed {guest} over to {target}, which has no record of it",
         outcome=None,
-        settle=f"look for it on {target}; its definition is in {pair.state} on {source}",
+        settle=f"look for the guest on {target}; its definition is in {pair.state} on {source}",
     )

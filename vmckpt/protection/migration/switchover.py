@@ -1,7 +1,7 @@
-"""Decide when a guest that moves by epochs is paused for its last epoch. Pure.
+"""Decide when to pause a guest for the last epoch of its migration by epochs. Pure.
 
-The cost of the last epoch is estimated from the epochs before it: their pause, and the time until
-the target had them. The guest is paused while the last epoch travels.
+The cost of the last epoch is estimated from earlier epochs: their pauses, and the time until the
+target had received them. The guest stays paused while the last epoch is sent.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ class SwitchoverAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one epoch took."""
+    """The cost of one epoch."""
 
     pause: Seconds
     busy: Seconds
-    """Time from the end of the pause until the target had the epoch."""
+    """Time from the end of the pause until the target had received the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class SwitchoverFacts:
 
     elapsed: Seconds
     ready: bool
-    """The target has a complete epoch, and the guest's agent continues."""
+    """The target has a complete epoch, and the guest's agent is running."""
     recent: Sequence[Cost] = field(default=())
     """The costs of the last epochs, the newest last."""
 
@@ -59,11 +59,11 @@ class SwitchoverDecision:
     do: SwitchoverAction
     why: str
     downtime: Seconds | None
-    """Expected downtime of a switchover now; None if there is no epoch to estimate it from."""
+    """Expected downtime of a switchover now; None if there are no epochs for an estimate."""
 
 
 def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
-    """Switch when the expected downtime fits the limit, even after the time limit."""
+    """Switch over if the expected downtime is within its limit, even after the time limit."""
     downtime = expected(seen.recent) if seen.ready else None
     allowed = show_seconds(limits.max_downtime)
     if downtime is not None and len(seen.recent) >= _ENOUGH and downtime <= limits.max_downtime:
@@ -80,8 +80,8 @@ def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
 
 
 def expected(recent: Sequence[Cost]) -> Seconds | None:
-    """Return the expected downtime of a switchover now: the worst of the last epochs, and loading
-    it; None if there is no epoch."""
+    """Return the expected downtime of a switchover now: the cost of the most expensive of the last
+    epochs, plus the time to load it. Returns None if there are no epochs."""
     last = recent[-_ENOUGH:]
     if not last:
         return None

@@ -1,1 +1,1 @@
-"""Programs that are sent to hosts. Each needs only Python's standard library."""
+"""Scripts that are sent to hosts. Each script needs only Python's standard library."""

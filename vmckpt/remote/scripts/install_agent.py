@@ -1,11 +1,11 @@
-"""Install the agent's bundle, which comes on stdin. This program is sent to a host as text.
+"""Install the agent's bundle, which is read from stdin. This script is sent to a host as text.
 
-    python3 -c TEXT FOLDER NAME DIGEST SIZE PROGRAM
+    python3 -c TEXT DIRECTORY NAME DIGEST SIZE PROGRAM
 
-FOLDER/NAME appears complete or not at all: the bundle is unpacked beside it, compared with DIGEST,
-tried by running PROGRAM with it, synced to disk, and then renamed. Other versions in FOLDER are
-removed if no process uses them and they were not requested lately. A failure is one line on stderr
-and exit code 1. It uses only the standard library.
+DIRECTORY/NAME appears complete or not at all: the bundle is unpacked to a temporary directory,
+compared with DIGEST, tested by running PROGRAM, synced to disk, and then renamed. Other versions in
+DIRECTORY are removed if no process uses them and they were not requested recently. A failure is
+reported by one line on stderr and exit code 1. Only the standard library is used.
 """
 
 import errno
@@ -28,7 +28,7 @@ from typing import IO
 USED = "used"
 """File that is touched whenever a controller looks for the version."""
 _UNUSED = 3600.0
-"""Seconds after which a controller that looked for a version has surely started its agent."""
+"""Seconds after which a controller that looked for a version must have started the agent."""
 _NEW, _OLD = ".new-", ".old-"
 _TRIAL = 300.0
 _PIECE = 1 << 20
@@ -41,7 +41,7 @@ class InstallRefused(Exception):
 
 
 def install(folder: Path, name: str, digest: str, size: int, program: str) -> None:
-    """Install FOLDER/NAME. Raises InstallRefused and OSError; nothing is installed then."""
+    """Install the version `name`. If it raises InstallRefused or OSError, nothing is installed."""
     make(folder)
     room = os.statvfs(folder)
     if room.f_bavail * room.f_frsize < size:
@@ -61,7 +61,7 @@ def install(folder: Path, name: str, digest: str, size: int, program: str) -> No
 
 
 def make(folder: Path) -> None:
-    """Create the folder of all versions, which only this user may write to.
+    """Create the directory for all versions; only this user may write to it.
 
     Raises InstallRefused and OSError.
     """
@@ -71,12 +71,12 @@ def make(folder: Path) -> None:
     verify(there, folder)  # before anything is created in it
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink():
-        raise InstallRefused(f"{folder}: not a folder")
+        raise InstallRefused(f"{folder}: not a directory")
     verify(folder, folder)
 
 
 def verify(there: Path, folder: Path) -> None:
-    """Raise InstallRefused if other users can change a folder above `there`, or `folder` itself."""
+    """Raise InstallRefused if other users can write to `there` or a directory above it."""
     for one in [there, *there.parents, *there.resolve().parents]:
         seen = one.lstat()
         if seen.st_uid not in (0, os.geteuid()) or others_write(seen, parent=one != folder):
@@ -84,9 +84,10 @@ def verify(there: Path, folder: Path) -> None:
 
 
 def others_write(seen: os.stat_result, *, parent: bool) -> bool:
-    """Return whether other users can create or replace files there.
+    """Return whether other users can create or replace files in a directory.
 
-    Root's group may write to folders above. `parent`: it is such a folder.
+    `parent`: whether it is a parent of the directory for all versions; root's group may write to
+    parents.
     """
     if stat.S_ISLNK(seen.st_mode) or (parent and seen.st_mode & stat.S_ISVTX):
         return False
@@ -95,7 +96,7 @@ def others_write(seen: os.stat_result, *, parent: bool) -> bool:
 
 @contextmanager
 def held(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Lock a folder during the block; the lock ends with this process. Raises OSError."""
+    """Lock a directory during the block; the lock ends with this process. Raises OSError."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(file, how)
@@ -106,9 +107,9 @@ def held(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 @contextmanager
 def draft(folder: Path) -> Iterator[Path]:
-    """Create a locked temporary folder, and delete it at the end of the block.
+    """Create a locked temporary directory, and delete it at the end of the block.
 
-    Also deletes those of killed installers, which are not locked.
+    Also deletes temporary directories of killed installers, which are no longer locked.
     """
     with held(folder):
         for one in [*folder.glob(_NEW + "*"), *folder.glob(_OLD + "*")]:
@@ -125,7 +126,7 @@ def draft(folder: Path) -> Iterator[Path]:
 
 
 def unpack(new: Path, site: Path) -> str:
-    """Unpack stdin to `new`, and its "site/" folder to `site`. Returns the digest of all files.
+    """Unpack stdin to `new`, and its directory "site" to `site`. Returns the digest of all files.
 
     See `bundle` for the format. Raises InstallRefused, EOFError, OSError; tarfile.TarError if the
     archive is damaged.
@@ -152,7 +153,7 @@ def unpack(new: Path, site: Path) -> str:
 
 
 def written(source: IO[bytes], at: Path) -> str:
-    """Copy to a new file. Returns its SHA-256."""
+    """Copy `source` to a new file. Returns the file's SHA-256 digest."""
     digest = hashlib.sha256()
     with at.open("xb") as file:
         while piece := source.read(_PIECE):
@@ -162,7 +163,7 @@ def written(source: IO[bytes], at: Path) -> str:
 
 
 def furnish(new: Path) -> None:
-    """Make the folder a virtual environment of this Python, which imports nothing else."""
+    """Make the directory a virtual environment of this Python, without the system's packages."""
     base = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
     (new / "bin").mkdir(exist_ok=True)
     (new / "bin/python3").symlink_to(base)
@@ -171,7 +172,7 @@ def furnish(new: Path) -> None:
 
 
 def trial(at: Path, program: str) -> None:
-    """Check that the agent starts; keeps the bytecode compiled by that. Raises InstallRefused."""
+    """Check that the agent starts; the start also compiles bytecode. Raises InstallRefused."""
     environ = {name: value for name, value in os.environ.items() if name not in _OURS}
     try:
         done = subprocess.run(
@@ -180,16 +181,16 @@ def trial(at: Path, program: str) -> None:
             stderr=subprocess.PIPE, timeout=_TRIAL, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise InstallRefused(f"it does not start within {_TRIAL:g} s") from None
+        raise InstallRefused(f"the agent did not start within {_TRIAL:g} s") from None
     except OSError as exc:
-        raise InstallRefused(f"it does not start: {exc}") from None
+        raise InstallRefused(f"the agent does not start: {exc}") from None
     if done.returncode != 0:
         told = done.stderr.decode(errors="replace").strip().splitlines() or ["no error message"]
-        raise InstallRefused(f"it does not start: {told[-1]}")
+        raise InstallRefused(f"the agent does not start: {told[-1]}")
 
 
 def sync(new: Path) -> None:
-    """Sync all files and folders to disk. Raises OSError."""
+    """Sync all files and directories to disk. Raises OSError."""
     with ThreadPoolExecutor(_SYNCERS) as pool:
         below = [Path(root, name) for root, _, names in os.walk(new) for name in names]
         list(pool.map(durable, [one for one in below if not one.is_symlink()]))
@@ -197,7 +198,7 @@ def sync(new: Path) -> None:
 
 
 def durable(path: Path) -> None:
-    """Sync a file or folder to disk. Raises OSError."""
+    """Sync a file or directory to disk. Raises OSError."""
     file = os.open(str(path), os.O_RDONLY)
     try:
         os.fsync(file)
@@ -206,7 +207,7 @@ def durable(path: Path) -> None:
 
 
 def put(new: Path, at: Path, program: str) -> None:
-    """Rename the folder to its final name, unless a version that starts is already there.
+    """Rename the directory to its final name, unless a working installation is already there.
 
     Raises InstallRefused, OSError.
     """
@@ -228,7 +229,7 @@ def put(new: Path, at: Path, program: str) -> None:
 
 
 def remove_old(folder: Path, kept: str) -> None:
-    """Remove other versions that are not in use and were not requested lately. Raises OSError."""
+    """Remove other versions that are not in use and not recently requested. Raises OSError."""
     old = [one for one in folder.iterdir() if one.name[0] != "." and one.name != kept]
     for one in old:
         try:
@@ -240,7 +241,7 @@ def remove_old(folder: Path, kept: str) -> None:
 
 
 def discard(version: Path) -> None:
-    """Remove a version; for other processes it disappears in one step. Raises OSError."""
+    """Remove a version; for other processes, it disappears in one step. Raises OSError."""
     gone = version.parent / f"{_OLD}{os.getpid()}-{version.name}"
     version.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
@@ -249,7 +250,7 @@ def discard(version: Path) -> None:
 def is_used(name: str) -> bool:
     """Return whether a process was started from this version or has one of its files mapped.
 
-    True if that cannot be determined.
+    Returns True if this cannot be determined.
     """
     part = f"/{name}/".encode()
     for process in Path("/proc").iterdir():
@@ -258,7 +259,8 @@ def is_used(name: str) -> bool:
                 try:
                     if part in (process / about).read_bytes():
                         return True
-                # A process of another user cannot run from a folder that only this user can enter.
+                # A process of another user cannot run from a directory that only this user can
+                # enter.
                 except (FileNotFoundError, ProcessLookupError, PermissionError):
                     pass
                 except OSError:
@@ -267,7 +269,7 @@ def is_used(name: str) -> bool:
 
 
 def main() -> None:
-    """Install the bundle. Exit code 0: it is installed."""
+    """Install the bundle. Exits with code 0 if the bundle is installed."""
     folder, name, digest, size, program = sys.argv[1:]
     try:
         install(Path(folder), name, digest, int(size), program)

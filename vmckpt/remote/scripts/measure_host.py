@@ -1,4 +1,4 @@
-"""Sample a guest's memory, or measure a link. This program is sent to a host as text.
+"""Sample a guest's memory, or measure a link. This script is sent to a host as text.
 
     python3 - memory UUID NAME SIZE SAMPLES TIME,TIME,...
     python3 - listen ADDRESS TOKEN SECONDS
@@ -22,8 +22,8 @@ import zlib
 from pathlib import Path
 
 PAGE = 4096
-# libvirt's migration range, which firewalls between hosts pass. libvirt uses it from the lower end,
-# so this starts at the upper end.
+# libvirt's migration range, which firewalls between hosts pass. libvirt uses the range from the
+# lower end, so this script starts at the upper end.
 PORTS = range(49215, 49151, -1)
 _PRESENT, _SWAPPED = 1 << 63, 1 << 62
 # How much larger a mapping may be than the guest's memory: the kernel may merge mappings.
@@ -48,19 +48,19 @@ def process_of(uuid: str, name: str) -> int:
         pid = int(Path(f"/run/libvirt/qemu/{name}.pid").read_text())
         words = command_of(pid).split("\0")
     except (OSError, ValueError):
-        raise MeasureRefused("libvirt has no record of its QEMU process") from None
+        raise MeasureRefused("libvirt has no record of the guest's QEMU process") from None
     if uuid not in words or "qemu" not in words[0]:
-        raise MeasureRefused("the process that libvirt recorded is not its QEMU")
+        raise MeasureRefused("the process that libvirt recorded is not the guest's QEMU")
     return pid
 
 
 def command_of(pid: int) -> str:
-    """Return a process's command line; each word ends with a zero byte. Raises OSError."""
+    """Return a process's command line; each argument ends with a zero byte. Raises OSError."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
 
 
 def backends(command: str, size: int) -> list[int]:
-    """Return the sizes of the memory backends on a QEMU command line; [size] if it has none."""
+    """Return the sizes of the memory backends on a QEMU command line; [size] without backends."""
     found = [
         int(match)
         for word in command.split("\0")
@@ -71,9 +71,9 @@ def backends(command: str, size: int) -> list[int]:
 
 
 def mappings(maps: str, sizes: list[int]) -> list[tuple[int, int]]:
-    """Return the mappings, as (begin, end), that hold blocks of these sizes.
+    """Return the mappings, as (begin, end), of memory blocks with these sizes.
 
-    `maps`: the text of /proc/PID/maps. Raises MeasureRefused if there is none for a block.
+    `maps`: the text of /proc/PID/maps. Raises MeasureRefused if a block has no mapping.
     """
     free = []
     for line in maps.splitlines():
@@ -84,7 +84,7 @@ def mappings(maps: str, sizes: list[int]) -> list[tuple[int, int]]:
     for size in sorted(sizes, reverse=True):
         fitting = [one for one in free if size <= one[1] - one[0] <= size + _SLACK]
         if not fitting:
-            raise MeasureRefused("its memory was not found among its mappings")
+            raise MeasureRefused("the guest's memory was not found among QEMU's mappings")
         best = min(fitting, key=lambda one: one[1] - one[0])
         free.remove(best)
         chosen.append(best)
@@ -92,7 +92,7 @@ def mappings(maps: str, sizes: list[int]) -> list[tuple[int, int]]:
 
 
 def places(regions: list[tuple[int, int]], samples: int) -> list[int]:
-    """Return addresses of pages: a random one from each of `samples` equal shares of the regions.
+    """Return page addresses: a random page from each of `samples` equal shares of the regions.
 
     Guests write runs of neighbouring pages, so such a stratified sample is much more precise than a
     simple random sample of the same size.
@@ -116,7 +116,7 @@ def flips(marks: list[bool]) -> int:
 
 
 class Sampler:
-    """The sampled pages of one process, with checksums of their first content."""
+    """The sampled pages of one process, with checksums of their initial content."""
 
     def __init__(self, pid: int, at: list[int]) -> None:
         self._memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
@@ -144,7 +144,7 @@ class Sampler:
         return 0 if page == _ZERO else zlib.crc32(page) | 1 << 32
 
     def again(self) -> tuple[float, int, int]:
-        """Return the time since the first pass, the number of pages changed since, and flips."""
+        """Return the time since the first pass, the number of changed pages, and their flips."""
         begun = time.monotonic()
         for i, address in enumerate(self._at):
             if not self.changed[i] and self._look(address) != self.first[i]:
@@ -192,7 +192,7 @@ def memory(uuid: str, name: str, size: int, samples: int, times: list[float]) ->
 
 
 def listen(address: str, token: str, seconds: float) -> object:
-    """Wait for a sender in a child process, which ends by itself. Returns the port.
+    """Wait for a sender in a child process, which exits by itself. Returns the port.
 
     Raises MeasureRefused if no port is free.
     """
@@ -222,7 +222,7 @@ def listen(address: str, token: str, seconds: float) -> object:
 
 
 def receive(server: socket.socket, token: bytes, seconds: float) -> None:
-    """Receive from the sender that knows the token, and send it (time, bytes so far) marks."""
+    """Receive from the sender that knows the token, and reply with marks (time, bytes so far)."""
     buffer = bytearray(1 << 20)
     while True:
         peer, _ = server.accept()
@@ -247,7 +247,7 @@ def receive(server: socket.socket, token: bytes, seconds: float) -> None:
 
 
 def send(address: str, port: int, token: str, seconds: float) -> object:
-    """Send zeros to a listener for `seconds`. Returns its marks. Raises OSError, ValueError."""
+    """Send zeros to a listener for `seconds`. Returns the marks. Raises OSError, ValueError."""
     block = memoryview(bytes(1 << 20))
     with socket.create_connection((address, port), timeout=3) as peer:
         peer.settimeout(seconds + 3)

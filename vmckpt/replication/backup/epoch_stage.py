@@ -1,8 +1,8 @@
-"""Stage epochs on the backup: take the parts of an epoch, commit it, apply it to the standby.
+"""Stage epochs on the backup: receive an epoch's parts, commit it, apply it to the standby.
 
-A part is decoded and staged, in a directory on tmpfs and, for disk writes, in a log on a disk. The
-rename of its record commits an epoch. A committed epoch reaches the standby however often the agent
-or the host fails meanwhile; an epoch that was not committed never does.
+Each part is decoded and staged: disk writes in a log on a disk, everything else in a directory on
+tmpfs. Renaming the epoch's record commits the epoch. A committed epoch is applied to the standby
+even if the agent or the host fails repeatedly; an uncommitted epoch is never applied.
 """
 
 import fcntl
@@ -45,8 +45,9 @@ WRITES = "writes"
 class Stage:
     """The staging area of one standby. Use as `with Stage(...) as stage`, in one thread at a time.
 
-    For each epoch call `take` for its parts, `seal` to commit it, acknowledge it to the primary,
-    then call `apply`. If a part fails for any reason, its whole epoch must be sent again.
+    For each epoch, call `take` for its parts and `seal` to commit it, acknowledge the epoch to the
+    primary, then call `apply`. If a part fails for any reason, the complete epoch must be sent
+    again.
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class Stage:
         *,
         standby: str = "",
     ) -> None:
-        """Open the staging area, and apply an epoch that was committed and not applied.
+        """Open the staging area, and apply an epoch that was committed but not applied.
 
-        `folder` is a directory on tmpfs, `log` one on a disk. Both belong to this guest only and
-        are created if missing. `standby` identifies the process that has the memory: an epoch
-        that was committed for another process is discarded. Raises StageError, and what the disks
-        raise.
+        `folder` is a directory on tmpfs, `log` a directory on a disk. Both are used for this guest
+        only and are created if missing. `standby` identifies the process that has the memory: an
+        epoch that was committed for another process is discarded. Raises StageError, and any error
+        of the disks.
         """
         self._folder, self._memory, self._disks = folder, tuple(memory), tuple(disks)
         sizes = [len(one.pages) for one in self._memory], [one.size for one in self._disks]
@@ -73,11 +74,11 @@ class Stage:
         self._state: bytes | None = None
         """Device state of the last committed epoch."""
         self._open: int | None = None
-        """The epoch whose parts are being staged; None: there is none."""
+        """The epoch whose parts are being staged; None: no epoch is open."""
         self._open_state: bytes | None = None
         self.noted: redo_log.Noted | None = None
-        """Called with the pages that an epoch changes. It may be set only between two calls of this
-        object's methods; `start_over` resets it."""
+        """Called with the pages that an epoch changes. Set it only while no method of this object
+        is running; `start_over` resets it."""
         with ExitStack() as stack, redo_log.explained(f"{folder} and {log}"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             log.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +102,7 @@ class Stage:
         self.close()
 
     def close(self) -> None:
-        """Release the directory for another process. Removes nothing."""
+        """Release the directory for another process. Removes no files."""
         self._held.close()
 
     @property
@@ -111,16 +112,19 @@ class Stage:
 
     @property
     def last(self) -> Record | None:
-        """The record of the last committed epoch; None: there is none."""
+        """The record of the last committed epoch; None: no epoch was committed."""
         return self._record
 
     @property
     def applied(self) -> bool:
-        """Whether memory and disks are those of the last committed epoch."""
+        """Whether memory and disks are in the state of the last committed epoch."""
         return self._applied
 
     def state(self) -> bytes:
-        """Return the device state of the last committed epoch. Raises StageError without one."""
+        """Return the device state of the last committed epoch.
+
+        Raises StageError if no epoch was committed.
+        """
         if self._state is None:
             raise StageError("no epoch was committed: there is no device state")
         return self._state
@@ -128,11 +132,11 @@ class Stage:
     def bulk(self, part: Part) -> None:
         """Apply a part of the first copy, epoch 0, to the standby immediately.
 
-        Raises WireError, StageError, and what the disks raise.
+        Raises WireError, StageError, and any error of the disks.
         """
         with self._taking(part):
             if self._open is not None:
-                raise OutOfOrder(f"a part of the first copy came during epoch {self._open}")
+                raise OutOfOrder(f"a part of the first copy arrived during epoch {self._open}")
             match part:
                 case Pages() if part.epoch == 0:
                     numbers, pages = self._decoded(part)
@@ -149,7 +153,7 @@ class Stage:
         """
         with self._taking(part):
             if part.epoch == 0:
-                raise OutOfOrder("a part of the first copy came among the parts of an epoch")
+                raise OutOfOrder("a part of the first copy arrived among the parts of an epoch")
             if self._open != part.epoch:
                 self._begin(part.epoch)
             match part:
@@ -163,16 +167,16 @@ class Stage:
     def seal(self, seal: EpochEnd) -> int:
         """Commit the open epoch if it is complete. Returns its number, which may be acknowledged.
 
-        Raises WireError, StageError; the last committed epoch is unchanged then.
+        Raises WireError, StageError; in that case, the last committed epoch is unchanged.
         """
         self._must_be_applied()
         try:
             self._order.take(seal)
             if self._open != seal.epoch or self._open_state is None:
-                raise OutOfOrder(f"epoch {seal.epoch} came without a device state")
+                raise OutOfOrder(f"epoch {seal.epoch} arrived without a device state")
             with redo_log.explained(f"committing epoch {seal.epoch}"):
                 if self._record is None:
-                    for disk in self._disks:  # the first copy must be on stable storage, too
+                    for disk in self._disks:  # the first copy must also be on stable storage
                         disk.flush()
                 self._commit(seal)
         except BaseException:
@@ -181,10 +185,10 @@ class Stage:
         return self.committed
 
     def apply(self) -> None:
-        """Apply the last committed epoch to the standby, unless it is applied already.
+        """Apply the last committed epoch to the standby, unless it is already applied.
 
-        After an error call it again, or open the stage anew. The standby is not consistent before
-        this has succeeded. Raises StageError, and what the disks raise.
+        After an error, call this method again or reopen the stage. The standby is not consistent
+        until this method has succeeded. Raises StageError, and any error of the disks.
         """
         if self._record is None or self._applied:
             return
@@ -197,25 +201,25 @@ class Stage:
             self._log.trim()
 
     def discard(self) -> None:
-        """Discard an epoch that was not sealed, as when the connection has ended."""
+        """Discard an epoch that was not sealed, for example after the connection was lost."""
         self._open = None
         self._order = Order(self.committed)
 
     def start_over(self) -> None:
-        """Discard what is committed and prepare for a first copy.
+        """Discard the committed epoch and prepare for a first copy.
 
-        Raises StageError, also if there is no room for the epochs that follow.
+        Raises StageError, also if there is not enough space for later epochs.
         """
         self.noted = None
         with redo_log.explained(str(self._folder)):
             (self._folder / _RECORD).unlink(missing_ok=True)
         self._look()
         for folder in (self._folder, self._log.path.parent):
-            with redo_log.explained(f"room for epochs in {folder}"):
+            with redo_log.explained(f"reserving space for epochs in {folder}"):
                 redo_log.try_room(folder)
 
     def _look(self) -> None:
-        """Read what is committed. Raises StageError."""
+        """Read the last committed epoch. Raises StageError."""
         self._record, self._applied, self._state = None, True, None
         self.discard()
         with redo_log.explained(str(self._folder)):
@@ -231,9 +235,9 @@ class Stage:
         self.discard()
 
     def _checked(self, record: Record, applied: bool) -> bytes:
-        """Verify what is still needed of a record. Returns its device state.
+        """Verify the files of a record that are still needed. Returns the device state.
 
-        Raises StageDamaged if something differs from what was written, and OSError.
+        Raises StageDamaged if a file differs from what was written, and OSError.
         """
         kept = [self._states[record.slot].holds(record.state)]
         if not applied:
@@ -246,11 +250,11 @@ class Stage:
 
     @contextmanager
     def _taking(self, part: Part) -> Iterator[None]:
-        """Take a part in order; discard its epoch if that fails, so that it cannot be sealed."""
+        """Take a part in order. On failure, discard the epoch, so that it cannot be sealed."""
         self._must_be_applied()
         try:
             self._order.take(part)
-            with redo_log.explained(f"taking epoch {part.epoch}"):
+            with redo_log.explained(f"staging epoch {part.epoch}"):
                 if self._log.sealed > self.committed:
                     self._log.reseal(self.committed)
                 yield
@@ -272,13 +276,13 @@ class Stage:
 
     def _decoded(self, part: Pages) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
         if part.file >= len(self._memory):
-            raise damaged(f"pages of memory file {part.file}, but there are {len(self._memory)}")
+            raise damaged(f"pages of memory file {part.file}, of {len(self._memory)} files")
         pages = self._memory[part.file].pages
         return page_codec.decode(part.data, lambda numbers: pages[numbers], pages=len(pages))
 
     def _unpacked(self, part: Writes) -> bytes:
         if part.disk >= len(self._disks):
-            raise damaged(f"writes to disk {part.disk}, but there are {len(self._disks)}")
+            raise damaged(f"writes to disk {part.disk}, of {len(self._disks)} disks")
         try:
             size = zstandard.frame_content_size(part.data)
             if not 0 <= size <= LARGEST_WRITES:
@@ -293,13 +297,13 @@ class Stage:
 
     def _take_state(self, part: DeviceState) -> None:
         if self._open_state is not None:
-            raise OutOfOrder(f"epoch {part.epoch} came with two device states")
+            raise OutOfOrder(f"epoch {part.epoch} arrived with two device states")
         state = page_codec.decode_state(part.data, self._state)
         self._states[self._free_slot()].append(state)
         self._open_state = state
 
     def _commit(self, seal: EpochEnd) -> None:
-        """Publish the record of the open epoch. A failure before its rename changes nothing.
+        """Publish the record of the open epoch. A failure before the rename changes nothing.
 
         Raises OSError.
         """
@@ -318,13 +322,14 @@ class Stage:
 
 
 def _locked(path: Path) -> int:
-    """Lock a file for this process. Raises OSError, and StageError if another process has it."""
+    """Lock a file for this process. Raises OSError; StageError if another process has the lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(file)
         raise StageError(
-            f"{path.parent}: another agent uses this guest's standby", hint="wait until it ends"
+            f"{path.parent}: another agent is using this guest's standby",
+            hint="wait until that agent has exited",
         ) from exc
     return file

@@ -1,4 +1,4 @@
-"""The backup's end of the lease: observe the holder, and take over when its guest must be dead."""
+"""The backup's side of the lease: observe the holder; take over when its guest must be dead."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ class TakeoverClaim(Protocol):
 
     @property
     def token(self) -> int:
-        """The newest token that is known: that of the standby."""
+        """The newest known token, which is the standby's token."""
 
     @property
     def says(self) -> str:
@@ -31,13 +31,13 @@ class TakeoverClaim(Protocol):
 
     @property
     def patience(self) -> Seconds:
-        """How long the primary may be silent without any action."""
+        """How long the primary may be silent before the backup acts."""
 
     def takes(self, token: int) -> bool:
-        """Return whether a sender with that token is the primary; remember a newer token."""
+        """Return whether a sender with this token is the primary. Remembers a newer token."""
 
     def ask(self) -> str | None:
-        """Take over if possible. Returns the reason for display, or None if it is not possible now.
+        """Take over if possible. Returns the reason, for display; None: not possible now.
 
         Raises VmckptError.
         """
@@ -78,7 +78,7 @@ class ManualClaim:
 
 
 class LeaseClaim(ManualClaim):
-    """The claim with a lease store: it takes the lease over once the holder's lease has ended."""
+    """The claim with a lease store: it takes over the lease once the holder's lease has ended."""
 
     def __init__(self, lease: Lease, host: str, folder: Path) -> None:
         super().__init__(folder)
@@ -125,8 +125,8 @@ class LeaseClaim(ManualClaim):
             found = self._client.look()
         if found.holder != self._host:
             return None
-        # This host holds it only after a hand-over with a complete standby, or because an agent
-        # before this one took it.
+        # This host holds the lease only after a hand-over with a complete standby, or because an
+        # earlier agent took the lease.
         self.token = found.token
         return f"the lease was handed over with token {found.token}"
 

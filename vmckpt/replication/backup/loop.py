@@ -1,7 +1,7 @@
 """The backup's loop: commits epochs to the standby, and takes over when it must.
 
-One thread does all the work. Another thread accepts connections: the primary's newest connection
-counts, since the primary reconnects only when it has given up the one before.
+One thread does all the work. Another thread accepts connections. Only the primary's newest
+connection is used, since the primary reconnects only after it has given up the previous connection.
 """
 
 import json
@@ -48,7 +48,7 @@ _ACCEPT = Seconds(0.5)
 _TURN = Seconds(0.02)
 _HEARD = Seconds(2.0)
 _WRONG = Seconds(2.0)
-"""A primary that has been answering for this long is not dead, as a failover request assumed."""
+"""A primary that has answered for this long is alive, whatever a failover request assumed."""
 BEAT = Seconds(0.1)
 
 
@@ -58,9 +58,9 @@ class TakeoverGranted:
 
     why: str
     decided: float
-    """When, by time.monotonic()."""
+    """When the decision was made, by time.monotonic()."""
     silent: Seconds = Seconds(0.0)
-    """How long nothing had come from the primary."""
+    """How long the primary had been silent."""
     clock: Seconds | None = None
     """How far the guest's clock is meant to be ahead of the host's; None: it cannot be set."""
     line: PeerConnection | None = None
@@ -68,7 +68,7 @@ class TakeoverGranted:
 
 
 class StandbyGone(VmckptError):
-    """The standby's QEMU has ended: the guest cannot run on this host."""
+    """The standby's QEMU is gone: the guest cannot run on this host."""
 
 
 class Backup:
@@ -80,13 +80,13 @@ class Backup:
         lives: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """`between` is called between turns, when the standby is in the state of the last committed
-        epoch and does not change. `lives` returns whether the standby's QEMU runs.
+        epoch and does not change. `lives` returns whether the standby's QEMU is running.
         """
         self._session, self._folder = session, folder
         self._stage, self._standby, self._claim, self._requests = stage, standby, claim, requests
         self._between, self._lives = between, lives
         self._asked: float | None = None
-        """Since when a failover request has been pending while the primary answers."""
+        """Since when the primary has been answering although a failover request is pending."""
         self._newest: PeerConnection | None = None
         self._lock = threading.Lock()
         self._heard = time.monotonic()
@@ -97,9 +97,9 @@ class Backup:
         self._says = "waiting for the primary"
 
     def run(self, server: socket.socket) -> TakeoverGranted | None:
-        """Serve the primary until a takeover. Returns None if the protection has ended instead.
+        """Serve the primary until a takeover. Returns None if the protection ends first.
 
-        Raises StandbyGone, StageError and what the standby raises: it cannot be used then.
+        Raises StandbyGone, StageError, and any error of the standby, which is then unusable.
         """
         accepting = threading.Thread(
             target=self._accept, args=(server,), name="accepting", daemon=True
@@ -115,18 +115,18 @@ class Backup:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
     def close(self) -> None:
-        """Close the connection to the primary, once nothing urgent is left to do."""
+        """Close the connection to the primary. Call this once nothing urgent is left to do."""
         if self._newest is not None:
             self._newest.close()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the full status, for users and programs."""
+        """Return the full status, for users and other tools."""
         return {**self.note(), "primary": self._peer or None}
 
     def note(self) -> dict[str, Any]:
-        """Return what heartbeats report to the primary.
+        """Return the status that heartbeats send to the primary.
 
-        It leaves out the primary's own report: reports that contain each other would grow forever.
+        The primary's own report is left out: reports that contain each other would grow forever.
         """
         last = self._stage.last
         return {
@@ -148,7 +148,7 @@ class Backup:
             try:
                 made = connection.accept(self._folder, server, limit=_ACCEPT)
             except OSError:
-                time.sleep(_TURN)  # too many open files for a moment, or the socket was closed
+                time.sleep(_TURN)  # temporarily too many open files, or the socket was closed
                 continue
             if made is None:
                 continue
@@ -188,8 +188,8 @@ class Backup:
     def _turn(self, line: PeerConnection) -> None:
         """Handle one message.
 
-        Drop a connection that breaks, or that brings an epoch for which there is no room: the
-        primary reconnects. Raises StageError, and what the standby raises.
+        Drop a connection that is lost, or that delivers an epoch for which there is no space: the
+        primary reconnects. Raises StageError, and any error of the standby.
         """
         try:
             message = line.receive(_TURN)
@@ -197,7 +197,7 @@ class Backup:
                 self._take(line, message)
         except (ConnectionLost, WireError, ValueError, IndexError, StageFull) as exc:
             if not self._stage.applied:
-                raise  # an epoch may be applied in part to the standby
+                raise  # an epoch may be partly applied to the standby
             self._says = str(exc)
             self._heard = max(self._heard, line.heard)
             if not isinstance(exc, ConnectionLost):
@@ -212,7 +212,7 @@ class Backup:
     def _refuse(line: PeerConnection, why: str) -> None:
         """Send the reason, and wait for the primary to close the connection.
 
-        A socket that is closed with unread data resets the connection, and the reason is lost.
+        Closing a socket that has unread data resets the connection, and the reason is lost.
         """
         give_up = time.monotonic() + _HEARD
         with suppress(ConnectionLost, WireError):
@@ -258,7 +258,7 @@ class Backup:
         if hello.session != self._session.session:
             raise ValueError("the primary belongs to another session")
         self._final = False
-        # A primary that connects is not dead, whatever the operator assumed.
+        # A primary that connects is alive, whatever the operator assumed.
         self._requests.drop(Request.FAILOVER)
         if hello.captured == 0:
             self._stage.start_over()
@@ -266,7 +266,7 @@ class Backup:
         line.send(HelloAck(session=self._session.session, committed=self._stage.committed))
 
     def _ours(self) -> TakeoverGranted | None:
-        """Return the takeover if the guest is to run on this host; None: not now."""
+        """Return the takeover if the guest is to run on this host now, otherwise None."""
         seen = Seen(
             committed=self._stage.committed, silent=self._silent(),
             has_lease=self._session.lease is not None, automatic=self._session.terms.automatic,
@@ -289,8 +289,8 @@ class Backup:
     def _forget_wish(self, seen: Seen) -> None:
         """Drop a failover request if the primary keeps answering.
 
-        Otherwise a short network failure hours later would trigger it. With a lease store the
-        lease decides, so the request stays.
+        Otherwise a short network failure hours later would trigger the failover. With a lease
+        store, the lease decides, so the request stays.
         """
         if not seen.person or seen.has_lease or seen.moves or seen.silent > self._claim.patience:
             self._asked = None
@@ -299,7 +299,7 @@ class Backup:
         self._asked = self._asked or now
         if now - self._asked > _WRONG:
             self._requests.drop(Request.FAILOVER)
-            self._says = "failover request dropped: the primary answers"
+            self._says = "failover request dropped: the primary is answering"
 
     def _taken(self, why: str, seen: Seen) -> TakeoverGranted:
         ahead = self._peer.get("clock_ahead_s")

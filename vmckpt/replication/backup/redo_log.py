@@ -1,7 +1,7 @@
-"""The files that hold an epoch until it is applied to the standby, and how they are applied.
+"""The files that store an epoch until it is applied to the standby, and functions to apply them.
 
 An epoch can be applied any number of times with the same result. Each epoch overwrites the files
-from their beginning, which is cheaper than creating new ones.
+from the beginning, which is cheaper than creating new files.
 """
 
 import errno
@@ -25,17 +25,17 @@ from vmckpt.replication.disks.write_log import DATA, records
 from vmckpt.units import MIB
 
 DIGEST = 16
-"""Bytes of a digest."""
-# A file that a large epoch has made longer than this is truncated to it.
+"""Length of a digest, in bytes."""
+# A file that a large epoch has made longer is truncated to this length afterwards.
 _KEPT = 64 * MIB
 _PIECE = 4 * MIB
 _ROOM = 16 * MIB
-"""An epoch ends once it has this many bytes; an epoch after a long wait may have more."""
+"""An epoch ends once it has this many bytes; an epoch after a long wait may be larger."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ANEW = "protect the guest again: its standby must be rebuilt"
 
 _CHUNK = struct.Struct(">II")
-"""Number of the memory file or disk, and how many pages or bytes of records follow."""
+"""Number of the memory file or disk, and the number of pages or record bytes that follow."""
 _HEAD = struct.Struct(f">8sQQ{DIGEST}s")
 _MAGIC = b"VMCKLOG1"
 BODY = 4096
@@ -48,7 +48,7 @@ class StageError(VmckptError):
 
 
 class StageFull(StageError):
-    """There is no room for an epoch; the last committed epoch is unchanged."""
+    """There is not enough space for an epoch; the last committed epoch is unchanged."""
 
 
 class StageDamaged(StageError):
@@ -61,14 +61,14 @@ def damaged(what: str) -> StageDamaged:
 
 
 class Memory(Protocol):
-    """A file of the standby's memory; `capture.memory.page_diff.Mapping` is one.
+    """A file of the standby's memory, for example a `capture.memory.page_diff.Mapping`.
 
-    All of it must be allocated: writing to a hole that a full tmpfs cannot fill kills the process.
+    The file must be fully allocated: on a full tmpfs, writing to a hole kills the process.
     """
 
     @property
     def pages(self) -> NDArray[np.uint64]:
-        """All pages, shape (n, 512); writing to them writes the standby's memory."""
+        """All pages, shape (n, 512); writing to this array writes to the standby's memory."""
         ...
 
 
@@ -77,11 +77,11 @@ Noted = Callable[[int, NDArray[np.int64]], None]
 
 
 class Sink(Protocol):
-    """A disk of the standby. Of two writes to the same place the later one prevails."""
+    """A disk of the standby. If two writes overlap, the later write prevails."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         ...
 
     def write(self, offset: int, data: memoryview, /) -> object: ...
@@ -123,7 +123,7 @@ class Record:
 
     @staticmethod
     def load(path: Path) -> "tuple[Record, bool] | None":
-        """Read a record. Returns it and whether it was applied, or None if there is none.
+        """Read a record. Returns the record and whether it was applied; None: no record exists.
 
         Raises StageDamaged.
         """
@@ -148,7 +148,7 @@ def publish(record: Record, path: Path) -> None:
 
 
 def mark_applied(path: Path) -> None:
-    """Mark the record as applied. Overwrites one byte, so it needs no space. Raises OSError."""
+    """Mark the record as applied. Overwrites one byte, so no space is needed. Raises OSError."""
     _write(path, _APPLIED)
 
 
@@ -163,7 +163,10 @@ def _write(path: Path, data: bytes, flags: int = 0) -> None:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Turn an OSError into a StageError, or into StageFull if there is no space; `what` failed."""
+    """Turn an OSError into a StageError, or into StageFull if there is no space.
+
+    `what`: the action that failed, or its files, for the message.
+    """
     try:
         yield
     except OSError as exc:
@@ -174,7 +177,7 @@ def explained(what: str) -> Iterator[None]:
 
 
 class StagedFile:
-    """A file that holds the data of one epoch, and is overwritten by the next."""
+    """A file that stores the data of one epoch, and is overwritten by the next epoch."""
 
     def __init__(self, path: Path, *, begin: int = 0) -> None:
         """`begin`: bytes at the start of the file that are reserved. Raises OSError."""
@@ -182,17 +185,17 @@ class StagedFile:
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._hash = blake3()
         self.length = 0
-        """Bytes written of the current epoch."""
+        """Bytes of the current epoch that have been written."""
 
     def close(self) -> None:
         os.close(self.file)
 
     def rewind(self) -> None:
-        """Start again from the beginning; what the file holds is overwritten as data is added."""
+        """Start again from the beginning; new data overwrites the old content."""
         self._hash, self.length = blake3(), 0
 
     def append(self, *parts: bytes | memoryview) -> None:
-        """Add data. Raises OSError; `length` is unchanged then."""
+        """Append data. Raises OSError; in that case, `length` is unchanged."""
         here = self._begin + self.length
         for part in parts:
             left = memoryview(part).cast("B")
@@ -203,9 +206,9 @@ class StagedFile:
         self.length = here - self._begin
 
     def content(self, *more: bytes) -> Content:
-        """Return the length and digest of what was added since `rewind`.
+        """Return the length and digest of the data appended since `rewind`.
 
-        The digest covers `more` as well.
+        The digest also covers `more`.
         """
         told = self._hash.copy()
         for one in more:
@@ -213,7 +216,7 @@ class StagedFile:
         return Content(self.length, told.digest(DIGEST).hex())
 
     def holds(self, content: Content, *more: bytes) -> bool:
-        """Return whether the file has that content; reads all of it. Raises OSError."""
+        """Return whether the file has this content; reads it completely. Raises OSError."""
         told, room = blake3(), memoryview(bytearray(min(_PIECE, content.length)))
         for here in range(0, content.length, _PIECE):
             piece = room[: content.length - here]
@@ -247,18 +250,18 @@ class StagedFile:
 
 
 class DiskLog(StagedFile):
-    """The disk writes of an epoch, on a disk, with a header that shows whether it is complete."""
+    """A file on a disk for an epoch's disk writes. The header shows whether they are complete."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, begin=BODY)
         head = self.head()
         self.sealed = head[0] if head is not None else 0
-        """The epoch in the header, since which the disks are consistent; 0: none."""
+        """The epoch in the header, since which the disks are consistent; 0: no epoch."""
 
     def head(self) -> tuple[int, Content] | None:
-        """Read the header: an epoch and its content.
+        """Read the epoch and its content from the header.
 
-        Returns None if no epoch was sealed since the last first copy of the disks.
+        Returns None if no epoch has been sealed since the last first copy of the disks.
         """
         data = os.pread(self.file, _HEAD.size, 0)
         if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
@@ -276,9 +279,9 @@ class DiskLog(StagedFile):
         return content
 
     def reseal(self, epoch: int) -> None:
-        """Discard what was not committed: the disks are in the state of `epoch`.
+        """Discard uncommitted writes: the disks are in the state of `epoch`.
 
-        0: they are not consistent. Raises OSError.
+        `epoch` is 0 if the disks are not consistent. Raises OSError.
         """
         self.rewind()
         if epoch:
@@ -289,7 +292,7 @@ class DiskLog(StagedFile):
         self.sealed = 0
 
     def holds_epoch(self, epoch: int, content: Content) -> bool:
-        """Return whether the log has that epoch with that content. Raises OSError."""
+        """Return whether the log has this epoch with this content. Raises OSError."""
         return self.head() == (epoch, content) and self.holds(content, _number(epoch))
 
 
@@ -298,7 +301,7 @@ def _number(epoch: int) -> bytes:
 
 
 def try_room(folder: Path) -> None:
-    """Check that the directory has room for an epoch of 16 MiB. Raises OSError if not."""
+    """Check that the directory has space for an epoch of 16 MiB. Raises OSError if it does not."""
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, _ROOM)
 
@@ -345,7 +348,7 @@ def put_pages(
 def put_writes(file: StagedFile, length: int, disks: Sequence[Sink]) -> None:
     """Apply the writes in a staged file's first `length` bytes to the standby's disks; flush them.
 
-    Raises OSError, StageDamaged, and what the disks raise.
+    Raises OSError, StageDamaged, and any error of the disks.
     """
     here, touched = 0, set()
     while here < length:
@@ -358,7 +361,7 @@ def put_writes(file: StagedFile, length: int, disks: Sequence[Sink]) -> None:
 
 
 def write_records(data: bytes | memoryview, disk: Sink) -> None:
-    """Apply records to a disk in order; trimmed ranges become zeros. Raises what the disk does."""
+    """Apply records to a disk in order; trimmed ranges become zeros. Raises the disk's errors."""
     for record in records(data):
         if record.kind == DATA and record.data is not None:
             disk.write(record.offset, record.data)
@@ -367,7 +370,10 @@ def write_records(data: bytes | memoryview, disk: Sink) -> None:
 
 
 def check_records(data: bytes, size: int) -> None:
-    """Check that `data` is complete records for a disk of `size` bytes. Raises ValueError."""
+    """Check that `data` consists of complete records for a disk of `size` bytes.
+
+    Raises ValueError.
+    """
     for record in records(data):
         if record.end > size:
             raise ValueError(f"a write at {record.offset} exceeds the disk's {size} bytes")

@@ -1,12 +1,13 @@
-"""The standby on the backup: a QEMU that waits for the guest's device state and does not run yet.
+"""The standby on the backup: a QEMU that is waiting for device state; the guest is not running yet.
 
-The agent maps the standby's memory. Its network links are down, and its disks are exported for
-writing. Device state is loaded last, and can be loaded only once: then the guest runs from the last
-committed epoch.
+The agent maps the standby's memory. The standby's network links are down, and its disks are
+exported for writing. Device state is loaded last, and can be loaded only once; then the guest runs
+from the last committed epoch.
 
-The NBD client here keeps many write requests in flight, with the result of doing them in order. A
-server may process requests in flight in any order, so a request that overlaps one of them waits for
-it. As with `Client`, every error is a HypervisorError and ends the connection.
+The NBD client in this module keeps many write requests in flight, with the same result as in-order
+execution. A server may process requests in flight in any order, so a request waits for all earlier
+requests that it overlaps. As with `Client`, every error is a HypervisorError and ends the
+connection.
 """
 
 import os
@@ -37,7 +38,7 @@ from vmckpt.units import MIB, Seconds
 
 _MOST_REQUESTS = 64
 _LONGEST = 1 << 30
-"""Maximum number of bytes that one request without data covers."""
+"""Maximum number of bytes that one request without data may cover."""
 
 _WORDS = {
     wire.CMD_WRITE: "writing bytes",
@@ -50,8 +51,8 @@ _WORDS = {
 class NbdWriter(Client):
     """A connection to one writable NBD export. Use as `with NbdWriter(...) as disk`.
 
-    A later call raises the error of a request that failed, at the latest `flush`: after it, all
-    that was written before is on the disk. Reading waits for all requests in flight.
+    If a request fails, a later call raises the error, at the latest `flush`. After `flush`, all
+    earlier writes are on the disk. Reading waits for all requests in flight.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class NbdWriter(Client):
         self._without_content(wire.CMD_TRIM, offset, length)
 
     def flush(self) -> None:
-        """Wait until all that was written is on stable storage. Raises HypervisorError."""
+        """Wait until all written data is on stable storage. Raises HypervisorError."""
         self.wait()
         self._order(wire.CMD_FLUSH, 0, 0)
         self.wait()
@@ -136,13 +137,13 @@ class NbdWriter(Client):
         return super()._ask(offset, length, status=status)
 
     def _take_one(self) -> None:
-        """Take one reply, or a part of one. Raises HypervisorError if its request failed."""
+        """Take one reply or part of a reply. Raises HypervisorError if its request failed."""
         with self._safely():
             self._take_answer()
 
     def _take_simple(self, head: bytes) -> None:
         _, error, handle = wire.SIMPLE.unpack(head)
-        # A request that returns no data needs no more than a simple reply.
+        # A request that returns no data needs only a simple reply.
         if handle in self._writing and not error:
             self._end(handle)
         else:
@@ -168,8 +169,8 @@ _WAITS = "inmigrate"
 
 
 def socket_of(folder: Path) -> Path:
-    """Return the path of the socket where QEMU serves a standby's disks, to the agent and to a test
-    failover."""
+    """Return the path of the socket on which QEMU serves a standby's disks to the agent and to a
+    test failover."""
     return folder / "served" / "disks.sock"
 
 
@@ -192,7 +193,7 @@ class Standby:
         """The standby's memory files, writable."""
         self.disks: list[NbdWriter] = []
         self.nodes: list[str] = []
-        """QEMU's node names of the disks."""
+        """QEMU's node names for the disks."""
 
     def __enter__(self) -> Self:
         """Map the memory and open the disks.
@@ -221,11 +222,11 @@ class Standby:
             )
         self._map()
         self._export()
-        # Not a pipe: QEMU must get all of the state once it has begun to load it, even if this
-        # agent dies.
+        # Not a pipe: once QEMU has begun to load the state, it must get the complete state, even if
+        # this agent dies.
         self._state = os.memfd_create(_STATE, os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._state)
-        with suppress(HypervisorError):  # an agent before this one may have passed a file
+        with suppress(HypervisorError):  # an earlier agent may have passed a file
             monitor.tell("closefd", {"fdname": _STATE})
         monitor.tell("getfd", {"fdname": _STATE}, files=(self._state,))
         migration_settings.set_capabilities(monitor, _CAPABILITIES)
@@ -236,8 +237,8 @@ class Standby:
             for file in memory_files.files(monitor, process):
                 opened = file.open(os.O_RDWR)
                 try:
-                    # Writing to a hole that a full tmpfs cannot fill would kill this process in the
-                    # middle of an epoch.
+                    # On a full tmpfs, writing to a hole would kill this process in the middle of an
+                    # epoch.
                     os.posix_fallocate(opened, 0, file.size)
                     self.memory.append(
                         self._stack.enter_context(Mapping(opened, file.size, write=True))
@@ -251,13 +252,13 @@ class Standby:
         monitor = self._monitor
         inserted = [one.get("inserted") for one in monitor.ask("query-block")]
         named = {one["file"]: one["node-name"] for one in inserted if one and not one.get("ro")}
-        # Requests in flight of an agent before this one must end before this one writes.
+        # An earlier agent's requests in flight must be complete before this agent writes.
         with suppress(HypervisorError):
             monitor.tell("nbd-server-stop", {})
         qemu_user.make_folder(self._socket.parent, self._owner)
         self._socket.unlink(missing_ok=True)
         place = {"type": "unix", "data": {"path": str(self._socket)}}
-        # The agent's connections, and those of a test failover that reads the disks.
+        # For the connections of the agent and of a test failover that reads the disks.
         most = 2 * len(self._disks) + 4
         monitor.tell("nbd-server-start", {"addr": place, "max-connections": most})
         for number, disk in enumerate(self._disks):
@@ -272,8 +273,8 @@ class Standby:
     def run(self, state: bytes, beginning: Callable[[], None] = lambda: None) -> dict[str, Seconds]:
         """Load device state and start the guest. Returns how long each step took.
 
-        `beginning` is called when the state is loaded and the guest does not run yet. The epoch
-        must be applied to memory and disks. Raises HypervisorError, CaptureFailed.
+        `beginning` is called after the state is loaded and before the guest runs. The epoch must
+        already be applied to memory and disks. Raises HypervisorError, CaptureFailed.
         """
         monitor = self._monitor
         marks = [("begin", time.monotonic())]
@@ -290,7 +291,7 @@ class Standby:
         return {after[0]: Seconds(after[1] - before[1]) for before, after in pairwise(marks)}
 
     def load(self, state: bytes) -> None:
-        """Load device state, which is possible once. The guest does not run yet.
+        """Load device state, which is possible only once. Does not start the guest.
 
         Raises HypervisorError, CaptureFailed.
         """
@@ -334,7 +335,7 @@ def announce(monitor: QmpMonitor, cards: list[str]) -> None:
 
 
 def settle(monitor: QmpMonitor, xml: str, *, autostart: bool = False) -> None:
-    """Make a standby that runs an ordinary guest in libvirt.
+    """Turn a standby whose guest is running into an ordinary guest in libvirt.
 
     `xml`: the persistent definition to store; empty: none. Raises HypervisorError.
     """

@@ -1,7 +1,7 @@
 """Create and remove a standby on the backup: its images, its QEMU, its files.
 
-Images are created for the standby, or existed before (`Disk.taken`). Images that existed before are
-checked first, and are never removed.
+An image is created for the standby, or existed before (`Disk.taken`). Existing images are checked
+first, and are never removed.
 """
 
 import json
@@ -18,6 +18,7 @@ from vmckpt.hypervisor import connection
 from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import QmpMonitor
+from vmckpt.model.disk import is_locked
 from vmckpt.replication.backup import standby_xml
 from vmckpt.replication.session import Disk, Session, remove_folder
 from vmckpt.units import Bytes, Seconds
@@ -29,7 +30,7 @@ _LIMIT = Seconds(20.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What was found at the path of an image."""
+    """The result of inspecting the path of an image."""
 
     path: str
     there: bool = True
@@ -43,7 +44,7 @@ class Image:
 
 
 def inspect_image(path: str, format_: str) -> Image:
-    """Inspect the file at `path` as an image of that format that no other process has open."""
+    """Inspect the file at `path` as an image in this format. It must not be open elsewhere."""
     place = Path(path)
     if not place.exists():
         return Image(path=path, there=False)
@@ -63,7 +64,7 @@ def inspect_image(path: str, format_: str) -> Image:
 
 
 def why_not(image: Image, size: int) -> str | None:
-    """Return why an image cannot be that of a disk of `size` bytes; None: it can. Pure."""
+    """Return why an image cannot be used for a disk of `size` bytes; None: it can. Pure."""
     if not image.there:
         return f"{image.path} does not exist"
     if not image.regular:
@@ -71,10 +72,9 @@ def why_not(image: Image, size: int) -> str | None:
     if image.user:
         return f"{image.path} is used by guest {image.user}"
     if image.size is None:
-        busy = "lock" in image.says
-        return f"{image.path} is open in another program" if busy else (
-            f"{image.path} cannot be read: {image.says}"
-        )  # fmt: skip
+        if is_locked(image.says):
+            return f"{image.path} is open in another process"
+        return f"{image.path} cannot be read: {image.says}"
     if image.size != size:
         return f"{image.path} has {image.size} bytes, but the disk has {size}"
     return None
@@ -84,16 +84,16 @@ _WAITS = "inmigrate"
 _MADE = "vmckpt-standby"
 _OURS, _RAN, _SETTLED = "ours", "ran", "settled"
 _LONGEST = 256
-"""Bytes to read of a marker file; a session's ID is far shorter."""
+"""Maximum number of bytes read from a marker file; a session ID is far shorter."""
 _IMAGES = "images.json"
-"""File name, in the directory that survives a reboot."""
+"""Name of the file that lists the created images, in the directory that survives a reboot."""
 
 
 def make(session: Session, xml: str) -> None:
-    """Create or check the images and start a QEMU that waits.
+    """Create or check the images, and start a QEMU that waits for the guest's state.
 
-    `xml`: the running guest's. Raises BadInput, HypervisorError; images that it created are removed
-    then.
+    `xml`: domain XML of the running guest. Raises BadInput, HypervisorError; images that were
+    already created are then removed.
     """
     _note_images(session)
     images = {disk.target: disk.path for disk in session.disks}
@@ -113,12 +113,12 @@ def make(session: Session, xml: str) -> None:
 
 
 def _check(session: Session, disk: Disk) -> None:
-    """Check an image that existed before once more, right before it is written to."""
+    """Recheck an existing image right before it is overwritten."""
     why = why_not(inspect_image(disk.path, disk.format), disk.size)
     if why is not None:
         raise BadInput(
             f"{session.host}: {why}; it cannot be used for {disk.target}",
-            hint="protect the guest again: its images are checked again",
+            hint="protect the guest again, which rechecks its images",
         )
 
 
@@ -127,8 +127,8 @@ def _image(session: Session, disk: Disk) -> Path:
     with Folder(path.parent, make=True) as folder:
         if folder.look(path.name) is not None and not _is_standbys(folder, path, session):
             raise BadInput(
-                f"{session.host}: {path} exists already and is not a standby's image",
-                hint="move it away, or give another directory with --storage",
+                f"{session.host}: {path} already exists and is not a standby's image",
+                hint="move the file away, or give another directory with --storage",
             )
         folder.write(_mark(path).name, session.session.encode())
         file = folder.renew(path.name)
@@ -147,16 +147,16 @@ def _image(session: Session, disk: Disk) -> Path:
 
 
 def _mark(path: Path) -> Path:
-    """Return the path of the marker file beside an image, which marks it as the image of a standby
-    that never ran."""
+    """Return the path of the marker file beside an image. The file marks the image as that of a
+    standby that never ran."""
     return path.with_name(f".{path.name}.{_MADE}")
 
 
 def _is_standbys(folder: Folder, path: Path, session: Session) -> bool:
-    """Return whether an image has a valid marker of a standby.
+    """Return whether an image has a valid marker file of a standby.
 
-    The marker must be owned by root, since another user could mark any image. Where a file server
-    maps root to another user, the marker must hold this session's ID.
+    The file must be owned by root, since another user could mark any image. If a file server maps
+    root to another user, the file must contain this session's ID.
     """
     seen = folder.look(_mark(path).name)
     if seen is None or not stat.S_ISREG(seen.st_mode):
@@ -165,7 +165,7 @@ def _is_standbys(folder: Folder, path: Path, session: Session) -> bool:
 
 
 def _marked_by(folder: Folder, path: Path) -> str | None:
-    """Return the session ID in the marker of an image; None: it is not marked."""
+    """Return the session ID in the marker file of an image; None: the image is not marked."""
     try:
         return folder.read(_mark(path).name, _LONGEST).decode(errors="replace")
     except OSError:
@@ -179,7 +179,7 @@ def _forget(path: Path) -> None:
 
 
 def _note_images(session: Session) -> None:
-    """Record the images created for the standby: no other record of them survives a reboot."""
+    """Record which images were created for the standby: no other record survives a reboot."""
     made = [disk.path for disk in session.disks if not disk.taken]
     if session.state and made:
         folder = Path(session.state)
@@ -188,7 +188,7 @@ def _note_images(session: Session) -> None:
 
 
 def forget_images(state: Path, session: str | None) -> list[str]:
-    """Remove, after a reboot, the images created for a session's standby that never ran.
+    """After a reboot, remove the images created for a session's standby that never ran.
 
     Returns the removed paths.
     """
@@ -207,7 +207,7 @@ def forget_images(state: Path, session: str | None) -> list[str]:
 
 
 def adopt(session: Session, folder: Path) -> None:
-    """Note that the guest is about to run on these images: they must not be removed from now on."""
+    """Record that the guest is about to run on these images, which must then not be removed."""
     (folder / _OURS).touch()
     for path in (Path(disk.path) for disk in session.disks):
         with suppress(FileNotFoundError), Folder(path.parent) as images:
@@ -215,22 +215,22 @@ def adopt(session: Session, folder: Path) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether the guest runs on this host, or was about to; see `adopt`."""
+    """Return whether the guest is running, or was about to run, on this host; see `adopt`."""
     return (folder / _OURS).exists()
 
 
 def note_settled(folder: Path) -> None:
-    """Note that the guest is an ordinary one of this host in libvirt."""
+    """Record that the guest is now an ordinary libvirt guest on this host."""
     (folder / _SETTLED).touch()
 
 
 def is_settled(folder: Path) -> bool:
-    """Return whether `note_settled` was called: since then the owner may change the definition."""
+    """Return whether `note_settled` was called; then the owner may change the definition."""
     return (folder / _SETTLED).exists()
 
 
 def note_run(folder: Path) -> None:
-    """Note that the guest is about to run; call it right before its CPUs are started."""
+    """Record that the guest is about to run. Call this right before its CPUs are started."""
     (folder / _RAN).touch()
 
 
@@ -242,7 +242,7 @@ def may_have_run(folder: Path) -> bool:
 def never_came_to_life(session: Session, folder: Path) -> bool:
     """Return whether the standby's QEMU is gone and its guest never ran.
 
-    Such a guest may have been about to run on this host, but is not a guest of it.
+    The guest may have been about to run on this host, but it does not belong to this host.
     """
     return not may_have_run(folder) and not identity.runs(session.guest)
 
@@ -279,7 +279,7 @@ def remove(session: Session, folder: Path) -> tuple[str, ...]:
         did.append("stopped the standby")
     if _runs_here(session):
         raise VmckptError(
-            f"{session.name} runs on {session.host}; it is not removed as a standby",
+            f"{session.name} is running on {session.host}; it is not removed as a standby",
             hint="run vmckpt recover",
         )
     for disk in session.disks:

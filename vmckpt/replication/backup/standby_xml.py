@@ -1,4 +1,4 @@
-"""The libvirt XML of a standby, and of the guest that it becomes. Pure."""
+"""The libvirt XML of a standby, and of the guest after a takeover. Pure."""
 
 from collections.abc import Collection, Mapping
 from itertools import pairwise
@@ -14,9 +14,9 @@ _WAITING = ("-incoming", "defer")
 def standby(xml: str, images: Mapping[str, str], session: str) -> str:
     """Return the XML of a guest's standby, which waits for memory.
 
-    It has its own disks, its network links are down, and its metadata marks it as the standby of
-    `session`. `images`: path of each replicated disk's image. Raises ValueError if `xml` is not a
-    domain.
+    The standby has its own disks, its network links are down, and its metadata marks it as the
+    standby of `session`. `images`: image path of each replicated disk, by disk name. Raises
+    ValueError if `xml` is not the XML of a domain.
     """
     root = plain(xml)
     place(root, images)
@@ -44,7 +44,7 @@ def wait(root: ET.Element) -> None:
 
 
 def clean(xml: str, images: Mapping[str, str]) -> str:
-    """Return the definition to store once the guest runs on the backup, where it does not wait."""
+    """Return the definition to store once the guest is running on the backup."""
     root = plain(xml)
     place(root, images)
     ET.register_namespace("qemu", QEMU)
@@ -52,7 +52,7 @@ def clean(xml: str, images: Mapping[str, str]) -> str:
 
 
 def plain(xml: str) -> ET.Element:
-    """Parse a guest's XML, without what is left of an earlier time as a standby."""
+    """Parse a guest's XML, and remove the parts that remain from an earlier standby."""
     root = domain_xml.tree(xml, "domain")
     root.attrib.pop("id", None)
     line = root.find(f"{{{QEMU}}}commandline")
@@ -69,7 +69,7 @@ def plain(xml: str) -> ET.Element:
 
 
 def place(root: ET.Element, images: Mapping[str, str]) -> None:
-    """Replace the images of disks; `images` maps their names in the guest to paths."""
+    """Replace the images of disks. `images`: image path of each disk, by its name in the guest."""
     for disk in root.findall("devices/disk"):
         target, source = disk.find("target"), disk.find("source")
         name = target.get("dev", "") if target is not None else ""
@@ -86,8 +86,8 @@ def place(root: ET.Element, images: Mapping[str, str]) -> None:
 def with_owners_kept(xml: str, shared: Collection[str]) -> str:
     """Return the XML with relabelling off for `shared` disks, so that libvirt keeps their owners.
 
-    Another host's QEMU uses the images, and opens them again for each epoch. `shared`: the disks'
-    names in the guest.
+    QEMU on another host uses these images, and reopens them for each epoch. `shared`: names of the
+    disks in the guest.
     """
     if not shared:
         return xml
@@ -115,12 +115,12 @@ def plugged(xml: str) -> list[str]:
 
 
 def marked(xml: str) -> str | None:
-    """Return the session whose standby a running guest is; None: it is an ordinary guest."""
+    """Return the session in a standby's metadata; None: the guest is not a standby."""
     return domain_xml.standby_of(domain_xml.tree(xml, "domain"))
 
 
 def _forget_tap(card: ET.Element) -> None:
-    """Remove the name of the host's tap device: the other host has its own."""
+    """Remove the name of the host's tap device: the other host has its own device."""
     for target in card.findall("target"):
         if target.get("dev", "").startswith(("vnet", "macvtap")):
             card.remove(target)

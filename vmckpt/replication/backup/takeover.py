@@ -15,31 +15,32 @@ class Step(StrEnum):
 
     WAIT = "wait"
     ASK = "ask"
-    """Ask the lease store whether the primary's lease has run out."""
+    """Ask the lease store whether the primary's lease has expired."""
     RUN = "run"
     """Run the guest on this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the backup knows now."""
+    """The facts that the backup knows now."""
 
     committed: int
     """The last committed epoch; 0: the standby is not consistent."""
     silent: Seconds
-    """How long nothing has come from the primary."""
+    """How long the primary has been silent."""
     has_lease: bool
     """There is a lease store, in which the primary's lease expires by itself."""
     automatic: bool
     person: bool
-    """A failover was requested. Of a guest that is being migrated only the controller requests it,
-    after it has confirmed that the source handed the guest over."""
+    """A failover was requested. For a guest that is being migrated, only the controller requests a
+    failover, after it has confirmed that the source handed the guest over."""
     final: bool
     """The last committed epoch was the final one of a planned switchover."""
     handed_over: bool
     """The primary has reported that it handed the guest over."""
     moves: bool = False
-    """The session is a migration. Output is not buffered, so only the final epoch may run."""
+    """The session is a migration. Output is not buffered, so the guest may run only from the final
+    epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Decision:
 
 
 def decide(seen: Seen, *, patience: Seconds) -> Decision:
-    """Choose the next step. `patience`: how long the primary may be silent without any action."""
+    """Choose the next step. `patience`: how long the primary may be silent without any reaction."""
     if seen.committed == 0:
         return Decision(step=Step.WAIT, why="the standby has no complete epoch yet")
     if seen.handed_over and seen.final:

@@ -1,11 +1,11 @@
 """Capture epochs with QEMU's own dirty log, in time proportional to the changes, not to memory.
 
 QEMU's COLO sends checkpoints to a secondary. The agent acts as the secondary, over a socket pair,
-and reports at once that each checkpoint is loaded. QEMU asks before each checkpoint and waits for
-the reply while the guest runs, so the agent sets the pace. **While COLO is on, QEMU accepts a
-`migrate` from any client and cannot recover from it**: something must keep libvirt from migrating
-the guest, and a block job started at the monitor does not. Needs KVM, and QEMU before 10; see
-`select`.
+and immediately reports each checkpoint as loaded. Before each checkpoint, QEMU asks and waits for
+the reply while the guest is running, so the agent sets the pace. **While COLO is on, QEMU accepts a
+`migrate` from any client and cannot recover from it**: libvirt must be prevented from migrating the
+guest, and a block job started over the monitor does not prevent it. This module needs KVM, and QEMU
+before 10; see `select`.
 """
 
 import json
@@ -35,9 +35,9 @@ COLO = "x-colo"
 _DELAY = "x-checkpoint-delay"
 _DOWNTIME = "downtime-limit"
 _ASKS_AFTER_MS = 5
-"""Time after a checkpoint until QEMU asks for the next, in milliseconds."""
+"""Time after a checkpoint until QEMU asks for the next checkpoint, in milliseconds."""
 _DOWNTIME_MS = 20
-"""The first pass ends when sending the rest takes this long, in milliseconds."""
+"""The first pass ends when the rest can be sent in this time, in milliseconds."""
 _PATIENCE = Seconds(10.0)
 _FIRST = Seconds(600.0)
 _TURN = 0.002
@@ -46,7 +46,7 @@ _BUFFER = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """QEMU's settings before COLO began; they must be stored before `DirtyLog.begin`."""
+    """QEMU's settings before COLO was started. Store them before calling `DirtyLog.begin`."""
 
     capabilities: dict[str, bool]
     delay: int
@@ -65,7 +65,7 @@ class Before:
 def dirty_log_facts(monitor: Commands) -> Before:
     """Read the settings that COLO changes.
 
-    Raises HypervisorError, and CannotCapture if QEMU has no COLO or another job migrates the guest.
+    Raises HypervisorError, and CannotCapture if QEMU has no COLO or the guest is being migrated.
     """
     undo = migration_settings.settings_facts(monitor, want=COLO, runs=None, folder=None)
     told = monitor.ask("query-migrate-parameters")
@@ -76,15 +76,16 @@ def dirty_log_facts(monitor: Commands) -> Before:
 
 
 def leave(monitor: Commands, before: Before) -> None:
-    """Leave COLO and restore QEMU's settings; then the guest runs and may be migrated.
+    """Leave COLO and restore QEMU's settings. Afterwards the guest is running and may be migrated.
 
-    Works from any point at which an agent may have died, and may be repeated. A guest that a user
-    paused runs for a moment. Raises HypervisorError, CaptureFailed.
+    This works from any point at which an agent may have died, and may be repeated. A guest that a
+    user paused runs briefly and is paused again. Raises HypervisorError, CaptureFailed.
     """
     paused = monitor.run_state() == "paused"
     status = monitor.ask("query-migrate").get("status", "none")
     if status == "colo":
-        # Without the capability QEMU would refuse; `migrate_cancel` leaves it in COLO for good.
+        # Without the capability, QEMU would refuse the command. After `migrate_cancel`, QEMU would
+        # stay in COLO for good.
         migration_settings.set_capabilities(monitor, {COLO: True})
         monitor.tell("x-colo-lost-heartbeat", {})
         _wait_for_cleanup(monitor)
@@ -104,10 +105,10 @@ def leave(monitor: Commands, before: Before) -> None:
 
 
 def _wait_for_cleanup(monitor: Commands) -> None:
-    """Wait until QEMU's COLO thread has ended. Raises CaptureFailed if it does not.
+    """Wait until QEMU's COLO thread has ended. Raises CaptureFailed if it does not end.
 
-    COLO counts as completed before its thread has resumed the guest and ended. A `migrate` in
-    between would be refused, and QEMU would not recover from it.
+    QEMU reports COLO as completed before the thread has resumed the guest and ended. A `migrate` in
+    between would be refused, and QEMU would not recover from the attempt.
     """
     give_up = time.monotonic() + _PATIENCE
     while any(one["type"] == "migration" for one in monitor.ask("query-yank")):
@@ -125,9 +126,10 @@ def _set(monitor: Commands, delay: int, downtime: int, bandwidth: int) -> None:
 
 
 class DirtyLog:
-    """Captures one epoch after the other, like `epoch_capture.Capturer`.
+    """Captures one epoch after another, like `epoch_capture.Capturer`.
 
-    Call `begin` first, which captures the first epoch, then `take` for each epoch, and `end` last.
+    First call `begin`, which captures the first epoch, then `take` for each further epoch, and
+    finally `end`.
     """
 
     def __init__(
@@ -135,9 +137,9 @@ class DirtyLog:
         last: Sequence[Mapping], most: int, output: Output, logs: Sequence[Log],
         still: Callable[[bool], None],
     ) -> None:  # fmt: skip
-        """`undo`: of a capture without shared memory; `last`: the copies of the memory files;
-        `most`: maximum number of an epoch's pages to keep aside, beyond which the new content goes
-        directly into the last copy; `still`: as for `Capturer`.
+        """`undo`: undo data of a capture without shared memory; `last`: the last copies of the
+        memory files; `most`: maximum number of an epoch's pages to keep aside, beyond which new
+        content is written directly to the last copy; `still`: as for `Capturer`.
         """
         self._monitor, self._undo = monitor, undo
         self._gathered = Gathered(files, last, most=most)
@@ -150,11 +152,11 @@ class DirtyLog:
         self._marks: Marks = []
 
     def begin(self, before: Before) -> Epoch:
-        """Start COLO, whose first pass sends all of memory, and return it as an epoch.
+        """Start COLO and return its first pass, which sends all memory, as an epoch.
 
-        The epoch has the pages that differ from the last copies, which have their new content
-        already. Disk writes do not wait for room in the log during the pass. Raises
-        HypervisorError, CaptureFailed; COLO is left then.
+        The epoch contains the pages that differ from the last copies; their new content is already
+        in the last copies. Disk writes do not wait for space in the log during the pass. Raises
+        HypervisorError, CaptureFailed; in that case, COLO is left.
         """
         monitor = self._monitor
         self._before = before
@@ -185,16 +187,16 @@ class DirtyLog:
         return self._epoch(without_description(first), ends, packets)
 
     def take(self, *, goes_on: bool = True) -> Epoch:
-        """Capture the next epoch; without `goes_on` the guest stays paused after it.
+        """Capture the next epoch. Without `goes_on`, the guest stays paused afterwards.
 
-        A guest that a user paused would run afterwards, so check its state first, as for any
-        capture. Raises HypervisorError, CaptureFailed; QEMU's settings are restored then, and the
-        guest runs.
+        A guest that a user paused would be resumed, so check its state first, as for any capture.
+        Raises HypervisorError, CaptureFailed; in that case, QEMU's settings are restored and the
+        guest is resumed.
         """
         self._marks = []
         try:
             self._until(Stage.ASKED)
-            # The guest cannot be stopped before its disk writes in flight have ended.
+            # The guest cannot be stopped until its disk writes in flight are complete.
             self._open_logs(True)
             self._still(True)
             self._mark("begin")
@@ -224,7 +226,7 @@ class DirtyLog:
         self._still(False)
 
     def end(self) -> None:
-        """Leave COLO; the guest runs then. May be repeated.
+        """Leave COLO; the guest is then running. May be repeated.
 
         Raises HypervisorError, CaptureFailed.
         """
@@ -243,8 +245,7 @@ class DirtyLog:
             self.end()
 
     def _shared_head(self) -> Head:
-        """Return the header of a stream without shared memory, for which it pauses the guest
-        briefly."""
+        """Return the header of a stream without shared memory. This pauses the guest briefly."""
         tape = Tape()
         with Drain(tape) as drain:
             standstill = PausedCapture(self._monitor, self._undo, drain)
@@ -265,7 +266,7 @@ class DirtyLog:
         return parse_head(bytes(tape.data))[0]
 
     def _first_pass(self) -> None:
-        """Receive all of memory; the guest is paused at the end."""
+        """Receive all memory; at the end, the guest is paused."""
         assert self._socket is not None
         reader = _Reader(self._socket, self._parser, self._buffer)
         reader.start()
@@ -297,9 +298,9 @@ class DirtyLog:
             self._mark("begin")
 
     def _barrier(self) -> tuple[tuple[int, ...], int]:
-        """Close the epoch of disks and network while the guest is paused.
+        """Close the epoch for disks and network while the guest is paused.
 
-        Returns where each disk's log ends, and the number of packets.
+        Returns the end offset of each disk's log, and the number of packets.
         """
         ends = tuple(log.size() for log in self._logs)
         packets = self._output.close_epoch()
@@ -316,8 +317,10 @@ class DirtyLog:
         )  # fmt: skip
 
     def _until(self, stage: Stage) -> None:
-        """Read until the parser has reached `stage`; MEMORY also counts as reached once it is over,
-        since QEMU does not stop there. Raises CaptureFailed."""
+        """Read until the parser has reached `stage`. Raises CaptureFailed.
+
+        MEMORY also counts as reached in later stages, since QEMU does not wait in that stage.
+        """
         passes = (stage,) if stage is not Stage.MEMORY else (stage, Stage.STATE, Stage.WHOLE)
         while self._parser.stage not in passes:
             assert self._socket is not None
@@ -326,7 +329,7 @@ class DirtyLog:
             except OSError as exc:
                 raise self._failed(str(exc)) from exc
             if not length:
-                raise self._failed("QEMU closed its end")
+                raise self._failed("QEMU closed the connection")
             self._parser.feed(self._buffer[:length])
 
     def _send(self, message: bytes) -> None:
@@ -340,7 +343,7 @@ class DirtyLog:
     def _failed(self, why: str) -> CaptureFailed:
         return CaptureFailed(
             f"the dirty log of {self._monitor.name} on {self._monitor.host} failed: {why}",
-            hint="see QEMU's log there; the method that compares memory does not need COLO",
+            hint="see QEMU's log there; the method that compares memory works without COLO",
         )
 
     def _open_logs(self, on: bool) -> None:
@@ -359,10 +362,10 @@ class _Nothing:
 
 
 class _Reader(threading.Thread):
-    """A thread that receives the first pass while another one polls the monitor for its end.
+    """A thread that receives the first pass while another thread polls the monitor for its end.
 
-    QEMU's monitor does not answer until QEMU has sent its data. The thread ends when nothing is
-    left to read after `over` is set.
+    QEMU's monitor does not answer until QEMU has sent its data. The thread ends once `over` is set
+    and no data is left to read.
     """
 
     def __init__(self, taken: socket.socket, parser: ColoParser, buffer: memoryview) -> None:
@@ -386,7 +389,7 @@ class _Reader(threading.Thread):
                 self._take(self._buffer[:length])
 
     def _take(self, data: memoryview) -> None:
-        """Parse data. An error is kept, not raised: QEMU must be able to send its stream."""
+        """Parse data. Errors are stored, not raised: QEMU must be able to send its stream."""
         try:
             self._parser.feed(data)
         except Exception as exc:  # noqa: BLE001 - raised in the thread that waits

@@ -1,7 +1,7 @@
 """Parse QEMU's COLO stream: memory and device state of one checkpoint after another. Pure.
 
-The layout is that of QEMU's migration/colo.c: first a complete migration stream, then 32-bit
-messages in both directions, with memory sections and a device state of stated length between them.
+The layout follows QEMU's migration/colo.c: first a complete migration stream, then 32-bit messages
+in both directions. Between messages are memory sections and a device state of stated length.
 """
 
 import struct
@@ -15,7 +15,7 @@ from vmckpt.capture.qemu_stream.stream import Sink, StreamParser
 READY, REQUEST, REPLY, SEND, SIZE, RECEIVED, LOADED = range(7)
 """Message numbers of QEMU's protocol."""
 MOST_STATE = 64 << 20
-"""Maximum size of a device state, in bytes; QEMU's are tens of KiB."""
+"""Maximum size of a device state, in bytes; usual sizes are tens of KiB."""
 
 _WORD = struct.Struct(">I")
 _SIZED = struct.Struct(">IQ")
@@ -25,22 +25,22 @@ class Stage(StrEnum):
     """The stage that the protocol is in."""
 
     FIRST = "first"
-    """All of memory is received. QEMU's monitor, not the stream, reports the end."""
+    """All memory is being received. QEMU's monitor, not the stream, reports the end."""
     OPEN = "open"
-    """The guest runs, and QEMU has not asked for a checkpoint yet."""
+    """The guest is running, and QEMU has not asked for a checkpoint yet."""
     ASKED = "asked"
-    """QEMU waits for the reply; the guest runs."""
+    """QEMU is waiting for the reply; the guest is running."""
     STOPPING = "stopping"
     MEMORY = "memory"
-    """The guest is paused; pages are received."""
+    """The guest is paused; pages are being received."""
     STATE = "state"
-    """The device state is received."""
+    """The device state is being received."""
     WHOLE = "whole"
     """The checkpoint is complete; the guest is paused until `loaded`."""
 
 
 class ColoParser(StreamParser):
-    """Parses what QEMU sends, in pieces of any size. Pages go to the sink, whose `tail` is unused.
+    """Parses QEMU's data, in pieces of any size. Pages go to the sink, whose `tail` is unused.
 
     An unexpected or unknown message raises StreamDamaged, after which the parser cannot be used.
     """
@@ -57,10 +57,10 @@ class ColoParser(StreamParser):
         return bytes(self._taken)
 
     def ready(self) -> bytes:
-        """Return what to send once QEMU's monitor reports the end of the first pass.
+        """Return the message to send once QEMU's monitor reports the end of the first pass.
 
-        QEMU resumes the guest when it receives that. Raises StreamDamaged if the first pass is not
-        complete.
+        QEMU resumes the guest when it receives this message. Raises StreamDamaged if the first pass
+        is not complete.
         """
         self._expect(Stage.FIRST)
         self.finish()
@@ -69,18 +69,18 @@ class ColoParser(StreamParser):
         return _WORD.pack(READY)
 
     def reply(self) -> bytes:
-        """Return what to send to start a checkpoint, for which QEMU pauses the guest.
+        """Return the message that starts a checkpoint, for which QEMU pauses the guest.
 
-        Raises StreamDamaged if QEMU has not asked.
+        Raises StreamDamaged if QEMU has not asked for a checkpoint.
         """
         self._expect(Stage.ASKED)
         self.stage = Stage.STOPPING
         return _WORD.pack(REPLY)
 
     def loaded(self) -> bytes:
-        """Return what to send when a checkpoint is complete; QEMU then resumes the guest.
+        """Return the messages to send when a checkpoint is complete; QEMU then resumes the guest.
 
-        Raises StreamDamaged if it is not complete.
+        Raises StreamDamaged if the checkpoint is not complete.
         """
         self._expect(Stage.WHOLE)
         self.stage = Stage.OPEN

@@ -1,6 +1,6 @@
 """Turn a checkpoint of QEMU's COLO stream into changed pages and a device state.
 
-The device state has the form that a waiting standby loads: that of an ordinary migration without
+The device state has the format that a waiting standby loads, as in an ordinary migration without
 shared memory.
 """
 
@@ -22,24 +22,25 @@ from vmckpt.replication.dirty_pages.finder import Changed, Pages
 
 _SHIFT = PAGE.bit_length() - 1
 _NONE: Numbers = np.zeros(0, dtype=np.intp)
-# The run state that the guest is to have after loading: QEMU records it once, before COLO begins.
+# The run state of the guest after loading, which QEMU records only once, before COLO begins.
 _NOTED = b"\x0bglobalstate" + struct.pack(">II", 0, 1)
 _RUNNING = struct.pack(">I", 8) + b"running\0"
 _PAUSED = struct.pack(">I", 7) + b"paused\0\0"
 
 
 class Gathered:
-    """A sink for a stream's pages: those of memory files go to `changed`, others to `private`."""
+    """A sink for a stream's pages: pages of memory files go to `changed`, others to `private`."""
 
     def __init__(self, files: Sequence[MemoryFile], last: Sequence[Mapping], *, most: int) -> None:
-        """`most`: maximum number of an epoch's pages to keep aside; more go to the last copy."""
+        """`most`: maximum number of an epoch's pages to keep aside. Further pages are written to
+        the last copy."""
         self._files, self._last, self._most = files, last, most
         self._first = True
         self._place: dict[int, int] = {}
         self.private: dict[str, NDArray[np.uint8]] = {}
-        """Blocks that are in no memory file, each of shape (pages, 4096)."""
+        """Blocks that are not in a memory file, each of shape (pages, 4096)."""
         self.version = 0
-        """Grows when a private block changes."""
+        """Increases when a private block changes."""
         self._names: list[str] = []
         self._numbers: list[list[Numbers]] = [[] for _ in files]
         self._pages: list[list[Pages]] = [[] for _ in files]
@@ -50,7 +51,7 @@ class Gathered:
     def begin(self, head: Head) -> None:
         """Assign the stream's blocks to the memory files.
 
-        Raises CannotCapture if the files are not all of the guest's main memory.
+        Raises CannotCapture if the blocks do not match the memory files.
         """
         self._names = [block.name for block in head.blocks]
         for index, block in enumerate(head.blocks):
@@ -82,7 +83,8 @@ class Gathered:
         elif not self._first:
             self._keep(file, numbers, np.zeros((len(numbers), PAGE // 8), dtype=np.uint64))
         else:
-            # A page that the copy never wrote is zero there already; writing it would allocate it.
+            # A page that was never written to the copy is already zero in it; writing it would
+            # allocate memory.
             numbers = numbers[self._last[file].written[numbers]]
             self._keep(file, numbers, np.zeros((len(numbers), PAGE // 8), dtype=np.uint64))
 
@@ -105,10 +107,10 @@ class Gathered:
         self._whole[file][numbers] = True
 
     def changed(self) -> list[Changed]:
-        """Return the changes of each file since the last call.
+        """Return the changes in each file since the last call.
 
-        Pages of the call before that were not written to the last copies since are returned again,
-        because QEMU sends each change only once.
+        Pages that the previous call returned, and that have not been written to the last copies
+        since, are returned again, because QEMU sends each change only once.
         """
         self._again()
         found = []
@@ -116,7 +118,7 @@ class Gathered:
             numbers, pages = _newest(self._numbers[file], self._pages[file])
             placed = np.flatnonzero(whole)
             if len(placed):
-                # Of a page that came twice, the content in the last copy is newer.
+                # If a page was received twice, the content in the last copy is newer.
                 still = ~whole[numbers]
                 numbers, pages = numbers[still], pages[still]
             found.append(Changed(numbers=numbers, pages=pages, whole=placed))
@@ -133,7 +135,7 @@ class Gathered:
 
 
 def _newest(numbers: list[Numbers], pages: list[Pages]) -> tuple[Numbers, Pages]:
-    """Return all pages sorted by number, with the last content of each."""
+    """Return all pages sorted by number, each with its latest content."""
     if not numbers:
         return _NONE, np.zeros((0, PAGE // 8), dtype=np.uint64)
     every = np.concatenate(numbers)
@@ -142,11 +144,14 @@ def _newest(numbers: list[Numbers], pages: list[Pages]) -> tuple[Numbers, Pages]
 
 
 class StateForm:
-    """Writes a checkpoint's device state as a standby with `x-ignore-shared` loads it."""
+    """Writes a checkpoint's device state in the format that a waiting standby loads.
+
+    The standby has the capability `x-ignore-shared`.
+    """
 
     def __init__(self, head: Head, gathered: Gathered, first: bytes) -> None:
-        """`head`: the header of a stream without shared memory, which lists its blocks;
-        `first`: the device state of the first pass, which ends with QEMU's description of it.
+        """`head`: the header of a stream without shared memory, which lists the stream's blocks;
+        `first`: the device state of the first pass, which ends with QEMU's VM description.
         """
         told = devices.description(first)
         text = json.dumps(told or {}).encode()
@@ -180,9 +185,9 @@ class StateForm:
 
 
 def paused(state: bytes) -> bytes:
-    """Return the device state with the run state "paused" in place of "running", if it has that.
+    """Return the device state with the run state "running", if present, replaced by "paused".
 
-    A guest that loads it waits for `cont`.
+    A guest that loads this state waits for `cont`.
     """
     if state.count(_NOTED + _RUNNING) != 1:
         return state

@@ -1,8 +1,8 @@
 """Find the pages that changed in an epoch by comparing a guest's memory with its last copy.
 
-This works on every host, in time proportional to the memory's size and not to the changes. Changed
-pages are copied aside while the guest is paused. The last copy keeps its content until `settle`, so
-that differences from it can be sent.
+This works on every host, but takes time proportional to the memory size, not to the changes.
+Changed pages are copied aside while the guest is paused. The last copy stays unchanged until
+`settle`, so that differences from it can be sent.
 """
 
 import os
@@ -31,9 +31,9 @@ class Changed:
     numbers: Numbers
     """Numbers of changed pages, sorted."""
     pages: Pages
-    """Their new content; the last copy still has the previous content."""
+    """New content of these pages; the last copy still has the previous content."""
     whole: Numbers = field(default_factory=lambda: _NONE)
-    """Numbers of changed pages beyond the limit, whose new content is in the last copy already."""
+    """Numbers of changed pages beyond the limit, whose new content is already in the last copy."""
 
     @property
     def count(self) -> int:
@@ -43,11 +43,12 @@ class Changed:
 class CompareFinder:
     """Finds changed pages by comparison. Use as `with CompareFinder(live, last, most=n) as finder`.
 
-    The caller keeps the mappings open. For each epoch call `prepare`, `begin`, then `settle`.
+    The caller keeps the mappings open. For each epoch, call `prepare`, then `begin`, then `settle`.
     """
 
     def __init__(self, live: Sequence[Mapping], last: Sequence[Mapping], *, most: int) -> None:
-        """`most`: maximum number of an epoch's pages to copy aside; more go to the last copy."""
+        """`most`: maximum number of an epoch's pages to copy aside. Further pages are written to
+        the last copy."""
         self._live, self._last, self._most = live, last, most
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="compare")
         self._room = most
@@ -61,14 +62,14 @@ class CompareFinder:
         self._pool.shutdown()
 
     def prepare(self) -> None:
-        """Populate the mappings while the guest still runs, to avoid page faults in the pause."""
+        """Populate the mappings while the guest is running, to avoid page faults in the pause."""
         self._held = [live.held() for live in self._live]
         for live, last, held in zip(self._live, self._last, self._held, strict=True):
             live.populate(held)
             last.populate(last.written)
 
     def begin(self) -> "Future[list[Changed]]":
-        """Start to compare. The memory must not change until the returned future is done."""
+        """Start the comparison. The memory must not change until the returned future is done."""
         self._room = self._most
         future: Future[list[Changed]] = Future()
 
@@ -123,7 +124,7 @@ class CompareFinder:
         return aside, copies, placed
 
     def _take(self, count: int) -> bool:
-        """Return whether `count` more pages may be copied aside, and count them."""
+        """Return whether `count` more pages may be copied aside; these pages are then counted."""
         with self._lock:
             self._room -= count
             return self._room >= 0

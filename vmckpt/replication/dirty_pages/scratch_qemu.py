@@ -1,9 +1,9 @@
 """A scratch guest: QEMU with a program of a few bytes in place of firmware, without libvirt.
 
-What may not work on a host is tested on a scratch guest, never on a user's guest. The program runs
-in 16-bit mode, which works even with a /dev/kvm that cannot run an ordinary kernel. It counts at
-0x600 and in 128 pages from 0x10000 on. QEMU ends with this process, and leaves no files: its memory
-file is unlinked.
+Features that may not work on a host are tested on a scratch guest, never on a user's guest. The
+program runs in 16-bit mode, which works even with a /dev/kvm that cannot run an ordinary kernel.
+The program increments counters at 0x600 and in 128 pages starting at 0x10000. QEMU is killed when
+this process ends, and leaves no files: the memory file is unlinked.
 """
 
 import json
@@ -42,10 +42,11 @@ _WITH_US = ("setpriv", "--pdeathsig", "KILL")
 
 
 class Scratch:
-    """A scratch guest that runs in the block. Use as `with Scratch() as guest`.
+    """A scratch guest that runs inside the block. Use as `with Scratch() as guest`.
 
-    It implements `capture.migration_settings.Commands`. Entering raises OSError if there is no such
-    QEMU, and HypervisorError if it does not start, as without the accelerator.
+    The class implements `capture.migration_settings.Commands`. Entering the block raises OSError if
+    the QEMU binary does not exist, and HypervisorError if QEMU does not start, for example without
+    the accelerator.
     """
 
     host, uri, name = "here", "", "scratch guest"
@@ -101,7 +102,7 @@ class Scratch:
         self._socket.close()
 
     def _said(self) -> str:
-        """Kill QEMU and return the last line of its errors."""
+        """Kill QEMU and return the last line of its error output."""
         self._process.kill()
         if self._process.stderr is not None and not self._process.stderr.closed:
             said = self._process.communicate()[1].decode(errors="replace").splitlines()
@@ -118,7 +119,7 @@ class Scratch:
         return int.from_bytes(os.pread(self.file, 4, COUNTER), "little")
 
     def goes_on(self, limit: float = 3.0) -> bool:
-        """Return whether the program counts; waits at most `limit` seconds for that."""
+        """Return whether the program is counting. Waits at most `limit` seconds for a change."""
         before, give_up = self.count(), time.monotonic() + limit
         while self.count() == before and time.monotonic() < give_up:
             time.sleep(0.005)
@@ -131,7 +132,7 @@ class Scratch:
     def tell(
         self, command: str, arguments: dict[str, object], *, files: tuple[int, ...] = ()
     ) -> Any:
-        """Run a QMP command with open `files` and return its answer. Raises HypervisorError."""
+        """Run a QMP command with open `files` and return the answer. Raises HypervisorError."""
         order = json.dumps({"execute": command, "arguments": arguments}).encode()
         try:
             socket.send_fds(self._socket, [order], list(files))
@@ -145,7 +146,7 @@ class Scratch:
             if "error" in told:
                 raise HypervisorError(f"{command}: {told['error']['desc']}", host=self.host)
             return told["return"]
-        raise HypervisorError(f"{command}: QEMU has ended: {self._said()}", host=self.host)
+        raise HypervisorError(f"{command}: QEMU is gone: {self._said()}", host=self.host)
 
     def _line(self, command: str) -> bytes:
         try:

@@ -1,7 +1,8 @@
-"""Choose the method that finds changed pages on a host; test it on a scratch guest and remember it.
+"""Choose the method that finds changed pages on a host, and test it on a scratch guest.
 
 QEMU's dirty log needs KVM: under TCG, COLO deadlocks after a few checkpoints. QEMU 10 does not
-enter COLO when it should. No QEMU is assumed to work before it was tested.
+enter COLO when it should. No QEMU is assumed to work until it has been tested. Test results are
+stored.
 """
 
 import json
@@ -38,7 +39,7 @@ class Finder(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The method to use, with the reason for display."""
+    """The method to use, and the reason, for display."""
 
     finder: Finder
     why: str
@@ -51,18 +52,19 @@ class Tried:
     checkpoints: int
     """Number of correct checkpoints."""
     broke: str = ""
-    """What went wrong; empty: nothing, and the guest ran and could be migrated afterwards."""
+    """Why the test failed. Empty: no failure, and the guest was running and could be migrated
+    afterwards."""
 
 
 def decide(accelerator: str, *, guarded: bool, tried: Tried | None) -> Choice | None:
     """Choose a method. Returns None if the dirty log must be tested first. Pure.
 
-    `guarded`: libvirt cannot migrate or save the guest meanwhile. COLO does not survive that: QEMU
-    does not refuse it, and can neither be migrated nor leave COLO afterwards. The mirror jobs of
-    the disks do not prevent it.
+    `guarded`: libvirt cannot migrate or save the guest while COLO is on. QEMU does not refuse a
+    migration during COLO, and afterwards can neither be migrated nor leave COLO. The mirror jobs of
+    the disks do not prevent a migration.
     """
     if accelerator != "kvm":
-        why = f"QEMU's dirty log needs kvm, and the guest runs under {accelerator}"
+        why = f"QEMU's dirty log needs kvm, but the guest is running under {accelerator}"
         return Choice(finder=Finder.COMPARE, why=why)
     if not guarded:
         why = "nothing prevents saving or migrating the guest while QEMU's dirty log is on"
@@ -82,11 +84,11 @@ def decide(accelerator: str, *, guarded: bool, tried: Tried | None) -> Choice | 
 def choose(
     folder: Path, *, qemu: str, accelerator: str, guarded: bool, trying: Callable[[], Tried]
 ) -> Choice:
-    """Choose a method, testing the dirty log if that is needed.
+    """Choose a method, and test the dirty log if necessary.
 
-    `folder`: directory that keeps results, by QEMU's version (`qemu`) and accelerator. `trying`
-    runs the test, as `tryout`; it is called only if the result matters and is not stored. Raises
-    OSError.
+    `folder`: directory with the results, by QEMU's version (`qemu`) and accelerator. `trying` runs
+    the test, for example `tryout`; it is called only if the result matters and is not stored yet.
+    Raises OSError.
     """
     found = decide(accelerator, guarded=guarded, tried=None)
     if found is None:
@@ -100,7 +102,7 @@ def choose(
 
 
 def recall(folder: Path, qemu: str, accelerator: str) -> Tried | None:
-    """Return the stored result of a test; None: there is none, or it is invalid."""
+    """Return the stored result of a test; None: there is no result, or it is invalid."""
     found = _told(folder).get(_key(qemu, accelerator))
     match found:
         case {"checkpoints": int(checkpoints), "broke": str(broke)}:
@@ -130,9 +132,9 @@ def _told(folder: Path) -> dict[str, object]:
 
 
 def tryout(*, qemu: str = scratch_qemu.QEMU, accelerator: str = "kvm") -> Tried:
-    """Capture epochs of a scratch guest and compare each with its memory.
+    """Capture epochs of a scratch guest and compare each epoch with the guest's memory.
 
-    Takes half a second, or up to half a minute if QEMU hangs.
+    This takes half a second, or up to half a minute if QEMU hangs.
     """
     right = 0
     try:
@@ -176,12 +178,12 @@ class _Trial:
         self._settle(self.log.begin(colo_dirty_log.dirty_log_facts(guest)))
 
     def close_epoch(self) -> int:
-        """Copy the memory while the guest is paused: the epoch must match it."""
+        """Copy the memory while the guest is paused: the epoch must match this copy."""
         self._seen = self._guest.memory.pages.copy()
         return 0
 
     def is_right(self) -> bool:
-        """Capture an epoch. Returns whether it has all changes."""
+        """Capture an epoch. Returns whether the epoch contains all changes."""
         self._settle(self.log.take())
         return np.array_equal(self._seen, self._last.pages)
 

@@ -1,1 +1,1 @@
-"""The disks of a protected guest: its writes are logged, sent, and applied to the standby."""
+"""The disks of a protected guest: writes are logged, sent, and applied to the standby."""

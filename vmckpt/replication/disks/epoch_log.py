@@ -1,7 +1,7 @@
 """The write log of a replicated disk on the guest's host: nbdkit appends, and the agent consumes.
 
-While the guest is paused and no write is in flight, the size of the log is the end of an epoch. The
-space of an acknowledged epoch is freed by punching a hole; offsets keep growing.
+While the guest is paused and no write is in flight, the size of the log marks the end of an epoch.
+The space of an acknowledged epoch is freed by punching a hole; offsets keep growing.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from vmckpt.replication.disks.log_control import Control
 from vmckpt.units import MIB, Seconds
 
 CHUNK = 4 * MIB
-"""Bytes of the log to read at once."""
+"""Number of bytes to read from the log at once."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -32,7 +32,7 @@ class DiskLogError(VmckptError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlace:
-    """Where the write log of one disk of a guest is."""
+    """The location of the write log of one disk of a guest."""
 
     folder: Path
     """A directory on tmpfs for this guest only, which only root can read."""
@@ -49,10 +49,10 @@ class LogPlace:
 
 
 class WriteLog:
-    """The agent's end of a write log. A new agent continues from the offset consumed last."""
+    """The agent's side of a write log. A new agent continues from the last consumed offset."""
 
     def __init__(self, place: LogPlace) -> None:
-        """Open the log. Raises DiskLogError if that fails, as when there is none."""
+        """Open the log. Raises DiskLogError on failure, for example if there is no log."""
         self._what, self._log = f"the write log {place.log}", place.log
         with ExitStack() as undo:
             try:
@@ -61,7 +61,7 @@ class WriteLog:
             except (OSError, ValueError) as exc:
                 raise DiskLogError(f"{self._what} cannot be opened: {exc}") from exc
             undo.callback(os.close, self._file)
-            # An agent may have died after it set `consumed` and before it freed the space.
+            # An earlier agent may have died after setting `consumed`, before freeing the space.
             self._punch(0, self.consumed)
             undo.pop_all()
 
@@ -72,48 +72,48 @@ class WriteLog:
         self.close()
 
     def close(self) -> None:
-        """Close the files; the log and its nbdkit stay."""
+        """Close the files. The log and its nbdkit process remain."""
         os.close(self._file)
         self._control.close()
 
     def size(self) -> int:
-        """Return where the last complete record ends, behind all writes that were answered."""
+        """Return the end of the last complete record; all answered writes are before it."""
         return self._control.written
 
     @property
     def consumed(self) -> int:
-        """Where the part of the log that is still needed begins."""
+        """The offset where the part of the log that is still needed begins."""
         return self._control.consumed
 
     def failed(self) -> str | None:
         """Return why the log may lack writes; None: it is complete.
 
-        Either a write was refused, or nbdkit has ended, which QEMU notices only at its next write.
+        Either a write was refused, or nbdkit is gone, which QEMU notices only at its next write.
         """
         if self._control.failed:
             return os.strerror(self._control.failed)
-        return None if nbdkit_process(self._log, self._control) else "its nbdkit has ended"
+        return None if nbdkit_process(self._log, self._control) else "its nbdkit process is gone"
 
     def waited(self) -> Seconds:
-        """Return how long the guest's writes have waited for room in the log, in total."""
+        """Return the total time for which the guest's writes have waited for space in the log."""
         return Seconds(self._control.waited / 1e9)
 
     def set_open(self, on: bool) -> None:
         """Set whether writes continue even if too much of the log is not consumed.
 
-        It must be on before the guest is stopped, which waits for its writes in flight, and off
-        again afterwards.
+        Switch this on before the guest is paused, since pausing waits for the writes in flight, and
+        off again afterwards.
         """
         self._control.never_wait = on
 
     def read(self, first: int, end: int, *, most: int = CHUNK) -> Iterator[bytes]:
         """Yield the log from offset `first` to `end`, in pieces of complete records.
 
-        `most`: maximum size of a piece, which must be at least that of the longest record. Raises
-        DiskLogError if the log cannot be read there, and ValueError for offsets that are not in it.
+        `most`: maximum size of a piece, at least the size of the longest record. Raises
+        DiskLogError if the log cannot be read, and ValueError for offsets outside the log.
         """
         if most < write_log.LONGEST + write_log.HEADER.size:
-            raise ValueError(f"a piece of {most} bytes may be too small for a record")
+            raise ValueError(f"pieces of {most} bytes may be too small for a record")
         if not self.consumed <= first <= end <= self.size():
             raise ValueError(f"{self._what} has no bytes {first} to {end}")
         while first < end:
@@ -128,20 +128,21 @@ class WriteLog:
             first += length
 
     def consume(self, end: int) -> None:
-        """Free the log before `end`, which the backup has; writes that wait for room continue.
+        """Free the log before `end`, which the backup has; waiting writes then continue.
 
-        Raises DiskLogError, and ValueError if `end` is before what was consumed or beyond what was
-        written.
+        Raises DiskLogError, and ValueError if `end` is before the consumed or beyond the written
+        offset.
         """
         first = self.consumed
         if not first <= end <= self.size():
             raise ValueError(f"{self._what} cannot be consumed from {first} to {end}")
-        # The offset first: an agent that dies in between leaves space to free, and loses no data.
+        # Set the offset first: an agent that dies in between leaves unfreed space, but loses no
+        # data.
         self._control.consumed = end
         self._punch(first, end)
 
     def _punch(self, first: int, end: int) -> None:
-        # Only whole pages are freed, so start with the page that was consumed in part before.
+        # Only complete pages are freed, so start with the page that was partly consumed before.
         begin = first - first % mmap.PAGESIZE
         try:
             punch(self._file, begin, end - begin)
@@ -150,10 +151,10 @@ class WriteLog:
 
 
 def nbdkit_process(log: Path, control: Control) -> int | None:
-    """Return the process ID of the nbdkit that writes a log; None if it does not run."""
+    """Return the process ID of the nbdkit that writes a log; None if it is not running."""
     process = control.process
     with suppress(OSError):
-        # Another process may have this process ID by now.
+        # The process ID may since have been reused for another process.
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
         if os.fsencode(f"log={log}") in words:
             return process

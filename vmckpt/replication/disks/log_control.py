@@ -1,8 +1,8 @@
 """The control file of a write log: numbers that a disk's nbdkit and the agent share by mapping it.
 
-Needs only the standard library, since the nbdkit plugin runs under Debian's own Python. Each number
-is eight aligned bytes, read and written in one access, and has one writer; so no reader sees a
-partly written number.
+This module needs only the standard library, since the nbdkit plugin runs under Debian's own Python.
+Each number is eight aligned bytes, read and written in one access, and has one writer. So no reader
+sees a partly written number.
 """
 
 import mmap
@@ -13,16 +13,16 @@ from typing import Self
 
 SIZE = 4096
 MARK = 0x564D434B4C4F4731  # "VMCKLOG1"
-"""The first number of the file; another layout gets another number."""
+"""The first number in the file; a different layout gets a different number."""
 
 _MARK, _CONSUMED, _NEVER_WAIT, _WRITTEN, _FAILED, _WAITED, _PROCESS = range(7)
 
 
 class Control:
-    """A mapped control file. Use it as `with Control(path) as control`, or close it at the end."""
+    """A mapped control file. Use as `with Control(path) as control`, or call `close` at the end."""
 
     def __init__(self, path: Path) -> None:
-        """Map the file. Raises OSError, and ValueError if it is not a control file."""
+        """Map a file. Raises OSError, and ValueError if the file is not a control file."""
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             self._mapped = mmap.mmap(file, SIZE)
@@ -53,7 +53,7 @@ class Control:
 
     @property
     def consumed(self) -> int:
-        """Where the part of the log that is still needed begins; set by the agent."""
+        """The offset where the part of the log that is still needed begins; set by the agent."""
         return self._numbers[_CONSUMED]
 
     @consumed.setter
@@ -62,7 +62,7 @@ class Control:
 
     @property
     def never_wait(self) -> bool:
-        """Whether no write may wait for room; set by the agent."""
+        """Whether writes must not wait for space; set by the agent."""
         return self._numbers[_NEVER_WAIT] != 0
 
     @never_wait.setter
@@ -71,7 +71,7 @@ class Control:
 
     @property
     def written(self) -> int:
-        """Where the log's last complete record ends; set by the plugin, as all that follows."""
+        """The end of the last complete record. The plugin sets this and all numbers below."""
         return self._numbers[_WRITTEN]
 
     @written.setter
@@ -80,7 +80,7 @@ class Control:
 
     @property
     def failed(self) -> int:
-        """The errno of a write that was refused, and so is not in the log; 0: none was."""
+        """The errno of a write that was refused and is not in the log; 0: no write was refused."""
         return self._numbers[_FAILED]
 
     @failed.setter
@@ -89,7 +89,8 @@ class Control:
 
     @property
     def waited(self) -> int:
-        """How long writes have waited for room, in nanoseconds; it grows while a write waits."""
+        """Total time for which writes have waited for space, in nanoseconds; it grows while a write
+        is waiting."""
         return self._numbers[_WAITED]
 
     @waited.setter
@@ -98,7 +99,7 @@ class Control:
 
     @property
     def process(self) -> int:
-        """The process ID of nbdkit; 0: it does not serve yet."""
+        """The process ID of nbdkit; 0: it is not serving yet."""
         return self._numbers[_PROCESS]
 
     @process.setter

@@ -1,7 +1,7 @@
-"""The block job that copies a guest's writes to their log, before each write is answered.
+"""The block job that copies each write of a guest to the disk's log before the write is answered.
 
-The job and its nodes are found by name alone, so that another process can remove them later.
-libvirt does not know of the job: a `virsh save` ends the guest, and the mirror with it.
+The job and its nodes are found by name only, so that another process can remove them later. libvirt
+does not know about the job: `virsh save` stops the guest, and with it the mirror.
 """
 
 import time
@@ -21,7 +21,7 @@ _TOP = "-top"
 _LONGEST_NAME = 31 - len(_TOP)
 _PATIENCE = Seconds(10.0)
 _GENTLY = Seconds(2.0)
-"""How long to wait for a working job to become ready, and then to end, before it is forced to."""
+"""How long to wait for a working job to become ready and then end, before it is forced to end."""
 _TURN = 0.005
 
 
@@ -30,26 +30,26 @@ class MirrorEnded(HypervisorError):
 
 
 Still = Callable[[bool], None]
-"""Called with True right before the guest is paused, and with False when it runs again. If the
-agent dies in between, the watchdog resumes the guest."""
+"""Called with True right before the guest is paused, and with False once it is running again. If
+the agent dies in between, the watchdog resumes the guest."""
 
 
 def unnoticed(_: bool) -> None:
-    """Do nothing: the `Still` for when no watchdog runs, as while a protection is removed."""
+    """Do nothing: a `Still` to use while no watchdog is running, as when removing a protection."""
 
 
 def name_of(disk: int) -> str:
-    """Return the name of a disk's job, and of the node that it writes to."""
+    """Return the name of a disk's job, and of the node to which it writes."""
     return f"{MARK}{disk}"
 
 
 def start_mirror(
     monitor: Commands, *, node: str, socket: Path, job: str, still: Still = unnoticed
 ) -> None:
-    """Mirror what is written to a disk from now on into the log that `socket` serves.
+    """Mirror all further writes to a disk into the log that is served on `socket`.
 
-    Does nothing if that job runs already. Raises HypervisorError, and leaves no job then; and
-    ValueError if the job's name is too long.
+    Does nothing if the job is already running. Raises HypervisorError, and leaves no job in that
+    case; ValueError if the job's name is too long.
     """
     if len(job) > _LONGEST_NAME:
         raise ValueError(f"{job} is too long for the name of a block node")
@@ -58,15 +58,16 @@ def start_mirror(
     end(monitor, job, still)
     target: dict[str, object] = {
         "driver": "nbd", "node-name": job, "server": {"type": "unix", "path": str(socket)},
-        # Zeros must take no room in the log, and need not be copied byte by byte.
+        # Zeros must take no space in the log, and need not be copied byte by byte.
         "discard": "unmap", "detect-zeroes": "unmap",
     }  # fmt: skip
     monitor.tell("blockdev-add", target)
     order = {
         "job-id": job, "device": node, "target": job, "filter-node-name": _filter(job),
         "sync": "none", "copy-mode": "write-blocking",
-        # Neither setting affects the guest. With "report", a write that is missing in the log shows
-        # up to 100 ms later, when its epoch may be sealed already; with "stop" it shows at once.
+        # Neither setting affects the guest. With "report", a write that is missing in the log is
+        # detected up to 100 ms later, when its epoch may already be sealed; with "stop", it is
+        # detected immediately.
         "on-target-error": "stop", "on-source-error": "stop", "auto-dismiss": False,
     }  # fmt: skip
     try:
@@ -77,10 +78,10 @@ def start_mirror(
 
 
 def begun(monitor: Commands, job: str) -> bool:
-    """Return whether the job has become ready; writes are logged before that, too.
+    """Return whether the job has become ready. Writes are also logged before that.
 
-    If it is called while the guest is paused and raises nothing, all earlier writes are in the log.
-    Raises MirrorEnded if a write is not, or if the job has ended, and HypervisorError.
+    If this is called while the guest is paused and raises no error, all earlier writes are in the
+    log. Raises MirrorEnded if a write is missing or the job has ended; HypervisorError.
     """
     found = _job(monitor, job)
     why = _why_over(found)
@@ -94,7 +95,7 @@ def begun(monitor: Commands, job: str) -> bool:
 
 
 def end(monitor: Commands, job: str, still: Still = unnoticed) -> None:
-    """Remove the mirror in whatever state it is; does nothing if there is none.
+    """Remove the mirror, whatever its state; does nothing if there is no mirror.
 
     The log must not make writes wait meanwhile. Raises HypervisorError.
     """
@@ -104,7 +105,7 @@ def end(monitor: Commands, job: str, still: Still = unnoticed) -> None:
         waited = time.monotonic() - began
         if waited > _PATIENCE:
             raise HypervisorError(
-                f"{monitor.name} on {monitor.host}: the mirror {job} does not end"
+                f"{monitor.name} on {monitor.host}: the mirror {job} does not stop"
                 f" ({found['status']})",
                 host=monitor.host,
             )
@@ -123,9 +124,10 @@ def end(monitor: Commands, job: str, still: Still = unnoticed) -> None:
 
 
 def _break_off(monitor: Commands, job: str, still: Still) -> None:
-    """Cancel a job that fails or never became ready, with the guest paused.
+    """Cancel a job that fails or never became ready, while the guest is paused.
 
-    QEMU (7.2, mirror.c) frees memory that writes in flight still use, which corrupts its heap.
+    Otherwise QEMU (7.2, mirror.c) frees memory that writes in flight still use, which corrupts its
+    heap.
     """
     runs = monitor.run_state() == "running"
     if runs:
@@ -140,8 +142,8 @@ def _break_off(monitor: Commands, job: str, still: Still) -> None:
 
 
 def _cancel(monitor: Commands, job: str, *, force: bool) -> None:
-    """Cancel a job. Without `force` a ready job waits for the writes in flight before it ends."""
-    with suppress(QmpRefused):  # it may end by itself meanwhile
+    """Cancel a job. Without `force`, a ready job first waits for the writes in flight."""
+    with suppress(QmpRefused):  # the job may end by itself meanwhile
         monitor.tell("block-job-cancel", {"device": job, "force": force})
 
 
@@ -150,7 +152,7 @@ def _filter(job: str) -> str:
 
 
 def _why_over(found: dict[str, Any] | None) -> str | None:
-    """Return why a job does not work any more; None: it works."""
+    """Return why a job no longer works; None: it works."""
     if found is None:
         return "it was removed"
     if found["io-status"] != "ok":

@@ -1,10 +1,11 @@
-"""An nbdkit plugin: a disk that only logs what is written to it.
+"""An nbdkit plugin: a disk that only logs writes.
 
     nbdkit -U SOCKET python nbdkit_plugin.py log=FILE control=FILE size=BYTES limit=BYTES most=BYTES
 
-A write is answered when it is in the log. While more than `limit` bytes of the log are not
-consumed, it waits; if no write may wait (control.never_wait), it is refused beyond `most` bytes.
-The disk reads as zeros. nbdkit calls one function at a time, so the log has the order of replies.
+A write is answered once it is in the log. While more than `limit` bytes of the log are not
+consumed, writes wait. If writes must not wait (control.never_wait), they are refused beyond `most`
+bytes. The disk reads as zeros. nbdkit calls one function at a time, so the log is in the order of
+the replies.
 """
 
 import errno
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import nbdkit  # type: ignore[import-not-found]  # exists only inside nbdkit
 
-# nbdkit runs Debian's own Python, which does not find this package by itself.
+# nbdkit runs Debian's own Python, which does not find the vmckpt package by itself.
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from vmckpt.replication.disks import write_log
@@ -29,7 +30,7 @@ _told: dict[str, str] = {}
 
 
 class _Log:
-    """The writing end of the log."""
+    """The writer's side of the log."""
 
     def __init__(self, told: dict[str, str]) -> None:
         self.size = int(told["size"])
@@ -42,7 +43,7 @@ class _Log:
         self._control.process = os.getpid()
 
     def append(self, *parts: write_log.Buffer) -> None:
-        """Append complete records, all or none. Raises OSError if there is no room for them."""
+        """Append complete records, all or none. Raises OSError if there is not enough space."""
         length = sum(map(len, parts))
         self._wait()
         while not self._try(parts, length):
@@ -51,7 +52,7 @@ class _Log:
             self._pause()
 
     def _try(self, parts: tuple[write_log.Buffer, ...], length: int) -> bool:
-        """Return whether there was room. What is behind `written` does not count."""
+        """Return whether there was enough space. Data after the offset `written` is ignored."""
         end = self._control.written
         try:
             done = os.pwritev(self._file, parts, end)
@@ -96,7 +97,7 @@ def config(key: str, value: str) -> None:
 
 
 def config_complete() -> None:
-    """Open the files that the parameters name."""
+    """Open the files given in the parameters."""
     global _log  # noqa: PLW0603 - a plugin of nbdkit is a module, and this is its state
     missing = [key for key in _KEYS if key not in _told]
     if missing:
@@ -105,12 +106,12 @@ def config_complete() -> None:
 
 
 def thread_model() -> int:
-    """Handle one request at a time, so that the log has the order of the replies."""
+    """Handle one request at a time, so that the log is in the order of the replies."""
     return int(nbdkit.THREAD_MODEL_SERIALIZE_ALL_REQUESTS)
 
 
 def after_fork() -> None:
-    """Record that this process serves."""
+    """Record that this process is serving the disk."""
     _log.begin()
 
 
@@ -125,7 +126,7 @@ def get_size(_handle: int) -> int:
 
 
 def can_fua(_handle: int) -> int:
-    """Report native FUA: a write that was answered needs no flush."""
+    """Report native FUA: no flush is needed after a write was answered."""
     return int(nbdkit.FUA_NATIVE)
 
 
@@ -135,7 +136,7 @@ def can_fast_zero(_handle: int) -> bool:
 
 
 def pread(_handle: int, room: bytearray, _offset: int, _flags: int) -> None:
-    """Read as zeros; the mirror never reads."""
+    """Return zeros; the mirror never reads."""
     room[:] = bytes(len(room))
 
 
@@ -159,4 +160,4 @@ def trim(_handle: int, count: int, offset: int, _flags: int) -> None:
 
 
 def flush(_handle: int, _flags: int) -> None:
-    """Do nothing: flushed data is safe once its epoch is committed, and output waits for that."""
+    """Do nothing: output waits until the epoch is committed, which makes flushed data safe."""

@@ -1,7 +1,7 @@
-"""The nbdkit process of each replicated disk: it outlives the agent, and only `stop` ends it.
+"""The nbdkit process of each replicated disk: it outlives the agent, and only `stop` stops it.
 
-Its files are in a directory that belongs to root. Its socket has a directory of its own, because
-QEMU connects to it, which usually runs as another user.
+The files of nbdkit are in a directory that belongs to root. The socket is in a separate directory,
+because QEMU connects to it and usually runs as another user.
 """
 
 import os
@@ -23,7 +23,7 @@ from vmckpt.units import MIB, Bytes, Seconds
 PACKAGES = ("nbdkit", "nbdkit-plugin-python")
 """The Debian packages that are required."""
 
-# Room beyond the limit for the writes in flight when the guest is stopped: more than 128 of QEMU's
+# Space beyond the limit for the writes in flight when the guest is paused: more than 128 of QEMU's
 # longest writes.
 _MORE = 512 * MIB
 _LONGEST_SOCKET = 107
@@ -34,24 +34,27 @@ _ENDS = Seconds(5.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Socket:
-    """The socket where QEMU finds the server, and its permissions. Another owner needs root."""
+    """The socket on which QEMU finds the server, and its permissions.
+
+    Setting another owner needs root.
+    """
 
     path: Path
     owner: tuple[int, int] | None = None
-    """User and group IDs of QEMU, which nbdkit runs as, too; None: those of this process."""
+    """User and group IDs of QEMU, which nbdkit also uses; None: the IDs of this process."""
     mode: int = 0o600
     folder_mode: int = 0o711
     """Mode of the socket's directory, if it must be created."""
 
 
 def start(place: LogPlace, socket: Socket, *, size: Bytes, limit: Bytes) -> int:
-    """Serve a new, empty log for a disk, unless its server runs already.
+    """Serve a new, empty log for a disk, unless its server is already running.
 
-    `size`: of the disk; `limit`: bytes of the log that may wait for the backup before the guest's
-    writes wait. Returns the process ID of nbdkit, which is not a child of this process. If a server
-    has died, the part of its log that was not read is lost, and QEMU notices only at its next
-    write: call `mirror_job.end` first, and copy all of the disk again afterwards. Raises
-    DiskLogError, BadInput.
+    `size`: size of the disk; `limit`: number of unconsumed bytes in the log beyond which the
+    guest's writes wait. Returns the process ID of nbdkit, which is not a child of this process. If
+    a server has died, the part of its log that was not read is lost, and QEMU notices this only at
+    its next write. In that case, call `mirror_job.end` first, and copy the complete disk again
+    afterwards. Raises DiskLogError, BadInput.
     """
     if len(os.fsencode(socket.path)) > _LONGEST_SOCKET:
         raise BadInput(f"{socket.path} is too long for the path of a socket")
@@ -73,7 +76,7 @@ def _make(place: LogPlace, socket: Socket) -> None:
     if not socket.path.parent.exists():
         socket.path.parent.mkdir(parents=True)
         socket.path.parent.chmod(socket.folder_mode)
-    # A server that died has left its socket.
+    # A server that died may have left its socket.
     socket.path.unlink(missing_ok=True)
     os.close(os.open(place.log, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
     Control.create(place.control)
@@ -98,8 +101,8 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
     facts = {"log": place.log, "control": place.control, "size": size}
     facts |= {"limit": limit, "most": limit + _MORE}
     command += ["python", str(_PLUGIN), *(f"{key}={value}" for key, value in facts.items())]
-    # nbdkit returns when the socket exists, and keeps running in the background, where it would
-    # hold a pipe open.
+    # The command returns once the socket exists; nbdkit keeps running in the background, and would
+    # keep a pipe open.
     with tempfile.TemporaryFile() as said:
         try:
             done = subprocess.run(
@@ -108,7 +111,7 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
             )  # fmt: skip
         except FileNotFoundError:
             raise DiskLogError(
-                "nbdkit is not installed here", hint=f"install {' and '.join(PACKAGES)}"
+                "nbdkit is not installed on this host", hint=f"install {' and '.join(PACKAGES)}"
             ) from None
         except subprocess.TimeoutExpired:
             raise DiskLogError(f"nbdkit did not start within {_STARTS:g} s") from None
@@ -122,7 +125,10 @@ def _launch(place: LogPlace, socket: Socket, *, size: int, limit: int) -> None:
 
 
 def _begun(place: LogPlace) -> int:
-    """Wait until nbdkit serves, a moment after it went to the background. Raises DiskLogError."""
+    """Wait until nbdkit is serving, shortly after it went to the background.
+
+    Raises DiskLogError.
+    """
     give_up = time.monotonic() + _STARTS
     while time.monotonic() < give_up:
         if (process := running(place)) is not None:
@@ -132,16 +138,16 @@ def _begun(place: LogPlace) -> int:
 
 
 def running(place: LogPlace) -> int | None:
-    """Return the process ID of this log's nbdkit; None if it does not run."""
+    """Return the process ID of this log's nbdkit; None if it is not running."""
     with suppress(OSError, ValueError), Control(place.control) as control:
         return epoch_log.nbdkit_process(place.log, control)
     return None
 
 
 def stop(place: LogPlace, socket: Socket) -> None:
-    """End nbdkit and remove its files and socket; does nothing if there are none.
+    """Kill nbdkit and remove its files and socket, if they exist.
 
-    The mirror must have been removed before. Raises DiskLogError.
+    The mirror must be removed first. Raises DiskLogError.
     """
     try:
         _kill(place)
@@ -160,8 +166,8 @@ def _kill(place: LogPlace) -> None:
     except ProcessLookupError:
         return
     try:
-        # Check again, now that no other process can get its process ID. SIGKILL is safe: nbdkit has
-        # nothing to clean up, and another signal might wait for a connection that hangs.
+        # Check again, now that the process ID cannot be reused. SIGKILL is safe: nbdkit has nothing
+        # to clean up, and after another signal nbdkit might wait for a hung connection.
         if running(place) == process:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)

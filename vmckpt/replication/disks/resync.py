@@ -1,11 +1,11 @@
-"""Synchronise a standby's disks; pieces that are equal on both sides are not sent.
+"""Synchronise a standby's disks. Pieces that are equal on both sides are not sent.
 
-The guest writes meanwhile, and its writes go to the disks' logs. A piece must be sent before the
-part of the log that follows its read: what the log still has is newer than the piece, or the same.
+The guest keeps writing meanwhile, and its writes are logged. A piece must be sent before the part
+of the log that was written after the piece was read: this part is as new as the piece or newer.
 
-The running guest's own QEMU serves its disks for this. QEMU has only one NBD server. A socket in a
-directory of vmckpt marks the server as vmckpt's, so that after an agent has died the next agent can
-stop this server, but no other.
+The running guest's own QEMU serves the disks. QEMU has only one NBD server. A socket in one of
+vmckpt's directories marks the server as vmckpt's. So if an agent dies, the next agent can stop this
+server, but no other server.
 """
 
 import shutil
@@ -30,22 +30,22 @@ from vmckpt.replication.protocol.messages import Digests, PageRequest
 from vmckpt.units import MIB, Bytes, Seconds
 
 PIECE = 64 << 10
-"""Bytes that are compared, and sent, as a unit."""
+"""Number of bytes that are compared and sent as a unit."""
 _ASKED = 256
-"""Pieces whose digests are requested at once: 16 MiB, so that no log waits for long."""
+"""Number of pieces per request for digests: 16 MiB, so that no log waits for long."""
 _READ = MIB
 _BATCH = 4 * MIB
 _ANSWER = Seconds(30.0)
 _DIGEST = 8
-"""Bytes of a digest, as for pages of memory: see `page_codec.digests`."""
+"""Length of a digest in bytes, as for pages of memory: see `page_codec.digests`."""
 
 
 class Readable(Protocol):
-    """A disk that can be read; `capture.nbd.client.Client` is one."""
+    """A disk that can be read, for example a `capture.nbd.client.Client`."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         ...
 
     def read_many(self, pieces: Iterable[tuple[int, int]], /) -> Iterator[Piece]:
@@ -59,9 +59,9 @@ class Progress:
 
     compared: Bytes
     sent: Bytes
-    """Bytes of pieces that differed, before compression."""
+    """Total size of the pieces that differed, before compression."""
     whole: Bytes
-    """Size of all disks."""
+    """Total size of all disks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +77,18 @@ class _Content:
         return _zeros(self.length) if self.data is None else _short(self.data)
 
     def record(self, digest: bytes) -> list[write_log.Buffer]:
-        """Return the record that makes another disk equal at this piece."""
+        """Return the record that makes this piece of another disk equal."""
         if self.data is None or digest == _zeros(self.length):
             return [write_log.header(self.offset, self.length, write_log.ZEROS)]
         return [write_log.header(self.offset, self.length), self.data]
 
 
 def bring(line: PeerConnection, sender: Sender, disks: Sequence[Readable]) -> Iterator[Progress]:
-    """Make the backup's disks equal to these, except for what is in their logs meanwhile.
+    """Make the backup's disks equal to `disks`, except for writes that are still in the logs.
 
-    Yields the progress after each step. The guest's writes must be logged before this begins. The
-    caller must send the logs between two steps, and at no other time. Raises ConnectionLost,
-    WireError, and what the disks raise.
+    Yields the progress after each step. Logging of the guest's writes must start before this call.
+    The caller must send the logs between two steps, and at no other time. Raises ConnectionLost,
+    WireError, and any error of the disks.
     """
     whole = sum(disk.size for disk in disks)
     compared = sent = 0
@@ -110,19 +110,19 @@ def bring(line: PeerConnection, sender: Sender, disks: Sequence[Readable]) -> It
 def answer(wanted: PageRequest, disks: Sequence[Readable]) -> Digests:
     """Return the backup's answer to a request for digests of a disk.
 
-    Raises IndexError, ValueError if the request is invalid, and what the disks raise.
+    Raises IndexError, ValueError if the request is invalid, and any error of the disks.
     """
     disk = disks[-1 - wanted.file]
     if wanted.count > _ASKED or wanted.first + wanted.count > _count(disk):
-        raise ValueError(f"no {wanted.count} pieces of that disk from piece {wanted.first} on")
+        raise ValueError(f"invalid request for {wanted.count} pieces from piece {wanted.first}")
     found = [one.digest() for one in _contents(disk, wanted.first, wanted.count)]
     return Digests(file=wanted.file, first=wanted.first, data=b"".join(found))
 
 
 def _differences(ours: Sequence[_Content], theirs: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield batches of records for the pieces that differ, each with its bytes of disk content.
+    """Yield batches of records for the pieces that differ, and the size of each batch's pieces.
 
-    `theirs`: digests of the backup's pieces; empty: not known.
+    `theirs`: digests of the backup's pieces; empty: unknown.
     """
     batch: list[write_log.Buffer] = []
     much = 0
@@ -167,7 +167,10 @@ _EXPORT = "vmckpt-read-"
 
 
 def place_of(folder: Path) -> Path:
-    """Return the directory of the socket that serves a guest's disks. `folder`: the guest's."""
+    """Return the directory of the socket on which a guest's disks are served.
+
+    `folder`: the guest's directory.
+    """
     return folder / "read"
 
 
@@ -177,8 +180,8 @@ def opened(
 ) -> Iterator[list[Client]]:
     """Open block nodes of the running guest for reading, and yield a client for each, in order.
 
-    `owner`: user and group IDs of QEMU. Raises HypervisorError, and ConnectionLost if another
-    process uses QEMU's NBD server now.
+    `owner`: user and group IDs of QEMU. Raises HypervisorError, and ConnectionLost if QEMU's NBD
+    server is already in use.
     """
     end(monitor, place)
     qemu_user.make_folder(place, owner)
@@ -205,6 +208,6 @@ def opened(
 def end(monitor: Commands, place: Path) -> None:
     """Stop serving the guest's disks; does nothing if none is served. Raises HypervisorError."""
     if (place / _SOCKET).exists():
-        with suppress(QmpRefused):  # the server has stopped already
+        with suppress(QmpRefused):  # the server is already stopped
             monitor.tell("nbd-server-stop", {})
     shutil.rmtree(place, ignore_errors=True)

@@ -1,6 +1,6 @@
 """The format of a write log: a guest's writes to a disk in order, as records with headers. Pure.
 
-Needs only the standard library, since the nbdkit plugin runs under Debian's own Python.
+This module needs only the standard library, since the nbdkit plugin runs under Debian's own Python.
 """
 
 import struct
@@ -17,7 +17,7 @@ _PAD = bytes(3)
 LONGEST = 1 << 20
 """Maximum number of bytes of data in a record; a longer write becomes several records."""
 FURTHEST = (1 << 32) - 1
-"""Maximum number of bytes that a record without data covers."""
+"""Maximum number of bytes that a record without data may cover."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -75,7 +75,7 @@ def whole(data: Buffer) -> int:
 
 
 def _next(view: memoryview, here: int) -> tuple[Record | None, int]:
-    """Return the record at `here`, or None if it is truncated, and where the next one begins."""
+    """Return the record at `here`, or None if truncated, and the offset of the next record."""
     begin = here + HEADER.size
     if begin > len(view):
         return None, here

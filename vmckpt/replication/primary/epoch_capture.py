@@ -1,6 +1,6 @@
-"""Capture an epoch of a running guest: the changes of memory, devices, disks and network output.
+"""Capture an epoch of a running guest: its memory, device state, disk writes and network output.
 
-All of them belong to one instant: the guest is paused from the first step to the last.
+All of these are captured at one point in time: the guest is paused from the first step to the last.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,20 +19,20 @@ from vmckpt.units import Seconds
 
 
 class Finder(Protocol):
-    """A method to find changed pages; `dirty_pages.finder.CompareFinder` is one."""
+    """A method to find changed pages, for example `dirty_pages.finder.CompareFinder`."""
 
     def prepare(self) -> None: ...
     def begin(self) -> Comparison[list[Changed]]: ...
 
 
 class Output(Protocol):
-    """The guest's buffered output; `network_buffer.Buffers` is one."""
+    """The guest's buffered output, for example `network_buffer.Buffers`."""
 
     def close_epoch(self) -> int: ...
 
 
 class Log(Protocol):
-    """The write log of one disk; `disks.epoch_log.WriteLog` is one."""
+    """The write log of one disk, for example `disks.epoch_log.WriteLog`."""
 
     def size(self) -> int: ...
     def set_open(self, on: bool) -> None: ...
@@ -47,19 +47,20 @@ class Epoch:
     state: bytes
     """Device state, as QEMU wrote it."""
     ends: tuple[int, ...]
-    """Where the epoch ends in each disk's log."""
+    """The epoch's end offset in each disk's log."""
     packets: int
-    """Number of buffered packets, at the network card that has the most."""
+    """Number of buffered packets at the network card that has the most."""
     pause: Seconds
     """How long the guest was paused."""
     phases: dict[str, Seconds]
-    """How long each step of the pause took, by its name."""
+    """How long each step of the pause took, by step name."""
 
 
 class Capturer:
-    """Captures one epoch after the other.
+    """Captures one epoch after another.
 
-    `still` is called with True right before the guest is paused, and with False when it runs again.
+    `still` is called with True right before the guest is paused, and with False once it is running
+    again.
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class Capturer:
         self._still = still
 
     def take(self, *, goes_on: bool = True) -> Epoch:
-        """Capture an epoch; without `goes_on` the guest stays paused after it.
+        """Capture an epoch. Without `goes_on`, the guest stays paused afterwards.
 
-        Raises HypervisorError, CaptureFailed; QEMU's settings are restored then, and the guest
-        runs.
+        Raises HypervisorError, CaptureFailed; in that case, QEMU's settings are restored and the
+        guest is resumed.
         """
         monitor = self._monitor
         self._finder.prepare()
@@ -92,7 +93,7 @@ class Capturer:
             standstill = PausedCapture(monitor, self._undo, drain)
             try:
                 drain.hand_over(monitor)
-                # The guest cannot be stopped before its disk writes in flight have ended.
+                # The guest cannot be stopped until its disk writes in flight are complete.
                 self._open_logs(True)
                 self._still(True)
                 changed = standstill.take(self._finder.begin, barrier, goes_on=goes_on)

@@ -1,5 +1,5 @@
-"""Copy disks and memory to a standby that has no epoch yet, while the guest runs, until so little
-is left that an epoch can carry it."""
+"""Copy disks and memory of the running guest to a standby that has no epoch yet, until an epoch can
+carry the rest."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,14 +17,14 @@ from vmckpt.replication.status import PrimaryStatus
 from vmckpt.units import MIB, Seconds
 
 _FEW = 16 * MIB >> 12
-"""The copy ends when fewer pages than this are left."""
+"""The copy ends when fewer pages than this remain."""
 _PASSES = 8
 _TURN = Seconds(0.05)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstCopy:
-    """The first copy of a guest, with what it needs; see `loop.Parts`."""
+    """The first copy of a guest. Attributes: see `loop.Parts`."""
 
     monitor: Commands
     finder: CompareFinder
@@ -34,13 +34,13 @@ class FirstCopy:
     status: PrimaryStatus
 
     def run(self, line: PeerConnection, sender: Sender, left: int) -> None:
-        """Copy what the backup lacks. Returns early if the protection is to end.
+        """Copy the data that the backup lacks. Returns early if the protection is to end.
 
         `left`: number of pages that the backup lacks. The mirrors must be running. Raises
         ConnectionLost, WireError, HypervisorError.
         """
         self.status.copied(left, ready=False)
-        # Disks usually take longer, and memory that was sent before them would be outdated by then.
+        # Disks usually take longer, and memory that is sent first would be outdated by the end.
         self._disks(line, sender)
         passes, ready = 0, False
         while not self._ends and not (ready and (left < _FEW or passes > _PASSES)):

@@ -1,9 +1,9 @@
-"""The primary's end of the lease: renewals, heartbeats, and the times that the watchdog enforces.
+"""The primary's side of the lease: renewals, heartbeats, and the times that the watchdog enforces.
 
 While a standby may take over, the guest is killed if the last renewal is too old, even if this
-process hangs or is gone: by its watchdog, and by a kernel timer in QEMU, which needs no other
-process. Renewals stop when an epoch hangs in libvirt: its output is buffered then, and clients of
-the guest get no replies.
+process is hung or gone. The watchdog kills the guest, and so does a kernel timer in QEMU, which
+needs no other process. Renewals stop when an epoch hangs in libvirt, since output is then buffered
+and clients of the guest get no replies.
 """
 
 import json
@@ -38,20 +38,20 @@ class Enforcer(Protocol):
     """Kills the guest at the end of its lease without any process of vmckpt."""
 
     def arm(self, ends: float) -> None:
-        """Kill the guest at that time of CLOCK_BOOTTIME, unless armed again before.
+        """Kill the guest at this time of CLOCK_BOOTTIME, unless rearmed before then.
 
         Raises VmckptError.
         """
 
     def disarm(self) -> None:
-        """Do not kill the guest. May be repeated. Raises VmckptError."""
+        """Cancel the kill. May be repeated. Raises VmckptError."""
 
 
 class LeaseHolder:
-    """The lease of the primary: it is renewed in the block, where the guest may run on this host.
+    """The lease of the primary. Inside the block, it is renewed and the guest may run on this host.
 
-    Use as `with LeaseHolder(...) as lease`. Without a lease store (`lease` is None) it only sends
-    heartbeats and looks after the watchdog.
+    Use as `with LeaseHolder(...) as lease`. Without a lease store (`lease` is None), this object
+    only sends heartbeats and restarts the watchdog if needed.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class LeaseHolder:
         note: Callable[[], dict[str, Any]], lives: Callable[[], bool],
         restart_watchdog: Callable[[], None] = lambda: None, enforcer: Enforcer | None = None,
     ) -> None:  # fmt: skip
-        """`note`: returns what heartbeats report; `lives`: returns whether the guest's QEMU runs;
-        `restart_watchdog`: starts the watchdog if it is gone; `enforcer`: None if the kernel
-        cannot enforce the lease.
+        """`note`: returns the status to send in heartbeats; `lives`: returns whether the guest's
+        QEMU is running; `restart_watchdog`: starts the watchdog if it is gone; `enforcer`: None if
+        the kernel cannot enforce the lease.
         """
         self._lease, self._folder, self._page, self._note = lease, folder, page, note
         self._lives, self._enforcer = lives, enforcer
@@ -73,11 +73,11 @@ class LeaseHolder:
             self._renewer = LeaseClient(lease.url, holder=holder, limit=limit)
         self.token = _stored(folder)
         self.line: PeerConnection | None = None
-        """The connection that heartbeats are sent over; None: none."""
+        """The connection for heartbeats; None: not connected."""
         self.lost: str | None = None
-        """Why the guest must not run on this host any more; None: it may."""
+        """Why the guest may no longer run on this host; None: it may run."""
         self.acquired = False
-        """The lease was acquired anew: an earlier standby can never take over."""
+        """The lease was newly acquired, so an earlier standby can never take over."""
         self._validated = False
         self._renewed = float("-inf")
         self._busy: float | None = None
@@ -93,21 +93,21 @@ class LeaseHolder:
         if self._client is not None:
             self._begin(self._client)
             if not self._page.renewed:
-                self._disarm()  # an agent before this one may have died
+                self._disarm()  # an earlier agent may have died and left the timer armed
         self.token = self.token or 1
         for thread in self._threads:
             thread.start()
         return self
 
     def _begin(self, client: LeaseClient) -> None:
-        """Continue the lease of an agent before this one, or acquire it."""
+        """Continue an earlier agent's lease, or acquire the lease."""
         if self.token and not (self._folder / _CHANGING).exists():
             self._renew()
             if self.lost is None:
                 return
             self.lost = None
-        # This is the first agent, or only the lease store has the token. The lease store refuses if
-        # another host holds the lease.
+        # Either this is the first agent, or only the lease store knows the token. The lease store
+        # refuses the request if another host holds the lease.
         try:
             token = client.acquire()
         except LeaseLost:
@@ -119,7 +119,7 @@ class LeaseHolder:
         self.check()
 
     def __exit__(self, *_: object) -> None:
-        """Keep the lease: a new agent continues it, or the watchdog kills the guest at its end."""
+        """Keep the lease: a new agent continues it, or it ends and the watchdog kills the guest."""
         self._over.set()
         for thread in self._threads:
             if thread.ident is not None:
@@ -130,7 +130,7 @@ class LeaseHolder:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Mark a call to QEMU: if it hangs, renewals stop, as the guest serves no client then."""
+        """Mark a call to QEMU. If the call hangs, the guest serves no client, and renewals stop."""
         before = self._busy
         self._busy = time.monotonic() if before is None else before
         try:
@@ -149,17 +149,17 @@ class LeaseHolder:
 
     @property
     def validated(self) -> bool:
-        """Whether the lease store has recorded that the standby is valid; True without one.
+        """Whether the lease store has recorded that the standby is valid; True without a store.
 
-        A lease store that failed over to a replica may have lost the record.
+        The record may be lost if the lease store failed over to a replica.
         """
         return self._client is None or self._validated
 
     def validate(self) -> None:
         """Record that the backup has a complete epoch, so that it may take over.
 
-        From now on the watchdog enforces the end of this host's lease. May be repeated. Raises
-        VmckptError.
+        From then on, the watchdog kills the guest when this host's lease ends. May be repeated.
+        Raises VmckptError.
         """
         if self._client is None:
             return
@@ -173,7 +173,7 @@ class LeaseHolder:
     def invalidate(self) -> None:
         """Record that the standby is invalid.
 
-        Raises VmckptError if that is not certain; each renewal tries it again then.
+        Raises VmckptError if the outcome is unknown; then each renewal tries again.
         """
         with self._tokens:
             self._changing = True
@@ -181,7 +181,7 @@ class LeaseHolder:
 
     def _change(self) -> None:
         if self._client is not None:
-            # An agent that dies between the lease store and the file leaves an outdated token.
+            # If the agent dies after the lease store has changed the token, the file is outdated.
             with suppress(OSError):
                 (self._folder / _CHANGING).touch()
             self._kept(self._newer(self._client))
@@ -192,8 +192,8 @@ class LeaseHolder:
         try:
             return client.invalidate(self.token)
         except LeaseLost:
-            # Another host holds the lease, or the lease store has forgotten the last token; a
-            # renewal tells which.
+            # Either another host holds the lease, or the lease store has forgotten the last token.
+            # A renewal shows which is the case.
             try:
                 client.renew(self.token)
             except LeaseForgotten:
@@ -201,10 +201,10 @@ class LeaseHolder:
             raise
 
     def transfer(self, to: str) -> None:
-        """Hand the lease over to the host `to`; the guest must be paused here.
+        """Hand the lease over to the host `to`. The guest must be paused on this host.
 
-        Tries until the lease store answers: without an answer, no host may run the guest. Raises
-        LeaseLost, LeaseRefused if it is not handed over.
+        Retries until the lease store answers: without an answer, no host may run the guest. Raises
+        LeaseLost, LeaseRefused if the lease is not handed over.
         """
         if self._client is None:
             return
@@ -220,7 +220,7 @@ class LeaseHolder:
             time.sleep(_AGAIN)
 
     def release(self) -> None:
-        """Release the lease at the end of the protection; the watchdog must have ended before.
+        """Release the lease at the end of the protection, after the watchdog has exited.
 
         Raises VmckptError.
         """
@@ -231,7 +231,7 @@ class LeaseHolder:
         while not self._over.wait(BEAT):
             self._page.beat()
             line = self.line
-            # The backup asks for the lease only if the primary is silent.
+            # The backup tries to take over the lease only if the primary is silent.
             if line is not None and not self._hangs():
                 with suppress(ConnectionLost):
                     line.send(Heartbeat(sent=time.time(), note=json.dumps(self._note()).encode()))
@@ -246,7 +246,7 @@ class LeaseHolder:
             if self._hangs():
                 continue
             if not self._lives():
-                return  # the guest does not run here, so no other host must be kept from it
+                return  # the guest is not running here, so another host may run it
             self._watchdog.look()
             with suppress(VmckptError):
                 self._renew()
@@ -261,7 +261,7 @@ class LeaseHolder:
             if self._over.is_set():
                 return
             if self._changing:
-                # The last change had no answer: only repeating it shows which token is valid.
+                # The last change was not answered: only repeating it shows which token is valid.
                 self._change()
             try:
                 sent = self._renewer.renew(self.token)
@@ -279,7 +279,7 @@ class LeaseHolder:
                 self._enforce(sent)
 
     def _enforce(self, sent: float) -> None:
-        """Make the watchdog and the kernel kill the guest at the end of the lease renewed then."""
+        """Make the watchdog and the kernel kill the guest when the lease renewed at `sent` ends."""
         self._page.renewed = sent
         if self._enforcer is not None and self._lease is not None:
             self._enforcer.arm(sent + self._lease.terms.lasts)
@@ -295,7 +295,7 @@ class LeaseHolder:
         """Store a new token, with which no standby can take over.
 
         So the watchdog need not enforce the lease, and output need not wait, even if the file
-        cannot be written: an agent that finds an older token there acquires the lease anew.
+        cannot be written: an agent that finds an older token in the file acquires the lease again.
         """
         self._validated = False
         self._page.renewed = 0.0

@@ -1,8 +1,8 @@
-"""The primary's loop: it captures epoch after epoch for as long as the guest is protected.
+"""The primary's loop: it captures one epoch after another while the guest is protected.
 
-One epoch at a time is captured, sent and committed by the backup, and its output is released;
-meanwhile the guest runs in the next epoch. A lost connection does not end the protection: the next
-epoch that arrives carries all that the backup lacks.
+The loop captures one epoch at a time and sends it. Once the backup has committed the epoch, its
+output is released; meanwhile the guest runs in the next epoch. A lost connection does not end the
+protection: the next epoch that arrives contains everything that the backup lacks.
 """
 
 import json
@@ -53,7 +53,7 @@ class Mirrors(Protocol):
     """The mirror jobs that copy the guest's disk writes to the logs."""
 
     def begin_again(self) -> None:
-        """Start the mirrors again, each with an empty log."""
+        """Restart the mirrors, each with an empty log."""
 
     def end(self) -> None:
         """Stop the mirrors."""
@@ -64,24 +64,24 @@ class Devices(Protocol):
 
     @property
     def told(self) -> bool:
-        """Whether libvirt has reported a change since the last full check."""
+        """Whether libvirt has reported a device change since the last full check."""
 
     @property
     def gone(self) -> Collection[str]:
         """Names of devices that were missing at the last check."""
 
     def same(self) -> bool:
-        """Return whether the devices still match the standby's. Sets links of new cards down."""
+        """Return whether the devices still match the standby's. Sets new cards' links down."""
 
     def still(self) -> bool:
-        """Return whether the devices match by their names alone, which is quick."""
+        """Return whether the device names match those of the standby: a quick check."""
 
 
 class ProtectedGuest(Protocol):
-    """Actions of the loop on the guest, and records for the agents after this one."""
+    """Actions that the loop performs on the guest, and records for later agents."""
 
     def disks(self) -> AbstractContextManager[Sequence[Readable]]:
-        """Open the guest's disks for reading while it runs, in the order of the logs."""
+        """Open the running guest's disks for reading, in the order of the logs."""
 
     def note_unprotected(self, unprotected: bool) -> None:
         """Record that the standby is invalid, or valid again."""
@@ -92,16 +92,16 @@ class ProtectedGuest(Protocol):
     def hand_over(self, line: PeerConnection) -> None:
         """Hand the guest over to the backup for good.
 
-        The guest must be paused, and the backup must have all of it.
+        The guest must be paused, and the backup must have its complete state.
         """
 
     def resume(self) -> None:
-        """Resume the guest after a switchover that failed, if it is paused for that."""
+        """Resume the guest after a failed switchover, if it was paused for the switchover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts that the loop uses."""
+    """The objects that the loop works with."""
 
     monitor: Commands
     memory: Memory
@@ -119,9 +119,9 @@ class Parts:
     begun: bool
     """The mirrors have just been started: the backup needs a first copy."""
     held: bool
-    """An agent before this one has added the filters, and output is buffered."""
+    """An earlier agent added the filters, so output is already buffered."""
     whole: bool
-    """A standby that has an epoch can be continued with."""
+    """The protection can continue from the standby's last epoch, if the standby has an epoch."""
     devices: Devices
     unprotected: bool = False
     """The standby is recorded as invalid; see `ProtectedGuest.note_unprotected`."""
@@ -134,10 +134,10 @@ def await_ack(
     line: PeerConnection, number: int, status: PrimaryStatus, *, patience: Seconds,
     meanwhile: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Wait for the acknowledgement for as long as the backup receives data, however slowly.
+    """Wait for the acknowledgement of an epoch while the backup receives data, however slowly.
 
     `patience`: how long the backup may receive nothing. `meanwhile` is called at least every 0.1 s.
-    Raises ConnectionLost, WireError, and what `meanwhile` raises.
+    Raises ConnectionLost, WireError, and any exception that `meanwhile` raises.
     """
     taken, since = -1, time.monotonic()
     while True:
@@ -174,14 +174,14 @@ _CONNECT = Seconds(2.0)
 _ANSWER = Seconds(30.0)
 _AGAIN = Seconds(0.3)
 _RARELY = Seconds(30.0)
-"""Maximum time before the next attempt after first copies that failed repeatedly."""
+"""Longest delay between two attempts at a first copy, after repeated failures."""
 _TURN = Seconds(0.005)
 _DEVICES = Seconds(2.0)
 _UNPLUGS = Seconds(2.0)
-"""libvirt removes the host's end of a network card within this time after the card."""
+"""After a network card is unplugged, libvirt removes its host interface within this time."""
 _ENDS = Seconds(3.0)
 _BUSY_LOG = 16 * MIB
-"""An epoch ends early when a disk's log has more bytes than this."""
+"""An epoch ends early when the log of a disk exceeds this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +191,15 @@ class Flight:
     number: int
     epoch: Epoch
     flags: list[Flags]
-    """Flags of the pages in the epoch, for each memory file."""
+    """Flags of the epoch's pages, one entry per memory file."""
 
 
 class Switched(Exception):
-    """A planned switchover is complete: the guest is paused here, and the backup has all of it."""
+    """A planned switchover is complete: the guest is paused, and the backup has all its state."""
 
 
 class _Replugged(Exception):
-    """A device was plugged or unplugged before an epoch was sealed: it fits no standby."""
+    """A device was plugged or unplugged before an epoch was sealed: the epoch fits no standby."""
 
 
 class Primary:
@@ -211,14 +211,14 @@ class Primary:
         """Number of the last captured epoch."""
         self._acked = 0
         self._state: bytes | None = None
-        """Device state of the last acknowledged epoch; None: it is unknown which the backup has."""
+        """Device state of the last acknowledged epoch; None: the backup's state is unknown."""
         self._flight: Flight | None = None
         self._whole = parts.whole
         """The protection can continue from the backup's last epoch, if it has one."""
         self._valid = False
         """The lease store has recorded that the standby is valid."""
         self._begun = parts.begun
-        """The logs have all writes since the mirrors began, and none of them was consumed yet."""
+        """The logs contain all writes since the mirrors started; no write has been consumed."""
         self._held = parts.held
         """Output is buffered until its epoch is committed."""
         self._terms = pacing.PacingTerms(
@@ -226,7 +226,7 @@ class Primary:
         )
         self._pace = pacing.initial_pace(self._terms)
         self._again = _AGAIN
-        """Time before the next connection after one that was lost, while output is not buffered."""
+        """Delay before reconnecting after a lost connection, while output is not buffered."""
         self._look_at_devices = 0.0
         self._first_copy = FirstCopy(
             monitor=parts.monitor, finder=parts.finder, logs=parts.logs, disks=parts.guest.disks,
@@ -235,10 +235,10 @@ class Primary:
         self.standby_ended = False
         """The backup has confirmed the end of the protection: its standby will never run."""
         self._due = self._safe = time.monotonic()
-        """`_safe`: when the backup last had all that released output depends on."""
+        """`_safe`: when the backup last had everything that released output depends on."""
 
     def run(self) -> None:
-        """Run until an end is requested.
+        """Run until the end of the protection is requested.
 
         Raises Switched after a planned switchover, and VmckptError.
         """
@@ -257,13 +257,13 @@ class Primary:
                 self._wait_alone()
 
     def _forgo_standby(self) -> None:
-        """Give the standby up because a filter is gone, and with it the output that it buffered.
+        """Give up the standby: a filter is gone, and with it the output buffered in the filter.
 
-        The standby must be invalid before any output is released that it does not have.
+        The standby must be invalid before the output of any epoch that it lacks is released.
         """
-        why = "the filter of a network card is gone: the standby is rebuilt"
+        why = "the filter of a network card is gone; the standby is being rebuilt"
         while not self._run_unprotected(why) and not self._parts.requests.has(Request.END):
-            self._keep()  # the filters that are left
+            self._keep()  # for the remaining filters
             self._parts.requests.wait(_AGAIN)
 
     def _connected(self) -> PeerConnection:
@@ -271,8 +271,8 @@ class Primary:
         session = self._session
         made = connection.connect(self._folder, (session.address, session.port), limit=_CONNECT)
         lease_holder = self._parts.lease_holder
-        # The backup learns a newer token from the primary's messages, so a backup's token is never
-        # newer than the primary's.
+        # The backup learns new tokens only from the primary's messages, so its token is never newer
+        # than the primary's.
         line = PeerConnection(
             made, lambda: lease_holder.token, takes=lambda told: told <= lease_holder.token
         )
@@ -280,11 +280,11 @@ class Primary:
         return line
 
     def _cut(self, why: Exception) -> None:
-        """Handle a lost connection: it is unknown what of the epoch arrived, and output waits."""
+        """Handle a lost connection: how much of the epoch arrived is unknown, so output waits."""
         parts = self._parts
         parts.status.cut(str(why))
         parts.lease_holder.line = None
-        parts.monitor.run_state()  # raises an error if the guest has ended
+        parts.monitor.run_state()  # raises an error if QEMU is gone
         if self._flight is not None:
             parts.memory.doubt(self._flight.flags)
         if parts.requests.has(Request.PLANNED):
@@ -296,11 +296,11 @@ class Primary:
                 self._wait_alone()
             self._keep()
         self._state = None
-        # There is no need to wait for a standby that never was consistent, if the lease store has
-        # recorded that it is not.
+        # There is no need to wait for a standby that was never consistent, if the lease store
+        # records it as invalid.
         hold = self._session.terms.hold if self._whole or self._session.lease is None else 0.0
         if not self._held:
-            # Without a standby, writes need not wait until the log is read again.
+            # Without a standby, the guest's writes need not wait for the log to be read.
             parts.mirrors.end()
             self._begun = False
             parts.status.alone(str(why))
@@ -309,7 +309,10 @@ class Primary:
         parts.requests.wait(_AGAIN if self._held else self._again)
 
     def _run_unprotected(self, why: str) -> bool:
-        """Run unprotected, once the standby is recorded as invalid. Returns whether it is."""
+        """Record the standby as invalid, then run unprotected.
+
+        Returns False if running unprotected is not permitted yet, or if recording it fails.
+        """
         parts = self._parts
         self._valid = False
         if not parts.leave.has():
@@ -325,11 +328,11 @@ class Primary:
         parts.mirrors.end()
         self._whole = self._begun = False
         parts.status.alone(why)
-        parts.leave.over()  # only now all records show that the standby is invalid
+        parts.leave.over()  # only now do all records show that the standby is invalid
         return True
 
     def _let_out(self) -> None:
-        """Stop buffering output. No standby may continue from an epoch before that."""
+        """Stop buffering output. From then on, no standby may continue from an earlier epoch."""
         self._parts.buffers.remove(self._parts.devices.gone)
         self._parts.status.let_out(self._parts.buffers.lost)
         self._held = False
@@ -344,7 +347,7 @@ class Primary:
                 continue
             if final:
                 parts.guest.note_switchover()
-                sender.bandwidth = None  # the guest is paused meanwhile
+                sender.bandwidth = None  # the guest is paused until everything is sent
             try:
                 self._cycle(line, sender, final=final)
             except Resumed as exc:
@@ -394,7 +397,7 @@ class Primary:
         return sender
 
     def _agree(self, committed: int) -> None:
-        """Record which epoch the backup has. That makes up for a lost acknowledgement."""
+        """Record which epoch the backup has, which also replaces a lost acknowledgement."""
         if self._flight is not None and committed == self._flight.number:
             self._committed(self._flight)
         self._flight = None
@@ -403,7 +406,7 @@ class Primary:
         self._whole = committed > 0
 
     def _begin_anew(self) -> None:
-        """Prepare for a first copy: until it is complete, output need not wait for the standby."""
+        """Prepare for a first copy. Until the copy is complete, output is not buffered."""
         self._valid = False
         self._again = Seconds(min(2 * self._again, _RARELY))
         self._parts.lease_holder.invalidate()
@@ -431,7 +434,7 @@ class Primary:
         parts = self._parts
         began = time.monotonic()
         with parts.lease_holder.busy():
-            self._check_disks()  # QEMU could not flush broken disks, and would fail in the pause
+            self._check_disks()  # with a broken disk, QEMU's flush would fail in the pause
             epoch = parts.capturer.take(goes_on=not final)
         captured = time.monotonic()
         self._number += 1
@@ -469,11 +472,11 @@ class Primary:
         self._due = began + self._pace.interval
 
     def _discard(self, why: Resumed) -> None:
-        """Discard an epoch that is not of one instant; the next epoch carries its changes."""
+        """Discard an inconsistent epoch; the next epoch includes its changes."""
         parts = self._parts
         parts.memory.doubt(parts.memory.flags(cast("Sequence[Changed]", why.found)))
         parts.guest.resume()
-        parts.status.say(f"an epoch was discarded and is captured again: {why.message}")
+        parts.status.say(f"an epoch was discarded and will be captured again: {why.message}")
         self._due = time.monotonic()
 
     def _committed(self, flight: Flight) -> None:
@@ -493,14 +496,14 @@ class Primary:
         parts.status.phase(Phase.PROTECTING)
 
     def _wait(self, line: PeerConnection) -> bool:
-        """Wait until the next epoch is due or too much data waits, and the guest may be paused.
+        """Wait until the guest may be paused and the next epoch is due or much data is pending.
 
-        Returns False if a request is pending instead. Raises ConnectionLost, WireError.
+        Returns False if a request arrives first. Raises ConnectionLost, WireError.
         """
         parts = self._parts
         while not parts.requests.any:
             left = self._due - time.monotonic()
-            with parts.lease_holder.busy():  # a call that hangs here delays output, as in an epoch
+            with parts.lease_holder.busy():  # a hung call delays output here as in an epoch
                 if (left <= 0 or self._is_full()) and self._may_be_stopped():
                     return True
                 same = self._same_devices()
@@ -517,7 +520,7 @@ class Primary:
         return False
 
     def _keep(self) -> None:
-        """Keep QEMU's own timer from releasing buffered output."""
+        """Prevent QEMU's own timer from releasing buffered output."""
         with self._parts.lease_holder.busy():
             self._parts.buffers.keep()
 
@@ -533,29 +536,29 @@ class Primary:
         return devices.same()
 
     def _wait_alone(self) -> None:
-        """Run unprotected until the protection ends, as the standby cannot be used any more."""
+        """Run unprotected until the protection ends: the standby can no longer be used."""
         parts = self._parts
         why = "a device was plugged or unplugged: unprotect the guest and protect it again"
         parts.status.devices_changed()
         self._until_unplugged()
         self._run_unprotected(why)
         while not parts.requests.has(Request.END):
-            parts.requests.drop(Request.PLANNED)  # the guest cannot be switched to that standby
+            parts.requests.drop(Request.PLANNED)  # the guest cannot be switched to this standby
             parts.requests.wait(_AGAIN)
-            if self._held:  # it was not permitted yet
+            if self._held:  # running unprotected was not permitted yet
                 self._keep()
                 self._run_unprotected(why)
             parts.monitor.run_state()
 
     def _until_unplugged(self) -> None:
-        """Wait until the filters of unplugged cards are gone, too.
+        """Wait until the filters of unplugged cards are also gone.
 
-        QEMU may crash when it frees a card that packets in a filter refer to. Until the filters are
-        gone, the standby must be able to take over.
+        QEMU may crash when it frees a card while packets in a filter refer to the card. Until the
+        filters are gone, the standby must be able to take over.
         """
         parts, give_up = self._parts, time.monotonic() + _UNPLUGS
         while self._held and parts.buffers.hold_any_of(parts.devices.gone):
-            if time.monotonic() > give_up:  # the host's end of the card was not removed
+            if time.monotonic() > give_up:  # the card's host interface was not removed
                 return
             time.sleep(_TURN)
 
@@ -565,14 +568,16 @@ class Primary:
         return much or parts.buffers.collected() > EARLY
 
     def _may_be_stopped(self) -> bool:
-        """Return whether the guest runs and no other job migrates or saves it."""
+        """Return whether the guest is running and no other job is migrating or saving it."""
         monitor = self._parts.monitor
         if monitor.run_state() != "running":
-            self._parts.status.say("no epoch is captured: the guest is paused")
+            self._parts.status.say("no epoch is being captured: the guest is paused")
             self._due = time.monotonic() + _AGAIN
             return False
         if monitor.ask("query-migrate").get("status") in ACTIVE:
-            self._parts.status.say("no epoch is captured: another job migrates or saves the guest")
+            self._parts.status.say(
+                "no epoch is being captured: another job is migrating or saving the guest"
+            )
             self._due = time.monotonic() + _AGAIN
             return False
         return True

@@ -1,4 +1,4 @@
-"""A protected guest's memory with its last copy, and the pages that the backup may lack."""
+"""A protected guest's memory, its last copy, and the pages that the backup may lack."""
 
 import os
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ _ANSWER = Seconds(30.0)
 
 
 class Memory:
-    """The memory files of a guest and their last copies, which are kept for the next agent."""
+    """A guest's memory files and the last copy of each, which is kept for the next agent."""
 
     def __init__(self, files: Sequence[MemoryFile], folder: Path, stack: ExitStack) -> None:
-        """Map the files, and their copies in `folder`, until `stack` is closed. Raises OSError."""
+        """Map the files and the copies in `folder` until `stack` is closed. Raises OSError."""
         self.live: list[Mapping] = []
         self.last: list[Mapping] = []
         for number, file in enumerate(files):
@@ -49,11 +49,9 @@ class Memory:
         return found
 
     def compare(self, line: PeerConnection) -> int:
-        """Compare the last copies with the backup's pages, and mark those that differ as stale.
+        """Compare the last copies with the backup's pages, and mark differing pages as stale.
 
-        Returns the number of stale pages.
-
-        Raises ConnectionLost, WireError.
+        Returns the number of stale pages. Raises ConnectionLost, WireError.
         """
         for file, (last, stale) in enumerate(zip(self.last, self.stale, strict=True)):
             for first in range(0, len(stale), _ASKED):
@@ -74,10 +72,10 @@ def answer(wanted: PageRequest, memory: Sequence[Mapping]) -> Digests:
     Raises IndexError, ValueError if the request is invalid.
     """
     if wanted.file < 0:
-        raise ValueError("a disk is not a memory file")
+        raise ValueError("the request is for a disk, not for a memory file")
     pages = memory[wanted.file].pages
     if wanted.count > _ASKED or wanted.first + wanted.count > len(pages):
-        raise ValueError(f"no {wanted.count} pages of that file from page {wanted.first} on")
+        raise ValueError(f"invalid request for {wanted.count} pages from page {wanted.first}")
     found = page_codec.digests(pages[wanted.first : wanted.first + wanted.count])
     return Digests(file=wanted.file, first=wanted.first, data=found.astype(">u8").tobytes())
 
@@ -101,7 +99,7 @@ def _copy(path: Path, size: int, stack: ExitStack) -> Mapping:
     opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         before = os.fstat(opened).st_size
-        # Writing to a hole that a full tmpfs cannot fill would kill this process in an epoch.
+        # On a full tmpfs, writing to a hole would kill this process during an epoch.
         os.posix_fallocate(opened, 0, size)
         made = stack.enter_context(Mapping(opened, size, write=True))
         made.written = _not_zero(made) if before == size else np.zeros(size // PAGE, dtype=np.bool_)

@@ -2,12 +2,12 @@
 
 A packet passes the counter, then `collecting`, `holding` and the sink. The output of an epoch is
 buffered in `holding`. At the end of the epoch, while the guest is paused, `collecting` is switched
-on and keeps all later output; that takes one command to QEMU, since the guest waits for it. When
+on and keeps all later output. This takes only one command to QEMU, to keep the pause short. When
 the backup has the epoch, `holding` is emptied to the network, then `collecting` into `holding`.
 
-QEMU empties a buffer by itself after 71.6 minutes of the guest's time. `keep` replaces buffers long
-before that. If no process of vmckpt is left to do so, the sink discards what the timer releases: it
-is open only during a release.
+QEMU empties a buffer by itself after 71.6 minutes of the guest's time. `keep` replaces each buffer
+long before that. If no vmckpt process is left to replace buffers, the sink discards packets that
+QEMU's timer releases: the sink is open only during a release by vmckpt.
 """
 
 import logging
@@ -30,10 +30,10 @@ log = logging.getLogger("vmckpt.replica")
 MOST = 10_000
 """QEMU silently drops packets beyond this number in one buffer (net/queue.c)."""
 EARLY = 5_000
-"""An epoch ends early once this many packets wait: more arrive until the guest is paused."""
+"""An epoch ends early once this many packets are waiting: more arrive until the guest is paused."""
 _REDIRECTOR = "filter-redirector"
 _NEEDED = (Kind.HOLDING, Kind.COLLECTING, Kind.COUNT)
-# What filter-dump writes: a file header, then for each packet a header and one byte of the packet.
+# Sizes in a filter-dump file: the file header; for each packet, a header and one byte of data.
 _FILE_HEAD, _RECORD = 24, 17
 _LARGE = 1 << 20
 
@@ -45,7 +45,7 @@ class Buffers:
         self, monitor: Commands, cards: Sequence[str], folder: Path, owner: tuple[int, int], *,
         interval: Seconds = LONGEST, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`cards`: libvirt's aliases; `folder`: directory on tmpfs where QEMU counts packets;
+        """`cards`: libvirt's aliases; `folder`: directory on tmpfs for QEMU's packet count files;
         `owner`: user and group IDs of QEMU; `interval`: time after which QEMU empties a buffer by
         itself.
         """
@@ -57,21 +57,21 @@ class Buffers:
         self._now: dict[tuple[Kind, str], Filter] = {}
         """The current filter of each kind at each card."""
         self._armed = {Kind.HOLDING: 0.0, Kind.COLLECTING: 0.0}
-        """When QEMU began to count the interval of these buffers, at the earliest."""
+        """Earliest time at which the interval of the current buffers of each kind began in QEMU."""
         self._waits = False
         """A closed epoch is not released yet, and the open epoch is in `collecting`."""
         self._mixed = False
-        """The open epoch's output may be in `holding` already, which must not be released then."""
+        """Output of the open epoch may already be in `holding`, which must then not be released."""
         self._held = dict.fromkeys(self._cards, 0)
-        """Packets of epochs that are closed and not released yet."""
+        """Number of packets, for each card, of epochs that are closed and not released yet."""
         self.lost = 0
-        """Packets that QEMU dropped, in total: beyond MOST in an epoch, or in all that is held."""
+        """Total number of packets that QEMU dropped: beyond MOST in an epoch, or in the buffer."""
         self._there = False
         self.new_cards = NewCards(monitor, folder)
-        """Network cards that were plugged in while output is buffered."""
+        """Network cards plugged in while output was being buffered."""
 
     def add(self) -> None:
-        """Add the filters: from now on all output is buffered. Raises HypervisorError."""
+        """Add the filters: from then on, all output is buffered. Raises HypervisorError."""
         self._arm(Kind.HOLDING, Kind.COLLECTING)
         self._now, discards = {}, _can_discard(self._monitor)
         for card in self._cards:
@@ -91,17 +91,17 @@ class Buffers:
         self.new_cards.hold()
 
     def attach(self) -> None:
-        """Continue with the filters of an agent before this one; all buffered output is one epoch.
+        """Continue with the filters of an earlier agent; all buffered output becomes one epoch.
 
-        That agent may have died during a release, or while it replaced a buffer. The filters of a
-        card that was unplugged are gone. Raises HypervisorError.
+        The earlier agent may have died during a release, or while it was replacing a buffer. The
+        filters of an unplugged card are gone. Raises HypervisorError.
         """
         there = _found(self._monitor)
         self._now = network_filters.last(there)
         self._switch(Kind.SINK, on=True)
         for one in there:
             if self._now[one.kind, one.card] != one:
-                self._delete(one)  # which empties it into the filter that replaces it
+                self._delete(one)  # QEMU empties the filter into its replacement
         self._switch(Kind.HOLDING, on=True)
         self._waits, self._there = True, True
         self._replace(Kind.HOLDING)
@@ -111,14 +111,14 @@ class Buffers:
         self.new_cards.hold()
 
     def complete(self) -> bool:
-        """Return whether all filters exist; those of an unplugged card do not.
+        """Return whether all filters exist. The filters of an unplugged card do not.
 
         Raises HypervisorError.
         """
         return there(self._monitor, self._cards)
 
     def collected(self) -> int:
-        """Return the number of packets in the open epoch, at the card that has the most."""
+        """Return the number of packets in the open epoch at the card that has the most."""
         return max((self._count(card) for card in self._cards), default=0)
 
     def close_epoch(self) -> int:
@@ -140,14 +140,14 @@ class Buffers:
         return max(counts.values(), default=0)
 
     def _close(self, card: str, count: int) -> None:
-        """Count a card's packets as held, as far as there was room for them, else as lost."""
+        """Count a card's packets as held if the buffer had room for them, otherwise as lost."""
         kept = min(count, MOST, MOST - self._held[card])
         self._held[card] += kept
         self.lost += count - kept
         self._closed[card] = self._size(card)
 
     def _forget(self, card: str) -> None:
-        """Free the space of the count file; QEMU keeps appending, so its size still counts."""
+        """Free the space of the count file. Its size stays valid, since QEMU keeps appending."""
         file = os.open(self._files[card], os.O_WRONLY)
         try:
             punch(file, 0, self._closed[card])
@@ -155,10 +155,10 @@ class Buffers:
             os.close(file)
 
     def release(self) -> None:
-        """Release the output of the closed epoch, in its order. Raises HypervisorError.
+        """Release the output of the closed epoch in order. Raises HypervisorError.
 
-        If QEMU's timer may have added output of the open epoch, nothing is released before the next
-        call.
+        If QEMU's timer may have added output of the open epoch, nothing is released until the next
+        epoch is closed.
         """
         self._see_timer()
         if self._mixed:
@@ -173,7 +173,7 @@ class Buffers:
         self._held = dict.fromkeys(self._cards, 0)
 
     def keep(self) -> None:
-        """Keep QEMU's timer from releasing output. Call it regularly, as in each turn of a loop.
+        """Prevent QEMU's timer from releasing output. Call this regularly, as in a loop.
 
         Raises HypervisorError.
         """
@@ -181,7 +181,7 @@ class Buffers:
             return
         self._see_timer()
         for kind in (Kind.HOLDING, Kind.COLLECTING):
-            needed = kind is Kind.HOLDING or self._waits  # otherwise it is off and empty
+            needed = kind is Kind.HOLDING or self._waits  # otherwise the buffer is off and empty
             if needed and network_filters.due(self._armed[kind], self._clock(), self._interval):
                 self._replace(kind)
 
@@ -191,11 +191,11 @@ class Buffers:
             self._mixed = True
 
     def _arm(self, *kinds: Kind) -> None:
-        """Note that QEMU starts to count the interval of these buffers now, at the earliest."""
+        """Record the current time as the earliest start of these buffers' intervals in QEMU."""
         self._armed |= dict.fromkeys(kinds, self._clock())
 
     def _replace(self, kind: Kind) -> None:
-        """Replace the buffers of a kind, so that their interval starts again; releases nothing."""
+        """Replace the buffers of a kind, which restarts their interval. Releases no output."""
         self._arm(kind)
         for card in self._cards:
             old = self._now.get((kind, card))
@@ -211,9 +211,10 @@ class Buffers:
         return any(one.card in cards for one in _found(self._monitor))
 
     def remove(self, gone: Collection[str] = ()) -> None:
-        """Release all output, in its order, and remove the filters. Raises HypervisorError.
+        """Release all output in order, and remove the filters. Raises HypervisorError.
 
-        The output of `gone` cards is discarded: QEMU has freed the sender, and would crash.
+        The output of `gone` cards is discarded: QEMU has freed those cards, and would crash if
+        their packets were released.
         """
         _remove(self._monitor, gone)
         for card, file in self._files.items():
@@ -225,7 +226,7 @@ class Buffers:
         self.new_cards.connect()
 
     def _add_buffer(self, one: Filter, *, on: bool, before: Filter | None = None) -> None:
-        """Add a buffer that packets pass right after `before`; None: they pass it first of all."""
+        """Add a buffer that packets pass right after `before`. None: packets pass it first."""
         what: dict[str, object] = {
             "qom-type": "filter-buffer", "interval": round(self._interval * 1e6),
             "status": "on" if on else "off",
@@ -237,7 +238,7 @@ class Buffers:
     def _add_sink(self, card: str) -> None:
         one = Filter(Kind.SINK, card)
         null = {"type": "null", "data": {}}
-        with suppress(QmpRefused):  # an agent that died has left it
+        with suppress(QmpRefused):  # it exists if an earlier agent has died
             self._monitor.tell("chardev-add", {"id": one.name, "backend": null})
         what: dict[str, object] = {"qom-type": _REDIRECTOR, "outdev": one.name, "status": "on"}
         self._add(one, what)
@@ -264,7 +265,7 @@ class Buffers:
         return (self._size(card) - self._closed[card]) // _RECORD
 
     def _size(self, card: str) -> int:
-        with suppress(FileNotFoundError):  # it was removed with the filters
+        with suppress(FileNotFoundError):  # the file was removed with the filters
             self._sizes[card] = max(self._sizes[card], self._files[card].stat().st_size)
         return self._sizes[card]
 

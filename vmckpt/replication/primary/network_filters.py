@@ -1,10 +1,10 @@
 """The filters at a guest's network cards: their names, their order, and QEMU's timer. Pure.
 
 From the guest to the wire, a packet passes the counter, `collecting`, `holding` and the sink. QEMU
-empties a `filter-buffer` when its interval has passed, in the guest's own time, and only emptying
-the buffer restarts that timer. So another buffer replaces it in time, between it and the wire. The
-buffers are numbered: of two buffers of one kind, the one with the higher number is nearer to the
-wire.
+empties a `filter-buffer` when its interval has passed in guest time, and only emptying the buffer
+restarts the timer. So a new buffer replaces the old buffer in time; it is added between the old
+buffer and the wire. The buffers of each kind are numbered: the buffer with the higher number is
+nearer to the wire.
 """
 
 import re
@@ -22,16 +22,16 @@ _SHARE = 8
 
 
 class Kind(StrEnum):
-    """What a filter does."""
+    """The function of a filter."""
 
     COUNT = "count"
     """Writes one record per packet to a file."""
     COLLECTING = "collecting"
-    """Buffers the output of the open epoch while output of a closed epoch waits."""
+    """Buffers the output of the open epoch while output of a closed epoch is waiting."""
     HOLDING = "holding"
     """Buffers output until its epoch is committed."""
     SINK = "sink"
-    """Discards what leaves `holding` because of QEMU's timer, outside a release."""
+    """Discards packets that leave `holding` outside a release, because of QEMU's timer."""
 
 
 _ORDER = (Kind.SINK, Kind.COUNT, Kind.COLLECTING, Kind.HOLDING)
@@ -44,9 +44,9 @@ class Filter:
 
     kind: Kind
     card: str
-    """libvirt's alias of the card: "net0"."""
+    """libvirt's alias of the card, for example "net0"."""
     place: int = 0
-    """Number of filters of this kind that the card had before."""
+    """Number of earlier filters of this kind at the card."""
 
     @property
     def name(self) -> str:
@@ -60,10 +60,11 @@ class Filter:
 
 
 def found(names: Iterable[str], gone: Collection[str] = ()) -> list[Filter]:
-    """Find vmckpt's filters among the names of QEMU's objects, in the order to remove them.
+    """Find vmckpt's filters among the names of QEMU's objects, in the order of removal.
 
-    The sink is first, so that nothing is lost; then each filter is emptied into the next. The sinks
-    of `gone` cards are last: packets of a card that QEMU has freed must not get beyond them.
+    The sink is removed first, so that no packet is lost; then each filter is emptied into the next
+    filter. The sinks of `gone` cards are removed last: packets of a card that QEMU has freed must
+    not pass the sink.
     """
     matches = (_NAME.fullmatch(name) for name in names)
     ours = (Filter(Kind(one[1]), one[3], int(one[2] or 0)) for one in matches if one)
@@ -76,7 +77,7 @@ def found(names: Iterable[str], gone: Collection[str] = ()) -> list[Filter]:
 
 
 def last(filters: Iterable[Filter]) -> dict[tuple[Kind, str], Filter]:
-    """Return the filter nearest to the wire, of each kind at each card."""
+    """Return the filter nearest to the wire, for each kind at each card."""
     return {(one.kind, one.card): one for one in sorted(filters, key=lambda one: one.place)}
 
 

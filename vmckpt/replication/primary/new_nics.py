@@ -1,8 +1,8 @@
 """Network cards that are plugged in while a standby may take over.
 
-No filter buffers their output, and none can for cards that use vhost. So their links are set down,
-where QEMU discards what they send, until the standby is invalid; then the links are set up. A file
-lists the cards, so that they get their links back even if the agent dies.
+No filter buffers the output of these cards, and for cards that use vhost none can. So their links
+are kept down, and QEMU discards their packets, until the standby is invalid; then the links are set
+up. A file lists the cards, so that their links are restored even if the agent dies.
 """
 
 import logging
@@ -22,7 +22,7 @@ _FILE = "cut-cards"
 
 
 class Commands(migration_settings.Commands, Protocol):
-    """The part of `hypervisor.qmp.QmpMonitor` that is used here."""
+    """The part of `hypervisor.qmp.QmpMonitor` that this module uses."""
 
     def described(self) -> str: ...
 
@@ -37,7 +37,7 @@ class NewCards:
         self._holds = False
 
     def hold(self) -> None:
-        """Note that output is buffered from now on, so that `cut` sets links of new cards down."""
+        """Record that output is buffered from now on: `cut` then sets links of new cards down."""
         with self._lock:
             self._holds = True
 
@@ -53,14 +53,14 @@ class NewCards:
             _note(self._folder, [*(one for one in cut if one != device), device])
             try:
                 _set_link(self._monitor, device, up=False)
-            except QmpRefused:  # it is not a network card
+            except QmpRefused:  # the device is not a network card
                 _note(self._folder, cut)
             else:
                 log.warning("%s was plugged in: its link stays down until the standby is invalid",
                             device)  # fmt: skip
 
     def connect(self) -> None:
-        """Set the links of new cards up, once the standby is invalid. Raises HypervisorError."""
+        """Set the links of new cards up. The standby must be invalid. Raises HypervisorError."""
         with self._lock:
             self._holds = False
             connect(self._monitor, self._folder)

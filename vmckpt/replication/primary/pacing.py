@@ -1,7 +1,7 @@
-"""Choose the interval between epochs, with the reason for it. Pure.
+"""Choose the interval between epochs, and give the reason. Pure.
 
-An interval is the time from one capture to the next. It becomes longer at once if needed, and
-shorter again gradually, but output never waits longer than necessary.
+An interval is the time from one capture to the next. If necessary, it is increased immediately and
+then reduced gradually, but output never waits longer than necessary.
 """
 
 import math
@@ -9,36 +9,36 @@ from dataclasses import dataclass, replace
 
 from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
 
-# The interval is this factor longer than an epoch takes, so that epochs are rarely late.
+# The interval is longer than an epoch takes by this factor, so that epochs are rarely late.
 _HEADROOM = 1.2
-# The factor by which each epoch reduces the time that a slow epoch took: the effect of an epoch of
-# 4 s is over within about 16 s.
+# The factor by which the remembered duration of a slow epoch decreases with each epoch: the effect
+# of an epoch of 4 s ends within about 16 s.
 _FORGETTING = 0.75
 # The weight of a new pause in the average, and the factor by which a pause may exceed the average:
-# a single long pause makes an interval 30 % longer, ten in a row determine it.
+# a single long pause makes the interval 30 % longer; ten long pauses in a row determine it.
 _NEWS = 0.3
 _OUTLIER = 2.0
-# The factor by which each epoch of a guest that sends nothing makes the interval longer.
+# The factor by which the interval grows with each epoch in which the guest sends nothing.
 _GROWTH = 1.15
 _START = Seconds(0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacingTerms:
-    """The limits that the operator sets. Raises ValueError for values that are impossible."""
+    """The limits that the operator sets. Raises ValueError for impossible values."""
 
     interval: Seconds | None
-    """None: automatic, as short as `slowdown` permits while the guest sends."""
+    """None: automatic, and as short as `slowdown` permits while the guest is sending."""
     floor: Seconds = Seconds(0.02)
     ceiling: Seconds = Seconds(10.0)
     slowdown: float = 0.10
     """Automatic interval: the maximum share of the guest's time that pauses may take, 0 to 1."""
     relaxed: float = 4.0
-    """Automatic interval: the factor by which it may be longer while no output waits."""
+    """Automatic interval: the factor by which it may grow while no output is waiting."""
 
     def __post_init__(self) -> None:
         if not 0 < self.floor <= self.ceiling < math.inf:
-            raise ValueError(f"invalid limits of the interval: {self.floor} to {self.ceiling} s")
+            raise ValueError(f"invalid limits for the interval: {self.floor} to {self.ceiling} s")
         if self.interval is not None and not 0 < self.interval < math.inf:
             raise ValueError(f"invalid interval: {self.interval} s")
         if not 0 < self.slowdown < 1 <= self.relaxed < math.inf:
@@ -47,7 +47,7 @@ class PacingTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """The measurements of one epoch. Raises ValueError for times that are impossible."""
+    """The measurements of one epoch. Raises ValueError for impossible times."""
 
     interval: Seconds
     """The interval in force: from the previous capture to this one."""
@@ -71,15 +71,15 @@ class Pace:
 
     interval: Seconds
     why: str
-    """The reason for display, with the numbers that the interval was computed from."""
+    """The reason, for display, with the numbers from which the interval was computed."""
     pause: Seconds | None = None
-    """Moving average of the guest's pauses; None before the first."""
+    """Moving average of the guest's pauses; None before the first pause."""
     took: Seconds = Seconds(0.0)
     """How long an epoch takes, including its pause; the effect of a slow epoch decays."""
 
 
 def initial_pace(terms: PacingTerms) -> Pace:
-    """Return the pace before anything is known of the guest and the network."""
+    """Return the pace to use before anything is known about the guest and the network."""
     wanted = _START if terms.interval is None else terms.interval
     interval = _within(wanted, terms)
     why = "initial interval" if terms.interval is None else "as requested"
@@ -121,8 +121,8 @@ def _auto(now: Pace, cycle: Cycle, terms: PacingTerms) -> Pace:
         packets = "packet" if cycle.output_waited == 1 else "packets"
         because = f"{cycle.output_waited} {packets} waited, and {because}"
         return replace(now, interval=shortest, why=f"{because}: {_told(shortest, least)}")
-    # The pauses alone set the limit: an epoch takes longer after a longer interval, so its duration
-    # would push the interval up to the ceiling.
+    # Only the pauses set the limit: an epoch takes longer after a longer interval, so using its
+    # duration would push the interval up to the ceiling.
     most = max(shortest, _within(terms.relaxed * _within(bearable, terms), terms))
     interval = Seconds(min(max(shortest, now.interval * _GROWTH), most))
     if interval == shortest:

@@ -1,4 +1,4 @@
-"""Send an epoch as differences from what the backup has, in messages of limited size."""
+"""Send an epoch as differences from the backup's data, in messages of limited size."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ _LEVEL = 1
 class Sender:
     """Sends epochs over one connection.
 
-    `last`: the last copies of the memory files; `stale`: for each file the pages whose content on
+    `last`: the last copy of each memory file; `stale`: for each file, the pages whose content on
     the backup is unknown, which are sent in full. Sending updates both.
     """
 
@@ -41,7 +41,7 @@ class Sender:
         self._tally = Tally()
 
     def memory(self, number: int, changed: Sequence[Changed]) -> None:
-        """Send changed pages, and update the last copies to this epoch. Raises ConnectionLost."""
+        """Send changed pages, and apply them to the last copies. Raises ConnectionLost."""
         together = zip(self._last, changed, self._stale, strict=True)
         for file, (last, one, stale) in enumerate(together):
             for numbers, new, old in _pieces(last, one, stale):
@@ -52,7 +52,7 @@ class Sender:
                 stale[numbers] = False
 
     def writes(self, number: int, begins: Sequence[int], ends: Sequence[int]) -> None:
-        """Send disk writes: each log from its offset in `begins` to that in `ends`.
+        """Send disk writes: each log from its offset in `begins` to its offset in `ends`.
 
         Raises ConnectionLost, DiskLogError.
         """
@@ -62,7 +62,7 @@ class Sender:
                 self._part(Writes(epoch=number, disk=disk, data=data))
 
     def bulk(self, disk: int, records: bytes) -> None:
-        """Send records of a disk that are not from its log, and belong to no epoch.
+        """Send records of a disk that are not from its log and do not belong to an epoch.
 
         Raises ConnectionLost.
         """
@@ -99,14 +99,14 @@ class Sender:
 def _pieces(
     last: Mapping, one: Changed, stale: Flags
 ) -> Iterator[tuple[Numbers, Pages, Pages | None]]:
-    """Yield page numbers, the pages' new content, and the backup's content if that is known."""
+    """Yield page numbers, the pages' new content, and the backup's content, or None if unknown."""
     unknown = stale[one.numbers]
     for piece in _cut(np.flatnonzero(~unknown)):
         numbers = one.numbers[piece]
         yield numbers, one.pages[piece], last.pages[numbers]
     for piece in _cut(np.flatnonzero(unknown)):
         yield one.numbers[piece], one.pages[piece], None
-    # The last copy has these already.
+    # The last copy already has the content of these pages.
     rest = stale.copy()
     rest[one.numbers] = False
     rest[one.whole] = True

@@ -1,9 +1,11 @@
-"""Permission to run unprotected, where no lease store can tell that the standby will never run.
+"""Permission to run unprotected, for protections whose standby cannot be invalidated in a lease
+store.
 
-Without a lease store, the controller powers a silent host off and runs the standby from its last
-epoch. Output that the primary released since then would contradict that state. So the primary
-releases none before the controller has recorded that the standby is invalid. Each request for the
-permission has a name of its own: a permission that arrives late does not apply to the next request.
+Without a lease store, the controller powers off a silent host and runs the standby from its last
+epoch. Output that the primary has released since that epoch would contradict the standby's state.
+So the primary releases no output until the controller has recorded that the standby is invalid.
+Each request for the permission has its own name, so a permission that arrives late does not apply
+to the next request.
 """
 
 import secrets
@@ -11,7 +13,7 @@ import threading
 
 
 class SoloPermission:
-    """The permission to run unprotected: one thread requests it, another one grants it."""
+    """The permission to run unprotected: one thread requests it, another thread grants it."""
 
     def __init__(self, *, needed: bool) -> None:
         """`needed`: False if the guest always has the permission."""
@@ -22,12 +24,12 @@ class SoloPermission:
 
     @property
     def wanted(self) -> str | None:
-        """The name of the pending request, until `over`; None: there is none."""
+        """The name of the pending request, until `over`; None: no request is pending."""
         with self._lock:
             return self._asked
 
     def has(self) -> bool:
-        """Return whether the permission was granted; request it if it was not."""
+        """Return whether the permission was granted; if not, request it."""
         if not self._needed:
             return True
         with self._lock:
@@ -35,7 +37,7 @@ class SoloPermission:
             return self._given
 
     def grant(self, name: str) -> bool:
-        """Grant the request of that name. Returns whether it is pending."""
+        """Grant the request with this name. Returns False if no such request is pending."""
         with self._lock:
             known = self._asked is not None and secrets.compare_digest(name, self._asked)
             self._given = self._given or known

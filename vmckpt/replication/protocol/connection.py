@@ -1,7 +1,7 @@
-"""The connection between the agents: TLS 1.3, with pinned certificates made for the session.
+"""The connection between the agents: TLS 1.3, with pinned certificates created for the session.
 
 Each agent creates a key that never leaves its host, and the controller exchanges the certificates
-over ssh. A peer with another certificate is disconnected before anything is read.
+over ssh. A peer with a different certificate is disconnected before any message is read.
 """
 
 import datetime
@@ -33,15 +33,15 @@ KEY, CERTIFICATE, PEER = "key.pem", "certificate.pem", "peer.pem"
 _LASTS = datetime.timedelta(days=3650)
 _CHUNK = 256 << 10
 _WAITING = 8
-"""Maximum number of received messages that wait: a slow receiver slows the sender."""
+"""Maximum number of received messages in the queue: a slow receiver slows down the sender."""
 _TURN = 0.5
 _HANDSHAKE = 3.0
-"""Time limit of a handshake, in seconds; a busy host may need that long."""
+"""Time limit for a handshake, in seconds; a busy host may need this long."""
 _SPEAKS = 0.5
-"""How long a new peer that sends nothing counts as busy, in seconds: agents send at once."""
+"""How long a new peer that sends nothing counts as busy, in seconds: agents send immediately."""
 _AT_ONCE = 64
-"""Maximum number of handshakes at a time; beyond it the first silent peer is disconnected."""
-# The kernel gives a connection up if the other end acknowledges nothing for this long.
+"""Maximum number of concurrent handshakes; beyond it, the first silent peer is disconnected."""
+# The kernel closes a connection if the other end acknowledges nothing for this long.
 _SILENT_MS = 5000
 
 
@@ -111,7 +111,7 @@ def _context(folder: Path, purpose: int) -> ssl.SSLContext:
 def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SSLSocket:
     """Connect to the other agent, with the session's key in `folder`.
 
-    Raises ConnectionLost if nothing answers there, or if the certificate is not the session's.
+    Raises ConnectionLost if no agent answers, or if the certificate is not the session's.
     """
     try:
         with socket.create_connection(address, timeout=limit) as plain:
@@ -122,10 +122,10 @@ def connect(folder: Path, address: tuple[str, int], *, limit: Seconds) -> ssl.SS
 
 
 def accept(folder: Path, server: socket.socket, *, limit: Seconds) -> ssl.SSLSocket | None:
-    """Accept the next connection with the session's certificate; None if none came within `limit`.
+    """Accept the next connection with the session's certificate; None after `limit`.
 
-    Handshakes of several peers run at the same time, so that a slow or silent peer does not delay
-    another. Raises OSError if the server is closed.
+    Handshakes of several peers run concurrently, so that a slow or silent peer does not delay other
+    peers. Raises OSError if the server is closed.
     """
     with _Door(folder, server) as door:
         until = time.monotonic() + limit
@@ -143,7 +143,7 @@ class _Door:
     def __init__(self, folder: Path, server: socket.socket) -> None:
         self._folder, self._server = folder, server
         self._context: ssl.SSLContext | None = None
-        """Created when the first peer connects; that reads the certificates."""
+        """Created when the first peer connects, since creating it reads the certificates."""
         self._select = selectors.DefaultSelector()
         self._since: dict[ssl.SSLSocket, float] = {}
         """When each peer connected, in that order."""
@@ -167,7 +167,7 @@ class _Door:
         return any(one in self._spoke or now - at < _SPEAKS for one, at in self._since.items())
 
     def turn(self, limit: Seconds) -> ssl.SSLSocket | None:
-        """Continue all handshakes, for at most `limit`. Returns a socket whose handshake is done.
+        """Continue all handshakes for at most `limit`. Returns a socket whose handshake is done.
 
         Raises OSError.
         """
@@ -197,7 +197,7 @@ class _Door:
                 self._begin(self._context, plain)
 
     def _begin(self, context: ssl.SSLContext, plain: socket.socket) -> None:
-        """Begin a handshake. Raises OSError; the socket is closed then."""
+        """Begin a handshake. Raises OSError; in that case, the socket is closed."""
         with plain:
             plain.setblocking(False)
             made = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
@@ -230,7 +230,7 @@ class _Door:
 def _checked(made: ssl.SSLSocket, folder: Path) -> ssl.SSLSocket:
     """Return the socket if its peer has the certificate of the session.
 
-    Raises OSError if it has not; the socket is closed then.
+    Raises OSError, and closes the socket, if the peer has a different certificate.
     """
     try:
         wanted = ssl.PEM_cert_to_DER_cert((folder / PEER).read_text())
@@ -263,19 +263,19 @@ class PeerConnection:
         takes: Callable[[int], bool] | None = None,
     ) -> None:
         """`token`: returns the lease's token, which every message carries; `takes`: returns whether
-        to accept a received token; None: only the same token is accepted.
+        to accept a received token; None: only the lease's token is accepted.
         """
         connected.setblocking(False)
         self._connected, self._token = connected, token
         self._reader = framing.Reader(token=takes or (lambda told: told == token()))
         self._received: queue.Queue[Message | RemoteError | WireError] = queue.Queue(_WAITING)
-        # OpenSSL's state is shared by both directions: one call at a time.
+        # Both directions share OpenSSL's state, so only one call at a time is allowed.
         self._tls, self._sending = threading.Lock(), threading.Lock()
         self._closed = threading.Event()
         self.heard = time.monotonic()
-        """When anything was received last, by time.monotonic()."""
+        """When data was last received, by time.monotonic()."""
         self.sent = self.received = 0
-        """Bytes, before encryption."""
+        """Number of bytes, before encryption."""
         self._thread = threading.Thread(target=self._run, name="line", daemon=True)
         self._thread.start()
 
@@ -286,7 +286,7 @@ class PeerConnection:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; a thread that waits for a message gets ConnectionLost."""
+        """Close the connection. A thread that is waiting for a message gets ConnectionLost."""
         self._closed.set()
         with suppress(OSError, ValueError), self._tls:
             self._connected.shutdown(socket.SHUT_RDWR)
@@ -297,7 +297,7 @@ class PeerConnection:
         self._connected.close()
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises ConnectionLost, and TooLong or ValueError as `framing.parts`."""
+        """Send a message. Raises ConnectionLost, and the errors of `framing.parts`."""
         head, body = framing.parts(message, token=self._token())
         with self._sending:
             for part in (head, body):
@@ -314,12 +314,12 @@ class PeerConnection:
             except ssl.SSLWantWriteError:
                 select.select([], [self._connected], [], _TURN)
             except ssl.SSLWantReadError:
-                time.sleep(0.001)  # the reading thread receives what TLS waits for
+                time.sleep(0.001)  # the reading thread receives the data that TLS needs
             except (OSError, ValueError) as exc:
-                raise ConnectionLost(f"the connection broke: {exc}") from exc
+                raise ConnectionLost(f"the connection was lost: {exc}") from exc
 
     def receive(self, limit: Seconds) -> Message | None:
-        """Return the next message, or None if none came within `limit`.
+        """Return the next message, or None if no message arrives within `limit`.
 
         Raises ConnectionLost, WireError.
         """
@@ -337,10 +337,10 @@ class PeerConnection:
         return found
 
     def expect(self, kind: type[T], limit: Seconds) -> T:
-        """Return the next message, which must be of that kind; skip heartbeats before it.
+        """Return the next message, which must be of this kind. Skips heartbeats.
 
-        Raises WireError, and ConnectionLost, also if the other end refuses to continue, sends
-        another message, or sends nothing within `limit`.
+        Raises WireError, and ConnectionLost, also if the other end refuses to continue, sends a
+        different message, or sends nothing within `limit`.
         """
         give_up = time.monotonic() + limit
         while (left := give_up - time.monotonic()) > 0:
@@ -351,7 +351,7 @@ class PeerConnection:
                 raise ConnectionLost(f"the other end refused to continue: {found.why}")
             if found is not None and not isinstance(found, Heartbeat):
                 raise ConnectionLost(
-                    f"the other end sent {type(found).__name__}, not {kind.__name__}"
+                    f"the other end sent {type(found).__name__} instead of {kind.__name__}"
                 )
         raise ConnectionLost(f"the other end has not answered for {limit:g} s")
 
@@ -375,7 +375,7 @@ class PeerConnection:
                 time.sleep(0.001)
                 continue
             except (OSError, ValueError) as exc:
-                raise ConnectionLost(f"the connection broke: {exc}") from exc
+                raise ConnectionLost(f"the connection was lost: {exc}") from exc
             if not data:
                 self._reader.close()
                 raise ConnectionLost("the other end closed the connection")

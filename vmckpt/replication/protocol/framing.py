@@ -1,8 +1,9 @@
 """Frame messages, and find frames in received data. Pure.
 
 A frame is b"VMCR", version u16, kind u16, token u64, epoch u64, length u32, 16 bytes of digest, and
-the body; all numbers are big endian. The digest covers everything else, so that nothing in a frame
-is trusted before all of it has arrived. Magic and version have the same place in every version.
+the body; all numbers are big endian. The digest covers the rest of the frame, so that no part of a
+frame is trusted before the complete frame has arrived. The magic and the version are at the same
+position in every version.
 """
 
 import struct
@@ -34,7 +35,7 @@ _BEGINNING = struct.Struct(">4sH")
 
 
 def parts(message: Message, *, token: int) -> tuple[bytes, bytes]:
-    """Return the frame of a message in two pieces to send in order; a large body is not copied.
+    """Return the frame of a message in two pieces to send in order. A large body is not copied.
 
     Raises TooLong for a body above `MOST`, and ValueError for a number that is out of range.
     """
@@ -51,10 +52,10 @@ def parts(message: Message, *, token: int) -> tuple[bytes, bytes]:
 
 
 class Reader:
-    """Finds the messages in received data, which may be in pieces of any size.
+    """Finds the messages in received data, which may arrive in pieces of any size.
 
     `token`: the token that every frame must carry, or a function that returns whether to accept a
-    token. After an error every further call raises the same error.
+    token. After an error, every further call raises the same error.
     """
 
     def __init__(self, *, token: Callable[[int], bool] | int) -> None:
@@ -63,9 +64,9 @@ class Reader:
         self._broken: WireError | None = None
 
     def feed(self, data: bytes) -> list[Message]:
-        """Add received data. Returns the messages that are complete now.
+        """Add received data. Returns the messages that are now complete.
 
-        Raises WireError. Messages in the same piece before the error are lost then, as if the
+        Raises WireError. In that case, earlier messages in the same data are lost, as if the
         connection had ended a little earlier.
         """
         if self._broken is None:
@@ -74,12 +75,12 @@ class Reader:
                 return list(self._messages())
             except WireError as exc:
                 self._broken = exc
-                # It cannot be cleared in place: the error's traceback still has views of it.
+                # The data cannot be cleared in place: the error's traceback still has views of it.
                 self._data = bytearray()
         raise self._broken
 
     def close(self) -> None:
-        """Note the end of the connection. Raises CutOff in the middle of a frame."""
+        """Handle the end of the connection. Raises CutOff if it is in the middle of a frame."""
         if self._data:
             raise CutOff(f"the connection ended {len(self._data)} bytes into a message", hint=AGAIN)
 
@@ -94,9 +95,9 @@ class Reader:
             yield message
 
     def _body_length(self) -> int | None:
-        """Return the length of the next body, or None while it is not known.
+        """Return the length of the next body, or None while the length is unknown.
 
-        Raises Damaged, TooNew, TooLong, as soon as that is known.
+        Raises Damaged, TooNew, TooLong as early as possible.
         """
         begins = bytes(self._data[: len(MAGIC)])
         if not MAGIC.startswith(begins):
@@ -106,7 +107,7 @@ class Reader:
         _, version = _BEGINNING.unpack_from(self._data)
         if version > VERSION:
             raise TooNew(
-                f"the agent at the other end uses protocol version {version}, this one {VERSION}",
+                f"the agent at the other end uses protocol version {version}, this agent {VERSION}",
                 hint="upgrade vmckpt on this host",
             )
         if version < VERSION:
@@ -125,11 +126,11 @@ class Reader:
                 raise damaged(f"a message of kind {kind} with a wrong digest")
             if not (token == self._token if isinstance(self._token, int) else self._token(token)):
                 raise WrongToken(
-                    f"the other end sent token {token}, which is not that of the lease",
+                    f"the other end sent token {token}, which is not the lease's token",
                     hint="run vmckpt status: another host may have taken over",
                 )
             return parse(kind, epoch, told)
 
 
 def _too_long(kind: int, length: int) -> TooLong:
-    return TooLong(f"a message of kind {kind} has {length} bytes, at most {MOST} are allowed")
+    return TooLong(f"a message of kind {kind} has {length} bytes, but at most {MOST} are allowed")

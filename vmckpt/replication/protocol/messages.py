@@ -1,7 +1,7 @@
 """The messages between the agents of a protected guest, and the order of an epoch's parts. Pure.
 
-The body of a message is its numbers, big endian, then one field that takes the rest. The epoch of a
-message is not in its body but in its frame (see `framing`).
+The body of a message consists of its numbers, big endian, followed by one field that takes up the
+rest. The epoch of a message is not in the body but in the frame (see `framing`).
 """
 
 import math
@@ -17,15 +17,15 @@ DIGEST = 16
 """Size of the digest of a message or of an epoch, in bytes."""
 
 _PART = struct.Struct(">HQ")
-AGAIN = "the agents reconnect; if it happens again, check the network between the hosts"
+AGAIN = "the agents reconnect; if this happens again, check the network between the hosts"
 
 
 class WireError(VmckptError):
-    """The other end sent an invalid message. It is not used, and the connection is closed."""
+    """The other end sent an invalid message, which is ignored; the connection is closed."""
 
 
 class Damaged(WireError):
-    """The data is not what the other end sent: wrong magic, digest or body."""
+    """The data was damaged on the way: wrong magic, digest or body."""
 
 
 class CutOff(WireError):
@@ -33,11 +33,11 @@ class CutOff(WireError):
 
 
 class WrongToken(WireError):
-    """The sender does not hold the lease, or not any more."""
+    """The sender does not hold the lease, or no longer holds it."""
 
 
 class Replayed(WireError):
-    """The message belongs to an epoch that is committed already."""
+    """The message belongs to an epoch that is already committed."""
 
 
 class OutOfOrder(WireError):
@@ -60,7 +60,7 @@ class Hello:
     session: str
     """ID of the protection's session."""
     captured: int
-    """The last captured epoch; 0: none."""
+    """The last captured epoch; 0: no epoch was captured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class HelloAck:
     kind: ClassVar[int] = 2
     session: str
     committed: int
-    """The last committed epoch; 0: none."""
+    """The last committed epoch; 0: no epoch was committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +106,18 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnd:
-    """The end of an epoch: all of it was sent, and the backup may commit it."""
+    """The end of an epoch: all its parts were sent, and the backup may commit it."""
 
     kind: ClassVar[int] = 6
     epoch: int
     base: int
-    """The last committed epoch, which this epoch's differences refer to."""
+    """The last committed epoch, to which this epoch's differences refer."""
     messages: int
     """Number of Pages, Writes and DeviceState messages in the epoch."""
     digest: bytes
     """`Tally.digest` of these messages: 16 bytes."""
     final: bool
-    """Whether the guest stays paused after it, for a planned switchover."""
+    """Whether the guest stays paused after the epoch, for a planned switchover."""
     taken: float
     """When the epoch was captured, by the primary's wall clock."""
 
@@ -136,9 +136,9 @@ class Heartbeat:
 
     kind: ClassVar[int] = 8
     sent: float
-    """When it was sent, by the sender's wall clock."""
+    """When the heartbeat was sent, by the sender's wall clock."""
     note: bytes
-    """The sender's status, as JSON; opaque here."""
+    """The sender's status as JSON, which this module does not parse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class Digests:
 
     kind: ClassVar[int] = 9
     file: int
-    """Number of the memory file, from 0; for a disk, -1 minus its number."""
+    """Number of the memory file, from 0; for a disk, -1 minus the disk's number."""
     first: int
     """Number of the first page or piece."""
     data: bytes
@@ -174,7 +174,7 @@ class PeerRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The protection has ended. The backup confirms with the same message, and ends the standby."""
+    """The protection has ended. The backup confirms with the same message and stops the standby."""
 
     kind: ClassVar[int] = 12
     why: str
@@ -200,7 +200,7 @@ Message: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The layout of a message's body: numbers, then one field that takes the rest."""
+    """The layout of a message's body: numbers, then one field that takes up the rest."""
 
     made: type[Message]
     fixed: struct.Struct
@@ -240,7 +240,7 @@ def digest_of(part: Part) -> bytes:
 
 
 def digest(*pieces: bytes | memoryview) -> bytes:
-    """Return the BLAKE3 digest of all pieces as if they were one; 16 bytes."""
+    """Return the BLAKE3 digest of the concatenated pieces; 16 bytes."""
     told = blake3()
     for piece in pieces:
         told.update(piece)
@@ -248,7 +248,7 @@ def digest(*pieces: bytes | memoryview) -> bytes:
 
 
 def body(message: Message) -> tuple[bytes, bytes]:
-    """Return a message's body in two pieces; the larger one is not copied.
+    """Return a message's body in two pieces. The larger piece is not copied.
 
     Raises ValueError for values that cannot be encoded.
     """
@@ -258,13 +258,13 @@ def body(message: Message) -> tuple[bytes, bytes]:
     try:
         fixed = form.fixed.pack(*(getattr(message, name) for name in form.names))
     except struct.error as exc:
-        raise ValueError(f"a number of {type(message).__name__} is out of range: {exc}") from exc
+        raise ValueError(f"a field of {type(message).__name__} is out of range: {exc}") from exc
     tail = b"" if form.tail is None else getattr(message, form.tail)
     return fixed, tail.encode() if isinstance(tail, str) else tail
 
 
 def _wrong(message: Message) -> str | None:
-    """Return what is wrong with a message's values, beyond numbers out of range; None: nothing."""
+    """Return why a message's values are invalid, or None. Number ranges are not checked here."""
     match message:
         case EpochEnd(digest=told) if len(told) != DIGEST:
             return f"a digest of {len(told)} bytes instead of {DIGEST}"
@@ -276,7 +276,7 @@ def _wrong(message: Message) -> str | None:
 
 
 def parse(kind: int, epoch: int, told: memoryview) -> Message:
-    """Parse the body of a message; the message keeps no view of it. Raises Damaged."""
+    """Parse the body of a message. The message keeps no view of the body. Raises Damaged."""
     form = _FORMS.get(kind)
     if form is None:
         raise damaged(f"a message of unknown kind {kind}")
@@ -312,28 +312,28 @@ class Tally:
         self._running.update(digest_of(part))
 
     def digest(self) -> bytes:
-        """Return the digest for `EpochEnd`: 16 bytes over the parts' digests, in their order."""
+        """Return the digest for `EpochEnd`: 16 bytes over the parts' digests, in order."""
         return self._running.digest(DIGEST)
 
 
 class Order:
-    """Checks that an epoch may be committed: it is complete, and follows the last committed one."""
+    """Checks that an epoch is complete and follows the last committed epoch."""
 
     def __init__(self, committed: int) -> None:
-        """`committed`: the last committed epoch; 0: none."""
+        """`committed`: the last committed epoch; 0: no epoch was committed."""
         self.committed = committed
-        """The last committed epoch. An EpochEnd that was taken counts as committed: a backup that
-        fails to commit creates a new Order."""
+        """The last committed epoch. An epoch counts as committed once its EpochEnd was taken: a
+        backup that fails to commit creates a new Order."""
         self.open: int | None = None
-        """The epoch whose parts were taken, but not yet its EpochEnd; None: there is none."""
+        """The epoch whose EpochEnd has not been taken yet; None: no epoch is open."""
         self._tally = Tally()
 
     def take(self, message: Message) -> None:
         """Check the next message. Messages that belong to no epoch are always in order.
 
         Parts of epoch 0, the first copy, are in order until an epoch is committed. A part of a
-        newer epoch discards the open epoch. Raises Replayed, OutOfOrder; the open epoch is
-        discarded then.
+        newer epoch discards the open epoch. Raises Replayed, OutOfOrder; in that case, the open
+        epoch is discarded.
         """
         try:
             match message:
@@ -348,7 +348,7 @@ class Order:
             raise
 
     def discard(self) -> None:
-        """Discard the open epoch, as when the connection ended: it will be sent again."""
+        """Discard the open epoch, for example after the connection was lost: it is sent again."""
         self.open = None
         self._tally = Tally()
 
@@ -357,7 +357,9 @@ class Order:
             return
         self._not_committed(part.epoch)
         if self.open is not None and part.epoch < self.open:
-            raise _out_of_order(f"a part of epoch {part.epoch} came after parts of {self.open}")
+            raise _out_of_order(
+                f"a part of epoch {part.epoch} arrived after parts of epoch {self.open}"
+            )
         if self.open != part.epoch:
             self.discard()
             self.open = part.epoch
@@ -367,11 +369,15 @@ class Order:
         self._not_committed(seal.epoch)
         told = f"epoch {seal.epoch}"
         if seal.base != self.committed:
-            raise _out_of_order(f"{told} follows {seal.base}, but {self.committed} was committed")
+            raise _out_of_order(
+                f"{told} follows epoch {seal.base}, but epoch {self.committed} was committed"
+            )
         if self.open not in (None, seal.epoch):
             raise _out_of_order(f"{told} was sealed, but epoch {self.open} is open")
         if seal.messages != self._tally.count:
-            raise _out_of_order(f"{told} has {seal.messages} parts, but {self._tally.count} came")
+            raise _out_of_order(
+                f"{told} has {seal.messages} parts, but {self._tally.count} arrived"
+            )
         if seal.digest != self._tally.digest():
             raise _out_of_order(f"the parts of {told} do not match its digest")
         self.discard()
@@ -380,7 +386,8 @@ class Order:
     def _not_committed(self, epoch: int) -> None:
         if epoch <= self.committed:
             raise Replayed(
-                f"a message of epoch {epoch} came, but {self.committed} is committed already",
+                f"a message of epoch {epoch} arrived, but epoch {self.committed} is already"
+                " committed",
                 hint="run vmckpt status: an agent that was replaced may still be running",
             )
 

@@ -1,9 +1,9 @@
-"""Encode pages and device state as differences from what the other end has. Pure.
+"""Encode pages and device state as differences from the other end's data. Pure.
 
-Of a page only the nonzero words are sent, with a map of where they are: the words of the page
-itself, or of the page XOR its previous content. A batch is one zstd frame. It has, little endian:
-the number of pages, u32; for each page how many page numbers are skipped before it, u32; for each
-page its kind, u8; for each page that is not all zeros its map, 64 bytes; all the words.
+For each page, only the nonzero words are sent, with a map of their positions. They are words of the
+page itself, or of the page XOR its previous content. A batch is one zstd frame. It contains, little
+endian: the number of pages, u32; for each page, how many page numbers are skipped before it, u32;
+for each page, its kind, u8; for each page that is not all zeros, its map, 64 bytes; all words.
 """
 
 import struct
@@ -20,13 +20,13 @@ from vmckpt.replication.protocol.messages import DIGEST, damaged, digest
 
 Numbers: TypeAlias = NDArray[np.intp]
 Whole: TypeAlias = NDArray[np.uint64]
-"""Pages in full: shape (n, 512)."""
+"""Complete pages: shape (n, 512)."""
 Small: TypeAlias = NDArray[np.uint8]
 Previous: TypeAlias = Callable[[Numbers], Whole]
 """Returns the previous content of the pages with these numbers."""
 
 MOST_PAGES = 8000
-"""Maximum number of pages in a batch, which fits into one message whatever the content."""
+"""Maximum number of pages in a batch, which then fits into one message whatever the content."""
 MOST_STATE = 256 << 20
 """Maximum size of a device state, in bytes."""
 
@@ -35,22 +35,25 @@ _MAP = _WORDS // 8
 _ZERO, _PLAIN, _XOR = range(3)
 _COUNT = struct.Struct("<I")
 _PER_PAGE = 4 + 1
-# Number of pages to process at a time: 1 MiB, small enough that memory is reused and not mapped
-# each time.
+# Number of pages to process at a time: 1 MiB, small enough that memory is reused instead of newly
+# mapped each time.
 _STRETCH = 256
 _NOTHING = bytes(DIGEST)
 
 
 def encode(numbers: Numbers, new: Whole, old: Whole | None, *, level: int = 1) -> bytes:
-    """Encode pages; `numbers` must be sorted. `old`: what the other end has; None: not known.
+    """Encode pages; `numbers` must be sorted. `old`: the other end's content; None: unknown.
 
-    Raises ValueError for more than `MOST_PAGES`, numbers that do not increase, and wrong shapes.
+    Raises ValueError for more than `MOST_PAGES` pages, numbers that do not increase, and wrong
+    shapes.
     """
     left_out = np.diff(numbers, prepend=-1) - 1
     if len(numbers) > MOST_PAGES or new.shape != (len(numbers), _WORDS):
-        raise ValueError(f"{len(numbers)} numbers for {new.shape}; at most {MOST_PAGES} pages")
+        raise ValueError(
+            f"{len(numbers)} numbers for pages of shape {new.shape}; at most {MOST_PAGES} pages"
+        )
     if old is not None and old.shape != new.shape:
-        raise ValueError(f"{old.shape} is not the shape of the new pages, {new.shape}")
+        raise ValueError(f"old pages have shape {old.shape}, new pages {new.shape}")
     if len(numbers) and not 0 <= left_out.min() <= left_out.max() < 1 << 32:
         raise ValueError("the page numbers do not increase, or increase by too much")
     packed = [
@@ -71,8 +74,8 @@ def _pack(new: Whole, old: Whole | None) -> tuple[Small, Small, NDArray[np.uint6
         return kinds, maps[kinds != _ZERO], new[flags]
     words = new ^ old
     changed, changed_maps, differ = _nonzero(words)
-    # The words of an XOR look random, and those of a page do not, so the XOR is smaller only if it
-    # has far fewer words. Text that replaces other text would become almost three times as large.
+    # The words of an XOR look random, unlike those of a page, so the XOR is smaller only if it has
+    # far fewer words. Text that replaces other text would become almost three times as large.
     kinds[(2 * differ <= held) & (held > 0)] = _XOR
     plain = np.flatnonzero(kinds != _XOR)
     words[plain], changed[plain], changed_maps[plain] = new[plain], flags[plain], maps[plain]
@@ -82,8 +85,8 @@ def _pack(new: Whole, old: Whole | None) -> tuple[Small, Small, NDArray[np.uint6
 def decode(data: bytes, previous: Previous, *, pages: int) -> tuple[Numbers, Whole]:
     """Return the page numbers and pages of a batch. `pages`: number of pages in the file.
 
-    Needs no more memory than `MOST_PAGES` do. `previous` is called for a few hundred pages at a
-    time, and only for pages that were encoded as a difference. Raises Damaged.
+    Needs no more memory than for `MOST_PAGES` pages. `previous` is called for at most a few hundred
+    pages at a time, and only for pages that were encoded as a difference. Raises Damaged.
     """
     most = _COUNT.size + MOST_PAGES * (_PER_PAGE + _MAP + PAGE)
     told = memoryview(_decompressed(data, most, zstandard.ZstdDecompressor()))
@@ -126,7 +129,7 @@ def _unpack(into: Whole, maps: Small, words: NDArray[np.uint64]) -> None:
 
 
 def _nonzero(words: Whole) -> tuple[NDArray[np.bool_], Small, NDArray[np.intp]]:
-    """Return which words are not zero, as flags and as maps, and their number in each page."""
+    """Return which words are nonzero, as flags and as maps, and their number in each page."""
     flags = words != 0
     maps = np.packbits(flags, axis=1, bitorder="little")
     return flags, maps, _counts(maps)
@@ -138,14 +141,14 @@ def _counts(maps: Small) -> NDArray[np.intp]:
 
 
 def encode_state(state: bytes, previous: bytes | None) -> bytes:
-    """Encode a device state as a difference from `previous`, which the other end has; None: it has
-    none. Raises ValueError for a state above `MOST_STATE`.
+    """Encode a device state as a difference from `previous`, the other end's state; None: the other
+    end has no state. Raises ValueError for a state above `MOST_STATE`.
     """
     if len(state) > MOST_STATE:
-        raise ValueError(f"a device state of {len(state)} bytes, at most {MOST_STATE}")
-    # With the settings of its levels, zstd finds little of a previous state above 1 MiB: it can
-    # remember 64 KiB of places, and forgets distant ones. With these settings it finds almost all,
-    # in less time.
+        raise ValueError(f"a device state of {len(state)} bytes, but at most {MOST_STATE}")
+    # With its standard settings, zstd finds few matches in a previous state above 1 MiB: it
+    # remembers 64 Ki positions and forgets distant ones. With these settings, it finds almost all
+    # matches, in less time.
     bits = max(len(state), len(previous or b"")).bit_length()
     settings = zstandard.ZstdCompressionParameters(
         strategy=zstandard.STRATEGY_DFAST,
@@ -160,14 +163,14 @@ def encode_state(state: bytes, previous: bytes | None) -> bytes:
 
 
 def decode_state(data: bytes, previous: bytes | None) -> bytes:
-    """Decode a device state. `previous`: the state that it may have been encoded against.
+    """Decode a device state. `previous`: the state against which it may have been encoded.
 
-    Raises Damaged, also if it was encoded against another state.
+    Raises Damaged, also if it was encoded against a different state.
     """
     if data[:DIGEST] == _NOTHING:
         previous = None
     if data[:DIGEST] != _name(previous):
-        raise damaged("a device state that does not follow the last one")
+        raise damaged("a device state that does not follow the last device state")
     unpacker = zstandard.ZstdDecompressor(dict_data=_dictionary(previous))
     return _decompressed(data[DIGEST:], MOST_STATE, unpacker)
 
@@ -184,7 +187,7 @@ def _dictionary(previous: bytes | None) -> zstandard.ZstdCompressionDict | None:
 
 def _decompressed(data: bytes, most: int, unpacker: zstandard.ZstdDecompressor) -> bytes:
     try:
-        # The frame states its size; no more memory than the maximum is allocated.
+        # The frame states its size, so at most the maximum is allocated.
         if not 0 <= zstandard.frame_content_size(data) <= most:
             raise damaged(f"compressed data of more than {most} bytes, or of unknown size")
         return unpacker.decompress(data, max_output_size=most, allow_extra_data=False)
@@ -195,8 +198,9 @@ def _decompressed(data: bytes, most: int, unpacker: zstandard.ZstdDecompressor) 
 def digests(pages: Whole) -> NDArray[np.uint64]:
     """Return a digest of each page, shape (n,): the first 8 bytes of its BLAKE3, little endian.
 
-    Two different pages have the same digest with a probability of 2**-64, so that none is expected
-    among 2**40 comparisons. A guest that creates such pages on purpose harms only its own memory.
+    Two different pages have the same digest with a probability of 2**-64, so no collision is
+    expected in 2**40 comparisons. A guest that creates a collision on purpose harms only its own
+    memory.
     """
     found = np.full(len(pages), _ZERO_DIGEST, dtype=np.uint64)
     for at in np.flatnonzero(pages.any(axis=1)).tolist():

@@ -1,8 +1,8 @@
-"""Serve the standby's disks as they were at one instant, while later epochs are written to them.
+"""Serve the standby's disks as of one point in time, while later epochs are written to them.
 
-Before QEMU overwrites data, it copies them into an overlay image whose backing file is the disk. It
-serves that image over the socket that the agent writes through. Jobs, exports and nodes are found
-by their names alone.
+Before QEMU overwrites data, it copies the data to an overlay image whose backing file is the disk.
+QEMU serves the overlay over the socket that the agent also uses for writing. Jobs, exports and
+nodes are found by name only.
 """
 
 import time
@@ -25,7 +25,7 @@ _TURN = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleece:
-    """The copy of one disk at an instant, as an overlay image (QEMU's image fleecing)."""
+    """A point-in-time copy of one disk, as an overlay image (QEMU's image fleecing)."""
 
     number: int
     export: str
@@ -33,16 +33,16 @@ class Fleece:
     node: str
     """QEMU's node name of the standby's disk."""
     image: str
-    """Path of an empty qcow2 image of the same size, for data that is overwritten."""
+    """Path of an empty qcow2 image of the same size, for data that would be overwritten."""
 
     @property
     def name(self) -> str:
-        """Name of the job, of the export's ID and of the node."""
+        """Name of the job and the node, and ID of the export."""
         return f"{MARK}{self.number}"
 
 
 def prepare(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
-    """Serve the disks; until `start_copies` they have their current content when read.
+    """Serve the disks. Until `start_copies`, reads return the disks' current content.
 
     Raises HypervisorError.
     """
@@ -50,13 +50,14 @@ def prepare(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
         file = {"driver": "file", "filename": one.image}
         node: dict[str, object] = {"driver": "qcow2", "node-name": one.name, "file": file}
         monitor.tell("blockdev-add", node | {"backing": one.node, "discard": "unmap"})
-        # Serving the node makes it writable: nodes of a QEMU that waits are inactive.
+        # The export also activates the node, so that it is writable: in a waiting QEMU, nodes are
+        # inactive.
         told: dict[str, object] = {"type": "nbd", "id": one.name, "name": one.export}
         monitor.tell("block-export-add", told | {"node-name": one.name, "writable": False})
 
 
 def start_copies(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
-    """Keep the content of all disks at this instant for readers. Raises HypervisorError."""
+    """Preserve the current content of all disks for readers. Raises HypervisorError."""
     if not fleeces:
         return
     actions = [
@@ -73,7 +74,7 @@ def start_copies(monitor: Commands, fleeces: Sequence[Fleece]) -> None:
 
 
 def end(monitor: Commands) -> bool:
-    """Remove all jobs, exports and nodes of a test. Returns whether there were any.
+    """Remove all jobs, exports and nodes of a test. Returns whether any existed.
 
     May be repeated. Raises HypervisorError.
     """
@@ -82,13 +83,13 @@ def end(monitor: Commands) -> bool:
     while jobs := _ours(monitor.ask("query-block-jobs"), "device"):
         found = True
         for job in jobs:
-            with suppress(QmpRefused):  # the job is just ending by itself
+            with suppress(QmpRefused):  # the job is already ending by itself
                 monitor.tell("block-job-cancel", {"device": job, "force": True})
         _wait(monitor, give_up)
     while exports := _ours(monitor.ask("query-block-exports"), "id"):
         found = True
         for export in exports:
-            with suppress(QmpRefused):  # the export is being removed already
+            with suppress(QmpRefused):  # the export is already being removed
                 monitor.tell("block-export-del", {"id": export, "mode": "hard"})
         _wait(monitor, give_up)
     for node in _ours(monitor.ask("query-named-block-nodes", flat=True), "node-name"):
@@ -104,7 +105,8 @@ def _ours(told: Sequence[dict[str, Any]], key: str) -> list[str]:
 def _wait(monitor: Commands, give_up: float) -> None:
     if time.monotonic() > give_up:
         raise HypervisorError(
-            f"{monitor.name} on {monitor.host}: disk jobs or exports of a test failover do not end",
+            f"{monitor.name} on {monitor.host}: disk jobs or exports of a test failover did not"
+            " stop",
             host=monitor.host,
         )
     time.sleep(_TURN)

@@ -1,6 +1,6 @@
 """The libvirt XML of the copy that a test failover runs. Pure.
 
-The copy is the same machine under another name, which is not connected to any network.
+The copy is the same machine under a different name, without a connection to any network.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from vmckpt.replication.backup import standby_xml
 MARK = domain_xml.TEST
 _CONSOLES = ("serial", "parallel", "console", "channel")
 _HOSTLESS = ("null", "vc", "spicevmc", "spiceport", "qemu-vdagent", "dbus")
-"""Types of consoles that use no resource of the host."""
+"""Console types that use no resource of the host."""
 _OF_CARDS = ("mac", "model", "driver", "address", "boot", "rom", "mtu", "alias", "acpi")
 """Elements of a network card that the guest sees; all others describe the host's side."""
 
@@ -28,11 +28,11 @@ def copy(
     disks: Mapping[str, tuple[str, str]],
     nvram: str | None = None,
 ) -> str:
-    """Return the XML of the copy. `xml`: the standby's; `name`, `uuid`: the copy's.
+    """Return the XML of the copy. `xml`: the standby's XML; `name`, `uuid`: of the copy.
 
-    `disks`: for each replicated disk an image for the copy, and the socket that serves the disk's
-    content under the disk's name. `nvram`: the copy's file in place of the standby's. Raises
-    ValueError if `xml` is not a domain, or lacks an element that is to be replaced.
+    `disks`: for each replicated disk, by name, an image for the copy, and the socket that serves
+    the disk's content under this name. `nvram`: the copy's NVRAM file, which replaces the
+    standby's. Raises ValueError if `xml` is not a domain, or lacks an element to be replaced.
     """
     root = standby_xml.plain(xml)
     of = root.findtext("name", "")
@@ -40,8 +40,8 @@ def copy(
     _text(root, "name", name)
     _text(root, "uuid", uuid)
     if (genid := root.find("genid")) is not None:
-        # A new ID tells the guest that it is a copy. It cannot be empty: libvirt parses the XML
-        # twice, and would generate two different IDs.
+        # A new ID shows the guest that it is a copy. The ID must not be empty: libvirt parses the
+        # XML twice, and would generate two different IDs.
         genid.text = str(uuid5(NAMESPACE_OID, uuid))
     if nvram is not None:
         _text(root, "os/nvram", nvram)
@@ -59,7 +59,7 @@ def copy(
 
 
 def firmware(xml: str) -> str | None:
-    """Return the path of the file that the guest's firmware stores its variables in, or None."""
+    """Return the path of the guest's NVRAM file; None: the XML names no such file."""
     return domain_xml.tree(xml, "domain").findtext("os/nvram", "").strip() or None
 
 
@@ -99,7 +99,7 @@ def _own_screen(screen: ET.Element) -> None:
 
 
 def _mark(root: ET.Element, session: str, of: str) -> None:
-    """Replace the guest's metadata, which policies and schedules use, by the mark of a test."""
+    """Replace the guest's metadata, which policies and schedules use, with the mark of a test."""
     for old in root.findall("metadata"):
         root.remove(old)
     mark = ET.SubElement(ET.SubElement(root, "metadata"), f"{{{MARK}}}test")

@@ -1,4 +1,4 @@
-"""Check whether a backup has room for another copy of the guest. Pure."""
+"""Check whether a backup has enough space for another copy of the guest. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,25 +7,28 @@ from vmckpt.units import GIB, MIB, Bytes, show_bytes
 _EPOCHS = Bytes(512 * MIB)
 """Memory that is reserved for epochs in flight."""
 KEPT = Bytes(GIB)
-"""Space that must stay free beside the standby's images."""
+"""Space that must stay free on the file system of the standby's images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The room that a test needs, and what is free on the backup."""
+    """The space that a test needs, and the free space on the backup."""
 
     wanted: Bytes
     """Size of the guest's memory."""
     shared: Bytes
-    """Free space on the tmpfs that has the standby's memory."""
+    """Free space on the tmpfs that contains the standby's memory."""
     memory: Bytes
     """Free memory of the host."""
     disks: Bytes | None
-    """Free space where the standby's images are; None: it has none."""
+    """Free space on the file system of the standby's images; None: the standby has no images."""
 
 
 def why_not(room: Room) -> str | None:
-    """Return why there is no room for a test, to follow the host's name; None: there is room."""
+    """Return why there is too little space for a test; None: there is enough.
+
+    The text follows the host's name in a message.
+    """
     wanted = Bytes(room.wanted + _EPOCHS)
     for what, free in (
         ("of free memory", room.memory),
@@ -47,6 +50,6 @@ def why_not(room: Room) -> str | None:
 def runs_out(disks: Bytes) -> bool:
     """Return whether a running test must end because the standby's images may run out of space.
 
-    `disks`: free space where the images are.
+    `disks`: free space on the file system of the images.
     """
     return disks < KEPT // 2

@@ -1,7 +1,7 @@
 """Copy the standby's memory while epochs are still applied to it.
 
-Pages that an epoch changes are recorded and copied again, until so few are left that they can be
-copied while no epoch is applied.
+Pages that an epoch changes are recorded and copied again, until so few are left that the rest can
+be copied while no epoch is being applied.
 """
 
 import threading
@@ -15,17 +15,17 @@ from vmckpt.capture.memory.page_diff import Flags
 from vmckpt.replication.backup.redo_log import Memory
 
 _SLICE = 1024
-"""Pages copied at once: 4 MiB."""
+"""Number of pages to copy at once: 4 MiB."""
 ENOUGH = 8192
-"""Maximum number of pages to copy while the loop waits: 32 MiB, a hundredth of a second."""
+"""Maximum number of pages to copy while the loop is paused: 32 MiB, a hundredth of a second."""
 MOST = 32768
-"""The same for a guest that writes too fast to get there."""
+"""Maximum number of such pages for a guest that writes too fast to reach `ENOUGH`."""
 _ROUNDS = 10
-"""After this many rounds the guest is considered to write too fast."""
+"""After this many rounds, the guest is considered to write too fast."""
 
 
 class Next(Enum):
-    """The step after a round: another one, the last one with the loop paused, or none."""
+    """The step after a round: another round, the last round with the loop paused, or giving up."""
 
     AGAIN = auto()
     CUT = auto()
@@ -45,19 +45,19 @@ def decide(left: int, rounds: int) -> Next:
 
 
 class Touched:
-    """The pages that were changed since the last `take`."""
+    """The pages that have changed since the last `take`."""
 
     def __init__(self, memory: Sequence[Memory]) -> None:
         self._lock = threading.Lock()
         self._flags = [np.zeros(len(one.pages), dtype=np.bool_) for one in memory]
 
     def __call__(self, file: int, numbers: NDArray[np.intp]) -> None:
-        """Record pages. Call it after they were changed, so that no copy before that counts."""
+        """Record pages. Call this after they were changed, so that an earlier copy is repeated."""
         with self._lock:
             self._flags[file][numbers] = True
 
     def take(self) -> list[Flags]:
-        """Return the recorded pages of each file, and start again with none."""
+        """Return the recorded pages of each file, and clear the record."""
         with self._lock:
             taken = self._flags
             self._flags = [np.zeros(len(one), dtype=np.bool_) for one in taken]
@@ -80,7 +80,7 @@ def copy(
     flags: Sequence[Flags],
     between: Callable[[int], None],
 ) -> None:
-    """Copy the flagged pages. `between` is called after each slice with its number of pages."""
+    """Copy the flagged pages. After each slice, `between` is called with the number of pages."""
     for old, new, some in zip(source, target, flags, strict=True):
         numbers = np.flatnonzero(some)
         for first in range(0, len(numbers), _SLICE):

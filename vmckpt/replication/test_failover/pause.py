@@ -1,7 +1,7 @@
-"""Pause the backup's loop for another thread that needs the standby unchanged.
+"""Pause the backup's loop while another thread needs the standby unchanged.
 
-Between two turns of the loop, memory, disks and device state are those of one epoch. The loop waits
-only for a short time, since the primary waits for the loop.
+Between two turns of the loop, memory, disks and device state belong to the same epoch. The loop is
+paused only briefly, since the primary waits for it.
 """
 
 import threading
@@ -31,14 +31,14 @@ class LoopPause:
     """A pause of the loop, which another thread requests; at most one at a time."""
 
     def __init__(self, longest: Seconds = _LONGEST) -> None:
-        """`longest`: maximum time that the loop waits."""
+        """`longest`: maximum time for which the loop is paused."""
         self._longest = longest
         self._state = _State.IDLE
         self._over = False
         self._changed = threading.Condition()
 
     def turn(self) -> None:
-        """Pause if that was requested; called by the loop between two turns."""
+        """Pause if a pause was requested. The loop calls this between two turns."""
         if not self._is(_State.WANTED):
             return
         with self._changed:
@@ -49,23 +49,23 @@ class LoopPause:
                 self._become(_State.OVERDUE)
 
     def close(self) -> None:
-        """Note that the loop ends: no thread need wait for it any more."""
+        """Record that the loop has ended, so that no thread waits for it any longer."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
 
     @contextmanager
     def held(self, comes: Seconds = _COMES) -> Iterator[None]:
-        """Keep the loop paused in the block. `comes`: maximum time to wait for the pause.
+        """Keep the loop paused inside the block. `comes`: maximum time to wait for the pause.
 
-        Raises Missed, also at the end of the block if the loop has continued before.
+        Raises Missed, also at the end of the block if the loop has already continued.
         """
         with self._changed:
             self._become(_State.WANTED)
             self._changed.wait_for(lambda: self._is(_State.HELD) or self._over, comes)
             if not self._is(_State.HELD):
                 self._become(_State.IDLE)
-                raise Missed("the standby is busy, or the protection ends")
+                raise Missed("the standby is busy, or the protection is ending")
         try:
             yield
         finally:
@@ -74,8 +74,9 @@ class LoopPause:
                 self._become(_State.IDLE)
         if overdue:
             raise Missed(
-                f"updates of the standby could not be paused for more than {self._longest:g} s",
-                hint="try again when its host is less busy",
+                f"the work was not done within {self._longest:g} s, the longest time for which"
+                " updates of the standby may be paused",
+                hint="try again when the standby's host is less busy",
             )
 
     def _is(self, state: _State) -> bool:

@@ -1,4 +1,4 @@
-"""The facts that a watchdog needs: JSON that it reads from its standard input."""
+"""The facts that a watchdog reads as JSON from standard input."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -15,13 +15,13 @@ class Resumable:
     """The guest's UUID."""
     host: str
     uri: str
-    """The URI of its libvirt."""
+    """libvirt URI of the host."""
     undo: str
     """What an epoch changes in QEMU: `migration_settings.Undo` as JSON."""
     lock: str
-    """The file that a working agent has locked."""
+    """Path of the file that a working agent keeps locked."""
     logs: tuple[str, ...] = ()
-    """Control files of the disks' write logs."""
+    """Paths of the control files of the disks' write logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Facts:
     page: str
     """Path of the shared page."""
     qemu: int
-    """The `shared_page.identity` of the guest's process."""
+    """The `shared_page.identity` of the guest's QEMU process."""
     command: tuple[str, ...]
-    """The command that starts the agent, in the foreground so that its end is noticed."""
+    """The command that runs the agent, in the foreground so that its exit is noticed."""
     folder: str
     rules: Rules = field(default_factory=Rules)
     resumable: Resumable | None = None
-    """None: the guest is never paused for an epoch, as a standby is not."""
+    """None: the guest is never paused for an epoch, for example because it is a standby."""
     pair: bool = False
     """The watchdog keeps a spare watchdog running."""
 

@@ -1,17 +1,17 @@
 """The watchdog process of a protected guest: it kills QEMU when the lease has ended.
 
 `python -m vmckpt.replication.watchdog.process FOLDER <FACTS` returns when the watchdog is armed;
-the watchdog itself keeps running in a session of its own, locked in memory. With `--stay` the
-command does not return, as a systemd unit needs it. The watchdog also resumes a guest that a dead
-agent left paused, kills an agent that hangs, and starts the agent again.
+the watchdog itself keeps running in its own session, locked in memory. With `--stay`, which a
+systemd unit needs, the command does not return. The watchdog also resumes a guest that a dead agent
+left paused, kills a hung agent, and restarts the agent.
 
-Its directory is used for one protection, and must be on tmpfs, so that the watchdog never waits for
-a disk. It has two marker files: whatever ends the protection creates `over`, and the watchdog
-creates `killed`, with time and reason.
+A watchdog's directory is used for one protection. It must be on tmpfs, so that the watchdog never
+waits for a disk. The directory can contain two marker files: `over` is created when the protection
+ends; `killed`, with time and reason, is created by the watchdog.
 
-A pair is two such processes, of which one acts. The other process, its spare, is forked from it and
-waits for its end; then the spare acts, and forks a spare of its own. Both kill the guest when the
-lease ends.
+A pair consists of two watchdog processes: an active watchdog and its spare, forked from it. When
+the active watchdog dies, the spare becomes active and forks a new spare. Both processes kill the
+guest when the lease ends.
 """
 
 import ctypes
@@ -39,15 +39,15 @@ OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log",
 PAGE = "page"
 _STAY = "--stay"
 _CURRENT, _FUTURE, _ON_FAULT = 1, 2, 4  # MCL_*, for mlockall(2)
-# A turn that is later than this, in seconds, was delayed by more than a busy machine.
+# If a turn is later than this, in seconds, the agent could not run in the meantime either.
 _GAP = 0.5
 _ARMED = b"."
 _ARMING = 10.0
 _TURNS = 0.25
-"""A watchdog that runs has looked within this time, in seconds."""
+"""A live watchdog has run a turn within this time, in seconds."""
 _OOM = Path("/proc/self/oom_score_adj")
 _RESUMES = 10
-"""Time limit of a process that resumes the guest, in seconds."""
+"""Time limit for a process that resumes the guest, in seconds."""
 _SPARE_AGAIN = 0.2
 """A spare is forked at most this often, in seconds."""
 
@@ -57,7 +57,7 @@ class WatchdogFailed(VmckptError):
 
 
 def hold(known: int) -> HeldProcess | None:
-    """Open a process by its `shared_page.identity`; None if it has ended. Raises OSError.
+    """Open a process by its `shared_page.identity`; None if it no longer exists. Raises OSError.
 
     The caller must close it.
     """
@@ -73,9 +73,9 @@ def hold(known: int) -> HeldProcess | None:
 
 
 def start(facts: Facts, *, unit: bool = False) -> None:
-    """Start a watchdog and wait until it is active, unless it runs already.
+    """Start a watchdog and wait until it is active, unless it is already running.
 
-    `unit`: let systemd start it, and restart it whenever it ends. Raises WatchdogFailed.
+    `unit`: let systemd start it, and restart it whenever it dies. Raises WatchdogFailed.
     """
     try:
         page = WatchdogPage.open(Path(facts.page))
@@ -97,8 +97,7 @@ def start(facts: Facts, *, unit: bool = False) -> None:
 
 
 def _looks(page: WatchdogPage, since: float, limit: float) -> bool:
-    """Wait until a watchdog has looked at the page after `since`. Returns False after `limit`
-    seconds."""
+    """Wait until a watchdog runs a turn after `since`. Returns False after `limit` seconds."""
     give_up = boottime() + limit
     while page.guarded < since:
         if boottime() > give_up:
@@ -112,7 +111,7 @@ def _failed(why: str) -> WatchdogFailed:
 
 
 def _locked(folder: Path) -> int | None:
-    """Take the lock of a directory's watchdog. Returns None if another watchdog has it.
+    """Take the watchdog lock of a directory. Returns None if another watchdog holds the lock.
 
     Raises OSError.
     """
@@ -147,12 +146,12 @@ def _start(facts: Facts, *, unit: bool) -> None:
 
 
 class Watchdog:
-    """The watchdog that acts: in each turn it looks, decides and acts."""
+    """The active watchdog: in each turn it gathers facts, decides and acts."""
 
     def __init__(
         self, facts: Facts, page: WatchdogPage, qemu: HeldProcess | None, lock: int
     ) -> None:
-        """`qemu`: None if it has ended; `lock`: that of the directory, which a spare inherits."""
+        """`qemu`: None if QEMU is gone; `lock`: the directory's lock, which a spare inherits."""
         self._facts, self._page, self._qemu, self._lock = facts, page, qemu, lock
         self._folder = Path(facts.folder)
         self._trigger, self._signs = Trigger(facts, qemu), systemd_unit.Signs()
@@ -160,7 +159,7 @@ class Watchdog:
         self._known = 0
         """The agent's identity."""
         self._told = 0
-        """The identity that was last in the page."""
+        """The agent's identity as last read from the page."""
         self._agent_since: float = boottime()
         self._woke: float = self._agent_since
         self._last: float = self._agent_since
@@ -172,20 +171,20 @@ class Watchdog:
         self._beats, self._spoke = page.beats, 0.0
         self._gone = 0.0
         self._ended = 0
-        """The agent that was killed last."""
+        """Identity of the agent that was killed last."""
         self._spare: HeldProcess | None = None
         self._spare_since = float("-inf")
         self.spare_of: HeldProcess | None = None
-        """The watchdog that acts, in the process of its spare; None: this one acts."""
+        """In a spare's process: the active watchdog. None: this process is the active watchdog."""
 
     def run(self) -> None:
-        """Run until nothing is left to guard; returns at once in a spare that was just forked."""
+        """Run until nothing is left to guard; return immediately in a newly forked spare."""
         while True:
             try:
                 if not self.turn():
                     return
                 self._load()
-            # The lease must be enforced whatever fails.
+            # The lease must be enforced, whatever fails.
             except (OSError, ImportError) as exc:
                 self.log(f"a turn failed: {exc}")
                 time.sleep(rules.TURN)
@@ -214,7 +213,7 @@ class Watchdog:
                 self._resumed = now
                 self._resume_guest(now)
             case rules.End(why):
-                self.log(f"ends: {why}")
+                self.log(f"exiting: {why}")
                 return False
         return True
 
@@ -242,7 +241,7 @@ class Watchdog:
         )  # fmt: skip
 
     def _know_agent(self, told: int, now: float) -> None:
-        """Record an agent that has begun to work, and reap children."""
+        """Record an agent that has started to work, and reap child processes."""
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -260,7 +259,7 @@ class Watchdog:
 
     def _wait(self, until: float) -> None:
         awaited = (None if self._gone else self._qemu, self._agent, self._resumer, self._spare)
-        # A process that has ended already must not end the wait.
+        # A process that is already dead must not end the wait.
         files = [one.pidfd for one in awaited if one is not None and one.lives()]
         select.select(files, [], [], min(max(0.0, until - boottime()), rules.TURN))
 
@@ -280,7 +279,7 @@ class Watchdog:
             self.log(f"cannot start the agent: {exc}")
 
     def _resume_guest(self, now: float) -> None:
-        """Resume the guest in a separate process: libvirt may hang while the lease ends."""
+        """Resume the guest in a separate process: libvirt may hang until after the lease ends."""
         facts = self._facts.resumable
         if facts is None:
             return
@@ -288,7 +287,7 @@ class Watchdog:
             self._resumer.close()
             self._resumer = None
         paused = now - self._page.stopped
-        self.log(f"resumes the guest, which its agent left paused {paused:.2f} s ago")
+        self.log(f"resuming the guest, which its agent left paused {paused:.2f} s ago")
         self._resumer = HeldProcess(_forked(lambda: self._resume(facts)))
 
     def _resume(self, facts: Resumable) -> None:
@@ -303,21 +302,21 @@ class Watchdog:
         except (VmckptError, OSError, ValueError) as exc:
             self.log(f"cannot resume the guest: {exc}")
         else:
-            self.log("the guest runs" if done else "left that to the agent, which is working")
+            self.log("the guest is running" if done else "a working agent will resume the guest")
 
     def _load(self) -> None:
-        """Import what resumes a guest in advance; it is three times as large as the watchdog."""
+        """Import the module that resumes a guest early: it is three times the watchdog's size."""
         if not self._loaded and self._facts.resumable is not None:
             self._loaded = True
             import vmckpt.replication.watchdog.resume  # noqa: F401, PLC0415
 
     def _is_new_spare(self, now: float) -> bool:
-        """Make sure that a spare runs. Returns whether this process is a new spare."""
+        """Ensure that a spare is running. Returns whether this process is a new spare."""
         spare, looked = self._spare, max(self._page.spared, self._spare_since)
         if spare is not None and spare.lives():
             if not rules.stuck(looked, self._woke, now):
                 return False
-            self.log(f"killed the spare watchdog, process {spare.pid}: it hangs")
+            self.log(f"killed the spare watchdog, process {spare.pid}: it was hung")
             spare.kill()
         if now < self._spare_since + _SPARE_AGAIN:
             return False
@@ -338,15 +337,15 @@ class Watchdog:
             return True
         acting.close()
         self._spare = HeldProcess(child)
-        self.log(f"has a spare watchdog, process {child}")
+        self.log(f"forked a spare watchdog, process {child}")
         return False
 
     def as_spare(self, acting: HeldProcess) -> "Spare":
-        """Return the spare that a forked process is until it must act."""
+        """Return the Spare that runs in a forked process until it must become active."""
         return Spare(self._facts, self._page, self._qemu, acting)
 
     def anew(self) -> "Watchdog":
-        """Return the watchdog that a spare becomes when it must act."""
+        """Return the active watchdog for the process of a spare that takes over."""
         return Watchdog(self._facts, self._page, self._qemu, self._lock)
 
     def log(self, line: str) -> None:
@@ -354,7 +353,7 @@ class Watchdog:
 
 
 class Spare:
-    """The spare watchdog of a pair: it waits for the end of the watchdog that acts."""
+    """The spare watchdog of a pair: it waits until the active watchdog is gone."""
 
     def __init__(
         self, facts: Facts, page: WatchdogPage, qemu: HeldProcess | None, acting: HeldProcess
@@ -365,7 +364,7 @@ class Spare:
         self._last: float = self._woke
 
     def waits(self) -> bool:
-        """Wait until this process must act. Returns False if the protection is over instead."""
+        """Wait until this process must become active. Returns False if the protection ends."""
         while True:
             now = boottime()
             match rules.stand_by(self._look(now), now):
@@ -379,7 +378,7 @@ class Spare:
                     self._acting.end(rules.TURN)
                 case rules.TakeOver():
                     _log(self._folder, f"the watchdog, process {self._acting.pid}, is gone:"
-                         f" process {os.getpid()} acts now")  # fmt: skip
+                         f" process {os.getpid()} takes over")  # fmt: skip
                     self._acting.close()
                     return True
                 case rules.End():
@@ -406,7 +405,7 @@ class Trigger:
         self._shot = False
 
     def kill(self, why: str) -> None:
-        """Send SIGKILL and wait for the end for at most a turn. May be repeated."""
+        """Send SIGKILL and wait at most one turn for QEMU to exit. May be repeated."""
         if self._qemu is None:
             return
         self._qemu.kill()
@@ -421,7 +420,7 @@ class Trigger:
 
 
 def _is_over(folder: Path) -> bool:
-    """Return whether the protection has ended: its directory is removed after the cleanup."""
+    """Return whether the protection has ended: its directory is marked as over, or removed."""
     return os.access(folder / OVER, os.F_OK) or not os.access(folder, os.F_OK)
 
 
@@ -435,7 +434,7 @@ def _date() -> str:
 
 
 def _forked(work: Callable[[], None]) -> int:
-    """Call `work` in a child process, which ends with it. Returns its process ID.
+    """Call `work` in a child process, which exits afterwards. Returns its process ID.
 
     Raises OSError.
     """
@@ -451,7 +450,7 @@ def _forked(work: Callable[[], None]) -> int:
 
 
 def _spawn(command: Sequence[str], log: Path) -> int:
-    """Start a command as an ordinary process in a session of its own. Returns its process ID.
+    """Start a command as an ordinary process in its own session. Returns its process ID.
 
     Raises OSError.
     """
@@ -461,7 +460,7 @@ def _spawn(command: Sequence[str], log: Path) -> int:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_DFL)
         _oom(_ORDINARY)
-        with suppress(OSError):  # the agent does that, too, once it has started
+        with suppress(OSError):  # the agent also does this once it has started
             priority.raise_own()
         told = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(told, 1)
@@ -481,17 +480,17 @@ def _oom(score: str) -> None:
 
 
 def _hurry() -> None:
-    """Run this process before ordinary ones; its children are ordinary again. Raises OSError."""
+    """Give this process real-time priority, but not its children. Raises OSError."""
     os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
 def _privileges() -> list[str]:
     """Acquire the privileges that keep the watchdog running on an overloaded machine.
 
-    Returns the names of those that it could not get.
+    Returns the names of the privileges that could not be acquired.
     """
     missing = []
-    # Lock all current memory. Memory that is mapped later is locked once it is used.
+    # Lock all current memory. Memory that is mapped later is locked when it is first used.
     mlockall = ctypes.CDLL(None).mlockall
     if mlockall(_CURRENT) != 0 or mlockall(_FUTURE | _ON_FAULT) != 0:
         missing.append("locked memory")
@@ -507,9 +506,9 @@ def _privileges() -> list[str]:
 
 
 def _guard(facts: Facts, lock: int, armed: Callable[[], None]) -> None:
-    """Run the watchdog: call `armed` after its first turn. Raises OSError, ValueError."""
+    """Run the watchdog, and call `armed` after its first turn. Raises OSError, ValueError."""
     os.chdir("/")
-    # It guards until the protection is over, also while the machine shuts down; `over` ends it.
+    # The watchdog runs until `over` exists, even while the machine is shutting down.
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     watchdog = Watchdog(facts, WatchdogPage.open(Path(facts.page)), hold(facts.qemu), lock)
@@ -518,12 +517,12 @@ def _guard(facts: Facts, lock: int, armed: Callable[[], None]) -> None:
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
     if missing:
-        watchdog.log("has no " + ", no ".join(missing))
+        watchdog.log("running without " + ", without ".join(missing))
     if watchdog.turn():
         armed()
         watchdog.run()
     while (acting := watchdog.spare_of) is not None:
-        # From here on this process is the spare that was forked.
+        # From here on, this process is the spare that was forked.
         os.setsid()
         _privileges()
         if not watchdog.as_spare(acting).waits():

@@ -1,9 +1,9 @@
 """Resume a guest that its agent left paused in the middle of an epoch.
 
-The watchdog does this in a process that it forks from itself: on a host whose processors are busy
-a new agent takes seconds to start, and the guest would be paused for as long. What the guest has
-sent stays buffered. So only the epoch under way is lost, of which nothing was released; the
-standby's last epoch is still the one that all released output belongs to.
+The watchdog does this in a process that it forks: on a busy host, a new agent takes seconds to
+start, and the guest would stay paused meanwhile. The guest's output stays buffered. So only the
+current epoch is lost, and none of its output was released. All released output belongs to epochs
+that the standby has.
 """
 
 import fcntl
@@ -19,9 +19,9 @@ from vmckpt.replication.watchdog.shared_page import WatchdogPage
 
 
 def resume(facts: Resumable, page: WatchdogPage) -> bool:
-    """Undo what an epoch has changed in QEMU, and resume the guest, as a new agent would.
+    """Undo the changes that an epoch made in QEMU, and resume the guest, as a new agent would.
 
-    Returns False if an agent is working with the guest, which then does it itself.
+    Returns False if an agent is working, which then resumes the guest itself.
     Raises VmckptError, OSError, ValueError: the guest may still be paused.
     """
     with Path(facts.lock).open("w") as lock:
@@ -30,7 +30,7 @@ def resume(facts: Resumable, page: WatchdogPage) -> bool:
         except BlockingIOError:
             return False
         if page.stopped == 0:
-            return True  # an agent came, undid it and went
+            return True  # another agent has resumed the guest and is gone
         with QmpMonitor(facts.guest, host=facts.host, uri=facts.uri) as monitor:
             migration_settings.break_off(monitor, Undo.from_json(facts.undo))
         _bound_logs(facts)
@@ -39,7 +39,7 @@ def resume(facts: Resumable, page: WatchdogPage) -> bool:
 
 
 def _bound_logs(facts: Resumable) -> None:
-    """Make writes wait when the logs are full, until an agent empties them."""
+    """Make the guest's writes wait when a log is full, until an agent empties the log."""
     for path in facts.logs:
         with suppress(OSError, ValueError), Control(Path(path)) as control:
             control.never_wait = False

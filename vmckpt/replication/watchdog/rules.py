@@ -1,6 +1,6 @@
-"""Decide what a watchdog does next, from what it sees. Pure.
+"""Decide what a watchdog does next, from the facts that it has gathered. Pure.
 
-The lease comes first: no problem of the agent delays the end of a guest whose lease has ended. All
+The lease comes first: no problem with the agent delays killing a guest whose lease has ended. All
 times are in seconds of CLOCK_BOOTTIME.
 """
 
@@ -11,14 +11,14 @@ from typing import TypeAlias
 from vmckpt.units import Seconds
 
 TURN = Seconds(0.05)
-"""The watchdog looks at least this often."""
+"""The watchdog runs a turn at least this often."""
 _STUCK = Seconds(1.0)
-"""A watchdog that has not looked for this long hangs: it is locked in memory and runs before
-ordinary processes."""
+"""A watchdog that has not run a turn for this long is hung: it is locked in memory and has
+real-time priority."""
 
 
 class KillMethod(StrEnum):
-    """What ends a guest whose lease has ended; the values are for users to read."""
+    """What kills a guest whose lease has ended. The values are shown to users."""
 
     KERNEL = "the kernel and a watchdog"
     UNIT = "a watchdog in a systemd unit of its own"
@@ -26,10 +26,10 @@ class KillMethod(StrEnum):
 
 
 def kill_method(*, timer: bool, systemd: bool) -> KillMethod:
-    """Choose what enforces a lease on a host.
+    """Choose the method that enforces a lease on a host.
 
-    `timer`: the kernel's timer can be set in QEMU, which needs ptrace(2). Without it a watchdog
-    must outlive whatever kills the agent: systemd restarts it, or a second watchdog does.
+    `timer`: the kernel's timer can be set in QEMU, which needs ptrace(2). Without the timer, the
+    watchdog must survive whatever kills the agent: systemd or a second watchdog restarts it.
     """
     if timer:
         return KillMethod.KERNEL
@@ -38,50 +38,50 @@ def kill_method(*, timer: bool, systemd: bool) -> KillMethod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How patient the watchdog is with the agent."""
+    """The time limits that the watchdog applies to the agent."""
 
     patience: Seconds = Seconds(1.0)
     """The guest may be paused this long for an epoch."""
     grace: Seconds = Seconds(5.0)
-    """An agent that has begun to work may take this long to resume a guest that it found paused."""
+    """An agent that finds the guest paused may take this long to resume it."""
     starts: Seconds = Seconds(60.0)
-    """An agent may take this long from its start to its first beat: where processors are busy,
-    starting Python alone takes seconds, and another agent would be no faster."""
+    """An agent may take this long from its start to its first heartbeat: on a busy host, starting
+    Python alone takes seconds, and another agent would be no faster."""
     silence: Seconds = Seconds(2.0)
-    """An agent that has counted its heartbeats up once does so at least this often."""
+    """After its first heartbeat, an agent must send a heartbeat at least this often."""
     again: Seconds = Seconds(1.0)
     """The agent is started, and the guest is resumed, at most this often."""
     leaves: Seconds = Seconds(60.0)
-    """The agent of a guest that has ended may take this long to clean up."""
+    """Once QEMU is gone, the agent may take this long to clean up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchdogFacts:
-    """What the watchdog sees."""
+    """The facts that the watchdog gathers in a turn."""
 
     guest_lives: bool
     """QEMU's process exists."""
     over: bool
     """The protection has ended."""
     gone: float
-    """Since when QEMU is gone; 0: it is not."""
+    """When QEMU was first found gone; 0: it exists."""
     renewed: float
     """When the last successful renewal was sent; 0: no lease is enforced."""
     lasts: float
     """How long a renewal is valid."""
     stopped: float
-    """Since when the guest has been paused for an epoch; 0: it is not."""
+    """When the guest was paused for an epoch; 0: it is not paused for an epoch."""
     agent_lives: bool
     agent_since: float
-    """Since when this agent has existed."""
+    """When this agent was first seen."""
     came: float
-    """Since when the agent has been working; 0: it is still starting."""
+    """When the agent started to work; 0: it is still starting."""
     spoke: float
     """When the agent's heartbeats last changed; 0: they never did."""
     started: float | None
     """When the watchdog last started an agent; None: never."""
     woke: float
-    """When the watchdog last continued after a gap in which neither it nor the agent could run."""
+    """End of the last gap in which neither the watchdog nor the agent could run."""
     resumable: bool
     """The watchdog can resume the guest itself."""
     resuming: bool
@@ -92,7 +92,7 @@ class WatchdogFacts:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before `until`, when the watchdog must look again at the latest."""
+    """Nothing needs to be done now; the next turn is due at `until`."""
 
     until: float
 
@@ -106,7 +106,7 @@ class KillGuest:
 
 @dataclass(frozen=True, slots=True)
 class KillAgent:
-    """The agent hangs."""
+    """The agent is hung."""
 
     why: str
 
@@ -118,7 +118,7 @@ class StartAgent:
 
 @dataclass(frozen=True, slots=True)
 class ResumeGuest:
-    """No agent is working, and the last one left the guest paused."""
+    """No agent is working, and the last agent left the guest paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def decide(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
 
 
 def _without_agent(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
-    """Resume the guest first: that needs no new process, and its output stays buffered."""
+    """Resume the guest first: this needs no agent, and the guest's output stays buffered."""
     first = seen.resumed is None or seen.resumed < seen.stopped
     if first and seen.stopped != 0 and seen.resumable and not seen.resuming:
         return ResumeGuest()
@@ -171,9 +171,9 @@ def _may_start(seen: WatchdogFacts, now: float, rules: Rules) -> bool:
 
 
 def _afterwards(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
-    """Start the agent of a guest that has ended: the standby takes over only after its report."""
+    """Start the agent after QEMU is gone: the standby takes over only after the agent's report."""
     if now > seen.gone + rules.leaves:
-        return End("the guest's QEMU has ended, and its agent does not end the protection")
+        return End("the guest's QEMU is gone, and its agent has not ended the protection")
     if not seen.agent_lives and _may_start(seen, now, rules):
         return StartAgent()
     return Wait(now + TURN)
@@ -185,7 +185,7 @@ def _wait(renewed: float, lasts: float, now: float) -> Wait:
 
 
 def _has_ended(renewed: float, lasts: float, now: float) -> bool:
-    """Return whether the lease has ended; NaN counts as an end."""
+    """Return whether the lease has ended; NaN counts as ended."""
     return renewed != 0 and not now <= renewed + lasts
 
 
@@ -199,18 +199,18 @@ def _ended(renewed: float, lasts: float, now: float) -> str:
 
 
 def _hangs(seen: WatchdogFacts, now: float, rules: Rules) -> str | None:
-    """Return why the agent must be killed; None: it need not be."""
+    """Return why the agent must be killed; None if it is working or still starting."""
     if seen.came == 0:
         late = now > max(seen.agent_since, seen.woke) + rules.starts
         return f"it is not ready after {now - seen.agent_since:.0f} s" if late else None
     if seen.stopped != 0:
-        # A pause that an earlier agent left may take longer than one of its own.
+        # The limit is longer if an earlier agent left the guest paused.
         inherited = seen.stopped < seen.came
         since = seen.came + rules.grace if inherited else seen.stopped + rules.patience
         if now > max(since, seen.woke + rules.patience):
             return f"the guest has been paused for {now - seen.stopped:.2f} s"
     if seen.spoke != 0:
-        # Heartbeats of an earlier agent do not count as this agent's.
+        # Heartbeats of an earlier agent do not count.
         own = seen.spoke >= seen.came
         since = seen.spoke + rules.silence if own else seen.came + rules.starts
         if now > max(since, seen.woke + rules.silence):
@@ -220,7 +220,7 @@ def _hangs(seen: WatchdogFacts, now: float, rules: Rules) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpareSeen:
-    """What the spare watchdog of a pair sees."""
+    """The facts that the spare watchdog of a pair gathers."""
 
     guest_lives: bool
     over: bool
@@ -228,28 +228,28 @@ class SpareSeen:
     lasts: float
     partner_lives: bool
     looked: float
-    """When the watchdog that acts last looked."""
+    """When the active watchdog last ran a turn."""
     woke: float
     """As in `WatchdogFacts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillPartner:
-    """The watchdog that acts hangs."""
+    """The active watchdog is hung."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The watchdog that acts is gone: the spare acts from now on."""
+    """The active watchdog is gone: the spare becomes active."""
 
 
 def stand_by(seen: SpareSeen, now: float) -> Wait | KillGuest | KillPartner | TakeOver | End:
     """Choose what the spare watchdog does.
 
-    It kills the guest as well, since doing that twice does no harm, and leaves all else to the
-    watchdog that acts, for as long as that one lives.
+    The spare also kills the guest, since killing it twice does no harm. Everything else is left to
+    the active watchdog for as long as that process lives.
     """
     if seen.over:
         return End("the protection has ended")
@@ -258,10 +258,10 @@ def stand_by(seen: SpareSeen, now: float) -> Wait | KillGuest | KillPartner | Ta
     if not seen.partner_lives:
         return TakeOver()
     if stuck(seen.looked, seen.woke, now):
-        return KillPartner(f"it has not looked for {now - seen.looked:.2f} s")
+        return KillPartner(f"it has not run for {now - seen.looked:.2f} s")
     return _wait(seen.renewed if seen.guest_lives else 0.0, seen.lasts, now)
 
 
 def stuck(looked: float, woke: float, now: float) -> bool:
-    """Return whether a watchdog that last looked at `looked` hangs."""
+    """Return whether a watchdog whose last turn was at `looked` is hung."""
     return now > max(looked, woke) + _STUCK

@@ -1,9 +1,10 @@
-"""The page of memory that the agent and its watchdog share, as a file on tmpfs.
+"""The page of memory that the agent and its watchdog share, a file on tmpfs.
 
-Each value is eight aligned bytes, written and read by one instruction (`memoryview.cast` copies an
-item of eight bytes, which compilers make one load or store). So no process sees a partly written
-value, and no two values need to be consistent: a process ID and its start time are one value. The
-watchdog locks the page in memory. The file must not be removed or truncated while it is in use.
+Each value is eight aligned bytes, written and read by one instruction: `memoryview.cast` copies an
+item of eight bytes, and compilers use one load or store for this. So no process sees a partly
+written value. No two values need to be consistent with each other: a process's ID and start time
+are one value. The watchdog locks the page in memory. The file must not be removed or truncated
+while it is in use.
 """
 
 import mmap
@@ -18,12 +19,12 @@ SIZE = 4096
 MAGIC = 0x564D434B47415244
 """Identifies version 1 of the page."""
 _MAGIC, _RENEWED, _LASTS, _STOPPED, _PROCESS, _BEATS, _GUARDED, _SPARED = range(8)
-# A process ID has at most 22 bits; the start time, in ticks of 10 ms, fits into the other 42.
+# A process ID has at most 22 bits; the start time, in ticks of 10 ms, fits into the other 42 bits.
 _PID_BITS = 22
 
 
 def identity(process: int) -> int:
-    """Return a process's ID and start time as one number, which no other process ever has.
+    """Return a process's ID and start time as one number, which is unique on the host.
 
     Raises ProcessLookupError.
     """
@@ -52,7 +53,7 @@ class WatchdogPage:
     def create(cls, path: Path, *, lasts: Seconds) -> Self:
         """Create a page that enforces no lease. `lasts`: how long a renewal is valid.
 
-        Raises OSError; FileExistsError if there is a page.
+        Raises OSError; FileExistsError if the page already exists.
         """
         first = struct.pack("=Qdd", MAGIC, 0.0, lasts).ljust(SIZE, b"\0")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -65,7 +66,7 @@ class WatchdogPage:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map an existing page. Raises OSError, and ValueError if it is not a page."""
+        """Map an existing page. Raises OSError, and ValueError if the file is not a page."""
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(file).st_size != SIZE:
@@ -93,12 +94,12 @@ class WatchdogPage:
         self._times[_RENEWED] = sent
 
     def lose(self) -> None:
-        """Note that the lease is lost: the watchdog kills the guest at its next turn."""
+        """Record that the lease is lost: the watchdog kills the guest in its next turn."""
         self.renewed = float("-inf")
 
     @property
     def lasts(self) -> float:
-        """How long a renewal is valid, from when it was sent."""
+        """How long a renewal is valid after it was sent."""
         return self._times[_LASTS]
 
     @lasts.setter
@@ -107,7 +108,7 @@ class WatchdogPage:
 
     @property
     def stopped(self) -> float:
-        """Since when the guest has been paused for an epoch; 0: it is not."""
+        """When the guest was paused for an epoch; 0: it is not paused for an epoch."""
         return self._times[_STOPPED]
 
     @stopped.setter
@@ -116,7 +117,7 @@ class WatchdogPage:
 
     @property
     def agent(self) -> int:
-        """The agent's `identity`; 0: no agent has begun to work yet."""
+        """The agent's `identity`; 0: no agent has started to work yet."""
         return self._words[_PROCESS]
 
     @agent.setter
@@ -125,7 +126,7 @@ class WatchdogPage:
 
     @property
     def beats(self) -> int:
-        """The agent's heartbeat counter. An agent that has counted and stops is considered hung."""
+        """The agent's heartbeat counter. If it stops after its first count, the agent is hung."""
         return self._words[_BEATS]
 
     def beat(self) -> None:
@@ -134,7 +135,8 @@ class WatchdogPage:
 
     @property
     def guarded(self) -> float:
-        """When the watchdog last looked; 0: never. The agent restarts one that does not look."""
+        """When the watchdog last ran a turn; 0: never. If it is too long ago, the agent restarts
+        the watchdog."""
         return self._times[_GUARDED]
 
     @guarded.setter
@@ -143,7 +145,7 @@ class WatchdogPage:
 
     @property
     def spared(self) -> float:
-        """When the spare watchdog of a pair last looked; 0: never."""
+        """When the spare watchdog of a pair last ran a turn; 0: never."""
         return self._times[_SPARED]
 
     @spared.setter

@@ -1,8 +1,8 @@
-"""Run a watchdog as a transient systemd unit, in a cgroup of its own, which systemd restarts.
+"""Run a watchdog as a transient systemd unit in its own cgroup. systemd restarts the unit.
 
-So neither the end of a login session nor the out-of-memory killer in an agent's cgroup ends it for
-good. Its facts are part of the unit (StandardInputData=): systemd passes them as standard input at
-each start, and no file is read for them.
+So the watchdog survives the end of a login session and the out-of-memory killer in an agent's
+cgroup. The watchdog's facts are part of the unit (StandardInputData=): systemd passes them on
+standard input at each start, and no file is needed.
 """
 
 import base64
@@ -19,9 +19,9 @@ _BOOTED = Path("/run/systemd/system")
 _PROPERTIES = (
     "Type=exec",
     "Restart=always", "RestartPreventExitStatus=0", "RestartSec=250ms", "StartLimitIntervalSec=0",
-    # A watchdog that is stopped or hangs is killed, too: see `Signs`.
+    # systemd also kills a watchdog that is stopped or hung: see `Signs`.
     "NotifyAccess=main", "WatchdogSec=2s", "WatchdogSignal=SIGKILL",
-    # The agents that it starts must survive it.
+    # The agents that the watchdog starts must survive it.
     "KillMode=process", "OOMPolicy=continue",
     "OOMScoreAdjust=-1000", "ManagedOOMPreference=omit",
     # The watchdog must outlive a guest that is shut down with its host.
@@ -37,7 +37,7 @@ def available() -> bool:
 
 
 def name_of(folder: str) -> str:
-    """Return the unit name for a watchdog's directory, which is named after the guest's UUID."""
+    """Return the unit name for a watchdog's directory, whose name is the guest's UUID."""
     return f"vmckpt-watchdog-{Path(folder).name}.service"
 
 
@@ -53,7 +53,7 @@ def unit_command(name: str, words: Sequence[str], told: bytes) -> list[str]:
         f"--unit={name}", "--slice=vmckpt.slice",
         "--description=vmckpt: enforces the lease of a protected guest",
         *(f"--property={one}" for one in properties),
-        # As the agent's launcher sets them.
+        # The agent's launcher sets the same variables.
         "--setenv=PYTHONSAFEPATH=1", "--setenv=PYTHONDONTWRITEBYTECODE=1",
         "--", *words,
     ]  # fmt: skip
@@ -63,7 +63,7 @@ class Signs:
     """Keep-alive messages to systemd. Does nothing in a process that is not a unit."""
 
     def __init__(self) -> None:
-        self._address = os.environ.pop("NOTIFY_SOCKET", "")  # not for what this process starts
+        self._address = os.environ.pop("NOTIFY_SOCKET", "")  # hidden from child processes
         self._last = float("-inf")
 
     def give(self, now: float) -> None:
@@ -73,13 +73,13 @@ class Signs:
         self._last = now
         address = self._address.replace("@", "\0", 1)
         flags = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
-        # A message that systemd has no time for is lost.
+        # A message is dropped if systemd's socket is full.
         with suppress(OSError), socket.socket(socket.AF_UNIX, flags) as line:
             line.sendto(b"WATCHDOG=1", address)
 
 
 def start(words: Sequence[str], told: bytes, *, folder: str, limit: float) -> None:
-    """Start the unit of a directory, unless systemd has it already and restarts it if needed.
+    """Start the unit of a directory, unless it already exists; systemd then restarts it if needed.
 
     Raises OSError, subprocess.SubprocessError.
     """

@@ -12,13 +12,13 @@ from vmckpt.snapshot.group import rules
 from vmckpt.snapshot.group.rules import Meeting
 from vmckpt.units import Seconds
 
-_NO_SNAPSHOT = "all guests keep running, and no snapshot of the group was made"
+_NO_SNAPSHOT = "all guests keep running, and no group snapshot was made"
 
 
 class Cutting:
     """The barrier of a group snapshot. Use it as `async with Cutting(...) as cutting`.
 
-    Inside the block, members that are late make the snapshot fail.
+    Inside the block, the snapshot fails if a member is late.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Cutting:
 
     @property
     def ended(self) -> bool:
-        """Whether all members have reached the last phase, after which they publish."""
+        """Whether all members have reached the last phase, after which they publish snapshots."""
         return self._meeting.phase is None
 
     async def reached(self, member: str, phase: Phase) -> None:
         """Report that a member has reached a phase, and wait until all members have.
 
-        Raises CaptureFailed if the snapshot of the group fails meanwhile.
+        Raises CaptureFailed if the group snapshot fails meanwhile.
         """
         async with self._moved:
             self._check()
@@ -91,7 +91,7 @@ class Cutting:
 
     async def _pass_on(self) -> None:
         await self._asked.wait()
-        await self.fail(Cancelled("the snapshot of the group was stopped"))
+        await self.fail(Cancelled("the group snapshot was stopped"))
 
     async def _watch(self) -> None:
         while not self.ended:
@@ -101,9 +101,9 @@ class Cutting:
                 limit = rules.LIMITS[self._meeting.phase or Phase.STORED]
                 await self.fail(
                     CaptureFailed(
-                        f"{' and '.join(late)} was not {self._meeting.phase} within {limit:g} s:"
+                        f"not {self._meeting.phase} within {limit:g} s: {' and '.join(late)};"
                         f" {_NO_SNAPSHOT}",
-                        hint="check that its host answers, and try again",
+                        hint="check that the guest's host answers, and try again",
                     )
                 )
                 return

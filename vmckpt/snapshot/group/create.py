@@ -1,10 +1,10 @@
-"""Create the snapshots of a group at one moment, of guests on any hosts.
+"""Create snapshots of a group of guests, on any hosts, at one point in time.
 
-Each guest has its own operation in the journal and its own lease, so it is recovered by itself: its
-output is released and it resumes. As long as the controller is alive, all snapshots are published
-or none. After a crash a group may be published in part; it is reported as incomplete, and its
-members remain good snapshots of their guests. They are not deleted automatically, because a host
-that does not answer now may still publish the rest.
+Each guest has its own operation in the journal and its own lease, so it is recovered independently:
+its output is released and it resumes. As long as the controller is alive, either all snapshots are
+published or none. After a crash, only part of a group may be published. The group is then reported
+as incomplete, and its members remain good snapshots of their guests. The members are not deleted
+automatically, because a host that does not answer now may still publish the rest.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def listening(caller: Caller) -> Callable[[str], Caller]:
 
 
 _GRACE = Seconds(40.0)
-"""How long an agent may take to restore its guest; QEMU 7.2 sends the whole memory first."""
+"""How long an agent may take to undo its capture; QEMU 7.2 sends the whole memory first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +87,10 @@ async def take(
     *,
     hosts: Mapping[str, Host],
 ) -> GroupTaken:
-    """Take consistent snapshots of several guests, each found on a host, and store them.
+    """Take consistent snapshots of several guests, each with its host, and store them.
 
-    Raises as `snapshot.create.take`. All guests then keep running, and the store has no snapshot
-    of the group unless the error reports one.
+    Raises the errors of `snapshot.create.take`. After an error, all guests keep running, and the
+    store has no snapshot of the group unless the error reports one.
     """
     if not request.memory:
         raise BadInput("a group snapshot always includes memory", hint="omit --no-memory")
@@ -189,7 +189,7 @@ class _Group:
     async def _failed(
         self, ended: Sequence[Taken | BaseException], taken: Sequence[Taken]
     ) -> BaseException:
-        """Return the error to raise, after deleting what was published and recording outcomes."""
+        """Delete the published snapshots and record outcomes. Returns the error to raise."""
         unexpected = [
             one
             for one in ended
@@ -198,7 +198,7 @@ class _Group:
         ]
         if unexpected:
             return unexpected[0]
-        error = self._cut.failure or Cancelled("the snapshot of the group was stopped")
+        error = self._cut.failure or Cancelled("the group snapshot was stopped")
         stayed = await asyncio.to_thread(self._unpublished, taken)
         note = f"; could not delete {', '.join(stayed)} from the store" if stayed else ""
         unknown = [
@@ -222,7 +222,7 @@ class _Group:
         )
 
     def _unpublished(self, taken: Sequence[Taken]) -> list[str]:
-        """Delete the snapshots that were published. Returns those that could not be deleted."""
+        """Delete the snapshots that were published. Returns the IDs that could not be deleted."""
         stayed = []
         for one in taken:
             try:

@@ -1,8 +1,8 @@
 """Restore the guests of a group consistently.
 
-No guest is stopped before all can be, none is restored while another one still runs in its old
-state, and none runs before all are restored. So every message that a restored guest has received
-was also sent by the restored others.
+No guest is stopped before all guests can be stopped. No guest is restored while another guest is
+still running in its old state. No guest resumes before all guests are restored. So every message
+that a restored guest has received was also sent in the restored state of its sender.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ async def restore(
 ) -> GroupRestored:  # fmt: skip
     """Restore the snapshots of a group, each on its host, as `restore.restore` does.
 
-    Raises as `restore.restore`. If it fails before all are ready, no guest was touched. If it fails
-    later, none of the guests runs, and the error reports the state of each.
+    Raises the errors of `restore.restore`. If a restore fails before all guests are ready, no guest
+    was changed. If it fails later, no guest is running, and the error reports each guest's state.
     """
     apart(members, request)
     gate, stop = Gate(len(members)), asyncio.Event()
@@ -89,7 +89,7 @@ def apart(members: Sequence[Member], request: RestoreRequest) -> None:
             if other != guest:
                 raise BadInput(
                     f"{path} on {host.name} would be an image of both {other} and {guest}",
-                    hint="restore them on different hosts, one by one",
+                    hint="restore the guests one by one, on different hosts",
                 )
 
 

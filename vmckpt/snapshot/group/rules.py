@@ -1,8 +1,8 @@
 """Rules of a group snapshot: the phases of its guests, late guests, completeness. Pure.
 
-All guests are paused, all are captured, all resume. A guest enters the next phase when all guests
-have reached the current phase. If a guest fails or is late, all guests resume and no snapshot of
-the group is published.
+All guests are paused, then all are captured, then all resume. A guest enters the next phase when
+all guests have reached the current phase. If a guest fails or is late, all guests resume and no
+snapshot of the group is published.
 """
 
 import re
@@ -22,11 +22,11 @@ LIMITS: Mapping[Phase, Seconds | None] = {
     Phase.CAPTURED: Seconds(5.0),
     Phase.STORED: None,
 }
-"""How long the first guest waits for the last one. While guests are paused or their output is
+"""How long the first guest waits for the last guest. While guests are paused or their output is
 buffered, the limit is below an agent's own limit (agent.snapshot.create) and the limit for buffered
 output (capture.network_hold). Storing may take any time, as the guests run meanwhile."""
 SIZE = "group-size"
-"""The tag with the number of snapshots of a complete group."""
+"""The tag with the number of snapshots in the complete group."""
 _ID = re.compile(r"g-[a-z2-7]{16}")
 _PHASES = ("capture", "store")
 _NEXT = {
@@ -76,7 +76,7 @@ def late(meeting: Meeting, now: float) -> tuple[str, ...]:
 
 
 def together(progress: Sequence[Copied]) -> Copied:
-    """Combine the progress of several members: the sum of those in the earliest phase."""
+    """Combine the progress of several members: the sum over the members in the earliest phase."""
     phase = min((one.phase for one in progress), key=_rank)
     those = [one for one in progress if one.phase == phase]
     totals = [one.total for one in those if one.total is not None]
@@ -99,7 +99,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     if twice:
         raise BadInput(f"--group names {twice[0]!r} twice")
     if len(told) < 2 or not all(told):
-        raise BadInput("a group has at least two guests", hint="use --group web1,db1")
+        raise BadInput("a group needs at least two guests", hint="use --group web1,db1")
     return told
 
 
@@ -118,7 +118,7 @@ class GroupCompleteness:
     def __str__(self) -> str:
         if self.whole:
             return f"{self.id}, {self.size} guests"
-        return f"{self.id} is incomplete: {self.there} of {self.size}"
+        return f"{self.id} is incomplete: {self.there} of {self.size} guests"
 
 
 def is_id(word: str) -> bool:

@@ -12,14 +12,14 @@ from vmckpt.units import Bytes, show_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What is known about the host and the files and images on it."""
+    """The known facts about the host, and about files and images on the host."""
 
     host: str
     facts: HostFacts
     cpu_fits: bool | None = None
-    """Whether it can provide the guest's CPU; None: libvirt cannot compare."""
+    """Whether the host can provide the guest's CPU; None if libvirt cannot compare the CPUs."""
     on_host: Mapping[str, bool] = field(default_factory=dict)
-    """Whether each boot file and each file in `drives` exists; missing: not asked."""
+    """Whether each boot file and each file in `drives` exists; files not queried are missing."""
     drives: Mapping[str, str] = field(default_factory=dict)
     """Files in CD and floppy drives, by drive; not in the snapshot, but needed on the host."""
     no_networks: Sequence[str] = ()
@@ -27,7 +27,7 @@ class Side:
     disks: Mapping[str, Bytes] = field(default_factory=dict)
     """Size of each image that is overwritten, by target; missing: the image is created."""
     ram: Mapping[str, Bytes] | None = None
-    """RAM blocks of the machine that waits for the memory; None: it was not started yet."""
+    """RAM blocks of the guest that is waiting for the memory; None if it was not started yet."""
 
 
 def check_compatibility(
@@ -113,7 +113,7 @@ def _firmware(facts: PrivateFacts, files: Mapping[str, bytes], side: Side) -> It
                 "boot-file-missing",
                 side,
                 f"{path}, which the guest boots from, is not on {side.host}",
-                "install or copy it there",
+                "install the file there, or copy it there",
             )
         elif there is None:
             yield _warning("boot-file-not-asked", side, f"unknown whether {side.host} has {path}")
@@ -124,7 +124,7 @@ def _firmware(facts: PrivateFacts, files: Mapping[str, bytes], side: Side) -> It
                 code,
                 side,
                 f"the guest has {element.upper()} state, but the snapshot does not include it",
-                "expect the host's current state, or that of a new machine",
+                "the guest will use the host's current state or, if there is none, an empty state",
             )
 
 
@@ -135,7 +135,7 @@ def _drives(side: Side) -> Iterator[Finding]:
                 "drive-missing",
                 side,
                 f"{path}, which is in drive {target}, is not on {side.host}",
-                "copy it there, or create an empty file if the guest does not need it",
+                "copy the file there, or create an empty file if the guest does not need its data",
             )
 
 
@@ -165,8 +165,8 @@ def _disks(facts: PrivateFacts, side: Side) -> Iterator[Finding]:
         yield _blocker(
             "disk-unknown",
             side,
-            f"disk {target} is not in the snapshot and would not change",
-            "detach it first, or restore with --as",
+            f"disk {target} is not in the snapshot and would stay unchanged",
+            "detach the disk first, or restore with --as",
         )
 
 
@@ -201,7 +201,7 @@ def _size(size: int | None) -> str:
 
 
 def _against(public: Public, code: str, side: Side, text: str, hint: str) -> Finding:
-    """Return a blocker for a snapshot with memory; a warning for disks only, which just boot."""
+    """Return a blocker if the snapshot has memory; a warning if not, as the guest just boots."""
     running = public.contents is Contents.MEMORY
     return _blocker(code, side, text, hint) if running else _warning(code, side, text, hint)
 

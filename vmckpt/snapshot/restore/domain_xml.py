@@ -1,11 +1,13 @@
-"""The domain XML of a restored guest: as itself or as a fork, and its stored definition. Pure.
+"""The domain XML of a restored guest, original or fork, and its stored definition. Pure.
 
-A fork must not be mistaken for the original. Nor may it write to files other than its captured
-disks: its memory matches their old content, so its writes would damage what other guests use.
+A fork must not be mistaken for the original. It also must not write to files other than its
+captured disks: its memory matches the old content of those files, so its writes would damage data
+that other guests use.
 
-A stored definition that describes the same hardware as the snapshot is kept, with everything that
-only a stored definition has. If it is missing or describes another machine, the snapshot's
-definition replaces it, because the guest must find the same disks and devices at its next start.
+A stored definition that describes the same hardware as the snapshot is kept, including everything
+that only a stored definition has. If the stored definition is missing or describes different
+hardware, the snapshot's definition replaces it, because the guest must find the same disks and
+devices at its next start.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -33,8 +35,8 @@ def xml_for_fork(
 ) -> str:
     """Return the definition of a fork, with its own name, UUID, MAC addresses and generation ID.
 
-    The generation ID (genid) lets the guest detect that it was restored. Its links are down unless
-    `link_up` is set. `images` are paths by disk target, `macs` has one address per network card.
+    The generation ID (genid) lets the guest detect that it was restored. The fork's links are down
+    unless `link_up` is set. `images` are paths by disk target, `macs` has an address for each card.
     Raises ValueError if the definition is invalid or does not match `macs`.
     """
     root = domain_xml.tree(xml, "domain")
@@ -67,7 +69,7 @@ def image_of(xml: str, disk: str) -> str:
     """Return the path of a disk's image.
 
     Raises ValueError if the disk has no image, and BadInput if the image is of a kind that vmckpt
-    cannot create; it must not be written then.
+    cannot create, so that it is not overwritten.
     """
     for node in domain_xml.tree(xml, "domain").findall("devices/disk"):
         target, source = node.find("target"), node.find("source")
@@ -76,7 +78,7 @@ def image_of(xml: str, disk: str) -> str:
             if why is not None:
                 raise BadInput(
                     f"disk {disk} {why}, which vmckpt cannot restore",
-                    hint="open it with vmckpt snapshot open, and copy the data by hand",
+                    hint="open the snapshot with vmckpt snapshot open, and copy the data manually",
                 )
             if path := source.get("file"):
                 return path
@@ -124,7 +126,7 @@ def _card(card: ET.Element, mac: str, *, link_up: bool) -> None:
 
 
 def _own_file(node: ET.Element, uuid: str) -> None:
-    """Give a console's file or socket a name of its own, as guests cannot share it."""
+    """Give a console's file or socket a unique name, as guests cannot share it."""
     for key in ("path", "file"):
         if (path := node.get(key)) is not None and not path.startswith("/dev/"):
             node.set(key, f"{path}.{uuid[:8]}")
@@ -151,7 +153,7 @@ def beside(xml: str, captured: Collection[str]) -> tuple[str, ...]:
 
 
 def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str, tuple[str, ...]]:
-    """Make the shared writable devices of a fork read-only. Returns its definition and warnings.
+    """Make the shared writable devices of a fork read-only. Returns the definition and warnings.
 
     A device that cannot be read-only is removed, unless the fork has `memory`: a running machine
     needs all its devices, so BadInput is raised. Raises ValueError if the definition is invalid.
@@ -172,7 +174,7 @@ def unshared(xml: str, captured: Collection[str], *, memory: bool) -> tuple[str,
             )
         else:
             holders[node].remove(node)
-            said.append(f"{what} was left out of the fork")
+            said.append(f"{what} was removed from the fork")
     return ET.tostring(root, encoding="unicode"), tuple(said)
 
 
@@ -194,7 +196,7 @@ def drives(xml: str) -> dict[str, str]:
 
 
 def _beside(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.Element, str, bool]]:
-    """Yield each writable device that is not captured, what it is, and whether it can be made
+    """Yield each writable device that is not captured, its description, and whether it can be made
     read-only.
     """
     yield from _disks(root, captured)
@@ -203,7 +205,7 @@ def _beside(root: ET.Element, captured: Collection[str]) -> Iterator[tuple[ET.El
             driver, source = node.find("driver"), node.find("source")
             path = "?" if source is None else source.get("dir") or source.get("socket") or "?"
             able = driver is None or driver.get("type") != "virtiofs"
-            yield node, f"the shared folder {path}", able
+            yield node, f"the shared directory {path}", able
     for node in root.findall("devices/hostdev"):
         yield node, f"the host's {node.get('type', '')} device", False
     for node in root.findall("devices/shmem"):
@@ -246,7 +248,7 @@ _SOURCES = ("file", "dev", "name", "volume", "dir", "network", "bridge")
 
 
 def wanted(stored: str | None, came_back: str) -> str | None:
-    """Return the definition to store for a restored guest; None: keep the stored one.
+    """Return the definition to store for a restored guest; None: keep the stored definition.
 
     Raises ValueError if one of the definitions is invalid.
     """
@@ -263,7 +265,7 @@ def differs(stored: str, came_back: str) -> tuple[str, ...]:
 
 
 def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
-    """Yield the parts of the hardware and their descriptions, without what libvirt adds itself."""
+    """Yield the parts of the hardware with descriptions, which omit what libvirt itself adds."""
     guest = guest_of(ET.tostring(root, encoding="unicode"))
     yield "machine", f"{guest.accelerator} {guest.arch} {guest.machine}"
     yield "memory", str(guest.memory)
@@ -283,7 +285,7 @@ def _hardware(root: ET.Element) -> Iterator[tuple[str, str]]:
 
 
 def guest_of(xml: str) -> Guest:
-    """Return a guest, as shut off, by its definition. Raises ValueError."""
+    """Build a Guest, with state shut off, from its domain XML. Raises ValueError."""
     return domain_xml.guest(xml, state=5, persistent=True, autostart=False, snapshots=0, job=None)
 
 

@@ -1,4 +1,4 @@
-"""Check on all hosts that a guest runs nowhere else and no other guest has its images."""
+"""Check that a guest is running on no other host, and that no other guest uses its images."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -13,18 +13,18 @@ from vmckpt.model.host import Host
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAnswer:
-    """What one host reported."""
+    """The answer of one host."""
 
     host: str
     runs: bool = False
-    """Whether the guest is active there."""
+    """Whether the guest is active on the host."""
     users: Mapping[str, User] | None = None
     """Images of the host's other guests, by path."""
     error: str | None = None
 
 
 async def query_hosts(hosts: Iterable[Host], uuid: str) -> list[HostAnswer]:
-    """Ask all hosts at once. A host that fails is returned with its error."""
+    """Query all hosts concurrently. If a query fails, the host's answer has the error."""
 
     async def one(host: Host) -> HostAnswer:
         async with Hypervisor(host) as hypervisor:
@@ -42,16 +42,16 @@ async def query_hosts(hosts: Iterable[Host], uuid: str) -> list[HostAnswer]:
 def require_exclusive(
     heard: Iterable[HostAnswer], host: str, guest: str, images: Iterable[str]
 ) -> None:
-    """Check that a guest may be restored as itself on `host`. Pure.
+    """Check that the original guest may be restored on `host`. Pure.
 
-    `images` are the paths of its images. Raises GuestLocked if it runs on another host or another
-    guest has one of its images, and HostUnreachable if a host did not answer.
+    `images` are the paths of its images. Raises GuestLocked if the guest is running on another host
+    or another guest uses one of the images, and HostUnreachable if a host did not answer.
     """
     heard, mine = list(heard), set(images)
     for one in heard:
         if one.runs and one.host != host:
             raise GuestLocked(
-                f"{guest} runs on {one.host}; nothing was changed",
+                f"{guest} is running on {one.host}; nothing was changed",
                 hint=f"restore it there with --on {one.host}, or as another guest with --as",
             )
         for path in sorted(mine & set(one.users or {})):
@@ -63,10 +63,10 @@ def require_exclusive(
     silent = next((one for one in heard if one.error is not None), None)
     if silent is not None:
         raise HostUnreachable(
-            f"{guest} may run on {silent.host}, which does not answer ({silent.error});"
+            f"{guest} may be running on {silent.host}, which does not answer ({silent.error});"
             " nothing was changed",
             host=silent.host,
-            hint="fix that host, or restore it as another guest with --as",
+            hint="fix that host, or restore the snapshot as another guest with --as",
         )
 
 

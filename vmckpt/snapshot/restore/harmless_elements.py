@@ -1,7 +1,7 @@
 """Elements of a domain definition that are known to be harmless to the host. Pure.
 
-All other elements are refused by name: each version of libvirt adds new elements, and a dishonest
-host can write any of them into a definition. Names are those of libvirt's domain schema
+All other elements are refused: each version of libvirt adds new elements, and a dishonest host can
+write any of them into a definition. Names are those of libvirt's domain schema
 (formatdomain.html, libvirt 11).
 """
 
@@ -104,7 +104,7 @@ _NO_PATHS = frozenset({
 def unknown(root: ET.Element, *, but: frozenset[str]) -> Iterator[str]:
     """Yield a reason for each element, attribute or type that is not known to be harmless.
 
-    `but` are elements that the guest already has on this host, as made by `written`.
+    `but` are elements that the guest already has on this host, in the form that `written` returns.
     """
     yield from _unknown(root, "", but)
 

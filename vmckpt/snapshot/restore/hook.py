@@ -29,8 +29,8 @@ def hook_env(public: Public, store: str, *, guest: str, uuid: str, host: str) ->
 async def run_hook(command: str, environment: Mapping[str, str], stop: asyncio.Event) -> int:
     """Run the hook on the controller. Its output goes to stderr.
 
-    Setting `stop` kills the hook, but does not undo the restore. Returns its exit status, or minus
-    the signal that killed it.
+    Setting `stop` kills the hook, but does not undo the restore. Returns the hook's exit status, or
+    -N if signal N killed the hook.
     """
     running = asyncio.create_task(Outside(quiet=True).shell(command, environment, None))
     stopped = asyncio.create_task(stop.wait())
@@ -43,12 +43,12 @@ async def run_hook(command: str, environment: Mapping[str, str], stop: asyncio.E
     try:
         return running.result()
     except BadInput:
-        return 127  # the status of a shell that does not find a program
+        return 127  # the status of a shell that does not find a command
 
 
 def hook_complaint(command: str, status: int, *, links_down: bool) -> str:
     """Return the message for a hook that failed. Pure."""
-    links = "; its links stay down" if links_down else ""
+    links = "; its network links stay down" if links_down else ""
     return (
         f"the guest was restored, but its on_restore hook failed ({command!r}: {in_words(status)})"
         f"{links}"

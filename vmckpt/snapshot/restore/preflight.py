@@ -22,7 +22,7 @@ from vmckpt.store.format.private_part import Private
 async def checked(hypervisor: Hypervisor, public: Public, private: Private) -> tuple[str, ...]:
     """Check that a host can run a snapshot. Returns warnings.
 
-    Raises BadInput with all reasons against it, and HypervisorError.
+    Raises BadInput with all reasons why it cannot, and HypervisorError.
     """
     host = hypervisor.host.name
     try:
@@ -52,10 +52,10 @@ async def bounded(
     hypervisor: Hypervisor, public: Public, private: Private, *, xml: str,
     images: Mapping[str, str], folder: str | None,
 ) -> None:  # fmt: skip
-    """Check that a snapshot's definition uses nothing on the host that it may not use.
+    """Check that a snapshot's definition uses only host resources that the guest may use.
 
-    `xml` is the definition with its disks at `images`; `folder` is the operator's choice of a
-    folder for them. Raises BadInput with all reasons against it, and HypervisorError.
+    `xml` is the definition with its disks at `images`; `folder` is the directory that the operator
+    chose for the disks. Raises BadInput with all violations, and HypervisorError.
     """
     host = hypervisor.host
     known = await domains.inspect_guest(hypervisor, public.guest_uuid)
@@ -71,14 +71,14 @@ async def bounded(
     if reasons:
         raise BadInput(
             f"refusing to restore {public.id} on {host.name}: {'; '.join(reasons)}",
-            hint=f"if this is intended, add the folder to {host.name}'s storage in the"
-            f" inventory, define {public.guest} there first with what it may use, or use"
-            " --trust-definition",
+            hint=f"if this is intended, add the directory to {host.name}'s storage in the"
+            f" inventory, define {public.guest} there first with the resources that it may use, or"
+            " use --trust-definition",
         )
 
 
 async def _present(host: Host, files: Sequence[str]) -> dict[str, bool]:
-    """Return whether each file is on the host; empty if the host cannot be asked."""
+    """Return whether each file is on the host; empty if the host cannot be queried."""
     if not files:
         return {}
     if host.ssh is None:

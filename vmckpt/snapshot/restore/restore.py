@@ -53,8 +53,8 @@ class Gate:
     async def all_here(self, meanwhile: str) -> None:
         """Wait for the other members.
 
-        Raises TimedOut, with `meanwhile` (the state of the member that waits) as its message, if
-        the group fails.
+        If the group fails, raises TimedOut with the message `meanwhile`, which describes the state
+        of the waiting member.
         """
         if self._failed:
             raise TimedOut(meanwhile)
@@ -76,7 +76,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A snapshot that was read."""
+    """A snapshot whose manifest was read and opened."""
 
     store: StorePlace
     public: Public
@@ -89,7 +89,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The guest that is restored, and the paths of its images."""
+    """The guest to be restored, and the paths of its images."""
 
     guest: str
     uuid: str
@@ -104,13 +104,13 @@ async def restore(
 ) -> Restored:  # fmt: skip
     """Restore a snapshot on a host.
 
-    A guest is restored as itself only if none of `hosts` runs it and no guest on them has its
-    images; they are not asked for a fork. With a gate the guest waits for the others of its group
-    before it is stopped, before it is restored, and before it runs.
+    The original guest is restored only if it is running on no other of `hosts` and no other guest
+    on them uses its images; for a fork, the hosts are not queried. With a gate, the guest waits for
+    the other guests of its group before it is stopped, before it is restored, and before it runs.
 
-    Setting `caller.stop` cancels the restore until the guest is started, and raises Cancelled.
-    Raises VmckptError. After an error nothing of the restore is left, but a guest that was stopped
-    for it stays off; the error says so.
+    Setting `caller.stop` before the guest is started cancels the restore and raises Cancelled.
+    Raises VmckptError. After an error, nothing of the restore is left, but a guest that was stopped
+    for the restore stays off; the error reports this.
     """
     plan = planned(opened, request)
     async with Hypervisor(host) as hypervisor:
@@ -137,8 +137,8 @@ async def restore(
             await work.all_here(f"is restored on {host.name} and paused", plan)
             if work.stands and (told := await work.let_go(plan)):
                 restored = replace(restored, warnings=(*restored.warnings, told))
-            # A lazy restore stays open for recovery: the guest runs, and its disks are still being
-            # restored.
+            # A lazy restore stays open for recovery: the guest is running, but its disks are still
+            # being restored.
             if restored.whole:
                 recorder.finish(Outcome.COMPLETED, restored.as_json())
             return restored
@@ -166,7 +166,7 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
             beside = domain_xml.beside(xml, {one.target for one in facts.disks})
             return _Plan(
                 guest=public.guest, uuid=public.guest_uuid, xml=xml, images=images,
-                warnings=tuple(f"{one} is not in the snapshot and is kept" for one in beside),
+                warnings=tuple(f"{one} is not in the snapshot and is unchanged" for one in beside),
             )  # fmt: skip
         macs = [_new_mac() for _ in range(domain_xml.cards(facts.domain_xml))]
         own = str(uuid.uuid4())
@@ -183,7 +183,7 @@ def planned(opened: Opened, request: RestoreRequest) -> _Plan:
 
 
 def _image(xml: str, target: str, request: RestoreRequest) -> str:
-    """Return the path for a disk's image: its original path, or one with the fork's name."""
+    """Return the path for a disk's image: its original path, or a path with the fork's name."""
     path = PurePosixPath(domain_xml.image_of(xml, target))
     if request.fork is None:
         return str(path)
@@ -225,8 +225,8 @@ async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreReque
         return False
     if not request.end_running:
         raise GuestLocked(
-            f"{guest.name} runs on {hypervisor.host.name}; nothing was changed",
-            hint="shut it down, or use --replace to stop it and restore the snapshot in its place",
+            f"{guest.name} is running on {hypervisor.host.name}; nothing was changed",
+            hint="shut the guest down, or use --replace to stop it before the restore",
         )
     return True
 
@@ -280,12 +280,12 @@ class _Restoring:
         self._caller, self._recorder = caller, recorder
         self._step_log = JournalStepLog(recorder)
         self.stands = gate is not None and not request.paused
-        """Whether it is restored paused, and resumes when its whole group is restored."""
+        """Whether the guest is restored paused, and resumed once its whole group is restored."""
         self._hook: int | None = None
         self._ended = False
 
     async def alone(self, plan: _Plan, hosts: Mapping[str, Host]) -> dict[str, tuple[str, str]]:
-        """Check that the guest runs nowhere else and no other guest has its images.
+        """Check that the guest is running on no other host and no other guest uses its images.
 
         Returns the owners and formats of the images of other guests, by path; empty for a fork.
         Raises GuestLocked, HostUnreachable.
@@ -345,7 +345,8 @@ class _Restoring:
         except VmckptError as exc:
             if self._ended and exc.undone and not isinstance(exc, RemoteError):
                 exc.message += (
-                    f"; {plan.guest} was stopped for the restore and is off, its disks unchanged"
+                    f"; {plan.guest} was stopped for the restore and is off; its disks are"
+                    " unchanged"
                 )
                 exc.hint = f"start it with virsh start {plan.guest} on {self._host.name}"
             raise
@@ -364,7 +365,7 @@ class _Restoring:
         return self._request.link_up and self._request.on_restore is None
 
     async def follow(self, plan: _Plan) -> bool:
-        """Run the hook, if there is one and it was not run yet. Returns whether links may be up."""
+        """Run the hook, if any, unless it was already run. Returns whether links may be up."""
         command = self._request.on_restore
         if command is not None and self._hook is None:
             await self._step_log.intend(Step.HOOK, {"on_restore": command})
@@ -381,7 +382,7 @@ class _Restoring:
     ) -> None:  # fmt: skip
         """Stop the existing guest, because its images are replaced next.
 
-        Writing the new images may have taken an hour, so all hosts are asked again. Raises
+        Writing the new images may have taken an hour, so all hosts are queried again. Raises
         GuestLocked, HostUnreachable, TimedOut.
         """
         await self.alone(plan, hosts)
@@ -408,7 +409,7 @@ class _Restoring:
             await domains.resume(self._hypervisor, plan.uuid)
         except HypervisorError as exc:
             return (
-                f"{plan.guest} was restored but may still be paused, run virsh resume"
+                f"{plan.guest} was restored but may still be paused; run virsh resume"
                 f" {plan.guest}: {exc}"
             )
         return None
@@ -432,7 +433,7 @@ class _Answers:
             if asked == "started":
                 return {"answer": {"links_up": await self._work.follow(self._plan)}}
             if asked != "make way":
-                return {"refused": "that is not what was ordered"}
+                return {"refused": "the request does not match the order"}
             await self._work.make_way(self._plan, self._hosts, about)
         except VmckptError as exc:
             return {"refused": str(exc), "error": error_as_json(exc)}

@@ -1,7 +1,7 @@
-"""Find what a snapshot's definition would use of the host beyond the guest itself. Pure.
+"""Find resources of the host that a snapshot's definition must not use. Pure.
 
-Allowed is what is known to be harmless (see `harmless_elements`), and what the guest already uses
-on that host.
+Elements that are known to be harmless (see `harmless_elements`) are allowed, and so is everything
+that the guest already uses on that host.
 
 Disks and definition come from the host that took the snapshot. The signature proves which snapshot
 it is, but not that the host was honest. Without this check, an attacker in control of that host
@@ -22,7 +22,7 @@ _FOLDERS = (
     "/var/lib/libvirt/images", "/var/lib/libvirt/qemu/nvram", "/var/lib/libvirt/swtpm",
     "/var/lib/libvirt/qemu/channel", "/run/libvirt/qemu/channel", "/var/log/libvirt",
 )  # fmt: skip
-"""libvirt's own folders, which contain no programs."""
+"""libvirt's own directories, which contain no executables."""
 _FORMATS = ("raw", "qcow2", "qed", "vmdk", "vdi", "vpc", "vhdx")
 _TARGET = re.compile("[a-z][a-z0-9]{0,15}")
 _EMULATOR = re.compile(r"/usr/(local/)?(bin|libexec|lib/[\w.-]+)/(qemu-system-\w+|qemu-kvm|kvm)")
@@ -32,14 +32,15 @@ _FILES = ("file", "pipe", "dev", "unix")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """What a guest may use on the host."""
+    """The resources of the host that a guest may use."""
 
     host: str
     definition: str | None
-    """The guest's definition as stored on the host; everything in it is allowed. None: it has no
-    definition there."""
+    """The guest's definition as stored on the host; everything in it is allowed. None if the host
+    has no definition of the guest."""
     storage: Sequence[str]
-    """Storage folders of the inventory, and the folder that the operator chose for this restore."""
+    """Storage directories of the inventory, and the directory that the operator chose for this
+    restore."""
     paths: frozenset[str] = field(init=False)
     uses: frozenset[str] = field(init=False)
     has: frozenset[str] = field(init=False)
@@ -56,10 +57,10 @@ class Here:
         object.__setattr__(self, "has", frozenset(has))
 
     def holds(self, path: str) -> bool:
-        """Return whether a file may be at a path.
+        """Return whether the guest may use a file at `path`.
 
-        It may be in a storage folder, in one of libvirt's folders, or beside a file that the guest
-        already has on the host.
+        It may use files in a storage directory, in one of libvirt's directories, or in the same
+        directory as a file that the guest already has on the host.
         """
         if path in self.paths:
             return True
@@ -89,7 +90,7 @@ def unsafe_references(
     for where, path in harmless_elements.paths(root):
         reached.setdefault(path, f"<{where}> would be read")
     found += [
-        f"{what} at {path!r}, outside the storage folders of {here.host}"
+        f"{what} at {path!r}, outside the storage directories of {here.host}"
         for path, what in reached.items()
         if not here.holds(path)
     ]
@@ -98,9 +99,9 @@ def unsafe_references(
 
 
 def _files(root: ET.Element) -> Iterator[tuple[str, str]]:
-    """Yield the host's files that a guest writes or that are created or removed for it.
+    """Yield the host's files that a guest writes, or that are created or removed for the guest.
 
-    Each is a description and a path.
+    Yields a description and a path for each file.
     """
     for what, node, keys in (*_shared(root), *_consoles(root)):
         source = node.find("source")
@@ -125,7 +126,7 @@ def _shared(root: ET.Element) -> Iterator[tuple[str, ET.Element, Sequence[str]]]
             yield f"disk {name}", node, ("file", "dev", "dir")
     for node in root.findall("devices/filesystem"):
         if node.find("readonly") is None:
-            yield "a shared folder", node, ("dir", "file", "socket")
+            yield "a shared directory", node, ("dir", "file", "socket")
 
 
 def _consoles(root: ET.Element) -> Iterator[tuple[str, ET.Element, Sequence[str]]]:
@@ -135,24 +136,25 @@ def _consoles(root: ET.Element) -> Iterator[tuple[str, ET.Element, Sequence[str]
 
 
 def _uses(root: ET.Element) -> Iterator[tuple[str, str]]:
-    """Yield elements that run a program or use a device of the host: a reason, and comparable text.
+    """Yield elements that run an executable or use a device of the host.
 
-    Emulators at their usual paths are left out, as every guest runs one.
+    Yields a reason and comparable text for each element. Emulators at their usual paths are
+    omitted, as every guest needs an emulator.
     """
     for node in root:
         if node.tag.startswith("{"):
             name = node.tag.rpartition("}")[2]
-            yield f"it has QEMU-specific elements ({name})", harmless_elements.written(node)
+            yield f"QEMU-specific elements ({name}) are used", harmless_elements.written(node)
     for node in root.findall("seclabel"):
         if node.get("type", "dynamic") in ("static", "none"):
             yield (
-                f"it sets its own security label ({node.get('model', '')})",
+                f"the definition sets its own security label ({node.get('model', '')})",
                 harmless_elements.written(node),
             )
     for node in root.findall("devices/emulator"):
         program = (node.text or "").strip()
         if not _EMULATOR.fullmatch(program):
-            yield f"its emulator is {program!r}", harmless_elements.written(node)
+            yield f"the emulator is {program!r}", harmless_elements.written(node)
     for tag in ("script", "downscript"):
         for node in root.findall(f"devices/interface/{tag}"):
             yield (
@@ -161,4 +163,4 @@ def _uses(root: ET.Element) -> Iterator[tuple[str, str]]:
     for node in root.findall("devices/hostdev"):
         source = node.find("source")
         told = "" if source is None else harmless_elements.written(source)
-        yield f"it uses a {node.get('type', '')} device of the host", told
+        yield f"the guest uses a {node.get('type', '')} device of the host", told

@@ -1,4 +1,4 @@
-"""Test a snapshot by running it for a while, beside the original guest and without network."""
+"""Test a snapshot by running it for a while as a fork, without network."""
 
 import asyncio
 import secrets
@@ -58,11 +58,11 @@ class Booted:
 async def boot(
     host: Host, opened: Opened, folder: str | None, watch: Seconds, caller: Caller
 ) -> Booted:
-    """Restore a snapshot as a fork, watch it for `watch` seconds, and remove it.
+    """Restore a snapshot as a fork, watch the fork for `watch` seconds, and remove it.
 
-    `folder` is the folder for the fork's disks; None: beside those of the original guest. The fork
-    is removed also if `caller.stop` is set; if this process is killed, recovery removes it. Raises
-    Cancelled, and what restoring raises.
+    `folder` is the directory for the fork's disks; None: next to the disks of the original guest.
+    The fork is also removed if `caller.stop` is set; if this process is killed, recovery removes
+    the fork. Raises Cancelled, and the errors of `restore.restore`.
     """
     began = time.monotonic()
     request = RestoreRequest(
@@ -101,7 +101,7 @@ async def boot(
 
 
 async def _tidied(host: Host, snapshot: str, name: str, images: Mapping[str, str]) -> bool:
-    """Remove the fork after an error. Returns False if that failed; recovery removes it then."""
+    """Remove the fork after an error. Returns False on failure; recovery then removes the fork."""
     try:
         await discard(host, snapshot, name, images)
     except (HypervisorError, RemoteError):
@@ -131,8 +131,8 @@ async def _watched(
 ) -> HeartbeatResult:  # fmt: skip
     """Watch the guest for `watch` seconds, or until its guest agent answers.
 
-    `asks`: whether to ask the guest agent; `agent`: see heartbeat.evaluate, until it answers.
-    Raises Cancelled.
+    `asks`: whether to query the guest agent; `agent`: the value for heartbeat.evaluate unless the
+    guest agent answers. Raises Cancelled.
     """
     began = time.monotonic()
     pulses = [await liveness.sample_liveness(hypervisor, uuid, Seconds(0.0))]
@@ -169,7 +169,7 @@ async def _agent(hypervisor: Hypervisor, uuid: str) -> bool:
 
 
 async def discard(host: Host, snapshot: str, name: str, images: Mapping[str, str]) -> None:
-    """Stop the guest of a boot test and remove its images; may be repeated. Raises VmckptError."""
+    """Destroy the guest of a boot test and remove its images. Repeatable. Raises VmckptError."""
     async with Hypervisor(host) as hypervisor:
         await domains.remove(hypervisor, name)
     order = DiscardOrder(snapshot=snapshot, images=images)

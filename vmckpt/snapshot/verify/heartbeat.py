@@ -1,4 +1,4 @@
-"""Decide whether a restored guest is alive, from samples of some seconds. Pure."""
+"""Decide whether a restored guest is alive, from samples taken over several seconds. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from vmckpt.model.guest import GuestState, Pulse
 
 _SPINS = 0.95
-"""A guest that writes nothing is in a loop if its vCPUs are busy for this share of the time."""
+"""A guest that writes nothing is in an endless loop if its vCPUs are busy for this share of the
+time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def ended(last: Pulse) -> str:
 def evaluate(pulses: Sequence[Pulse], *, agent: bool | None) -> HeartbeatResult:
     """Decide from samples, oldest first, whether a guest is alive.
 
-    `agent`: whether its guest agent answered; None: it had none when the snapshot was made.
+    `agent`: whether its guest agent answered; None if no guest agent was present at the snapshot.
     """
     first, last = pulses[0], pulses[-1]
     if why := ended(last):
@@ -51,6 +52,8 @@ def evaluate(pulses: Sequence[Pulse], *, agent: bool | None) -> HeartbeatResult:
     if worked <= 0:
         return HeartbeatResult(lives=False, why="its vCPUs did not run")
     if share >= _SPINS and not moved:
-        return HeartbeatResult(lives=False, why=f"{seen} and wrote nothing: it is in a loop")
+        return HeartbeatResult(
+            lives=False, why=f"{seen}, but it wrote nothing: it is in an endless loop"
+        )
     rest = "wrote to its disks" if wrote else "wrote to memory" if moved else "wrote almost nothing"
     return HeartbeatResult(lives=True, why=f"{seen}, and it {rest}")

@@ -1,8 +1,9 @@
 """Repair a store without any key: salvage damaged packs, and fetch the rest from other stores.
 
-A damaged pack does harm: writers rely on all its chunks, so the damaged chunks are never stored
-again. Its intact boxes are copied to a new pack, and then the pack is removed; a box with a wrong
-hash cannot be opened anyway. A pack without an index is kept until no snapshot lacks a chunk.
+A damaged pack is harmful: writers rely on all its chunks, so the damaged chunks are never stored
+again. Its intact sealed chunks are copied to a new pack, and then the damaged pack is removed; a
+sealed chunk with a wrong hash cannot be opened anyway. A pack without an index is kept until no
+snapshot lacks a chunk.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,16 +26,16 @@ from vmckpt.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What was repaired, and what is still lost."""
+    """The result of a repair, with the chunks that are still missing."""
 
     removed: tuple[str, ...]
     """Damaged objects that were removed or, if pins, replaced."""
     left: tuple[str, ...]
-    """Packs that cannot be read and may have missing chunks."""
+    """Packs that cannot be read and may contain missing chunks."""
     saved: int
     """Intact chunks that were copied from damaged packs."""
     brought: int
-    """Boxes that were copied from other stores."""
+    """Sealed chunks that were copied from other stores."""
     brought_bytes: Bytes
     snapshots: tuple[str, ...]
     """Snapshots copied from other stores, as their manifests or wrapped keys were damaged."""
@@ -46,6 +47,7 @@ class Repaired:
             "removed": list(self.removed),
             "left": list(self.left),
             "chunks_saved": self.saved,
+            "chunks_copied": self.brought,
             "boxes_brought": self.brought,
             "bytes_brought": self.brought_bytes,
             "snapshots_brought": list(self.snapshots),
@@ -80,9 +82,10 @@ class _Work:
 
 
 def repair(store: Store, sources: Sequence[Store] = (), progress: Progress = silent) -> Repaired:
-    """Repair a store, fetching from `sources` what is missing.
+    """Repair a store, fetching missing data from `sources`.
 
-    Garbage collection is locked out meanwhile. Raises StoreError; the repair can be repeated then.
+    A lock prevents garbage collection meanwhile. Raises StoreError; the repair can then be
+    repeated.
     """
     lock = gc.take_lock(store.backend, LIFE)
     try:
@@ -113,7 +116,7 @@ def _packs(progress: Progress) -> verify.VerifyProgress:
 def _small(work: _Work, key: str) -> None:
     """Remove a damaged small object. A pin is replaced, as the snapshot must stay pinned.
 
-    Pending deletions and results of checks can be made again.
+    Deletion marks and results of checks can be created again.
     """
     backend = work.store.backend
     work.lock.still_ours()
@@ -125,7 +128,7 @@ def _small(work: _Work, key: str) -> None:
 
 
 def _salvage(work: _Work, keys: Sequence[str]) -> None:
-    """Copy intact boxes to new packs, and remove the damaged packs when those are durable."""
+    """Copy intact sealed chunks to new packs. Once these are durable, remove the damaged packs."""
     backend = work.store.backend
     saved: list[str] = []
     for key in keys:
@@ -215,7 +218,7 @@ def _chunks(work: _Work) -> dict[str, int]:
 
 
 def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -> NameSet:
-    """Fetch missing chunks from one store. Returns those still missing."""
+    """Fetch missing chunks from one store. Returns the chunks that are still missing."""
     with work.store.receiver(encrypted=encrypted) as receiver:
         done = 0
         try:
@@ -224,7 +227,7 @@ def _brought(work: _Work, source: Store, missing: NameSet, *, encrypted: bool) -
                 done += len(box)
                 work.progress(copied_so_far("repair", done))
         except StoreDamaged:
-            pass  # the source does not have all of them
+            pass  # the source does not have all missing chunks
         written = receiver.finish()
     work.brought += written.chunks_new
     work.brought_bytes += written.bytes_new

@@ -2,7 +2,8 @@
 
 Each check is signed by its writer and bound to its store, because these objects are writable by
 every client of the store. Checks without a trusted signature are ignored. Removing checks, or
-replacing them by older ones, makes a snapshot's state unknown or old, but never better than it was.
+replacing them with older checks, makes a snapshot's state unknown or outdated, but never better
+than it was.
 """
 
 import json
@@ -43,7 +44,7 @@ class Checked:
     what: str
     """What was wrong; empty if nothing was."""
     by: str
-    """The user and host that checked: "root@controller"."""
+    """The user and host that ran the check, such as "root@controller"."""
     signer: str
     """The writer's public key, in hex."""
 
@@ -62,11 +63,11 @@ class VerifySummary:
     """The combined result of all checks of a snapshot."""
 
     good: bool | None
-    """None: unknown."""
+    """Whether the snapshot is intact; None if unknown."""
     last: Checked | None
-    """The check that decided this."""
+    """The check that determined `good`."""
     looked_at: Mapping[str, float]
-    """By depth: when it was last checked at least that deep."""
+    """Time of the last check of at least the given depth, by depth."""
 
     def as_json(self) -> dict[str, Any] | None:
         if self.last is None:
@@ -150,7 +151,7 @@ def _message(store: str, id_: str, one: Checked) -> bytes:
 
 
 def record(store: Store, id_: str, one: Checked, keys: Signer) -> None:
-    """Store the result of a check, replacing the same writer's last result of that depth.
+    """Store the result of a check, replacing the same writer's previous result of the same depth.
 
     Raises StoreError.
     """
@@ -179,8 +180,8 @@ def _rows(backend: Backend, key: str) -> list[dict[str, Any]]:
 def findings(proved: Proved, *, by: str, at: float) -> dict[str, Checked]:
     """Return the result of a verification for each snapshot, by ID. Pure.
 
-    Snapshots with an unknown result (untrusted writer, newer version, unreadable object) are left
-    out. `by` is the user and host, `at` the time in seconds since 1970.
+    Snapshots with an unknown result (untrusted writer, newer version, unreadable object) are
+    omitted. `by` is the user and host, `at` the time in seconds since 1970.
     """
     unclear = {id_ for one in proved.flaws if one.kind is not StoreDamaged for id_ in one.snapshots}
     found = {}

@@ -1,7 +1,7 @@
-"""Verify snapshots: their objects bit by bit, their signatures, and with a key every chunk.
+"""Verify snapshots: their objects bit by bit, their signatures and, with a key, every chunk.
 
-Each flaw is reported once, with its object and the snapshots that need it. If snapshots are named,
-only the objects that they need are read.
+Each flaw is reported once, with the object and the snapshots that need the object. If snapshots are
+named, only the objects that they need are read.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class Read:
 
 
 class Known:
-    """Intact chunks of one domain that were read, so each is read once for all snapshots."""
+    """Chunks of one domain that were read and are intact, so that each chunk is read only once."""
 
     def __init__(self) -> None:
         self._names = NameSet(())
@@ -81,7 +81,7 @@ class Known:
 def read_contents(
     store: Store, private: Private, sealing: Sealing, known: Known, progress: Progress
 ) -> Read:  # fmt: skip
-    """Read the chunks of a snapshot that are not in `known`, and compare all with its maps.
+    """Read the chunks of a snapshot that are not in `known`, and check all chunks against its maps.
 
     Raises StoreError.
     """
@@ -106,15 +106,15 @@ def read_contents(
 
 
 def misfits(private: Private, lengths: Lengths) -> Iterator[str]:
-    """Yield where maps and chunk lengths contradict each other. Unread chunks are ignored. Pure."""
+    """Yield each contradiction between maps and chunk lengths. Unread chunks are ignored. Pure."""
     for region in private.regions:
         count = _too_short(region, lengths)
         if count:
-            yield f"{count} units of {region.name} are not in the chunks that its map refers to"
+            yield f"{count} units of {region.name} are not in the chunks to which its map refers"
     for part in private.facts.stream:
         sizes = lengths[np.array(part.chunks, dtype=np.int64)]
         if sizes.all() and int(sizes.sum(dtype=np.int64)) != part.size:
-            yield f"part {part.name} of its stream does not have the length of its chunks"
+            yield f"part {part.name} of the memory stream differs in length from its chunks"
 
 
 def _too_short(region: RegionMap, lengths: Lengths) -> int:
@@ -130,7 +130,7 @@ def _too_short(region: RegionMap, lengths: Lengths) -> int:
 
 
 def _ahead(reader: Reader, chunks: Sequence[bytes], wanted: list[int]) -> Iterator[int]:
-    """Yield the wanted indexes, while the chunks after them are fetched ahead."""
+    """Yield the wanted indexes, and prefetch the chunks that follow."""
     reader.expect([chunks[one] for one in wanted[:_AHEAD]])
     for at in range(0, len(wanted), _AHEAD):
         coming = wanted[at + _AHEAD : at + 2 * _AHEAD]
@@ -159,14 +159,14 @@ class _Walk:
     seen: set[str] = field(default_factory=set)
     wrong: list[Wrong] = field(default_factory=list)
     damaged: list[tuple[str, str, Names]] = field(default_factory=list)
-    """Damaged packs: key, what is wrong, and the names of the damaged chunks."""
+    """Damaged packs: key, error message, and the names of the damaged chunks."""
     bytes: int = 0
 
 
 def verify_some(store: Store, ids: Sequence[str], progress: VerifyProgress) -> Verified:
-    """Verify the packs that these snapshots need, as `store.verify.verify` does for all.
+    """Verify the packs that these snapshots need, as `store.verify.verify` does for all packs.
 
-    Manifests that cannot be read are left out. Raises StoreError.
+    Manifests that cannot be read are skipped. Raises StoreError.
     """
     needed = {}
     for id_ in ids:
@@ -181,7 +181,7 @@ def verify_some(store: Store, ids: Sequence[str], progress: VerifyProgress) -> V
         pass
     walk.wrong += [_damaged(walk, *one) for one in walk.damaged]
     if not walk.good.all():
-        # The content of a pack without an index is unknown; it may have the missing chunks.
+        # The content of a pack without an index is unknown; it may include the missing chunks.
         walk.wrong += [
             Wrong(
                 key=format_pack.key_of(pack),
@@ -204,7 +204,8 @@ def verify_some(store: Store, ids: Sequence[str], progress: VerifyProgress) -> V
 
 
 def _look(walk: _Walk, progress: VerifyProgress) -> bool:
-    """Read the packs that have wanted chunks and were not read. Returns whether there were any."""
+    """Read the packs that have wanted chunks and were not read yet. Returns whether there were any
+    such packs."""
     sizes: dict[str, int] = {}
     for run in walk.store.catalog.load().index.runs:
         usable = {info.id for info in run.usable}
@@ -243,7 +244,7 @@ def _pack(walk: _Walk, pack: str) -> None:
 def _damaged(walk: _Walk, key: str, what: str, bad: Names) -> Wrong:
     """Return the finding for a damaged pack, with the snapshots that need its damaged chunks.
 
-    Chunks of which another pack has an intact copy do not count.
+    Chunks with an intact copy in another pack do not count.
     """
     at = walk.wanted.positions(bad)
     at = at[at >= 0]
@@ -268,10 +269,10 @@ class Flaw:
     """An object that is damaged, unreadable or not trusted."""
 
     key: str
-    """The object."""
+    """Key of the object in the store."""
     what: str
     snapshots: tuple[str, ...] = ()
-    """Snapshots that need it."""
+    """Snapshots that need the object."""
     kind: type[StoreError] = StoreDamaged
 
     def __str__(self) -> str:
@@ -300,8 +301,8 @@ class Proved:
     def check(self) -> None:
         """Raise the most serious flaw, if there is one.
 
-        Raises StoreDamaged, StoreNewer, KeyRefused or StoreError; KeyRefused also if a deep
-        verification could not open all snapshots.
+        Raises StoreDamaged, StoreNewer, KeyRefused or StoreError. KeyRefused is also raised if a
+        deep verification could not open all snapshots.
         """
         for kind in (StoreDamaged, StoreNewer, KeyRefused, StoreError):
             these = [one for one in self.flaws if one.kind is kind]
@@ -342,9 +343,8 @@ _WORDS = {
     StoreError: "objects could not be read",
 }
 _MENDS = {
-    StoreDamaged: "to restore them from another store, run vmckpt snapshot verify --repair --from"
-    " STORE",
-    StoreNewer: "use the vmckpt that wrote it, or a newer one",
+    StoreDamaged: "to repair from another store, run vmckpt snapshot verify --repair --from STORE",
+    StoreNewer: "use the vmckpt version that wrote the object, or a newer one",
     KeyRefused: "if you trust the writer, run vmckpt snapshot keys trust NAME KEY",
     StoreError: "verify again once the store answers",
 }
@@ -444,7 +444,8 @@ def _one(run: _Run, found: Manifest) -> Iterator[Flaw]:
         yield Flaw(key, bare(exc, run.store, key), (id_,), type(exc))
         return
     except KeyRefused as exc:
-        # It is wrapped for this identity but does not open: it was damaged or manipulated.
+        # The data key is wrapped for this identity but cannot be unwrapped: the wrap was damaged
+        # or manipulated.
         yield Flaw(key, bare(exc, run.store, key), (id_,))
         return
     yield from _inside(run, found, opens)

@@ -1,1 +1,1 @@
-"""Where a store keeps its objects: a folder or S3."""
+"""Storage of a store's objects: in a directory or in S3."""

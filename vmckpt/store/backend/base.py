@@ -1,4 +1,4 @@
-"""The interface to a store's objects, which a folder and an object store both implement."""
+"""The interface to a store's objects, implemented for directories and for object stores."""
 
 import re
 from collections.abc import Iterator
@@ -13,64 +13,65 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object as listed."""
+    """An object in a listing."""
 
     key: str
     size: int
     modified_at: Seconds
-    """Unix time by the store's clock: compare it only with other times of the same store."""
+    """Unix time by the store's clock. Compare this time only with times from the same store."""
 
 
 class Backend(Protocol):
-    """Objects by key. Safe to use from several threads; every call may raise StoreError."""
+    """Objects by key. Safe to use from several threads. Every call may raise StoreError."""
 
     where: str
-    """The folder, or s3://bucket/prefix, for messages."""
+    """The directory, or s3://bucket/prefix, for messages."""
 
     def put(self, key: str, data: Data, *, replace: bool = False) -> bool:
-        """Write an object atomically; it is durable on return.
+        """Write an object atomically. On return the object is durable.
 
-        Returns False, and changes nothing, if the object exists and `replace` is not set. Raises
+        If the object exists and `replace` is not set, changes nothing and returns False. Raises
         StoreFull.
         """
 
     def prove_locks(self) -> None:
-        """Test that a put without `replace` keeps an existing object, as locks depend on it.
+        """Test that a put without `replace` keeps an existing object, which locks depend on.
 
-        Writes a test object and removes it. Raises StoreError if the object was overwritten.
+        Writes a test object and removes it afterwards. Raises StoreError if the second put has
+        overwritten the object.
         """
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return an object or a part of it; less than `length` bytes at its end.
+        """Return an object, or `length` bytes of the object starting at `offset`.
 
-        Raises NotInStore.
+        Returns fewer bytes if the object ends before that. Raises NotInStore.
         """
 
     def keys(self, prefix: str) -> Iterator[Stored]:
-        """List all objects below a prefix that ends with a slash, or the one object of that key."""
+        """List all objects below a prefix that ends with a slash, or the object with that key."""
 
     def delete(self, key: str) -> None:
-        """Remove an object durably. Does nothing if it does not exist."""
+        """Remove an object durably. Does nothing if the object does not exist."""
 
     def leftovers(self) -> Iterator[Stored]:
-        """List the remains of interrupted puts, by names that `clear` takes."""
+        """List the leftovers of interrupted puts. `clear` accepts the names in the list."""
 
     def clear(self, leftover: str) -> None:
-        """Remove the remains of an interrupted put. Does nothing if they do not exist."""
+        """Remove a leftover of an interrupted put. Does nothing if the leftover does not exist."""
 
 
 _KEY = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 def is_key(key: str) -> bool:
-    """Return whether a word is a valid object key."""
+    """Return whether a string is a valid object key."""
     return _KEY.fullmatch(key) is not None
 
 
 def checked(key: str) -> str:
-    """Return a key if it is valid. Raises BadInput.
+    """Check a key and return it. Raises BadInput for an invalid key.
 
-    A key may become a path, and some keys come from untrusted input.
+    Keys are used in file paths, and some keys come from untrusted input.
     """
     if not is_key(key):
         raise BadInput(f"{key[:80]!r} is not a valid object key")

@@ -1,6 +1,7 @@
-"""A store in a folder: objects are files, synced to disk and then given their name.
+"""A store in a directory. Objects are files that get their name only after they are synced to disk.
 
-The folder may belong to another user, so no symbolic link in it is followed and no FIFO is read.
+The directory may belong to another user. Therefore symbolic links in the directory are not followed
+and FIFOs are not read.
 """
 
 import contextlib
@@ -26,12 +27,12 @@ _REFUSED = {
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
 }
-# Error numbers of file systems without hard links.
+# Errors of link() on file systems that have no hard links.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalFolder:
-    """A folder on a local or mounted file system."""
+    """A store's directory on a local or mounted file system."""
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
@@ -56,7 +57,7 @@ class LocalFolder:
                 drafts.remove(temporary)
 
     def prove_locks(self) -> None:
-        """Do nothing: the kernel does not create a second file of the same name."""
+        """Do nothing, because the kernel never creates a second file with the same name."""
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         inside, name = _split(key)
@@ -122,13 +123,13 @@ class LocalFolder:
             os.close(file)
 
     def _opened(self, inside: str) -> Folder:
-        """Open a folder inside the store. Raises OSError."""
+        """Open a directory inside the store. Raises OSError."""
         return Folder.below(self._folder, inside)
 
     def _made(self, inside: str) -> Folder:
-        """Open a folder inside the store, creating it durably if it is missing.
+        """Open a directory inside the store. Creates a missing directory durably.
 
-        Raises OSError, and StoreError if the store's parent folder does not exist.
+        Raises OSError, and StoreError if the store's parent directory does not exist.
         """
         with contextlib.suppress(FileNotFoundError):
             return self._opened(inside)
@@ -145,14 +146,14 @@ class LocalFolder:
     def _make_root(self) -> None:
         if not self._folder.parent.is_dir():
             raise StoreError(
-                f"{self.where}: folder {self._folder.parent} does not exist",
-                hint="create it, or mount it",
+                f"{self.where}: directory {self._folder.parent} does not exist",
+                hint="create or mount the directory",
             )
         self._folder.mkdir(mode=0o750, exist_ok=True)
         sync_folder(self._folder.parent)
 
     def _below(self, folder: str) -> Iterator[Stored]:
-        """List all files below a folder, which may be missing or change meanwhile."""
+        """List all files below a directory, which may be missing or change at the same time."""
         folders = []
         for name, status in self._listed(folder):
             if stat.S_ISDIR(status.st_mode):
@@ -172,7 +173,8 @@ class LocalFolder:
             os.scandir(listed) as entries,
         ):
             for entry in entries:
-                # Names that are not keys belong to others: NFS (.nfs…), rsync, a desktop.
+                # Files whose names are not keys come from other software: NFS (.nfs…), rsync, a
+                # desktop.
                 if not is_key(entry.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):
@@ -192,8 +194,8 @@ class LocalFolder:
         except FileNotFoundError as exc:
             if not self._folder.is_dir():
                 raise StoreError(
-                    f"{self.where}: no such folder",
-                    hint="mount it, or create a store there with vmckpt snapshot init",
+                    f"{self.where}: no such directory",
+                    hint="mount the directory, or create a store with vmckpt snapshot init",
                 ) from exc
             raise NotInStore(f"{self.where} has no {key}") from exc
         except OSError as exc:
@@ -201,26 +203,26 @@ class LocalFolder:
             if code in _FULL:
                 raise StoreFull(
                     f"{self.where}: cannot write {key}: {_FULL[code]}",
-                    hint="free space there, or run vmckpt snapshot prune and vmckpt snapshot gc",
+                    hint="free disk space, or run vmckpt snapshot prune and vmckpt snapshot gc",
                 ) from exc
             if code in _REFUSED:
                 raise StoreError(
                     f"{self.where}: {key}: {_REFUSED[code]}",
-                    hint="check its owner, mode and mount options",
+                    hint="check the owner, the mode and the mount options",
                 ) from exc
             raise StoreError(f"{self.where}: {key}: {exc.strerror or exc}") from exc
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key into the folder inside the store and the name. Raises BadInput."""
+    """Split a key into a directory inside the store and a file name. Raises BadInput."""
     inside, _, name = checked(key).rpartition("/")
     return inside, name
 
 
 def _publish(drafts: Folder, temporary: str, folder: Folder, name: str, *, replace: bool) -> bool:
-    """Give a file its name. Returns False, and keeps the existing file, if the name is taken.
+    """Give a file its name. If the name is taken, keeps the existing file and returns False.
 
-    With `replace` the file takes the place of an existing one.
+    With `replace`, the file replaces an existing file.
     """
     if replace:
         drafts.rename(temporary, name, folder)
@@ -232,7 +234,7 @@ def _publish(drafts: Folder, temporary: str, folder: Folder, name: str, *, repla
     except OSError as exc:
         if exc.errno not in _NO_LINKS:
             raise
-        # The names that matter are random, so two writers do not choose the same one.
+        # The names for which this matters are random, so two writers do not choose the same name.
         if folder.look(name) is not None:
             return False
         drafts.rename(temporary, name, folder)

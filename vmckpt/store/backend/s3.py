@@ -1,7 +1,7 @@
 """A store in a bucket of an S3-compatible object store.
 
-S3 writes objects atomically; a conditional write (If-None-Match) keeps the server from overwriting
-an existing object. The client retries failed requests; an error is raised if the retries fail too.
+S3 writes objects atomically. A conditional write (If-None-Match) does not overwrite an existing
+object. The client retries failed requests, and raises an error if the retries fail too.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from vmckpt.store.backend.base import Data, Stored, checked, is_key
 from vmckpt.units import Seconds
 
 _PART = 32 << 20
-"""Bytes: objects larger than two parts are uploaded in parts of at least this size."""
+"""Size in bytes. An object larger than two parts is uploaded in parts of at least this size."""
 _MOST_PARTS = 10_000
 _GONE = {"NoSuchKey", "404", "NotFound", "NoSuchUpload"}
 _THERE = {"PreconditionFailed", "412"}
@@ -44,17 +44,17 @@ _NO_CONDITIONS = {"NotImplemented", "501"}
 
 
 class S3:
-    """A prefix of a bucket."""
+    """A store below a prefix of a bucket."""
 
     def __init__(
         self, bucket: str, prefix: str = "", *,
         endpoint: str | None = None, region: str | None = None,
         patience: Seconds = Seconds(60.0), attempts: int = 5,
     ) -> None:  # fmt: skip
-        """Connect to a bucket, with credentials from where every S3 client looks for them.
+        """Connect to a bucket, with boto3's usual sources of credentials.
 
         `endpoint` is the server's URL; None: Amazon. `patience` is the read timeout of a request in
-        seconds, `attempts` how often the client tries it. Raises StoreError.
+        seconds. `attempts` is the maximum number of attempts per request. Raises StoreError.
         """
         self.where = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket, self._prefix = bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
@@ -65,9 +65,9 @@ class S3:
             max_pool_connections=16,
         )
         self._keeps = False
-        """The server passed the test that it keeps an existing object when asked to."""
+        """Whether a test has shown that the server keeps an existing object on If-None-Match."""
         with self._explained(""):
-            # boto3's default session would keep the first credentials that it found.
+            # boto3's default session would keep using the first credentials that it found.
             self._client: Any = boto3.session.Session().client(
                 "s3", endpoint_url=endpoint, region_name=region, config=config
             )
@@ -149,7 +149,7 @@ class S3:
                     Key=name, UploadId=upload, MultipartUpload={"Parts": told},
                 )  # fmt: skip
             except BaseException:
-                # A garbage collection removes the upload if it cannot be aborted now.
+                # If the upload cannot be aborted now, a garbage collection removes it later.
                 with contextlib.suppress(ClientError, BotoCoreError):
                     self._client.abort_multipart_upload(
                         Bucket=self._bucket, Key=name, UploadId=upload
@@ -160,7 +160,7 @@ class S3:
             return done
 
     def _unless_there(self, replace: bool, call: Any, **arguments: Any) -> bool:
-        """Write an object. Returns False if it exists and `replace` is not set."""
+        """Write an object. Returns False if the object exists and `replace` is not set."""
         if replace:
             call(Bucket=self._bucket, **arguments)
             return True
@@ -177,10 +177,10 @@ class S3:
         raise AssertionError("the last attempt returns or raises")
 
     def _must_keep_what_is_there(self, key: str) -> None:
-        """Test that the server refuses to overwrite an object, as locks depend on it.
+        """Test that the server refuses to overwrite an object, which locks depend on.
 
-        A server that ignores the condition does not report that, so it has to be tried. Raises
-        StoreError.
+        The test is needed because a server that ignores the condition does not report an error.
+        Raises StoreError.
         """
         name = f"{self._prefix}probe-{secrets.token_hex(8)}"
         put, written = self._client.put_object, True
@@ -199,7 +199,7 @@ class S3:
             raise StoreError(
                 f"{self.where}: the server at {at} ignores If-None-Match and overwrites existing"
                 " objects, so locks on this store would not work",
-                hint="use a server that supports conditional writes, or a newer version of it",
+                hint="use a server that supports conditional writes, or update this server",
             )
         self._keeps = True
 
@@ -217,7 +217,7 @@ class S3:
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Turn errors of the server and the client into StoreError and its subclasses."""
+        """Convert errors of the server and the client to StoreError or one of its subclasses."""
         place = f"{self.where}: {what}" if what else self.where
         try:
             yield
@@ -231,7 +231,7 @@ class S3:
         except (BotoCoreError, ValueError, OSError) as exc:
             raise StoreError(
                 f"{place}: no answer: {' '.join(str(exc).split())[:160]}",
-                hint="check that the server is up and its address is right",
+                hint="check that the server is running and its address is correct",
             ) from exc
 
     def _said_no(self, code: str, exc: Exception, what: str, place: str) -> StoreError:

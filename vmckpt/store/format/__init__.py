@@ -1,1 +1,1 @@
-"""The formats of a store's objects."""
+"""The formats of the objects in a store."""

@@ -1,13 +1,15 @@
 """Regions of a snapshot, their units, and the map from units to chunks, in memory and encoded.
 
-A region is one RAM block or one disk, cut into units of fixed size; a chunk holds up to `SLOTS`
-units one after the other. A map has one number per unit: `ZERO`, or the chunk's index in the
-manifest's chunk table times `SLOTS` plus the unit's position in the chunk.
+A region is one RAM block or one disk, divided into units of fixed size. A chunk contains up to
+`SLOTS` units in sequence. A map has one number per unit. The number is `ZERO`, or the chunk's index
+in the manifest's chunk table times `SLOTS`, plus the unit's position in the chunk.
 
-Encoded, a map is cut into blocks of 2^20 units. A block is a length (4 bytes, little endian) and a
-zstd frame with one bit per unit, the first unit's highest: 0 for zeros; then, for each other unit,
-its number less the one before (4 bytes, little endian, modulo 2^32; the first of a block less 0).
-Units of one chunk follow each other, so nearly all of these differences are 1.
+For encoding, a map is divided into blocks of 2^20 units. A block consists of a length (4 bytes,
+little endian) and a zstd frame. The frame first contains one bit per unit, with the first unit in
+the highest bit; 0 stands for a unit of zeros. For each other unit, the frame then contains the
+difference between the unit's number and the previous number (4 bytes, little endian, modulo 2^32).
+At the beginning of a block the previous number is 0. Most units directly follow the previous unit
+in the same chunk, so nearly all differences are 1.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +43,8 @@ class Kind(StrEnum):
 
 UNIT = {Kind.RAM: Bytes(4096), Kind.DISK: Bytes(65536)}
 GROUP = {Kind.RAM: 64, Kind.DISK: 16}
-"""Units of an aligned group that makes one chunk: 256 KiB of memory, 1 MiB of disk."""
+"""Number of units in an aligned group, which becomes one chunk: 256 KiB of memory or 1 MiB of
+disk."""
 
 
 class What(StrEnum):
@@ -55,7 +58,7 @@ class What(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Consecutive units."""
+    """A range of consecutive units."""
 
     start: int
     count: int
@@ -63,7 +66,7 @@ class Extent:
 
 
 class Region(Protocol):
-    """A RAM block or disk of a guest, as it was at one moment."""
+    """A RAM block or disk of a guest, as it was at one point in time."""
 
     @property
     def name(self) -> str: ...
@@ -75,59 +78,60 @@ class Region(Protocol):
     def size(self) -> Bytes: ...
 
     def extents(self) -> Iterable[Extent]:
-        """Return all units in order. SAME is used only for units that did not change."""
+        """Return extents that cover all units, in order. SAME is used only for unchanged units."""
 
     def read(self, start: int, count: int) -> memoryview:
-        """Return the bytes of units, whatever their extent says.
+        """Return the content of `count` units, regardless of the type of their extent.
 
         The last unit of the region is padded with zeros. The view is valid until the next call.
         """
 
 
 def units(kind: Kind, size: int) -> int:
-    """Return the number of units of a region. `size` is in bytes."""
+    """Return the number of units in a region. `size` is in bytes."""
     return -(-size // UNIT[kind])
 
 
 def nothing(kind: Kind, size: int) -> Map:
-    """Return the map of a region of zeros. `size` is in bytes."""
+    """Return the map of a region that contains only zeros. `size` is in bytes."""
     return np.full(units(kind, size), ZERO, dtype=np.uint32)
 
 
 def blocks(map_: Map) -> Iterator[Map]:
-    """Split a map into blocks: intermediate results for a whole map may take several times its
-    memory.
+    """Split a map into blocks.
+
+    Intermediate results for a complete map may take several times the memory of the map.
     """
     return (map_[at : at + BLOCK] for at in range(0, len(map_), BLOCK))
 
 
 def slots_of(map_: Map) -> tuple[Map, Map]:
-    """Return chunk index and slot of each unit; both are meaningless where the map is ZERO."""
+    """Return the chunk index and the slot of each unit. Where the map is ZERO, ignore both."""
     return map_ // np.uint32(SLOTS), map_ % np.uint32(SLOTS)
 
 
 MOST_UNITS = 1 << 28
-"""Units of all regions of a snapshot together: 1 TiB of memory, or 16 TiB of disks. The limit keeps
-an invalid manifest from making the reader allocate too much memory."""
+"""Maximum total number of units in a snapshot: 1 TiB of memory, or 16 TiB of disks. The limit
+prevents an invalid manifest from making the reader allocate too much memory."""
 _BLOCK = 1 << 20
 _LENGTH = 4
 _DELTA = np.dtype("<u4")
 
 
 class Digests(Sequence[bytes]):
-    """An array of digests or names; a list of bytes would take three times the memory."""
+    """An array of digests or names. A list of bytes objects would take three times the memory."""
 
     __slots__ = ("raw",)
 
     def __init__(self, raw: bytes | bytearray | memoryview = b"") -> None:
-        """Take concatenated digests. Raises ValueError if the length is not a multiple of one."""
+        """Take concatenated digests. Raises ValueError if the length is not a multiple of 32."""
         if len(raw) % DIGEST:
-            raise ValueError(f"{len(raw)} bytes are not a whole number of digests")
+            raise ValueError(f"{len(raw)} bytes: not a multiple of the digest length")
         self.raw = bytes(raw)
 
     @classmethod
     def of(cls, digests: "Sequence[bytes]") -> "Digests":
-        """Return the digests of a sequence."""
+        """Convert a sequence of digests."""
         return digests if isinstance(digests, cls) else cls(b"".join(digests))
 
     def __len__(self) -> int:
@@ -164,8 +168,8 @@ def ordered(names: Iterable[bytes]) -> Digests:
     raw = bytearray()
     for name in names:
         raw += name
-    # numpy strips trailing zeros from the bytes it returns, but not from those it compares or
-    # stores.
+    # numpy strips trailing zeros from items that it returns. It does not strip them when it
+    # compares or stores items.
     return Digests(np.unique(np.frombuffer(raw, dtype=f"S{DIGEST}")).tobytes())
 
 
@@ -173,7 +177,8 @@ def ascending(names: Digests) -> bool:
     """Return whether names are in strictly ascending order."""
     if len(names) < 2:
         return True
-    # A name is compared as four numbers, the most significant first; equal numbers decide nothing.
+    # A name is compared as four numbers, the most significant number first. If two numbers are
+    # equal, the next number decides.
     words = np.frombuffer(names.raw, dtype=">u8").reshape(-1, DIGEST // 8)
     lower, higher = words[:-1], words[1:]
     less = np.zeros(len(lower), dtype=np.bool_)
@@ -226,7 +231,7 @@ def _plain(zstd: zstandard.ZstdDecompressor, frame: memoryview, count: int) -> b
     most = -(-count // 8) + count * _DELTA.itemsize
     try:
         if not 0 <= zstandard.frame_content_size(frame) <= most:
-            raise StoreDamaged("a map is longer than its region")
+            raise StoreDamaged("a map is too long for its region")
         plain: bytes = zstd.decompress(frame, max_output_size=most, allow_extra_data=False)
     except zstandard.ZstdError as exc:
         raise StoreDamaged("a map cannot be decompressed") from exc
@@ -244,7 +249,7 @@ def _fill(part: Map, plain: bytes, chunks: int) -> None:
         raise StoreDamaged("a map does not match its region")
     deltas = np.frombuffer(plain, dtype=_DELTA, offset=bits)
     numbers = np.cumsum(deltas, dtype=np.uint32)
-    # A unit with data never has the number ZERO, and every chunk must be in the table.
+    # The number of a unit with data is never ZERO, and its chunk must be in the table.
     if there and int(numbers.max()) >= min(chunks * SLOTS, int(ZERO)):
         raise StoreDamaged("a map refers to a chunk that the snapshot does not have")
     part.fill(ZERO)

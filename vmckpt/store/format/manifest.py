@@ -1,4 +1,4 @@
-"""A manifest: the object that describes one snapshot completely and is written last.
+"""A manifest: the object that completely describes one snapshot. It is written last.
 
      0   8   magic "vmckptM" and a line feed
      8   2   version, little endian: 1; all numbers are
@@ -9,12 +9,13 @@
     32       public part: JSON
              names of all chunks, 32 bytes each, ascending
              private part (see docs/formats.md): AES-256-GCM with the data key, or plain
-        64   Ed25519 signature of the id and the BLAKE3 of all before it
-        32   BLAKE3 of all before it
+        64   Ed25519 signature of the snapshot's ID and the BLAKE3 of all preceding bytes
+        32   BLAKE3 of all preceding bytes
 
-Every version begins with magic and version and ends with that BLAKE3, so damage is not mistaken for
-a newer version. A small object of a store is text or bytes followed by a line with the BLAKE3 of
-key and body. This reveals a changed bit, and an object that was put in another object's place.
+Every version of the format begins with magic and version, and ends with the BLAKE3. So damage is
+not mistaken for a newer version. A small object of a store consists of text or bytes, followed by a
+line with the BLAKE3 of key and body. The BLAKE3 reveals changed bits, and objects that were stored
+under another object's key.
 """
 
 import json
@@ -39,52 +40,53 @@ from vmckpt.store.keys.key_files import KeyKind, key_text
 MAGIC = b"vmckptM\n"
 VERSION = 1
 LARGEST = 1 << 30
-"""Bytes of the largest manifest that is read or written."""
+"""Maximum size of a manifest, in bytes, for reading and writing."""
 _LARGEST_PUBLIC = 256 << 10
 _HEAD = 32
 _SIGNATURE = 64
 _SUM = 32
 _ENCRYPTED = 1
-# The nonce is constant because a data key encrypts one private part and nothing else.
+# The nonce may be constant, because a data key encrypts only one private part.
 _NONCE = bytes(12)
 
 
 class Signer(Protocol):
-    """Signs with a writer's Ed25519 key, which may be held on another host."""
+    """Signs with a writer's Ed25519 key. The key may be on another host."""
 
     @property
     def public(self) -> bytes:
         """The writer's public key."""
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature of a message made by `signed`.
+        """Sign a message that was built by `signed`. Returns the signature.
 
-        Raises KeyRefused, and errors of the connection to the host with the key.
+        Raises KeyRefused, and errors of the connection to the host that has the key.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys that a manifest is written with."""
+    """The keys for writing a manifest."""
 
     signing: Signer
     salt: bytes | None = field(default=None, repr=False)
     data_key: bytes | None = field(default=None, repr=False)
-    """32 fresh random bytes for each manifest; None, as the salt, if it is not encrypted."""
+    """32 fresh random bytes for each manifest. If the manifest is not encrypted, both salt and data
+    key are None."""
 
     def sealing(self) -> Sealing:
-        """Return how the snapshot's chunks are sealed. Raises KeyRefused for an invalid salt."""
+        """Return the sealing for the snapshot's chunks. Raises KeyRefused for an invalid salt."""
         return Plain() if self.salt is None else Encrypted(self.salt)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest after all checks that need no private key."""
+    """A manifest that has passed all checks that need no private key."""
 
     public: Public
     names: Digests
     stored: memoryview
-    """The private part as it is stored."""
+    """The private part as stored: if encrypted, not decrypted yet."""
 
     @property
     def encrypted(self) -> bool:
@@ -94,12 +96,12 @@ class Manifest:
     def private(self, data_key: bytes | None = None) -> Private:
         """Return the private part.
 
-        Raises KeyRefused if the data key is missing or of another snapshot, and StoreDamaged.
+        Raises KeyRefused if the data key is missing or belongs to another snapshot, StoreDamaged.
         """
         return self.opened(data_key)[0]
 
     def opened(self, data_key: bytes | None = None) -> tuple[Private, Sealing]:
-        """Return the private part and how the snapshot's chunks are sealed. Raises as `private`."""
+        """Return the private part and the sealing of the chunks. Raises the errors of `private`."""
         where = _where(self.public.id)
         plain = self._opened(data_key, where)
         try:
@@ -115,7 +117,7 @@ class Manifest:
         if data_key is None:
             raise KeyRefused(
                 f"snapshot {self.public.id} is encrypted",
-                hint="give an identity file with --identity",
+                hint="specify an identity file with --identity",
             )
         if data_key_id(data_key) != self.public.data_key_id:
             raise KeyRefused(f"the data key in wraps/{self.public.id} belongs to another snapshot")
@@ -132,7 +134,7 @@ class Manifest:
         if (salt is None) == self.encrypted or self.public.domain != _domain(salt):
             raise ValueError("its salt does not belong to its domain")
         sealing: Sealing = Plain() if salt is None else Encrypted(salt)
-        # Garbage collection goes by the names, so a chunk without a name would be lost.
+        # Garbage collection keeps only listed names, so a chunk that is not listed would be lost.
         if ordered(sealing.name_of(digest) for digest in private.chunks) != self.names:
             raise ValueError("its chunks do not match its list of names")
 
@@ -140,11 +142,11 @@ class Manifest:
 def encode(public: Public, private: Private, keys: Keys) -> bytes:
     """Return a signed manifest, ready to be published.
 
-    Raises StoreError if a field is invalid or it is too large, KeyRefused, and what the signer
-    raises.
+    Raises StoreError if a field is invalid or the manifest is too large, KeyRefused, and errors of
+    the signer.
     """
     if (keys.salt is None) != (keys.data_key is None):
-        raise ValueError("a salt and a data key are given together or not at all")
+        raise ValueError("salt and data key must be given together")
     sealing = keys.sealing()
     try:
         stored = private_part.written(private, keys.salt)
@@ -175,10 +177,10 @@ def encode(public: Public, private: Private, keys: Keys) -> bytes:
 
 
 def decode(data: bytes, snapshot: str, trusted: Collection[bytes] | None) -> Manifest:
-    """Check a manifest and parse it.
+    """Check and parse a manifest.
 
-    `trusted` are the public keys of trusted writers; None accepts every writer. Raises
-    StoreDamaged, StoreNewer, and KeyRefused if no trusted writer signed it.
+    `trusted` contains the public keys of trusted writers; None: accept every writer. Raises
+    StoreDamaged, StoreNewer, and KeyRefused if the manifest's signer is not trusted.
     """
     where = _where(snapshot)
     public, names, stored = _parse(data, where)
@@ -199,8 +201,8 @@ def decode(data: bytes, snapshot: str, trusted: Collection[bytes] | None) -> Man
 def head(data: bytes, snapshot: str, size: int) -> Public | None:
     """Parse the public part from the beginning of a manifest, without verifying it.
 
-    `size` is the size of the whole manifest in bytes. Returns None if `data` is too short or
-    invalid; `decode` of the whole manifest then reports what is wrong.
+    `size` is the size of the complete manifest in bytes. Returns None if `data` is too short or
+    invalid. In that case, `decode` the complete manifest to find the error.
     """
     if len(data) < _HEAD or not data.startswith(MAGIC + VERSION.to_bytes(2, "little")):
         return None
@@ -217,22 +219,22 @@ def head(data: bytes, snapshot: str, size: int) -> Public | None:
 def references(data: bytes, snapshot: str = "?") -> Digests:
     """Return the names of all chunks that a manifest needs, without checking its signature.
 
-    Garbage collection keeps these chunks. Raises StoreDamaged or StoreNewer; garbage collection
-    must not remove anything then.
+    Garbage collection keeps these chunks. Raises StoreDamaged or StoreNewer. After such an error,
+    garbage collection must not remove anything.
     """
     return _parse(data, _where(snapshot))[1]
 
 
 def signed(snapshot: str, digest: bytes) -> bytes:
-    """Return the message that is signed for a manifest with this digest.
+    """Return the message to sign for a manifest with this digest.
 
-    The prefix makes sure that a signature of anything else is not valid for a manifest.
+    The prefix ensures that a signature for any other purpose is not valid for a manifest.
     """
     return b"vmckpt manifest v1\0" + snapshot.encode() + b"\0" + digest
 
 
 def is_for(message: bytes, snapshot: str) -> bool:
-    """Return whether a message to be signed is for a manifest of that snapshot."""
+    """Return whether a message to be signed is for a manifest of the given snapshot."""
     return len(message) == len(signed(snapshot, bytes(_SUM))) and message.startswith(
         signed(snapshot, b"")
     )
@@ -268,17 +270,18 @@ def _parse(data: bytes, where: str) -> tuple[Public, Digests, memoryview]:
 
 def _check_frame(data: bytes, where: str) -> None:
     if len(data) > LARGEST:
-        raise _damaged(where, f"{len(data)} bytes is too large for a manifest")
+        raise _damaged(where, f"its size of {len(data)} bytes is too large for a manifest")
     if len(data) < _HEAD + _SIGNATURE + _SUM or not data.startswith(MAGIC):
         raise _damaged(where, "it is not a manifest")
-    # The checksum is checked before the version, so a flipped bit is not taken for a newer version.
+    # The checksum is verified before the version, so that a flipped bit is not mistaken for a newer
+    # version.
     if blake3(memoryview(data)[:-_SUM]).digest() != data[-_SUM:]:
         raise _damaged(where, "its checksum is wrong")
     version = int.from_bytes(data[8:10], "little")
     if version > VERSION:
         raise StoreNewer(
-            f"{where} has version {version}; this vmckpt supports up to {VERSION}",
-            hint="use the vmckpt that wrote it, or a newer one",
+            f"{where} has version {version}; this vmckpt supports versions up to {VERSION}",
+            hint="use the vmckpt version that wrote the manifest, or a newer one",
         )
     if version != VERSION:
         raise _damaged(where, "its version is invalid")
@@ -333,7 +336,7 @@ def _where(snapshot: str) -> str:
 
 
 def _damaged(where: str, what: str) -> StoreDamaged:
-    return StoreDamaged(f"{where}: {what}", hint="restore it from another store or a copy")
+    return StoreDamaged(f"{where}: {what}", hint="restore the object from another store or a copy")
 
 
 _MARK = b"\nblake3 "
@@ -348,7 +351,7 @@ def framed(key: str, body: Data) -> bytes:
 def unframed(key: str, raw: bytes, where: str) -> bytes:
     """Return the body of a small object. Raises StoreDamaged if the checksum does not match.
 
-    `where` is the store's name for messages.
+    `where` is the store's name, for messages.
     """
     body, tail = raw[: max(0, len(raw) - _TAIL)], raw[-_TAIL:]
     if tail != _MARK + _sum(key, body) + b"\n":

@@ -1,7 +1,7 @@
 """The metadata of a snapshot: the public part, and the private part that may be encrypted.
 
-The fields are the format: their names are the keys of the manifest's JSON. Adding or dropping a
-field, or changing its meaning, makes a new version of the manifest.
+The fields define the format: their names are the keys of the manifest's JSON. Adding or removing a
+field, or changing a field's meaning, requires a new manifest version.
 
 Pure.
 """
@@ -19,7 +19,7 @@ from vmckpt.store.format.chunk_map import Kind
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 Word = Annotated[str, Field(max_length=255, pattern=_PRINTABLE)]
-"""Text that can be printed to a terminal as it is: no control characters."""
+"""Text without control characters, which can safely be printed to a terminal."""
 FilePath = Annotated[str, Field(max_length=4096, pattern=_PRINTABLE)]
 Document = Annotated[str, Field(max_length=4 << 20)]
 SnapshotId = Annotated[str, Field(pattern=r"^s-[a-z2-7]{16}$")]
@@ -34,7 +34,7 @@ _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Contents(StrEnum):
-    """The parts of a guest that a snapshot contains."""
+    """Which parts of a guest a snapshot contains."""
 
     MEMORY = "memory+disks"
     DISKS = "disks"
@@ -42,7 +42,7 @@ class Contents(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Public:
-    """The part that can be read without a key."""
+    """The part of the metadata that can be read without a key."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -54,46 +54,47 @@ class Public:
     made_at: Annotated[float, Field(ge=0, lt=1 << 40)]
     """When the guest was paused, in seconds since 1970."""
     by: Word
-    """The user and host that requested it: "root@controller"."""
+    """The user and host that requested the snapshot, such as "root@controller"."""
     host: Word
-    """The host on which the guest ran."""
+    """The host on which the guest was running."""
     parent: SnapshotId | None
-    """The guest's previous snapshot; it is not needed to read this one."""
+    """The guest's previous snapshot, which is not needed to read this snapshot."""
     group: Annotated[str, Field(pattern=r"^g-[a-z2-7]{16}$")] | None
-    """The group of snapshots of several guests, taken at the same moment."""
+    """ID of a group: snapshots of several guests, taken at the same time."""
     memory: Count
     disks: Count
-    """Bytes as the guest sees them."""
+    """Total size of the disks as the guest sees them, in bytes."""
     new: Count
-    """Bytes added to the store."""
+    """Bytes that the snapshot added to the store."""
     qemu: Word
-    """QEMU's version: "7.2.22"."""
+    """QEMU's version, such as "7.2.22"."""
     machine: Word
     accelerator: Word
     arch: Word
     epoch: Count
     """The number of earlier snapshots in the guest's chain."""
     owner: Word
-    """Token of the lease under which it was made."""
+    """Token of the lease under which the snapshot was created."""
     tags: Labels
-    """`SCHEDULE` and the operator's own tags."""
+    """The operator's tags, and `SCHEDULE`."""
     domain: Word = ""
-    """ID of the domain whose snapshots share chunks. `encode` sets this and the fields below."""
+    """ID of the snapshot's domain; its snapshots share chunks. `manifest.encode` sets this and all
+    following fields."""
     signer: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """The writer's public key."""
     private_hash: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """BLAKE3 of the private part as it is stored."""
+    """BLAKE3 of the private part as stored."""
     data_key_id: Hex16 | None = None
-    """ID of the data key that the private part needs; None: it is not encrypted."""
+    """ID of the data key for the private part; None: the private part is not encrypted."""
 
     @property
     def schedule(self) -> str | None:
-        """The schedule that made it; None if it was made by hand."""
+        """The schedule that created the snapshot; None if it was created by hand."""
         return self.tags.get(SCHEDULE)
 
 
 SCHEDULE = "schedule"
-"""The tag that names the schedule which made a snapshot and may delete it."""
+"""The tag with the name of the schedule that created a snapshot and may delete the snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +109,12 @@ class RamBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskMake:
-    """How to recreate a disk's image, without a backing file."""
+    """How to recreate a disk's image as an image without a backing file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     target: Word
-    """The disk's target in the domain XML, which is also its region's name: "vda"."""
+    """The disk's target in the domain XML, such as "vda"; also the name of the disk's region."""
     format: Word
     size: Count
     options: Word
@@ -122,37 +123,37 @@ class DiskMake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the migration stream: consecutive chunks."""
+    """A part of the migration stream, stored as consecutive chunks."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     name: Word
-    """"head" (up to the memory) or "tail" (device state)."""
+    """"head" (everything before the memory) or "tail" (device state)."""
     size: Count
-    """Bytes of all chunks together."""
+    """Total size of all chunks in bytes."""
     chunks: Annotated[tuple[Count, ...], Field(max_length=1 << 16)]
     """Indexes into the chunk table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateFacts:
-    """The metadata in the private part; maps, digests and files are stored beside it."""
+    """The metadata in the private part. Maps, digests and files are stored separately."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     domain_xml: Document
     cpu_xml: Document | None
-    """The CPU with all its features; None: QEMU's default."""
+    """The CPU definition with all features; None: QEMU's default CPU."""
     boot_files: Annotated[tuple[FilePath, ...], Field(max_length=64)]
-    """Paths of kernel, initrd and firmware, which QEMU reads from its host."""
+    """Paths of the kernel, initrd and firmware, which QEMU reads from the host's file system."""
     ram: Annotated[tuple[RamBlock, ...], Field(max_length=1024)]
     disks: Annotated[tuple[DiskMake, ...], Field(max_length=1024)]
     stream: Annotated[tuple[Part, ...], Field(max_length=16)] = ()
-    """QEMU's state except the memory; empty for a snapshot without memory."""
+    """QEMU's state without the memory; empty for a snapshot without memory."""
     agent: Labels = field(default_factory=dict)
-    """What the guest agent reported; empty if the guest has no agent."""
+    """Data reported by the guest agent; empty if the guest has no agent."""
     warnings: Annotated[tuple[Word, ...], Field(max_length=64)] = ()
-    """Warnings from when it was made."""
+    """Warnings that were issued while the snapshot was created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,7 @@ class RegionRow:
     size: Count
     unit: Count
     map: Count
-    """Bytes of its encoded map."""
+    """Size of the region's encoded map in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,7 @@ class FileRow:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     name: Word
-    """"nvram", "tpm/…"."""
+    """"nvram" or "tpm/…"."""
     size: Count
 
 
@@ -199,7 +200,7 @@ INSIDE: TypeAdapter[Inside] = TypeAdapter(Inside)
 
 
 def dumped(form: TypeAdapter[T], value: T) -> bytes:
-    """Return a value as JSON. Raises ValueError, with a one-line message, if it is invalid."""
+    """Return a value as JSON. Raises ValueError, with a one-line message, for an invalid value."""
     try:
         text = form.dump_json(value)
     except PydanticSerializationError as exc:
@@ -220,5 +221,5 @@ def loaded(form: TypeAdapter[T], text: bytes) -> T:
 
 
 def new_id(entropy: bytes, letter: str = "s") -> str:
-    """Return a snapshot ID made of 10 random bytes; with the letter "g" a group's ID."""
+    """Build a snapshot ID from 10 random bytes. With the letter "g", build a group ID."""
     return f"{letter}-{base64.b32encode(entropy[:10]).decode().lower()}"

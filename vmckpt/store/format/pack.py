@@ -1,18 +1,19 @@
 """Packs: many sealed chunks in one object. Pure.
 
     header   magic, version, 16 random bytes
-    boxes    sealed chunks, one after the other
-    index    a row per box, in their order: name, offset, length, plain length, box hash
+    chunks   sealed chunks, one after another
+    index    one row per sealed chunk, in order: name, offset, length, plain length, hash
     footer   hash of index and footer, number of rows, generation, version, magic
 
-A pack's ID is the BLAKE3 of all of it, so every change is detected. The random bytes make two packs
-of the same chunks two objects; otherwise a writer could rely on a new pack while a garbage
-collection removes an old one of the same ID. A reader that knows the size finds the index from the
-end.
+A pack's ID is the BLAKE3 of the complete pack, so every change is detected. Because of the random
+bytes, two packs with the same chunks have different IDs. Otherwise a writer could rely on a new
+pack while a garbage collection is removing an old pack with the same ID. A reader that knows a
+pack's size locates the index from the end of the pack.
 
-A *foreign* pack holds encrypted chunks that came from another store and could not be decrypted
-here. Whether they match their names is not known, so only the snapshots that they came with rely on
-them. A foreign pack has version 2 and is otherwise the same. See docs/formats.md.
+A *foreign* pack contains encrypted chunks that came from another store and could not be decrypted
+here. It is unknown whether these chunks match their names. Therefore only the snapshots that
+arrived with a foreign pack rely on its chunks. A foreign pack has version 2. Its format is
+otherwise the same. See docs/formats.md.
 """
 
 import struct
@@ -27,11 +28,11 @@ from vmckpt.errors import BadInput, StoreDamaged, StoreNewer
 
 VERSION = 1
 FOREIGN = 2
-"""The version of a foreign pack, which is the newest version."""
+"""The version number of foreign packs; also the newest version."""
 NAME = 32
 HASH = 16
 MOST_PLAIN = 4 << 20
-"""Bytes of the largest chunk: 64 units of a disk."""
+"""Maximum plain size of a chunk in bytes: 64 units of a disk."""
 MOST_BOX = MOST_PLAIN + (64 << 10)
 ROW = np.dtype(
     [
@@ -53,10 +54,11 @@ class Index:
     """The index of a pack."""
 
     generation: int
-    """0 for a writer's pack; otherwise one more than the packs that it was rewritten from."""
+    """0 for a writer's pack. For a rewritten pack, 1 more than the highest generation of the packs
+    from which it was rewritten."""
     rows: Rows
     foreign: bool = False
-    """Its chunks came from another store and could not be compared with their names."""
+    """True: the chunks came from another store and could not be compared with their names."""
 
 
 def key_of(pack: str) -> str:
@@ -65,14 +67,14 @@ def key_of(pack: str) -> str:
 
 
 def pack_of(key: str) -> str | None:
-    """Return the pack ID of an object's key; None if it is not the key of a pack."""
+    """Return the pack ID in an object's key; None if the key is not the key of a pack."""
     pack = key.rpartition("/")[2]
     good = len(pack) == 64 and not set(pack) - set("0123456789abcdef")
     return pack if good and key == key_of(pack) else None
 
 
 def box_hash(box: bytes | memoryview) -> bytes:
-    """Return the hash of a sealed chunk, by which it can be checked without a key."""
+    """Return the hash of a sealed chunk. The hash allows the chunk to be verified without a key."""
     return blake3(box).digest(HASH)
 
 
@@ -90,7 +92,7 @@ def tail(rows: Rows, generation: int, *, foreign: bool = False) -> bytes:
 
 
 def row(name: bytes, offset: int, box: bytes | memoryview, plain: int) -> tuple[Any, ...]:
-    """Return the index row of a sealed chunk. `plain` is its length before sealing."""
+    """Return the index row of a sealed chunk. `plain` is the chunk's length before sealing."""
     return (name, offset, len(box), plain, box_hash(box))
 
 
@@ -98,7 +100,7 @@ def encode(
     boxes: list[tuple[bytes, bytes, int]], nonce: bytes, generation: int = 0, *,
     foreign: bool = False,
 ) -> bytes:  # fmt: skip
-    """Return a complete pack of sealed chunks, given as (name, box, plain length)."""
+    """Build a complete pack from sealed chunks, given as (name, sealed chunk, plain length)."""
     parts, rows, at = [header(nonce, foreign=foreign)], [], HEADER
     for name, box, plain in boxes:
         rows.append(row(name, at, box, plain))
@@ -115,8 +117,8 @@ def tail_length(footer: bytes) -> int:
 def parse_tail(data: bytes, size: int) -> Index:
     """Parse the index of a pack.
 
-    `data` are the pack's last bytes, at least index and footer; `size` is the size of the pack.
-    Raises StoreDamaged, StoreNewer.
+    `data` contains the last bytes of the pack: at least the index and the footer. `size` is the
+    size of the complete pack. Raises StoreDamaged, StoreNewer.
     """
     digest, count, generation, version = _parsed_footer(data[-FOOTER:])
     length = count * ROW.itemsize
@@ -139,7 +141,7 @@ def parse_tail(data: bytes, size: int) -> Index:
 
 
 def parse(pack: str, data: bytes) -> Index:
-    """Check every bit of a complete pack, and return its index.
+    """Verify every bit of a complete pack, and return the pack's index.
 
     Raises StoreDamaged, StoreNewer.
     """
@@ -157,10 +159,12 @@ def parse(pack: str, data: bytes) -> Index:
 
 def _walked(data: bytes) -> Index:
     if len(data) < HEADER + FOOTER:
-        raise StoreDamaged("it is too short")
+        raise StoreDamaged("the pack is too short")
     magic, version, zero, _ = _HEADER.unpack(data[:HEADER])
     if magic == _BEGIN and version > FOREIGN:
-        raise StoreNewer(f"it has version {version}; this vmckpt supports up to {FOREIGN}")
+        raise StoreNewer(
+            f"the pack has version {version}; this vmckpt supports versions up to {FOREIGN}"
+        )
     if magic != _BEGIN or zero:
         raise StoreDamaged("its header is damaged")
     index = parse_tail(data, len(data))
@@ -176,7 +180,7 @@ def _walked(data: bytes) -> Index:
 def salvage(data: bytes) -> tuple[NDArray[np.void], NDArray[np.void]]:
     """Return the names of the intact and of the damaged chunks in a damaged pack.
 
-    Both are empty if the index is damaged.
+    Returns two empty arrays if the index is damaged.
     """
     try:
         rows = parse_tail(data, len(data)).rows
@@ -195,9 +199,9 @@ def salvage(data: bytes) -> tuple[NDArray[np.void], NDArray[np.void]]:
 
 
 def checked_box(name: bytes, box: bytes | memoryview, plain: int) -> None:
-    """Check the name and the sizes of a sealed chunk. Raises BadInput."""
+    """Check a sealed chunk's name and sizes. Raises BadInput."""
     if len(name) != NAME or len(box) > MOST_BOX or not 0 < plain <= MOST_PLAIN:
-        raise BadInput(f"invalid chunk of {plain} bytes; a chunk has 1 to {MOST_PLAIN} bytes")
+        raise BadInput(f"invalid chunk of {plain} bytes; valid sizes: 1 to {MOST_PLAIN} bytes")
 
 
 def _version(foreign: bool) -> int:
@@ -206,12 +210,14 @@ def _version(foreign: bool) -> int:
 
 def _parsed_footer(footer: bytes) -> tuple[bytes, int, int, int]:
     if len(footer) < FOOTER:
-        raise StoreDamaged("it is too short")
+        raise StoreDamaged("the pack is too short")
     digest, count, generation, version, zero, magic = _FOOTER.unpack(footer)
     if magic != _END:
-        raise StoreDamaged("it does not end with a pack footer")
+        raise StoreDamaged("the pack does not end with a pack footer")
     if version > FOREIGN:
-        raise StoreNewer(f"it has version {version}; this vmckpt supports up to {FOREIGN}")
+        raise StoreNewer(
+            f"the pack has version {version}; this vmckpt supports versions up to {FOREIGN}"
+        )
     if version not in (VERSION, FOREIGN) or zero:
         raise StoreDamaged("its footer is damaged")
     return digest, count, generation, version

@@ -2,9 +2,9 @@
 
 4   length of the JSON, little endian
     JSON
-    chunk table: 32 bytes of digest for each chunk
-    maps, in the order of the regions (see chunk_map)
-    small files, in order
+    chunk table: a digest of 32 bytes for each chunk
+    maps, in the order of the regions in the JSON (see chunk_map)
+    small files, in the order of the files in the JSON
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ _LARGEST_FILES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RegionMap:
-    """A RAM block or disk, and the map to its chunks."""
+    """A RAM block or disk, and its map from units to chunks."""
 
     name: str
     kind: Kind
@@ -57,17 +57,17 @@ class RegionMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Private:
-    """The private part of a manifest, decoded."""
+    """The decoded private part of a manifest."""
 
     facts: PrivateFacts
     chunks: Sequence[bytes]
-    """Digests by index."""
+    """The chunk table: digests by index."""
     regions: tuple[RegionMap, ...]
     files: Mapping[str, bytes]
-    """NVRAM and TPM state."""
+    """NVRAM and TPM files, by name."""
 
     def region(self, name: str) -> RegionMap | None:
-        """Return the region of that name; None if there is none."""
+        """Return the region with the given name; None if there is no such region."""
         return next((region for region in self.regions if region.name == name), None)
 
 
@@ -96,26 +96,26 @@ def written(private: Private, salt: bytes | None) -> bytes:
     _check(told)
     text = dumped(INSIDE, told)
     if len(text) > _LARGEST_JSON:
-        raise ValueError("its description is too large")
+        raise ValueError("its metadata is too large")
     chunks = Digests.of(private.chunks).raw
     head = len(text).to_bytes(_LENGTH, "little")
     return b"".join((head, text, chunks, *maps, *private.files.values()))
 
 
 def read(data: memoryview) -> tuple[Private, bytes | None]:
-    """Decode the private part. Returns it and the domain's salt.
+    """Decode the private part. Returns the decoded part, and the domain's salt if encrypted.
 
     Raises ValueError or StoreDamaged with a one-line message.
     """
     length = int.from_bytes(data[:_LENGTH], "little")
     if length > min(_LARGEST_JSON, len(data)):
-        raise ValueError("its description is too large")
+        raise ValueError("its metadata is too large")
     told = loaded(INSIDE, bytes(data[_LENGTH : _LENGTH + length]))
     _check(told)
     sizes = [told.chunks * DIGEST, *(row.map for row in told.regions)]
     sizes += [row.size for row in told.files]
     if _LENGTH + length + sum(sizes) != len(data):
-        raise ValueError("its size does not match the lengths that it states")
+        raise ValueError("its size does not match the lengths in its metadata")
     chunks, *rest = _cut(data[_LENGTH + length :], sizes)
     maps, files = rest[: len(told.regions)], rest[len(told.regions) :]
     regions = tuple(
@@ -144,7 +144,7 @@ def _cut(data: memoryview, sizes: Iterable[int]) -> list[memoryview]:
 
 
 def _check(told: Inside) -> None:
-    """Check for contradictions and for sizes that take too much memory. Raises ValueError."""
+    """Check for contradictions, and for sizes that need too much memory. Raises ValueError."""
     if told.chunks > MOST_CHUNKS:
         raise ValueError("it has too many chunks")
     if sum(units(row.kind, row.size) for row in told.regions) > MOST_UNITS:
@@ -171,7 +171,7 @@ def _each_once(what: str, names: Sequence[str]) -> None:
 
 def _fits(region: RegionMap, chunks: int) -> None:
     if len(region.map) != units(region.kind, region.size):
-        raise ValueError(f"the map of {region.name} does not have the length of the region")
+        raise ValueError(f"the length of the map of {region.name} does not match the region")
     for part in blocks(region.map):
         there = part[part != ZERO]
         if len(there) and int(there.max()) >= chunks * SLOTS:
@@ -182,11 +182,12 @@ Flags = NDArray[np.bool_]
 
 
 def compacted(private: Private) -> Private:
-    """Remove chunks from the table that no map or stream refers to.
+    """Remove unused chunks, to which no map or stream refers, from the table.
 
-    Such chunks remain when a group is stored again after some of its units were reused from the
-    parent; garbage collection would keep them, as the manifest lists them. The maps are changed in
-    place, because a second map of a 64 GiB region would take 64 MiB.
+    A chunk of the parent becomes unused if some units of a group were first mapped to that chunk,
+    and then the complete group was stored again. Garbage collection would keep unused chunks,
+    because the manifest lists them. The maps are changed in place, because a second map of a 64 GiB
+    region would take 64 MiB.
     """
     used: Flags = np.zeros(len(private.chunks), dtype=bool)
     for region in private.regions:

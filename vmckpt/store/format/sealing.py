@@ -1,8 +1,9 @@
 """Seal chunks for the store (compress and encrypt them), and unseal them. Pure.
 
-A chunk's *digest* is the hash of its content and, with the salt, the key to it; its *name* only
-identifies the chunk. A *domain* is all writers with the same salt. Within a domain equal content
-has the same name, so it is stored once; in another domain it has another name and another key.
+A chunk's *digest* is the hash of its content. The chunk's key is derived from digest and salt. The
+chunk's *name* only identifies the chunk. A *domain* consists of all writers with the same salt.
+Within a domain, identical chunks have the same name and are stored once. In different domains,
+identical chunks have different names and keys.
 """
 
 import threading
@@ -20,7 +21,7 @@ SALT = 32
 PLAIN = "plain"
 """The domain of chunks that are not encrypted."""
 MOST = 4 << 20
-"""Bytes of the largest chunk: 64 units of a disk."""
+"""Maximum plain size of a chunk in bytes: 64 units of a disk."""
 _LEVEL = 3
 _NONCE = 12
 
@@ -33,22 +34,26 @@ class Sealing(Protocol):
         """The ID of the domain: derived from the salt, or `PLAIN`."""
 
     def digest_of(self, plain: bytes | memoryview) -> bytes:
-        """Return the digest of a content: BLAKE3, 32 bytes."""
+        """Return the digest of a chunk's content: BLAKE3, 32 bytes."""
 
     def name_of(self, digest: bytes) -> bytes:
-        """Return the name of the chunk with that digest in the store."""
+        """Return the name, in the store, of the chunk with the given digest."""
 
     def seal(self, plain: bytes | memoryview, digest: bytes) -> bytes:
-        """Seal a content whose digest is known. Raises ValueError if it is too large."""
+        """Seal a chunk whose digest is known. Raises ValueError if the chunk is too large."""
 
     def unseal(self, box: bytes | memoryview, digest: bytes) -> bytes:
-        """Return the content of a sealed chunk. Raises StoreDamaged if it does not match."""
+        """Return the content of a sealed chunk.
+
+        Raises StoreDamaged if the content does not match the digest.
+        """
 
 
 def damaged(name: bytes, what: str) -> StoreDamaged:
-    """Return the error for a damaged chunk. `name` is its public name."""
+    """Build the error for a damaged chunk. `name` is the chunk's public name."""
     return StoreDamaged(
-        f"chunk {name.hex()[:16]}: {what}", hint="run vmckpt snapshot verify to see what needs it"
+        f"chunk {name.hex()[:16]}: {what}",
+        hint="run vmckpt snapshot verify to see which snapshots need it",
     )
 
 
@@ -74,12 +79,12 @@ class Plain:
 
 
 class Encrypted:
-    """Seals chunks with encryption: reading them takes their digest and the domain's salt."""
+    """Seals chunks with encryption. Unsealing a chunk requires its digest and the domain's salt."""
 
     def __init__(self, salt: bytes) -> None:
         """Derive the domain's keys from its salt. Raises KeyRefused if the length is wrong."""
         if len(salt) != SALT:
-            raise KeyRefused(f"a domain's salt has {SALT} bytes, not {len(salt)}")
+            raise KeyRefused(f"a domain's salt must have {SALT} bytes, not {len(salt)}")
         self.domain = domain_of(salt)
         self._names = derive(salt, "vmckpt chunk name v1")
         self._keys = derive(salt, "vmckpt chunk key v1")
@@ -94,8 +99,8 @@ class Encrypted:
     def seal(self, plain: bytes | memoryview, digest: bytes) -> bytes:
         packed = self._zstd.pack(flat(plain))
         key = self._key(digest)
-        # Another zstd version may compress the same content differently. The key is then the same,
-        # so the nonce has to differ.
+        # Another zstd version may compress the same content differently but uses the same key, so
+        # the nonce must differ.
         nonce = blake3(packed, key=derive(key, "vmckpt chunk nonce v1")).digest()[:_NONCE]
         return nonce + AESGCM(key).encrypt(nonce, packed, self.name_of(digest))
 
@@ -113,44 +118,45 @@ class Encrypted:
 
 
 def derive(secret: bytes, purpose: str) -> bytes:
-    """Derive a key of 32 bytes for one purpose."""
+    """Derive a 32-byte key for one purpose from a secret."""
     return blake3(secret, derive_key_context=purpose).digest()
 
 
 def domain_of(salt: bytes) -> str:
-    """Return the public ID of a salt's domain."""
+    """Return the public ID of the domain with the given salt."""
     return derive(salt, "vmckpt domain id v1")[:16].hex()
 
 
 def flat(data: bytes | memoryview) -> bytes | memoryview:
-    """Return the data as a flat view of bytes, without a copy.
+    """Return the data as a one-dimensional view of bytes, without copying.
 
-    Raises ValueError if it is not contiguous.
+    Raises ValueError if the data is not contiguous.
     """
     if isinstance(data, bytes) or (data.format == "B" and data.ndim == 1 and data.contiguous):
         return data
     if not data.c_contiguous:
-        raise ValueError("the bytes of a chunk are not contiguous")
+        raise ValueError("the data of a chunk is not contiguous in memory")
     return data.cast("B")
 
 
 class _Zstd(threading.local):
-    """A compressor and a decompressor per thread, as threads must not share them."""
+    """A compressor and a decompressor for each thread, because threads must not share them."""
 
     def __init__(self) -> None:
         self._in = zstandard.ZstdCompressor(level=_LEVEL)
         self._out = zstandard.ZstdDecompressor()
 
     def pack(self, plain: bytes | memoryview) -> bytes:
-        """Compress a content. Raises ValueError if it is too large for a chunk."""
+        """Compress the content of a chunk. Raises ValueError if the content is too large."""
         if len(plain) > MOST:
-            raise ValueError(f"{len(plain)} bytes is too large for a chunk")
+            raise ValueError(f"{len(plain)} bytes are too many for one chunk")
         return self._in.compress(plain)
 
     def unpack(self, packed: bytes | memoryview, digest: bytes, name: bytes) -> bytes:
-        """Decompress and compare with the digest. Raises StoreDamaged."""
+        """Decompress a chunk, and compare the content with the digest. Raises StoreDamaged."""
         try:
-            # The frame states its size; checking it first bounds the memory that is allocated.
+            # The frame header contains the content size. Checking the size first limits how much
+            # memory is allocated.
             if not 0 <= zstandard.frame_content_size(packed) <= MOST:
                 raise damaged(name, "its stated size is invalid")
             plain = self._out.decompress(packed, max_output_size=MOST, allow_extra_data=False)

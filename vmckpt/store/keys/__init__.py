@@ -1,1 +1,1 @@
-"""The keys of a store: which keys open its snapshots, and which writers are trusted."""
+"""The keys for a store: keys that decrypt its snapshots, and keys of trusted writers."""

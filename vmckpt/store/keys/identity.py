@@ -1,4 +1,4 @@
-"""An administrator's private key: the file that opens snapshots. Keep it off the hosts."""
+"""An administrator's private key, which decrypts snapshots. Keep the key file off the hosts."""
 
 import secrets
 from collections.abc import Callable
@@ -14,28 +14,28 @@ from vmckpt.store.keys import key_files
 from vmckpt.store.keys.key_files import KeyKind, key_text, parse_key
 
 Passphrase = Callable[[], str]
-"""Asks for the passphrase once."""
+"""A function that asks the operator for the passphrase once."""
 COST = 17
-"""scrypt's N is 2^17: 128 MiB and about half a second for each guess."""
-# An untrusted file must not exhaust the memory: 2^18 takes 256 MiB.
+"""scrypt's N is 2^17. Each guess at the passphrase takes 128 MiB and about half a second."""
+# The limit keeps an untrusted file from exhausting the memory: 2^18 takes 256 MiB.
 _DEAREST = 18
 _CHEAPEST = 10
 _SALT = 16
 _KEY = 32
 LOCKED = 1 + _SALT + _KEY + 16
-"""Bytes of a 32-byte secret that is protected by a passphrase."""
+"""Length, in bytes, of a 32-byte secret after encryption with a passphrase."""
 
 
 def create(path: Path, passphrase: str | None = None, *, cost: int = COST) -> bytes:
-    """Write a new identity to a new file. Returns its public key.
+    """Write a new identity to a new file. Returns the identity's public key.
 
-    `cost` is the base-2 logarithm of scrypt's N. Raises KeyRefused, also if the file exists.
+    `cost` is the base-2 logarithm of scrypt's N. Raises KeyRefused, for example if the file exists.
     """
     private = X25519PrivateKey.generate()
     if not key_files.write(path, text(private, passphrase, cost=cost)):
         raise KeyRefused(
             f"{path} already exists and may be the only key to some snapshots",
-            hint="give another file",
+            hint="specify a different file",
         )
     return public_of(private)
 
@@ -43,21 +43,22 @@ def create(path: Path, passphrase: str | None = None, *, cost: int = COST) -> by
 def load(path: Path, passphrase: Passphrase | None = None) -> X25519PrivateKey:
     """Read the identity in a file. Raises KeyRefused.
 
-    `passphrase` is called if the file needs one; None if there is no terminal to ask for it.
+    `passphrase` is called if the file is protected by a passphrase; None: there is no terminal.
     """
     told = key_files.read(path, secret=True)
     if told is None:
-        raise KeyRefused(f"{path}: no such identity file", hint="give the file with --identity")
+        raise KeyRefused(f"{path}: no such identity file", hint="specify the file with --identity")
     return parse(told, passphrase, where=str(path))
 
 
 def parse(told: str, passphrase: Passphrase | None, *, where: str) -> X25519PrivateKey:
-    """Parse the text of an identity file; arguments as in `load`. Raises KeyRefused."""
+    """Parse the text of an identity file. For the arguments see `load`. Raises KeyRefused."""
     lines = [line.strip() for line in told.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) != 1:
         raise KeyRefused(
-            f"{where}: an identity file has one key, not {len(lines)}", hint="give the right file"
+            f"{where}: an identity file must contain one key, not {len(lines)}",
+            hint="specify the correct file",
         )
     if not lines[0].startswith(f"{KeyKind.LOCKED}:"):
         return X25519PrivateKey.from_private_bytes(
@@ -84,18 +85,18 @@ def text(private: X25519PrivateKey, passphrase: str | None, *, cost: int = COST)
 
 
 def public_of(private: X25519PrivateKey) -> bytes:
-    """Return the public key, for which snapshots are encrypted: 32 bytes."""
+    """Return the identity's public key, 32 bytes. Snapshots are encrypted for this key."""
     return private.public_key().public_bytes_raw()
 
 
 def locked(secret: bytes, passphrase: str, cost: int = COST) -> bytes:
-    """Encrypt 32 secret bytes with a passphrase. Raises KeyRefused if the passphrase is empty."""
+    """Encrypt a 32-byte secret with a passphrase. Raises KeyRefused if the passphrase is empty."""
     if not passphrase:
         raise KeyRefused(
-            "the passphrase is empty", hint="give a passphrase, or choose to have none"
+            "the passphrase is empty", hint="enter a passphrase, or choose not to use one"
         )
     head = bytes([cost]) + secrets.token_bytes(_SALT)
-    # The nonce may be constant: the salt is fresh, so the key encrypts nothing else.
+    # The nonce may be constant: the salt is fresh, so this key is used only once.
     return head + _cipher(head, passphrase).encrypt(bytes(12), secret, head)
 
 

@@ -1,6 +1,7 @@
-"""Small secret files, written atomically and readable by their owner alone, and keys as text.
+"""Small secret files, and keys in text form.
 
-As text a key is one word that begins with its kind and ends with a checksum against typing errors.
+The files are written atomically and can be read only by their owner. In text form, a key is one
+word. It begins with the kind of key and ends with a checksum that detects typing errors.
 """
 
 import base64
@@ -17,14 +18,14 @@ from vmckpt.errors import KeyRefused
 from vmckpt.store.format.sealing import derive
 from vmckpt.util.atomic_file import sync_folder
 
-# Key files have at most a few hundred bytes.
+# Key files are at most a few hundred bytes long.
 _MOST = 4096
 
 
 def write(path: Path, text: str, *, replace: bool = False) -> bool:
     """Write a file durably, with mode 0600.
 
-    Returns False if the file exists and `replace` is not set. Raises KeyRefused.
+    If the file exists and `replace` is not set, returns False. Raises KeyRefused.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -60,7 +61,7 @@ def _fill(path: Path, text: str) -> None:
 def read(path: Path, *, secret: bool) -> str | None:
     """Return a file's text; None if the file does not exist.
 
-    Raises KeyRefused, also if other users can read a secret file.
+    Raises KeyRefused, for example if other users can read a secret file.
     """
     try:
         # Without O_NONBLOCK, opening a FIFO would wait for a writer.
@@ -80,13 +81,13 @@ def read(path: Path, *, secret: bool) -> str | None:
     except OSError as exc:
         raise _refused(path, "read", exc) from exc
     except UnicodeDecodeError as exc:
-        raise KeyRefused(f"{path} is not a key file", hint="give the right file") from exc
+        raise KeyRefused(f"{path} is not a key file", hint="specify the correct file") from exc
     finally:
         os.close(descriptor)
 
 
 def remove(path: Path) -> bool:
-    """Remove a file durably. Returns False if it does not exist. Raises KeyRefused."""
+    """Remove a file durably. Returns False if the file does not exist. Raises KeyRefused."""
     try:
         path.unlink()
         sync_folder(path.parent)
@@ -98,9 +99,9 @@ def remove(path: Path) -> bool:
 
 
 def names(path: Path, suffix: str) -> list[str]:
-    """Return the sorted names, without the suffix, of a folder's files with that suffix.
+    """Return the names of all files in a directory that end in `suffix`, sorted.
 
-    Raises KeyRefused.
+    Removes the suffix from the names. Raises KeyRefused.
     """
     try:
         return sorted(
@@ -115,7 +116,7 @@ def names(path: Path, suffix: str) -> list[str]:
 
 
 def folder(path: Path) -> None:
-    """Create a folder and its parents, readable by the owner alone. Keeps an existing folder."""
+    """Create a directory and its parents, with mode 0700. Keeps existing directories."""
     if path.is_dir():
         return
     folder(path.parent)
@@ -134,18 +135,18 @@ _LONGEST = 256
 
 
 class KeyKind(StrEnum):
-    """The kind of a key: the word in front of it."""
+    """The kind of a key: the prefix of its text form."""
 
     SALT = "vmckpt-salt"
     """Secret: the salt that defines a domain."""
     SIGNING = "vmckpt-writer"
-    """Secret: the key that a writer signs with."""
+    """Secret: a writer's private signing key."""
     WRITER = "vmckpt-writer-pub"
     ADMIN = "vmckpt-admin-pub"
     IDENTITY = "vmckpt-admin"
-    """Secret: the key that opens snapshots."""
+    """Secret: the private key that decrypts snapshots."""
     LOCKED = "vmckpt-admin-locked"
-    """The same, protected by a passphrase."""
+    """The private key that decrypts snapshots, protected by a passphrase."""
     LOCKED_SALT = "vmckpt-salt-locked"
 
 
@@ -155,22 +156,22 @@ _WORDS = {
     KeyKind.WRITER: "a writer's public key",
     KeyKind.ADMIN: "an administrator's public key",
     KeyKind.IDENTITY: "an administrator's private key",
-    KeyKind.LOCKED: "an administrator's private key with a passphrase",
-    KeyKind.LOCKED_SALT: "a domain's salt with a passphrase",
+    KeyKind.LOCKED: "an administrator's passphrase-protected private key",
+    KeyKind.LOCKED_SALT: "a domain's passphrase-protected salt",
 }
 
 
 def key_text(kind: KeyKind, key: bytes) -> str:
-    """Return a key as text."""
+    """Convert a key to text form."""
     text = base64.urlsafe_b64encode(key + _check(kind, key)).decode().rstrip("=")
     return f"{kind}:{text}"
 
 
 def parse_key(text: str, kind: KeyKind, *, length: int = 32, where: str = "") -> bytes:
-    """Parse a key of `length` bytes from its text.
+    """Parse the text form of a key of `length` bytes.
 
-    `where` is the file for messages. Raises KeyRefused; the message never contains the key, which
-    may be secret.
+    `where` is the file, for messages. Raises KeyRefused. The error message never contains the key,
+    because the key may be secret.
     """
     place = f"{where}: " if where else ""
     word, _, rest = text.strip()[:_LONGEST].partition(":")
@@ -178,14 +179,14 @@ def parse_key(text: str, kind: KeyKind, *, length: int = 32, where: str = "") ->
         other = next((_WORDS[known] for known in KeyKind if known == word), "something else")
         raise KeyRefused(
             f"{place}this is {other}, not {_WORDS[kind]}",
-            hint=f"give a key that begins with {kind}:",
+            hint=f"use a key that begins with {kind}:",
         )
     try:
         raw = base64.b64decode(rest + "=" * (-len(rest) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         raw = b""
     key, check = raw[:-_CHECK], raw[-_CHECK:]
-    # Another base64 text for the same bytes is a typing error, too.
+    # A different base64 text for the same bytes is a typing error, too.
     if len(key) != length or check != _check(kind, key) or key_text(kind, key) != text.strip():
         raise KeyRefused(
             f"{place}{_WORDS[kind]} is mistyped or truncated", hint="copy the complete key again"

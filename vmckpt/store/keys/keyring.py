@@ -1,12 +1,13 @@
-"""The keys of one writer, in a folder: for sealing, signing and verifying.
+"""A directory with one writer's keys for sealing, signing and verifying.
 
     salt                 the domain's salt; the same on all hosts that share chunks
     signing              this writer's private Ed25519 key
     admins/NAME.pub      administrators: snapshots are encrypted for these keys
     writers/NAME.pub     other writers whose snapshots are trusted
 
-None of these keys opens a snapshot: that takes an administrator's identity file. A domain's salt
-can be exported to a file and imported on another controller that writes to the same domain.
+None of these keys can decrypt a snapshot. Decryption requires an administrator's identity file. A
+domain's salt can be exported to a file, and imported on another controller. That controller then
+writes to the same domain.
 """
 
 import re
@@ -24,14 +25,14 @@ from vmckpt.store.keys.identity import COST, LOCKED, Passphrase
 from vmckpt.store.keys.key_files import KeyKind, fingerprint, key_text, parse_key
 
 FOLDER = "keys"
-"""The keyring's folder, in the state folder."""
+"""Name of the keyring's directory in the state directory."""
 _SUFFIX = ".pub"
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._@-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A public key and the name that the operator gave it."""
+    """A public key, and the name that the operator chose for the key."""
 
     name: str
     key: bytes
@@ -58,45 +59,48 @@ class OwnKey:
 
 
 class Keyring:
-    """The keys in one folder. They are read each time, as other processes may change them."""
+    """The keys in one directory.
+
+    Every call reads the files again, because other processes may change them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    # The keys that a snapshot is made with
+    # The keys for creating snapshots
 
     @property
     def encrypts(self) -> bool:
-        """Whether new snapshots are encrypted: true once an administrator's key was added."""
+        """Whether new snapshots are encrypted. True if there is an administrator's key."""
         return bool(self.admins())
 
     def sealing(self) -> Sealing:
-        """Return how this writer seals chunks; makes the salt if it is needed and missing.
+        """Return the sealing that this writer uses for chunks. Raises KeyRefused.
 
-        Raises KeyRefused.
+        If a salt is needed and missing, creates the salt.
         """
         salt = self.salt()
         if self.encrypts:
             return Encrypted(salt or self._new_salt())
         if salt is not None:
             raise KeyRefused(
-                f"{self.folder} has a salt but no administrator's key, so no key could open new"
+                f"{self.folder} has a salt but no administrator's key, so no key could decrypt new"
                 " snapshots",
                 hint="run vmckpt snapshot keys add NAME KEY",
             )
         return Plain()
 
     def salt(self) -> bytes | None:
-        """Return the domain's salt; None if there is none yet. Raises KeyRefused."""
+        """Return the domain's salt; None if there is no salt yet. Raises KeyRefused."""
         return self._secret("salt", KeyKind.SALT)
 
     def domain(self) -> str | None:
-        """Return the public ID of the domain; None if there is none yet. Raises KeyRefused."""
+        """Return the domain's public ID; None if there is no domain yet. Raises KeyRefused."""
         salt = self.salt()
         return None if salt is None else domain_of(salt)
 
     def signing(self) -> OwnKey:
-        """Return this writer's signing key; makes it on the first call. Raises KeyRefused."""
+        """Return this writer's signing key. The first call creates the key. Raises KeyRefused."""
         seed = self._secret("signing", KeyKind.SIGNING)
         if seed is None:
             fresh = Ed25519PrivateKey.generate().private_bytes_raw()
@@ -104,13 +108,16 @@ class Keyring:
         return OwnKey(seed)
 
     def writer(self) -> Named:
-        """Return this writer's public key, which others add to trust it. Raises KeyRefused."""
+        """Return this writer's public key. Raises KeyRefused.
+
+        Another controller must add this key to trust this writer's snapshots.
+        """
         return Named("self", self.signing().public, KeyKind.WRITER)
 
     # The domain's salt: writers with the same salt share chunks
 
     def export_salt(self) -> str:
-        """Return the salt, which is secret, as text. Raises KeyRefused if there is none."""
+        """Return the salt, which is secret, as text. Raises KeyRefused if there is no salt."""
         salt = self.salt()
         if salt is None:
             raise KeyRefused(
@@ -120,22 +127,25 @@ class Keyring:
         return key_text(KeyKind.SALT, salt)
 
     def import_salt(self, text: str) -> None:
-        """Join the domain with that salt. Raises KeyRefused if this host has another salt."""
+        """Join the domain with the given salt. Raises KeyRefused if this host's salt differs."""
         salt = parse_key(text, KeyKind.SALT)
         if self._made("salt", KeyKind.SALT, salt) != salt:
             raise KeyRefused(
                 f"{self.folder}: this host already belongs to another domain",
-                hint=f"move {self.folder / 'salt'} away to make new snapshots in the new domain",
+                hint=f"move {self.folder / 'salt'} away to create new snapshots in the new domain",
             )
 
     # Administrators: snapshots are encrypted for their keys
 
     def admins(self) -> tuple[Named, ...]:
-        """Return the keys that snapshots are encrypted for, sorted by name. Raises KeyRefused."""
+        """Return all administrators' keys, sorted by name. Raises KeyRefused.
+
+        Snapshots are encrypted for these keys.
+        """
         return self._list("admins", KeyKind.ADMIN)
 
     def add_admin(self, name: str, text: str) -> Named:
-        """Encrypt for another administrator's key, from the next snapshot on.
+        """Add an administrator's key. New snapshots are encrypted for this key as well.
 
         Raises KeyRefused.
         """
@@ -147,16 +157,16 @@ class Keyring:
         return named
 
     def remove_admin(self, name: str) -> None:
-        """Stop encrypting for an administrator's key.
+        """Remove an administrator's key. New snapshots are no longer encrypted for this key.
 
-        Existing snapshots stay wrapped for the key until their wraps are rotated. Raises
-        KeyRefused, also for the last key.
+        The data keys of existing snapshots stay wrapped for the key until the wraps are rotated.
+        Raises KeyRefused, for example if this is the last key.
         """
-        # Without any key the next snapshot would silently be unencrypted.
+        # Without any administrator's key, the next snapshot would silently be unencrypted.
         if [admin.name for admin in self.admins()] == [name]:
             raise KeyRefused(
-                f"cannot remove {name}, the only administrator: no key could open new snapshots",
-                hint="add another key first",
+                f"cannot remove {name}, the only administrator: no key could decrypt new snapshots",
+                hint="add another administrator's key first",
             )
         self._remove("admins", name)
 
@@ -183,7 +193,7 @@ class Keyring:
     def trusted(self) -> frozenset[bytes]:
         """Return the keys of all trusted writers, including this one. Raises KeyRefused."""
         others = frozenset(writer.key for writer in self.writers())
-        # A host that only reads needs no signing key and may not be able to write one.
+        # A host that only reads snapshots needs no signing key, and may be unable to write one.
         signs = self._secret("signing", KeyKind.SIGNING) is not None
         return others | {self.writer().key} if signs else others
 
@@ -195,7 +205,7 @@ class Keyring:
         return None if text is None else parse_key(text, kind, where=str(path))
 
     def _made(self, name: str, kind: KeyKind, key: bytes) -> bytes:
-        """Write a secret unless it exists. Returns the secret that is in the file.
+        """Write a secret to its file, unless the file exists. Returns the secret in the file.
 
         Raises KeyRefused.
         """
@@ -204,7 +214,7 @@ class Keyring:
         found = self._secret(name, kind)
         if found is None:
             raise KeyRefused(
-                f"{self.folder / name} was removed while it was written", hint="try again"
+                f"{self.folder / name} was removed while it was being written", hint="try again"
             )
         return found
 
@@ -216,7 +226,7 @@ class Keyring:
         for name in key_files.names(self.folder / folder, _SUFFIX):
             path = self.folder / folder / f"{name}{_SUFFIX}"
             text = key_files.read(path, secret=False)
-            if text is not None:  # removed since
+            if text is not None:  # None: removed since the listing
                 found.append(Named(name, parse_key(text, kind, where=str(path)), kind))
         return tuple(found)
 
@@ -231,8 +241,8 @@ class Keyring:
                 raise KeyRefused(f"this key already exists as {one.name}")
             if one.name == named.name and one.key != named.key:
                 raise KeyRefused(
-                    f"{named.name} already has another key",
-                    hint="use another name, or remove that key first",
+                    f"there is already a different key named {named.name}",
+                    hint="use another name, or remove the existing key first",
                 )
         path = self.folder / folder / f"{named.name}{_SUFFIX}"
         key_files.write(path, named.text + "\n", replace=True)
@@ -240,13 +250,15 @@ class Keyring:
     def _remove(self, folder: str, name: str) -> None:
         path = self.folder / folder / f"{name}{_SUFFIX}"
         if not _NAME.fullmatch(name) or not key_files.remove(path):
-            raise KeyRefused(f"no key named {name[:80]!r}", hint="run vmckpt snapshot keys list")
+            raise KeyRefused(
+                f"there is no key named {name[:80]!r}", hint="run vmckpt snapshot keys list"
+            )
 
 
 def _usable(key: bytes) -> None:
     """Check that a public key is not a point of low order. Raises KeyRefused.
 
-    A data key wrapped for such a point can be unwrapped without a private key.
+    If a data key is wrapped for a point of low order, no private key is needed to unwrap it.
     """
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
@@ -255,20 +267,22 @@ def _usable(key: bytes) -> None:
 
 
 def write(ring: Keyring, path: Path, passphrase: str | None, *, cost: int = COST) -> str:
-    """Write the domain's salt to a new file, protected by the passphrase if one is given.
+    """Write the domain's salt to a new file. Returns the domain's public ID. Raises KeyRefused.
 
-    `cost` is the base-2 logarithm of scrypt's N. Returns the domain's public ID. Raises KeyRefused.
+    `passphrase` protects the file; None: no protection. `cost` is the base-2 logarithm of scrypt's
+    N.
     """
     line = ring.export_salt()
     if passphrase is not None:
         salt = parse_key(line, KeyKind.SALT)
         line = key_text(KeyKind.LOCKED_SALT, identity.locked(salt, passphrase, cost))
     told = (
-        "# Keep this secret: with it and access to a store, guessed content can be confirmed.\n"
+        "# Keep this file secret: with the salt and access to a store, an attacker can confirm"
+        " guesses at the content of snapshots.\n"
         f"{line}\n"
     )
     if not key_files.write(path, told):
-        raise KeyRefused(f"{path} already exists", hint="give another file")
+        raise KeyRefused(f"{path} already exists", hint="specify a different file")
     domain = ring.domain()
     assert domain is not None
     return domain
@@ -277,7 +291,7 @@ def write(ring: Keyring, path: Path, passphrase: str | None, *, cost: int = COST
 def load(ring: Keyring, path: Path, passphrase: Passphrase | None) -> str:
     """Join the domain whose salt is in a file. Returns the domain's public ID.
 
-    `passphrase` is called if the file needs one. Raises KeyRefused.
+    `passphrase` is called if the file is protected by a passphrase. Raises KeyRefused.
     """
     told = key_files.read(path, secret=True)
     if told is None:
@@ -287,7 +301,9 @@ def load(ring: Keyring, path: Path, passphrase: Passphrase | None) -> str:
     lines = [line.strip() for line in told.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) != 1:
-        raise KeyRefused(f"{path} has {len(lines)} keys, not one", hint="give the right file")
+        raise KeyRefused(
+            f"{path} must contain one key, not {len(lines)}", hint="specify the correct file"
+        )
     [line] = lines
     if line.startswith(f"{KeyKind.LOCKED_SALT}:"):
         box = parse_key(line, KeyKind.LOCKED_SALT, length=LOCKED, where=str(path))

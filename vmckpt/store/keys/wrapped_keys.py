@@ -1,14 +1,15 @@
-"""A snapshot's data key, wrapped for each administrator; replaced as a whole when keys change.
+"""A snapshot's data key, wrapped for each administrator. When keys change, the object is replaced.
 
     0   8   magic "vmckptW" and a line feed
     8   2   version, little endian: 1
     10  2   number of keys
-    12  96  for each: 16 bytes that name the public key, 80 bytes of HPKE
-        32  BLAKE3 of all before it
+    12  96  for each key: 16 bytes of key ID, 80 bytes of HPKE ciphertext
+        32  BLAKE3 of all preceding bytes
 
-HPKE (RFC 9180) in base mode: X25519, HKDF-SHA256, AES-256-GCM. Its info names the snapshot, so a
-wrap is useless for another snapshot. Wraps need no signature: an attacker that can replace them can
-also delete them, and a wrap of another data key opens nothing.
+The data key is wrapped with HPKE (RFC 9180) in base mode: X25519, HKDF-SHA256, AES-256-GCM. HPKE's
+info parameter contains the snapshot's ID, so a wrap is useless for another snapshot. Wraps need no
+signature. An attacker that can replace wraps can also delete them, and a wrap of a different data
+key does not decrypt anything.
 
 Pure.
 """
@@ -28,7 +29,7 @@ MAGIC = b"vmckptW\n"
 VERSION = 1
 DATA_KEY = 32
 MOST = 256
-"""The largest number of administrators of a snapshot."""
+"""Maximum number of administrators' keys for which a snapshot is encrypted."""
 _ID = 16
 _WRAP = 32 + DATA_KEY + 16
 _HEAD = len(MAGIC) + 4
@@ -36,13 +37,13 @@ _SUM = 32
 
 
 def wrap(data_key: bytes, snapshot: str, admins: Collection[bytes]) -> bytes:
-    """Wrap a data key for public keys. Returns the wraps object.
+    """Wrap a data key for the administrators' public keys. Returns the wraps object.
 
-    Raises KeyRefused if there are no keys or too many, or if a key is not usable.
+    Raises KeyRefused if there are no keys or too many keys, or if a key is not usable.
     """
     if not 0 < len(set(admins)) <= MOST:
         raise KeyRefused(
-            f"a snapshot is encrypted for 1 to {MOST} administrators, not {len(set(admins))}"
+            f"a snapshot must have 1 to {MOST} administrators' keys, not {len(set(admins))}"
         )
     return put_together(
         [(key_id(one), _wrap(data_key, snapshot, one)) for one in sorted(set(admins))]
@@ -50,14 +51,14 @@ def wrap(data_key: bytes, snapshot: str, admins: Collection[bytes]) -> bytes:
 
 
 def put_together(wrapped: Collection[tuple[bytes, bytes]]) -> bytes:
-    """Return a wraps object made of (key ID, HPKE ciphertext)."""
+    """Build a wraps object from pairs of key ID and HPKE ciphertext."""
     head = MAGIC + VERSION.to_bytes(2, "little") + len(wrapped).to_bytes(2, "little")
     body = head + b"".join(name + box for name, box in wrapped)
     return body + blake3(body).digest()
 
 
 def recipients(data: bytes, snapshot: str) -> tuple[str, ...]:
-    """Return the fingerprints of the keys that a data key is wrapped for.
+    """Return the fingerprints of the keys for which a data key is wrapped.
 
     Raises StoreDamaged or StoreNewer.
     """
@@ -67,21 +68,21 @@ def recipients(data: bytes, snapshot: str) -> tuple[str, ...]:
 def unwrap(data: bytes, snapshot: str, identity: X25519PrivateKey) -> bytes:
     """Unwrap a data key with an identity.
 
-    Raises KeyRefused if it is not wrapped for this identity, StoreDamaged, StoreNewer.
+    Raises KeyRefused if the data key is not wrapped for this identity, StoreDamaged, StoreNewer.
     """
     public = public_of(identity)
     boxes = [box for name, box in _parse(data, snapshot) if name == key_id(public)]
     if not boxes:
         raise KeyRefused(
             f"snapshot {snapshot} is not encrypted for this identity (key {fingerprint(public)})",
-            hint="give another file with --identity; vmckpt snapshot show lists the keys",
+            hint="specify another file with --identity; vmckpt snapshot show lists the keys",
         )
     try:
         data_key = _suite().decrypt(boxes[0], identity, info(snapshot))
     except InvalidTag as exc:
         raise KeyRefused(
             f"the wrap for this identity in {_where(snapshot)} belongs to another snapshot",
-            hint="restore it from another store or a copy",
+            hint="restore the object from another store or a copy",
         ) from exc
     if len(data_key) != DATA_KEY:
         raise _damaged(snapshot, "a wrapped key has the wrong length")
@@ -89,7 +90,7 @@ def unwrap(data: bytes, snapshot: str, identity: X25519PrivateKey) -> bytes:
 
 
 def info(snapshot: str) -> bytes:
-    """Return HPKE's info parameter, which binds a wrap to its snapshot."""
+    """Return HPKE's info parameter, which binds a wrap to the snapshot."""
     return b"vmckpt data key v1\0" + snapshot.encode()
 
 
@@ -109,13 +110,15 @@ def _parse(data: bytes, snapshot: str) -> Iterator[tuple[bytes, bytes]]:
         raise _damaged(snapshot, "it is not a wraps object")
     version = int.from_bytes(data[8:10], "little")
     count = int.from_bytes(data[10:12], "little")
-    # The checksum is checked before the version, so a flipped bit is not taken for a newer version.
+    # The checksum is verified before the version, so that a flipped bit is not mistaken for a newer
+    # version.
     if blake3(data[:-_SUM]).digest() != data[-_SUM:]:
         raise _damaged(snapshot, "its checksum is wrong")
     if version > VERSION:
         raise StoreNewer(
-            f"{_where(snapshot)} has version {version}; this vmckpt supports up to {VERSION}",
-            hint="use the vmckpt that wrote it, or a newer one",
+            f"{_where(snapshot)} has version {version}; this vmckpt supports versions up to"
+            f" {VERSION}",
+            hint="use the vmckpt version that wrote the wraps, or a newer one",
         )
     if version != VERSION or len(data) != _HEAD + count * (_ID + _WRAP) + _SUM:
         raise _damaged(snapshot, "its length is wrong")
@@ -129,5 +132,5 @@ def _where(snapshot: str) -> str:
 
 def _damaged(snapshot: str, what: str) -> StoreDamaged:
     return StoreDamaged(
-        f"{_where(snapshot)}: {what}", hint="restore it from another store or a copy"
+        f"{_where(snapshot)}: {what}", hint="restore the object from another store or a copy"
     )

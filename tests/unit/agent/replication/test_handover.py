@@ -181,7 +181,7 @@ def test_no_agent_begins_while_its_side_is_ended(one: One, monkeypatch: pytest.M
     with (one.folder / handover.AGENT_LOCK).open("w") as agent:
         fcntl.flock(agent, fcntl.LOCK_EX)
         with (
-            pytest.raises(RemoteError, match="does not end"),
+            pytest.raises(RemoteError, match="does not stop"),
             handover.without_agent(MOVES, one.folder),
         ):
             pass

@@ -72,7 +72,7 @@ def test_a_guest_that_its_guard_has_ended_is_told_so_though_its_agent_died_befor
     told = asked()
 
     assert told["outcome"] == "died"
-    assert told["why"] == "the watchdog ended the guest: the lease has ended: too late"
+    assert told["why"] == "the watchdog killed the guest: the lease has ended: too late"
 
 
 def test_what_an_agent_left_of_its_end_goes_before_that(folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_an_agent_that_answers_or_has_ended_or_is_another_s_is_left_alone(
 def test_a_folder_has_one_agent(folder: Path) -> None:
     with (
         handover.only_agent(session(), folder),
-        pytest.raises(GuestLocked, match="has an agent already"),
+        pytest.raises(GuestLocked, match="already has an agent"),
         handover.only_agent(session(), folder),
     ):
         pass

@@ -111,7 +111,7 @@ def test_a_copy_that_nobody_heard_is_killed_and_not_let_out(one: World) -> None:
     (line,) = one.end(PROTECTED, define=False, standby_gone=True)
     assert one.did == ["agent ended", "killed", "forgotten"]
     assert line == (
-        "ended the copy on alpha and discarded its buffered output; the guest runs on beta"
+        "killed the copy on alpha and discarded its buffered output; the guest is running on beta"
     )
 
 
@@ -181,11 +181,11 @@ def test_a_guest_that_ended_before_its_standby_was_declared_valid_is_given_to_it
 def test_a_guest_that_runs_or_went_on_alone_is_given_to_no_standby(
     one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(GuestLocked, match="runs on alpha"):
+    with pytest.raises(GuestLocked, match="is running on alpha"):
         one.give(PROTECTED)
     monkeypatch.setattr(identity, "runs", lambda _: False)
     teardown.note_alone(one.folder)
-    with pytest.raises(GuestLocked, match="ran unprotected before it ended"):
+    with pytest.raises(GuestLocked, match="ran unprotected before it stopped"):
         one.give(PROTECTED)
     assert not one.give(session(lease=None, disks=()))
     assert one.did == []

@@ -173,7 +173,7 @@ def test_a_copy_is_of_one_epoch_while_others_are_committed(scene: Scene) -> None
 def test_what_cannot_be_is_refused_in_one_line(scene: Scene) -> None:
     scene.one.begin()
     line, _ = scene.one.hello()
-    with pytest.raises(GuestLocked, match="no epoch on beta yet"):
+    with pytest.raises(GuestLocked, match="of web1 on beta has no complete epoch yet"):
         scene.trials.begin()
     commit(line, ONE)
     scene.room = Room(wanted=Bytes(GIB), shared=Bytes(GIB), memory=Bytes(9 * GIB), disks=None)
@@ -188,7 +188,7 @@ def test_what_cannot_be_is_refused_in_one_line(scene: Scene) -> None:
     scene.trials.no_more()
     scene.trials.close()
     assert scene.trials.as_json() is None
-    with pytest.raises(GuestLocked, match="takes over"):
+    with pytest.raises(GuestLocked, match="its standby is taking over"):
         scene.trials.begin()
 
 

@@ -99,8 +99,8 @@ def test_what_is_about_to_be_put_there_is_told_before_anything_is_touched(
 
 
 def test_a_no_to_making_way_leaves_everything(order: RestoreOrder) -> None:
-    with pytest.raises(VmckptError, match="runs on beta"):
-        carried_out(order, {"refused": "web1 runs on beta"})
+    with pytest.raises(VmckptError, match="is running on beta"):
+        carried_out(order, {"refused": "web1 is running on beta"})
     assert files(order) == {"vda.qcow2": "before"}
 
 
@@ -168,9 +168,9 @@ def test_the_next_snapshot_goes_on_from_what_was_restored(
     [
         ([], False, False, None),
         ([], True, True, None),
-        ([], True, False, "web1 runs on alpha"),  # somebody has started it meanwhile
-        ([HostAnswer(host="beta", runs=True, users={})], False, True, "web1 runs on beta"),
-        ([HostAnswer(host="beta", error="off")], False, True, "may run on beta"),
+        ([], True, False, "web1 is running on alpha"),  # somebody has started it meanwhile
+        ([HostAnswer(host="beta", runs=True, users={})], False, True, "web1 is running on beta"),
+        ([HostAnswer(host="beta", error="off")], False, True, "may be running on beta"),
     ],
 )
 async def test_who_runs_it_is_asked_again_before_it_makes_way(

@@ -29,7 +29,7 @@ PRIVATE = CaptureFacts(runs=True, private="its memory is private to QEMU")
     ("asked", "seen", "way", "why", "against"),
     [
         (MemoryMethod.AUTO, PRIVATE, MemoryMethod.BACKGROUND, "any memory", None),
-        (MemoryMethod.AUTO, SHARED, MemoryMethod.BACKGROUND, "--way shared makes one", None),
+        (MemoryMethod.AUTO, SHARED, MemoryMethod.BACKGROUND, "--way shared creates a copy", None),
         (MemoryMethod.AUTO, KEPT, MemoryMethod.SHARED, "copy of its memory exists", None),
         (
             MemoryMethod.AUTO,
@@ -45,7 +45,7 @@ PRIVATE = CaptureFacts(runs=True, private="its memory is private to QEMU")
             replace(SHARED, room=Bytes(GIB)),
             MemoryMethod.SHARED,
             "requested",
-            "has room for",
+            "its host has only",
         ),
         (MemoryMethod.SHARED, PRIVATE, MemoryMethod.SHARED, "requested", "private to QEMU"),
         (

@@ -115,6 +115,6 @@ def test_another_way_may_be_tried_only_before_the_guest_stood_still() -> None:
         assert [one for one, _ in controller.asked] == ["hold", "ready"]
         assert hooks.barrier is not None
         hooks.barrier()
-        with pytest.raises(CaptureFailed, match="other guests of the group had paused"):
+        with pytest.raises(CaptureFailed, match="other guests of the group were paused"):
             hooks.note(FACTS)
     assert qemu.filters == {}

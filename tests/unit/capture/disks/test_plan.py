@@ -22,10 +22,10 @@ KNOWN = Checkpoint(name="vmckpt-s-1", parent=None, made_at=1700000000, disks={"v
 @pytest.mark.parametrize(
     ("change", "how", "mark", "told", "reason"),
     [
-        pytest.param({}, How.INCREMENTAL, True, False, "since snapshot s-1", id="good"),
-        pytest.param({"bitmaps": ()}, How.FULL, True, True, "is lost", id="bitmap-lost"),
+        pytest.param({}, How.INCREMENTAL, True, False, "changes since s-1", id="good"),
+        pytest.param({"bitmaps": ()}, How.FULL, True, True, "is missing", id="bitmap-lost"),
         pytest.param(
-            {"bitmaps": (replace(GOOD, name="vmckpt-s-0"),)}, How.FULL, True, True, "is lost",
+            {"bitmaps": (replace(GOOD, name="vmckpt-s-0"),)}, How.FULL, True, True, "is missing",
             id="other-bitmap",
         ),
         pytest.param(
@@ -33,7 +33,7 @@ KNOWN = Checkpoint(name="vmckpt-s-1", parent=None, made_at=1700000000, disks={"v
             How.FULL, True, True, "without saving", id="inconsistent",
         ),
         pytest.param(
-            {"bitmaps": (replace(GOOD, recording=False),)}, How.FULL, True, True, "switched off",
+            {"bitmaps": (replace(GOOD, recording=False),)}, How.FULL, True, True, "or disabled",
             id="not-recording",
         ),
         pytest.param(

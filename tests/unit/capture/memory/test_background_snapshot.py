@@ -94,8 +94,16 @@ def test_one_that_stood_still_still_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("refuses", "error", "why"),
     [
-        ("Background-snapshot is not supported by host kernel", CannotCapture, "no userfaultfd"),
-        ("State blocked by non-migratable device", CannotCapture, "no background snapshot"),
+        (
+            "Background-snapshot is not supported by host kernel",
+            CannotCapture,
+            "does not let QEMU use userfaultfd",
+        ),
+        (
+            "State blocked by non-migratable device",
+            CannotCapture,
+            "a background snapshot is not possible",
+        ),
         ("out of memory", QmpRefused, "out of memory"),
     ],
 )

@@ -53,7 +53,7 @@ def test_only_who_undid_it_all_sends_it_away(make: Make) -> None:
         raise StoreError("full")
     assert not caught.value.undone
     assert str(caught.value) == (
-        "full; some changes of the capture could not be undone; run vmckpt recover"
+        "full; some changes made by the capture could not be undone; run vmckpt recover"
     )
 
 

@@ -151,18 +151,21 @@ FULL = b"x" * 4096
     [
         pytest.param(b"", "closed the connection", id="silence"),
         pytest.param(b"\0" * 40, "an invalid magic number", id="zeros"),
-        pytest.param(data(0, FULL, handle=9), "reply without a request", id="handle"),
+        pytest.param(data(0, FULL, handle=9), "reply to an unknown request", id="handle"),
         pytest.param(data(0, FULL + b"x"), "not requested", id="too-long"),
         pytest.param(data(4096, FULL), "not requested", id="elsewhere"),
-        pytest.param(data(0, FULL[:100]), "3996 bytes less", id="too-short"),
+        pytest.param(data(0, FULL[:100]), "3996 bytes fewer", id="too-short"),
         pytest.param(data(0, b""), "chunk without data", id="empty"),
         pytest.param(data(0, FULL, flags=0) + data(0, FULL), "not requested", id="twice"),
         pytest.param(chunk(wire.CHUNK_HOLE, b"\0" * 12), "not requested", id="hole-of-0"),
         pytest.param(chunk(wire.CHUNK_HOLE, b"\0" * 13), "malformed hole", id="hole-form"),
-        pytest.param(chunk(wire.CHUNK_NONE, b""), "4096 bytes less", id="nothing"),
+        pytest.param(chunk(wire.CHUNK_NONE, b""), "4096 bytes fewer", id="nothing"),
         pytest.param(chunk(77, b""), "of type 77", id="kind"),
         pytest.param(status((4096, 0)), "of type 5", id="status-for-a-read"),
-        pytest.param(chunk(wire.CHUNK_ERROR_PLAIN, b"\0" * 5), "error of 5 bytes", id="error"),
+        pytest.param(
+            chunk(wire.CHUNK_ERROR_PLAIN, b"\0" * 5),
+            "error with an invalid length of 5 bytes", id="error",
+        ),
         pytest.param(
             chunk(wire.CHUNK_ERROR_PLAIN, struct.pack(">IH", 5, 0)),
             "reading bytes 0 to 4096: Input/output error", id="eio",
@@ -175,7 +178,9 @@ FULL = b"x" * 4096
             chunk(wire.CHUNK_ERROR | 999, struct.pack(">IH", 1 << 31, 65535)),
             "unknown error", id="error-of-the-future",
         ),
-        pytest.param(wire.SIMPLE.pack(wire.SIMPLE_MAGIC, 0, 1), "simple reply to", id="simple"),
+        pytest.param(
+            wire.SIMPLE.pack(wire.SIMPLE_MAGIC, 0, 1), "simple reply instead of", id="simple"
+        ),
         pytest.param(wire.SIMPLE.pack(wire.SIMPLE_MAGIC, 1, 1), "not permitted", id="simple-no"),
     ],
 )  # fmt: skip
@@ -200,7 +205,7 @@ def test_a_wrong_answer_to_a_read_is_one_clear_line(
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        pytest.param(status(), "status of 4 bytes", id="none"),
+        pytest.param(status(), "status with an invalid length of 4 bytes", id="none"),
         pytest.param(status((0, 0)), "with a length of 0", id="length-0"),
         pytest.param(status((4096, 0), number=8), "not requested", id="other-context"),
         pytest.param(

@@ -48,11 +48,11 @@ def block_list(*sizes: int, total: int | None = None) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (block_list(PAGE + 1, PAGE - 1), "block 'b0' of 4097 bytes"),
-        (block_list(0, PAGE), "block 'b0' of 0 bytes"),
-        (block_list(2 * PAGE, total=PAGE), "block 'b0' of 8192 bytes, with 4096 left"),
+        (block_list(PAGE + 1, PAGE - 1), "invalid size of block 'b0': 4097 bytes"),
+        (block_list(0, PAGE), "invalid size of block 'b0': 0 bytes"),
+        (block_list(2 * PAGE, total=PAGE), "size of block 'b0': 8192 bytes, with 4096 left"),
         (block_list(*[PAGE] * 11), "block 'b0' occurs twice"),
-        (block_list(), "memory without blocks"),
+        (block_list(), "the list of memory blocks is empty"),
         (block_list(1 << 60), "bytes"),
     ],
 )

@@ -122,17 +122,17 @@ WRONG = {
     "flags": (made(section(NAMED, record(PAGE, 0x100))), "unknown flags 0x100"),
     "xbzrle": (made(section(record(PAGE, 0x40))), "unknown flags 0x40"),
     "multifd": (made(section(record(0, 0x200))), "flags 0x200"),
-    "beyond": (made(section(NAMED, record(16 * PAGE, 0x28, bytes(PAGE)))), "page at 0x10000 in"),
-    "far": (made(section(record(1 << 62, 0x02, b"\x03rom\0"))), "in a block of 0x2000 bytes"),
-    "block": (made(section(record(0, 0x02, b"\x03foo\0"))), "block 'foo', which is not in"),
+    "beyond": (made(section(NAMED, record(16 * PAGE, 0x28, bytes(PAGE)))), "at 0x10000, beyond"),
+    "far": (made(section(record(1 << 62, 0x02, b"\x03rom\0"))), "beyond a block of 0x2000 bytes"),
+    "block": (made(section(record(0, 0x02, b"\x03foo\0"))), "block 'foo', which the head does not"),
     "unprintable": (made(section(record(0, 0x02, b"\x03f\no\0"))), "invalid name"),
     "goes on": (made(section(record(0, 0x28, bytes(PAGE)))), "before any block has started"),
     "filled": (made(section(record(0, 0x02, b"\x03rom\x07"))), "zero page filled with 0x07"),
     "section": (made(struct.pack(">BI", 2, 9) + section()), "part of section 9, which has not"),
     "another": (made(b"\x01\0\0\0\x09"), "section of type 0x01 between memory and devices"),
     "command": (made(b"\x08\0\x04\0\0"), "unknown command 00040000"),
-    "footer": (made(struct.pack(">BIQ", 2, 3, 0x10) + b"\x7e\0\0\0\x04"), "end of section 3"),
-    "iterable": (HEAD.written().replace(b"\x03ram", b"\x05block"), "unsupported state of 'block'"),
+    "footer": (made(struct.pack(">BIQ", 2, 3, 0x10) + b"\x7e\0\0\0\x04"), "footer of section 3"),
+    "iterable": (HEAD.written().replace(b"\x03ram", b"\x05block"), "state of 'block' in several"),
 }
 
 

@@ -120,7 +120,7 @@ def test_what_is_wanted_must_be_said_and_be_there(stock: Stock) -> None:
         (("--nbd", "x", "--listen", "0"), 2, "--core are mutually exclusive"),
         (("--nbd", "x", "--core", "y"), 2, "--core are mutually exclusive"),
         (("--nbd", "x", "--disk", "vdz"), 2, "no disk 'vdz'; its disks are: vda"),
-        (("--nbd", "x", "--disk", "vda:1"), 2, "only the disk; use --disk vda"),
+        (("--nbd", "x", "--disk", "vda:1"), 2, "only complete disks can be served; use --disk vda"),
         (("--listen", "0.0.0.0:0"), 2, "other machines could read"),
         (("--listen", "99999"), 2, "is not a port"),
         (("--files", "/"), 2, "only ext2, ext3 and ext4"),

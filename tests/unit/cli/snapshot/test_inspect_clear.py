@@ -87,16 +87,22 @@ EXPORT = ("export", "one", "file")
 ALL = (VERIFY, COPY, GC, EXPORT, ("pin", "one"), ("delete", "one", "--yes"))
 BY_ID = ("copy", id_of("one"), "--to", "far")
 CASES: tuple[tuple[Callable[[Stock], None], tuple[tuple[str, ...], ...], int, str, str], ...] = (
-    (newer_store, ALL, 42, "is a store of version 2", "use the vmckpt that created it"),
+    (newer_store, ALL, 42, "has store version 2", "use the vmckpt version that created the store"),
     (damaged_store, ALL, 41, "format is damaged", "snapshot"),
-    (newer_manifest, (VERIFY, GC, BY_ID), 42, "version 2", "use the vmckpt that wrote it"),
+    (newer_manifest, (VERIFY, GC, BY_ID), 42, "version 2", "use the vmckpt version that wrote the"),
     (missing_pack, (VERIFY,), 41, "chunks are in no intact pack", "--repair --from STORE"),
-    (missing_pack, (EXPORT,), 41, "in no intact pack", "verify to see which snapshots"),
+    (missing_pack, (EXPORT,), 41, "no intact pack has chunk", "verify to see which snapshots"),
     (missing_chunk, (VERIFY,), 41, "chunks are in no intact pack", "--repair --from STORE"),
-    (missing_chunk, (EXPORT,), 41, "in no intact pack", "verify to see which snapshots"),
+    (missing_chunk, (EXPORT,), 41, "no intact pack has chunk", "verify to see which snapshots"),
     (missing_wraps, (VERIFY, COPY, EXPORT), 41, "wraps", ""),
     (nothing, (("show", "three"),), 45, "no snapshot 'three'", "snapshot list"),
-    (nothing, (("import", "hosts.yaml"),), 41, "hosts.yaml: it is truncated", "export it again"),
+    (
+        nothing,
+        (("import", "hosts.yaml"),),
+        41,
+        "hosts.yaml: the archive is truncated",
+        "export the snapshot again",
+    ),
 )
 
 

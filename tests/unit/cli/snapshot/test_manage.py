@@ -44,7 +44,7 @@ def test_deleting_asks_and_nobody_there_is_no_yes(
     id_ = stock.put("one", [1])
 
     code, _, wrong = stock("delete", "one")
-    assert (code, f"delete {id_} (one of web1) for good" in wrong) == (2, True)
+    assert (code, f"permanently delete {id_} (one of web1)" in wrong) == (2, True)
     assert "add --yes" in wrong
     answers = iter([False, True])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
@@ -83,15 +83,15 @@ def test_pruning_deletes_what_no_rule_keeps_and_says_why(stock: Stock) -> None:
     code, told, _ = stock("prune", "--keep-last", "1", "--dry-run")
     assert (code, ids(stock)) == (0, {*made, id_of("by hand")})
     rows = {line.split()[0]: line for line in told.splitlines()}
-    assert "stays" in rows[made[3]]
+    assert "keep" in rows[made[3]]
     assert "last 1 of 1" in rows[made[3]]
-    assert rows[made[2]].split()[-5:] == ["goes", "no", "rule", "keeps", "it"]
+    assert rows[made[2]].split()[-5:] == ["delete", "kept", "by", "no", "rule"]
     assert "pinned" in rows[made[0]]
     assert "not made by a schedule" in rows[id_of("by hand")]
-    assert "2 of 5 go" in told
+    assert "2 of 5 to be deleted" in told
     code, _, wrong = stock("prune", "--keep-last", "1")
     assert code == 2
-    assert "delete 2 of 5 snapshots for good: stdin is not a terminal" in wrong
+    assert "permanently delete 2 of 5 snapshots: stdin is not a terminal" in wrong
     code, told, _ = stock("prune", "--keep-last", "1", "--yes", "--json")
     assert json.loads(told)["deleted"] == [made[1], made[2]]
     assert ids(stock) == {made[0], made[3], id_of("by hand")}
@@ -117,11 +117,12 @@ def test_pruning_needs_a_rule_and_one_schedule(stock: Stock) -> None:
     stock.put("weekly", [2], tags={"schedule": "weekly"})
 
     code, _, wrong = stock("prune")
-    assert (code, "schedules nightly, weekly; choose one" in wrong) == (2, True)
+    assert (code, "several schedules: nightly, weekly; choose one" in wrong) == (2, True)
     code, _, wrong = stock("prune", "--schedule", "nightly")
     assert (code, "no retention rule was given" in wrong) == (2, True)
     assert (
-        "no snapshot here" in stock("prune", "--schedule", "x", "--keep-last", "1", "--dry-run")[2]
+        "no snapshot in the store"
+        in stock("prune", "--schedule", "x", "--keep-last", "1", "--dry-run")[2]
     )
     assert stock("prune", "--schedule", "nightly", "--keep-daily", "1", "--yes")[0] == 0
     assert id_of("weekly") in ids(stock)
@@ -241,7 +242,7 @@ def test_a_full_disk_and_a_read_only_store_are_one_clear_line(stock: Stock) -> N
                 subprocess.run(["rm", stock.folder / "near" / "snapshots" / id_], check=True)
             code, _, wrong = stock(*args, "--store", "far")
             assert (code, len(wrong.splitlines())) == (40, 1), args
-            assert "read-only file system; check its owner, mode and mount options" in wrong
+            assert "read-only file system; check the owner, the mode and the mount options" in wrong
         assert stock("verify", "--store", "far")[0] == 0
         assert stock("gc", "--dry-run", "--store", "far")[0] == 0
 

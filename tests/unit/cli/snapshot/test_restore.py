@@ -15,7 +15,7 @@ def test_a_guest_that_is_paused_is_not_told_to_run(capsys: pytest.CaptureFixture
     cli_snapshot_restore._show(RESTORED, paused=True)
     cli_snapshot_restore._show(RESTORED, paused=False)
     first, second = capsys.readouterr().out.splitlines()[:2]
-    assert ("is restored and paused" in first, "web1 runs on alpha" in second) == (True, True)
+    assert ("is restored and paused" in first, "web1 is running on alpha" in second) == (True, True)
 
 
 def test_one_without_memory_is_off_and_one_whose_disks_come_in_says_so(
@@ -23,17 +23,19 @@ def test_one_without_memory_is_off_and_one_whose_disks_come_in_says_so(
 ) -> None:
     cli_snapshot_restore._show(replace(RESTORED, runs=False), paused=False)
     told = capsys.readouterr()
-    assert "web1 is defined on alpha and is off, as the snapshot has no memory" in told.out
+    assert (
+        "web1 is defined on alpha and is off, because the snapshot contains no memory" in told.out
+    )
     lazy = replace(RESTORED, whole=False, warnings=("its cards are other ones",))
     cli_snapshot_restore._show(lazy, paused=False)
     told = capsys.readouterr()
     assert told.err.splitlines()[0] == "warning: its cards are other ones"
-    assert "its disks are being copied" in told.err
+    assert "web1's disks are being copied in the background" in told.err
 
 
 def test_what_is_for_one_guest_is_refused_for_a_group(stock: Stock) -> None:
     code, _, wrong = stock("restore", "g-uq6nkk3ydjr4zqhe", "--as", "twin")
     assert code == 2
-    assert "--as does not apply to groups, and g-uq6nkk3ydjr4zqhe is a group" in wrong
+    assert "--as is not available for a group, and g-uq6nkk3ydjr4zqhe is a group" in wrong
     code, _, wrong = stock("restore", "g-uq6nkk3ydjr4zqhe")
     assert (code, "no store has the complete group g-uq6nkk3ydjr4zqhe" in wrong) == (45, True)

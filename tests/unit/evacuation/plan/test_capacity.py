@@ -31,7 +31,7 @@ def test_who_may_not_go_somewhere_is_told_why_and_nobody_else_is(seed: int, host
 @pytest.mark.parametrize(
     ("tenant", "why"),
     [
-        (guest("x", "b"), "it is already there"),
+        (guest("x", "b"), "the guest is already there"),
         (guest("x", "a", 9), "1.0 GiB of memory short"),
         (guest("x", "a", cpus=65.0), "3 cores short"),
         (guest("x", "a", apart=frozenset({"db"})), "another guest of group db is there"),
@@ -99,7 +99,7 @@ def test_a_move_gains_by_what_loads_become_more_equal() -> None:
 def test_what_a_host_lacks_counts_however_empty_it_is() -> None:
     place = host("b", labels={"rack": "1"})
 
-    assert lacks(needs(only=frozenset({"c", "a"})), place) == "it is pinned to a, c"
+    assert lacks(needs(only=frozenset({"c", "a"})), place) == "the guest is pinned to a, c"
     assert lacks(needs(networks=frozenset({"br1", "br0"})), place) == "no network br1"
     assert lacks(needs(labels=frozenset({("rack", "2")})), place) == "not labelled rack=2"
     assert lacks(needs(labels=frozenset({("rack", "1")}), cpu="v1"), place) is None

@@ -105,7 +105,7 @@ def test_a_standby_that_waits_there_is_to_wait_elsewhere_but_not_with_its_guest(
     )
     (left,) = plans.worded(made.left, nowhere)
     assert "the standby of a, which runs elsewhere" in left.why
-    assert left.hint == "remove it with vmckpt unprotect a"
+    assert left.hint == "remove the standby with vmckpt unprotect a"
     # Nobody takes it away from there for another host's sake, or against its policy.
     assert seen(told, emptied="alpha").known.keys() == {"a"}
     assert list(placed(told, empty, by("strategy: leave"))[1]) == ["a on beta"]
@@ -258,7 +258,7 @@ DEVICE = replace(vm("a").disks[0], kind="block", source="/dev/vg0/a")
     ("guest", "same", "why"),
     [
         (replace(vm("a"), disks=(DEVICE,)), {}, "its disk vda (block)"),
-        (replace(vm("a"), snapshots=2), {"/srv/a.raw": True}, "snapshots; it has 2"),
+        (replace(vm("a"), snapshots=2), {"/srv/a.raw": True}, "snapshots; this guest has 2"),
         (vm("a"), {}, "no storage alpha:/srv/a.raw (must be seen)"),
     ],
 )
@@ -277,7 +277,7 @@ def test_a_guest_that_is_off_goes_only_where_its_disks_are_surely_seen(
 def test_a_guest_that_is_not_defined_is_not_shut_down_for_a_while() -> None:
     told = answers(at("alpha", vm("a", persistent=False)), at("beta"))
     _, left = placed(told, policy=by("strategy: shutdown-and-return"))
-    assert left["a"] == "it is transient: stopping would delete it"
+    assert left["a"] == "it is transient: stopping it would delete its definition"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_or_are_packed_on_few() -> None:
         ({"networks": frozenset({"br-dmz"})}, "no network br-dmz"),
         ({"storage": frozenset({"ceph"})}, "no storage ceph"),
         ({"labels": frozenset({("rack", "7")})}, "not labelled rack=7"),
-        ({"only": frozenset({"a"})}, "it is pinned to a"),
+        ({"only": frozenset({"a"})}, "the guest is pinned to a"),
         ({"never": frozenset({("b", "its standby is there")})}, "its standby is there"),
     ],
 )

@@ -29,7 +29,8 @@ def test_who_comes_after_the_room_is_gone_is_refused_and_it_is_said_why() -> Non
     assert set(found) == {("b", "beta")}
     (against,) = found["b", "beta"].blockers
     assert against.text == (
-        "5.0 GiB needed in /images; 8.0 GiB free, which images of other guests moving there need"
+        "5.0 GiB needed in /images; 8.0 GiB free, but the images of other guests that move there"
+        " need that space"
     )
 
 

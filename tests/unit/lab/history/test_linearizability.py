@@ -162,7 +162,7 @@ def test_an_explanation_names_what_does_not_fit_and_what_came_before() -> None:
         "The longest order found, after 0 other operations:",
         "  client 0: write 5 to key 0 (called 0.0000, returned 1.0000)",
         "  client 0: write 6 to key 0 (called 2.0000, returned 3.0000)",
-        "The state is then Cell(value=6, kept=()), and none of these can come next:",
+        "The state is then Cell(value=6, kept=()). None of these operations can come next:",
         "  client 0: read key 0, was 5 (called 4.0000, returned 5.0000)",
     ]
 
@@ -266,7 +266,7 @@ def test_a_search_without_time_or_memory_knows_nothing() -> None:
     late = check([*many, *many], KeyValue(), lambda: True)
     assert late == Unknown(part="key 0", why="the check ran out of time")
     full = check(many, KeyValue(), never, most=50)
-    assert full == Unknown(part="key 0", why="more than 50 configurations")
+    assert full == Unknown(part="key 0", why="the check exceeded 50 configurations")
 
 
 def test_what_is_wrong_with_one_key_counts_though_another_is_unknown() -> None:

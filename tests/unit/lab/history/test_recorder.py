@@ -282,4 +282,4 @@ def test_too_many_clients_are_refused(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert done.returncode == 2
-    assert "at most 64 clients" in done.stderr
+    assert "use 1 to 64 clients" in done.stderr

@@ -330,8 +330,8 @@ async def test_another_terminal_cancels_and_sets_the_downtime_and_nothing_else(o
 
     assert done.outcome is Outcome.COMPLETED
     told = {kind: (ok, text) for kind, ok, text in one.step_log.answers}
-    assert told["pause"] == (False, "mode checkpoint does not support this")
-    assert told["bandwidth"] == (False, "mode checkpoint does not support this")
+    assert told["pause"] == (False, "not available in mode checkpoint")
+    assert told["bandwidth"] == (False, "not available in mode checkpoint")
     assert told["postcopy"][0] is False
     assert told["max-downtime"] == (True, "the last epoch may take 2 s")
 

@@ -78,7 +78,7 @@ def test_the_reason_tells_why_nothing_fits() -> None:
     found = [expected(PRE, 60, None, converges=False), expected(STOP, 9, 9)]
 
     assert choose(found, policy(), post_copy_possible=False)[1] == (
-        "no mode is certain to end with 300 ms of downtime: precopy does not complete,"
+        "no mode is certain to keep the downtime to 300 ms: precopy does not complete,"
         " stop-and-copy has a downtime of 7.2 s to 9.0 s"
     )
 

@@ -29,7 +29,7 @@ def test_the_holder_is_the_host_that_runs_the_guest_else_has_it(
 @pytest.mark.parametrize(
     ("states", "complaint"),
     [
-        ({"alpha": RUNS, "beta": RUNS}, "runs on alpha and beta"),
+        ({"alpha": RUNS, "beta": RUNS}, "is running on alpha and beta"),
         ({"alpha": PAUSED, "beta": PAUSED}, "may be switching over"),
     ],
 )

@@ -41,7 +41,7 @@ def test_what_could_not_be_asked_about_post_copy_is_a_warning() -> None:
     (found,) = planner._why_no_post_copy(BALANCED, replace(FACTS, post_copy_asked=False))
 
     assert (found.code, found.severity) == ("post-copy-unproven", Severity.WARNING)
-    assert "it is not used" in found.text
+    assert "post-copy is not used" in found.text
 
 
 def test_copied_disks_count_for_the_time_limit() -> None:

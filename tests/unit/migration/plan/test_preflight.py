@@ -97,7 +97,7 @@ def test_a_standby_is_not_taken_for_another_copy_of_the_guest() -> None:
 
     assert found.hint is not None
     assert found.hint.startswith(
-        "run vmckpt status web1 to see whether this is its standby; if not, "
+        "run vmckpt status web1 to see whether that guest is its standby; if not, "
     )
 
 

@@ -156,7 +156,7 @@ async def test_firmware_of_a_guest_that_runs_goes_too(
 async def test_a_running_guest_with_another_file_open_keeps_this_one(scene: Scene) -> None:
     """Somebody has put a file in its image's place, for its next start."""
     marks = await storage_cleanup.marks(scene.remotes, scene.plan(), runs=True)
-    await scene.keeps("another file open", marks)
+    await scene.keeps("the guest has a different file open", marks)
 
 
 async def test_where_images_cannot_be_told_apart_they_stay(
@@ -178,7 +178,7 @@ async def test_another_file_of_that_name_stays(scene: Scene) -> None:
     marks = await scene.marks()
     scene.old.rename(scene.folder / "kept")
     scene.old.write_text("somebody else's")
-    await scene.keeps("not the same file", marks)
+    await scene.keeps("the file was replaced meanwhile", marks)
 
 
 async def test_a_link_stays_and_what_it_leads_to(scene: Scene) -> None:

@@ -54,7 +54,7 @@ def test_the_order_is_the_one_that_was_given_last() -> None:
 
 
 def test_an_order_that_makes_no_sense_is_for_a_person() -> None:
-    with pytest.raises(BadInput, match="m-1: its order in the journal is invalid"):
+    with pytest.raises(BadInput, match="m-1: the order in the journal is invalid"):
         _ = left(step(Step.MOVE, order={"driver": "a horse"})).order
 
 
@@ -84,7 +84,7 @@ def test_a_decision_is_told_as_it_would_be_carried_out() -> None:
     adopts = recover.settled(replace(decide.NEVER, outcome=None, acts=(RecoveryAction.ADOPT,)))
 
     assert (never.outcome, never.goes_on) == (Outcome.FAILED, False)
-    assert never.did == ("put back what was set and made for the move",)
+    assert never.did == ("undo what was set and created for the move",)
     assert (adopts.outcome, adopts.goes_on) == (None, True)
 
 

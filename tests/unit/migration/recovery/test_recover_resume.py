@@ -32,14 +32,16 @@ async def resumed(folder: Path, *steps: StoredStep) -> Any:
 
 async def test_where_no_order_was_given_there_is_nothing_to_resume(tmp_path: Path) -> None:
     with pytest.raises(
-        BadInput, match="no post-copy of web1 to resume: the guest had not begun to move"
+        BadInput, match="web1 has no post-copy to resume: the guest had not begun to move"
     ):
         await resumed(tmp_path)
 
 
 async def test_a_migration_that_goes_on_is_no_broken_post_copy(tmp_path: Path) -> None:
     """libvirt's test driver says of every guest that runs that a job has it."""
-    with pytest.raises(BadInput, match="to resume: the migration still runs in libvirt") as caught:
+    with pytest.raises(
+        BadInput, match="to resume: the migration is still running in libvirt"
+    ) as caught:
         await resumed(tmp_path, step(Step.MOVE, order=HYBRID.as_json()))
 
     assert caught.value.hint == "run vmckpt recover"

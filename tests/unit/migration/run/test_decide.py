@@ -77,7 +77,11 @@ def test_each_kind_of_rule_has_its_action_once(do: Do, expected: Action) -> None
     verdict, after = ask(under, FIVE)
 
     assert verdict is not None
-    assert (verdict.action, verdict.rule, verdict.reason) == (expected, "it", "no condition")
+    assert (verdict.action, verdict.rule, verdict.reason) == (
+        expected,
+        "it",
+        "the rule has no conditions",
+    )
     assert verdict.numbers["iteration"] == 5
     assert ask(under, FIVE, after)[0] is None
     assert actions.says(verdict.action)

@@ -96,14 +96,14 @@ def test_all_that_held_is_said() -> None:
         " 50 MiB left"
     )
     assert why(RuleCondition(precopy_excess=0.1), LEVEL) == (
-        "pre-copy does not get below 100 ms of downtime"
+        "pre-copy never reaches a downtime of 100 ms"
     )
     assert why(RuleCondition(precopy_excess=0.6), SHRINKING) == (
-        "ending by pre-copy would resend 65% of the first pass"
+        "completing pre-copy would resend 65% of the first pass"
     )
     assert (
         why(RuleCondition(expected_downtime_above=s(0.1)), THIRTY)
-        == "a downtime of 300 ms is expected"
+        == "the expected downtime is 300 ms"
     )
     assert (
         why(RuleCondition(time_share=0.8), FOUR, now=8.0, limit=10.0)

@@ -129,7 +129,7 @@ async def test_missing_final_statistics_are_said_not_invented() -> None:
     ending = await run(FakeMover(statistics=None))
 
     assert (ending.outcome, ending.totals) == (Outcome.COMPLETED, None)
-    assert "downtime is not known" in ending.warnings[0]
+    assert "downtime is unknown" in ending.warnings[0]
 
 
 async def test_passes_of_an_earlier_cancelled_job_are_not_counted() -> None:

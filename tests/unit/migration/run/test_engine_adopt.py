@@ -45,7 +45,7 @@ async def test_an_adopted_migration_that_fails_leaves_the_guest_where_it_was() -
     ending = await adopted(migrations, terms(), ORDER)
 
     assert ending.outcome is Outcome.FAILED
-    assert "only the previous controller received the reason" in (ending.error or "")
+    assert "the reason was reported only to the previous controller" in (ending.error or "")
 
 
 async def test_a_source_that_ends_in_post_copy_takes_the_guest_along() -> None:

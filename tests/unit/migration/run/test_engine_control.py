@@ -145,7 +145,7 @@ async def test_a_pause_without_an_answer_is_asked_for_again() -> None:
     ending = await run(migrations, terms(rule), stops=(30.0,))
 
     assert migrations.calls.count("halt") == 2
-    assert ending.warnings == ("no answer to the order to pause the guest: alpha: no answer",)
+    assert ending.warnings == ("no answer to the request to pause the guest: alpha: no answer",)
 
 
 async def test_observing_decides_and_does_nothing() -> None:
@@ -219,7 +219,7 @@ async def test_a_pause_can_be_asked_for() -> None:
     )
 
     assert [answer[1:] for answer in step_log.answers] == [
-        (True, "pause the guest"), (False, "the guest is paused already"),
+        (True, "pause the guest"), (False, "the guest is already paused"),
     ]  # fmt: skip
     assert ending.outcome is Outcome.COMPLETED
     assert migrations.calls.count("halt") == 1

@@ -180,7 +180,7 @@ async def test_the_operators_stop_does_nothing_in_post_copy_but_is_answered() ->
 
     assert ending.outcome is Outcome.COMPLETED
     assert told(ending) == [("now", "switch to post-copy"), ("operator", "continue")]
-    assert "no way back" in ending.decisions[-1].reason
+    assert "post-copy cannot be cancelled" in ending.decisions[-1].reason
     assert "abort" not in migrations.calls
 
 
@@ -233,7 +233,7 @@ async def test_a_switch_whose_order_got_lost_is_given_again() -> None:
     assert ending.outcome is Outcome.COMPLETED
     assert migrations.calls.count("post-copy") == 2
     assert "abort" not in migrations.calls
-    assert "no answer to the order" in ending.warnings[0]
+    assert "no answer to the request" in ending.warnings[0]
 
 
 async def test_a_switch_that_was_taken_and_forgotten_is_given_again() -> None:

@@ -69,12 +69,12 @@ REFUSED = [
     (RequestKind.POSTCOPY, {"moves": False}, {}, "no memory is being sent yet"),
     (RequestKind.POSTCOPY, {"stopping": True}, {}, "the migration is being stopped"),
     (RequestKind.PAUSE, {"moves": False}, {}, "no memory is being sent yet"),
-    (RequestKind.PAUSE, {"done": PAUSED}, {}, "is paused already"),
+    (RequestKind.PAUSE, {"done": PAUSED}, {}, "is already paused"),
     (RequestKind.PAUSE, {"stopping": True}, {}, "the migration is being stopped"),
-    (RequestKind.CANCEL, {"done": SWITCHED}, {}, "no way back"),
-    (RequestKind.PAUSE, {"done": SWITCHED}, {}, "no way back"),
-    (RequestKind.POSTCOPY, {"done": SWITCHED}, {}, "no way back"),
-    (RequestKind.MAX_DOWNTIME, {"done": SWITCHED}, {"seconds": 1}, "no way back"),
+    (RequestKind.CANCEL, {"done": SWITCHED}, {}, "it cannot be cancelled"),
+    (RequestKind.PAUSE, {"done": SWITCHED}, {}, "it cannot be cancelled"),
+    (RequestKind.POSTCOPY, {"done": SWITCHED}, {}, "it cannot be cancelled"),
+    (RequestKind.MAX_DOWNTIME, {"done": SWITCHED}, {"seconds": 1}, "it cannot be cancelled"),
 ]
 
 

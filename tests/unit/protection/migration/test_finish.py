@@ -87,7 +87,7 @@ async def test_a_target_that_does_not_answer_leaves_it_open(hosts: Hosts) -> Non
     hosts.delivers = False
     hosts.give()
     hosts.silent = {"beta"}
-    with pytest.raises(OutcomeUnknown, match="does not run there: beta: no answer"):
+    with pytest.raises(OutcomeUnknown, match="but is not running: beta: no answer"):
         await migration_finish.finish(PAIR, nothing)
     assert hosts.running == []
     hosts.silent = set()
@@ -188,7 +188,7 @@ async def test_a_guest_that_is_given_away_between_look_and_end_arrives(
     monkeypatch.setattr(agent_client, "status", status)
     recorder = Recorder()
     found = await settled(recorder)
-    assert found.truth == "web1 runs on beta"
+    assert found.truth == "web1 is running on beta"
     assert hosts.running == ["beta"]
     assert recorder.ended == [Outcome.COMPLETED]
 
@@ -218,7 +218,7 @@ async def test_a_guest_that_ended_meanwhile_is_told_so(hosts: Hosts) -> None:
     hosts.source.outcome = "died"
     recorder = Recorder()
     found = await settled(recorder)
-    assert found.truth == "web1 has ended: the guest's QEMU died"
+    assert found.truth == "web1 has stopped: the guest's QEMU died"
     assert recorder.ended == [Outcome.SHUT_OFF]
     assert hosts.left == []
 
@@ -236,7 +236,7 @@ async def test_a_controller_that_died_when_all_was_done_is_told_so(hosts: Hosts)
     await migration_finish.finish(PAIR, nothing)
     recorder = Recorder()
     found = await settled(recorder)
-    assert found.truth == "web1 runs on beta"
+    assert found.truth == "web1 is running on beta"
     assert hosts.running == ["beta"]
     assert recorder.ended == [Outcome.COMPLETED]
 
@@ -257,7 +257,7 @@ async def test_a_guest_that_ended_and_left_nothing_is_said_to_have_ended(hosts: 
     hosts.source.role = hosts.target.role = hosts.source.qemu = hosts.target.qemu = False
     recorder = Recorder()
     found = await settled(recorder)
-    assert "runs on neither host" in found.truth
+    assert "is running on neither host" in found.truth
     assert recorder.ended == [Outcome.SHUT_OFF]
 
 

@@ -134,7 +134,7 @@ def test_what_does_not_start_is_not_installed(versions: Path, tmp_path: Path) ->
     done = install(versions, made, program="import vmckpt.agent.main")
 
     assert done.stderr == (
-        b"it does not start: ModuleNotFoundError: No module named 'no_such_module'\n"
+        b"the agent does not start: ModuleNotFoundError: No module named 'no_such_module'\n"
     )
     assert everything(versions) == []
 

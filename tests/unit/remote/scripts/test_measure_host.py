@@ -103,7 +103,7 @@ def test_what_a_host_cannot_do_is_one_line() -> None:
     done = program("memory", "no-such-uuid", "no-such-guest", "1048576", "16", "0.1")
 
     assert done.returncode == 1
-    assert done.stderr == "libvirt has no record of its QEMU process\n"
+    assert done.stderr == "libvirt has no record of the guest's QEMU process\n"
 
 
 def test_strangers_are_not_served() -> None:

@@ -286,14 +286,14 @@ def test_a_disk_that_is_really_full_is_named(standby: Standby) -> None:
         run(stage, FIRST)
         os.close(stage._pages.file)
         stage._pages.file = os.open("/dev/full", os.O_RDWR)
-        with pytest.raises(StageFull, match=r"taking epoch 2: No space left.*free space"):
+        with pytest.raises(StageFull, match=r"staging epoch 2: No space left.*free space"):
             send(stage, SECOND)
         assert (stage.committed, standby.world(stage)) == (1, FIRST.after)
 
 
 def test_one_agent_at_a_time(standby: Standby) -> None:
     with standby.stage() as stage:
-        with pytest.raises(StageError, match="another agent uses this guest's standby"):
+        with pytest.raises(StageError, match="another agent is using this guest's standby"):
             standby.stage()
         run(stage, FIRST)
     assert restarted(standby) == (1, FIRST.after)

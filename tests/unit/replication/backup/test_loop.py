@@ -112,7 +112,7 @@ def test_the_newest_line_counts(one: Following) -> None:
     new, welcome = one.hello(captured=1)
     assert welcome.committed == 1
     # It may end in the middle of a heartbeat.
-    with pytest.raises((ConnectionLost, CutOff), match=r"closed|broke|ended"):
+    with pytest.raises((ConnectionLost, CutOff), match=r"closed|was lost|ended"):
         old.expect(Ack, SHORT)
     commit(new, TWO)
 
@@ -122,7 +122,7 @@ def test_a_replayed_epoch_is_refused_by_name(one: Following) -> None:
     line, _ = one.hello()
     commit(line, ONE)
     line.send(ONE.parts[0])
-    assert "a message of epoch 1 came, but 1 is committed" in refusal(line)
+    assert "a message of epoch 1 arrived, but epoch 1 is already committed" in refusal(line)
     line, welcome = one.hello(captured=1)
     assert welcome.committed == 1
     commit(line, TWO)
@@ -133,7 +133,7 @@ def test_an_epoch_that_follows_another_one_is_refused(one: Following) -> None:
     line, _ = one.hello()
     commit(line, ONE)
     send(line, epoch(3, ONE.after, base=0))
-    assert "epoch 3 follows 0, but 1 was committed" in refusal(line)
+    assert "epoch 3 follows epoch 0, but epoch 1 was committed" in refusal(line)
     assert one.stage.committed == 1
 
 

@@ -230,7 +230,7 @@ def test_a_person_who_was_wrong_is_not_taken_at_his_word_when_the_line_hiccups_l
     try:
         one.requests.add(Request.FAILOVER)
         until(lambda: not one.requests.has(Request.FAILOVER))
-        assert one.backup.as_json()["says"] == "failover request dropped: the primary answers"
+        assert one.backup.as_json()["says"] == "failover request dropped: the primary is answering"
         quiet.set()
         time.sleep(0.3)
         assert one.thread.is_alive()

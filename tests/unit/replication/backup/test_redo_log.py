@@ -51,7 +51,9 @@ def test_without_room_for_epochs_no_first_copy_is_begun(
         run(stage, FIRST)
         for folder in (standby.folder, standby.log):
             full.add(folder)
-            with pytest.raises(StageFull, match=f"room for epochs in {folder}: No space left"):
+            with pytest.raises(
+                StageFull, match=f"reserving space for epochs in {folder}: No space left"
+            ):
                 stage.start_over()
             assert stage.committed == 0
             full.clear()

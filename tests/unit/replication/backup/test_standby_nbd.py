@@ -262,12 +262,12 @@ def test_zeros_take_no_room_in_the_window(tmp_path: Path) -> None:
             "invalid reply from the server: data that was not", id="data for a write",
         ),
         pytest.param(
-            lambda handle: simple(handle + 1), "server: reply without a request",
+            lambda handle: simple(handle + 1), "server: reply to an unknown request",
             id="another's answer",
         ),
         pytest.param(
             lambda handle: simple(handle) + simple(handle),
-            "server: reply without a request", id="twice",
+            "server: reply to an unknown request", id="twice",
         ),
         pytest.param(lambda _: b"x" * 16, "server: reply with an invalid magic", id="noise"),
         pytest.param(lambda _: b"", "closed the connection", id="nothing"),

@@ -38,7 +38,7 @@ def image(path: Path, *, size: int = MIB, format_: str = "qcow2") -> Path:
         (replace(FINE, regular=False, size=None), "is not a regular file"),
         (replace(FINE, size=Bytes(MIB + 512)), "has 1049088 bytes, but the disk has 1048576"),
         (replace(FINE, user="db1"), "is used by guest db1"),
-        (replace(FINE, size=None, says="Failed to get shared lock"), "is open in another program"),
+        (replace(FINE, size=None, says="Failed to get shared lock"), "is open in another process"),
         (replace(FINE, size=None, says="Image is not in qcow2 format"), "cannot be read: Image is"),
     ],
 )
@@ -78,7 +78,7 @@ def test_one_that_a_program_writes_to_is_open(tmp_path: Path) -> None:
                 assert server.poll() is None
             assert (
                 why_not(inspect_image(str(made), "qcow2"), MIB)
-                == f"{made} is open in another program"
+                == f"{made} is open in another process"
             )
         finally:
             server.kill()

@@ -174,7 +174,7 @@ def test_a_log_that_dies_is_seen_although_nothing_is_written(rig: Rig) -> None:
     process = nbdkit_server.running(rig.place)
     assert process is not None
     os.kill(process, signal.SIGKILL)
-    until(lambda: rig.log.failed() == "its nbdkit has ended")
+    until(lambda: rig.log.failed() == "its nbdkit process is gone")
     mirror_job.begun(rig.qmp, JOB)
     told = saved(rig.qmp)
     assert told["status"] == "failed"
@@ -334,7 +334,7 @@ def test_one_that_does_not_end_gently_is_broken_off(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(mirror_job, "_GENTLY", 0.05)
     monkeypatch.setattr(mirror_job, "_PATIENCE", 0.2)
     monitor = Monitor(READY)
-    with pytest.raises(HypervisorError, match="does not end"):
+    with pytest.raises(HypervisorError, match="does not stop"):
         mirror_job.end(monitor, JOB)
 
     assert monitor.did[:4] == ["block-job-cancel gently", *FORCED]

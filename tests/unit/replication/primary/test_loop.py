@@ -321,7 +321,7 @@ def _nbdkit_ends(one: World) -> None:
     [
         (_mirror_fails, "an input/output error"),
         (_log_has_no_room, "No space left"),
-        (_nbdkit_ends, "its nbdkit has ended"),
+        (_nbdkit_ends, "its nbdkit process is gone"),
     ],
 )
 def test_an_epoch_of_which_a_write_is_in_no_log_is_not_sealed(

@@ -99,7 +99,7 @@ def test_what_belongs_to_no_epoch_is_always_in_order() -> None:
 
 @pytest.mark.parametrize("number", [1, 4, 5])
 def test_an_epoch_that_is_committed_is_replayed(number: int) -> None:
-    with pytest.raises(Replayed, match=f"epoch {number} came, but 5 is committed"):
+    with pytest.raises(Replayed, match=f"epoch {number} arrived, but epoch 5 is already committed"):
         Order(5).take(epoch(number)[0])
     with pytest.raises(Replayed):
         Order(5).take(sealed(number, [], base=5))
@@ -114,7 +114,9 @@ def test_nothing_seals_epoch_0() -> None:
 def test_an_epoch_that_follows_another_one_is_out_of_order(base: int) -> None:
     order = taken(Order(4), epoch(6))
 
-    with pytest.raises(OutOfOrder, match=f"epoch 6 follows {base}, but 4 was committed"):
+    with pytest.raises(
+        OutOfOrder, match=f"epoch 6 follows epoch {base}, but epoch 4 was committed"
+    ):
         order.take(sealed(6, epoch(6), base=base))
     assert (order.committed, order.open) == (4, None)
 
@@ -122,13 +124,13 @@ def test_an_epoch_that_follows_another_one_is_out_of_order(base: int) -> None:
 @pytest.mark.parametrize(
     ("sent", "what"),
     [
-        pytest.param(epoch(1)[1:], "has 3 parts, but 2 came", id="one is missing"),
-        pytest.param([*epoch(1), epoch(1)[0]], "has 3 parts, but 4 came", id="one came twice"),
+        pytest.param(epoch(1)[1:], "has 3 parts, but 2 arrived", id="one is missing"),
+        pytest.param([*epoch(1), epoch(1)[0]], "has 3 parts, but 4 arrived", id="one came twice"),
         pytest.param(epoch(1)[::-1], "do not match its digest", id="another order"),
         pytest.param(
             [*epoch(1)[:-1], DeviceState(epoch=1, data=b"")], "do not match", id="another state"
         ),
-        pytest.param([], "has 3 parts, but 0 came", id="nothing"),
+        pytest.param([], "has 3 parts, but 0 arrived", id="nothing"),
         pytest.param(epoch(2), "epoch 2 is open", id="another epoch"),
     ],
 )
@@ -149,7 +151,7 @@ def test_a_newer_epoch_takes_the_place_of_the_open_one() -> None:
 def test_an_older_epoch_does_not_take_the_place_of_the_open_one() -> None:
     order = taken(Order(2), epoch(4))
 
-    with pytest.raises(OutOfOrder, match="a part of epoch 3 came after parts of 4"):
+    with pytest.raises(OutOfOrder, match="a part of epoch 3 arrived after parts of epoch 4"):
         order.take(epoch(3)[0])
 
 

@@ -167,14 +167,14 @@ def test_a_damaged_token_is_no_wrong_one() -> None:
 
 
 def test_a_newer_version_is_told_by_six_bytes_and_names_both() -> None:
-    with pytest.raises(TooNew, match="version 9, this one 1; upgrade vmckpt"):
+    with pytest.raises(TooNew, match="version 9, this agent 1; upgrade vmckpt"):
         Reader(token=TOKEN).feed(b"VMCR\0\x09")
 
 
 def test_a_body_is_too_long_before_any_of_it_is_there() -> None:
     header = struct.pack(">4sHHQQI", b"VMCR", 1, 3, TOKEN, 1, MOST + 1)
 
-    with pytest.raises(TooLong, match="33554433 bytes, at most 33554432"):
+    with pytest.raises(TooLong, match="33554433 bytes, but at most 33554432"):
         Reader(token=TOKEN).feed(header + bytes(16))
 
 

@@ -240,7 +240,7 @@ def test_device_state_that_changed_little_and_moved_is_small(size: int) -> None:
 def test_device_state_against_another_one_is_damaged(other: bytes | None) -> None:
     data = encode_state(b"state", b"previous state")
 
-    with pytest.raises(Damaged, match="does not follow the last one"):
+    with pytest.raises(Damaged, match="does not follow the last device state"):
         decode_state(data, other)
 
 

@@ -177,7 +177,7 @@ def test_it_kills_the_guest_when_the_lease_ends_and_tells_why(bench: Bench) -> N
     assert "valid for 0.50 s" in (bench.folder / watchdog_process.KILLED).read_text()
     (bench.folder / watchdog_process.OVER).touch()
     until(lambda: not bench.guard())
-    assert "ends: the protection has ended" in bench.log()
+    assert "exiting: the protection has ended" in bench.log()
 
 
 def test_a_stopped_agent_saves_nobody(bench: Bench) -> None:
@@ -270,7 +270,7 @@ def test_a_guard_whose_agent_leaves_no_word_ends_all_the_same(folder: Path) -> N
     since = boottime()
     until(lambda: not bench.guard())
     assert since + 0.4 <= boottime() < since + 1.5
-    assert "does not end the protection" in bench.log()
+    assert "has not ended the protection" in bench.log()
     bench.close()
 
 
@@ -326,7 +326,7 @@ def test_the_marker_sends_it_away_and_signals_do_not(bench: Bench) -> None:
     (bench.folder / watchdog_process.OVER).touch()
     until(lambda: not bench.guard())
 
-    assert "ends: the protection has ended" in bench.log()
+    assert "exiting: the protection has ended" in bench.log()
     assert not dead(bench.qemu)
     with pytest.raises(WatchdogFailed):
         watchdog_process.start(bench.facts)
@@ -354,7 +354,7 @@ def test_it_is_locked_in_memory_and_comes_before_others(bench: Bench) -> None:
     assert os.getsid(number) == number
     # Not every root may do this; then it is told.
     score = Path(f"/proc/{number}/oom_score_adj").read_text()
-    told = "has no protection from the out-of-memory killer" in bench.log()
+    told = "running without protection from the out-of-memory killer" in bench.log()
     assert (score == "-1000\n") is not told
 
 

@@ -105,7 +105,7 @@ async def test_ready_is_waited_for_and_asked_again(side: Side) -> None:
     assert await ready == {"answer": True}
     # Whoever has started it meanwhile is seen.
     side.runs, side.heard = True, [HostAnswer(host="beta", runs=True, users={})]
-    assert "runs on beta" in (await answers("make way", ABOUT))["refused"]
+    assert "is running on beta" in (await answers("make way", ABOUT))["refused"]
 
 
 async def test_one_that_cannot_go_on_is_told_of_and_is_back(
@@ -206,7 +206,7 @@ def test_what_is_for_one_guest_is_refused(stock: Stock, option: tuple[str, ...])
     in_group(stock)
     code, _, err = stock("restore", GROUP, *option)
     assert code == 2
-    assert f"{option[0]} does not apply to groups, and {GROUP} is a group" in err
+    assert f"{option[0]} is not available for a group, and {GROUP} is a group" in err
 
 
 def test_an_incomplete_group_is_refused(stock: Stock) -> None:

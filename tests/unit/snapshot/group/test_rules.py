@@ -91,7 +91,7 @@ def test_a_group_counts_if_all_of_it_is_there() -> None:
         ]
     )
     assert {id_: one.whole for id_, one in told.items()} == {whole: True, half: False, odd: False}
-    assert str(told[half]) == f"{half} is incomplete: 1 of 3"
+    assert str(told[half]) == f"{half} is incomplete: 1 of 3 guests"
 
 
 def test_progress_is_that_of_who_is_behind() -> None:
@@ -124,7 +124,7 @@ def test_the_check_finds_what_was_received_and_not_sent(
     [
         ([], "neither a guest nor a group is named"),
         (["web1", "--group", "web1,web2"], "both a guest and a group are named"),
-        (["--group", "web1"], "a group has at least two guests"),
+        (["--group", "web1"], "a group needs at least two guests"),
         (["--group", "web1,db1,web1"], "--group names 'web1' twice"),
     ],
 )

@@ -21,8 +21,9 @@ THERE = HostAnswer(host="beta", users={"/s/web2.qcow2": User("web2", "qcow2")})
     [
         ([HERE, THERE], None, ""),
         ([RUNS_HERE, THERE], None, ""),  # whether it may be ended is asked elsewhere
-        ([HERE, HostAnswer(host="beta", runs=True, users={})], GuestLocked, "web1 runs on beta"),
-        ([HERE, HostAnswer(host="beta", error="off")], HostUnreachable, "may run on beta"),
+        ([HERE, HostAnswer(host="beta", runs=True, users={})], GuestLocked,
+         "web1 is running on beta"),
+        ([HERE, HostAnswer(host="beta", error="off")], HostUnreachable, "may be running on beta"),
         ([HostAnswer(host="alpha", users={IMAGE: User("new", "qcow2")}), THERE], GuestLocked,
          "/s/web1.qcow2 is also an image of guest new on alpha"),
         ([HERE, HostAnswer(host="beta", users={IMAGE: User("new", "raw")})], GuestLocked,
@@ -124,10 +125,10 @@ def test_a_cd_must_be_there_unless_the_guest_starts_without() -> None:
     [
         (XML, "", True),
         (SHARED, "disk vdb (/s/data)", True),
-        (NINE_P, "the shared folder /srv/data", True),
+        (NINE_P, "the shared directory /srv/data", True),
         (LUN, "disk sdb (/dev/sdx)", False),
         (IDE, "disk hda (/s/x)", False),
-        (VIRTIOFS, "the shared folder /srv/data", False),
+        (VIRTIOFS, "the shared directory /srv/data", False),
         (USB, "the host's usb device", False),
         (with_device("<shmem name='s'/>"), "the shared memory s", False),
         (with_device("<tpm><backend type='passthrough'/></tpm>"), "the host's TPM", False),
@@ -146,5 +147,5 @@ def test_a_fork_writes_into_nothing_it_shares(xml: str, said: str, able: bool) -
         with pytest.raises(BadInput, match="a fork would write to it"):
             domain_xml.unshared(xml, {"vda"}, memory=True)
         changed, told = domain_xml.unshared(xml, {"vda"}, memory=False)
-        assert told == (f"{said} was left out of the fork",)
+        assert told == (f"{said} was removed from the fork",)
     assert domain_xml.beside(changed, {"vda"}) == ()

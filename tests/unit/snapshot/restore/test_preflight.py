@@ -93,7 +93,7 @@ async def test_one_that_is_harmless_is_restored(here: Mapping[str, Any]) -> None
     ("of", "why"),
     [
         (HARMFUL, "<devices/shmem> is not known"),
-        (OUTSIDE, "'/etc/cron.d/web1.qcow2', outside the storage folders of beta"),
+        (OUTSIDE, "'/etc/cron.d/web1.qcow2', outside the storage directories of beta"),
     ],
 )
 async def test_one_that_may_not_be_is_refused_by_name_before_anything_is_begun(

@@ -58,7 +58,7 @@ def test_images_go_into_storage_alone(path: str, good: bool) -> None:
 @pytest.mark.parametrize(
     ("inside", "reason"),
     [
-        ("<devices><emulator>/tmp/x</emulator></devices>", "its emulator is '/tmp/x'"),
+        ("<devices><emulator>/tmp/x</emulator></devices>", "the emulator is '/tmp/x'"),
         ("<qemu:commandline><qemu:arg value='-x'/></qemu:commandline>", "QEMU-specific"),
         ("<qemu:override/>", "QEMU-specific"),
         ("<seclabel type='static' model='dac'><label>root</label></seclabel>", "security label"),
@@ -68,7 +68,7 @@ def test_images_go_into_storage_alone(path: str, good: bool) -> None:
         ("<devices><serial type='file'><source path='/etc/x'/></serial></devices>", "a serial"),
         ("<devices><serial type='pty'><log file='/etc/x'/></serial></devices>", "a log"),
         ("<devices><channel type='unix'><source path='/etc/x'/></channel></devices>", "a channel"),
-        ("<devices><filesystem><source dir='/etc'/></filesystem></devices>", "a shared folder"),
+        ("<devices><filesystem><source dir='/etc'/></filesystem></devices>", "a shared directory"),
         ("<devices><disk><source dev='/dev/sda'/></disk></devices>", "disk ?"),
         ("<os><nvram><source file='/etc/x'/></nvram></os>", "NVRAM"),
         ("<devices><memory><source><path>/etc/x</path></source></memory></devices>", "memory"),

@@ -217,7 +217,7 @@ def test_what_was_published_outlives_a_killed_server(certified: Seaweed) -> None
     certified.kill()
     thread.join()
     with pytest.raises(
-        StoreError, match=r"s3://killed: .*no answer: .*; check that the server is up"
+        StoreError, match=r"s3://killed: .*no answer: .*; check that the server is running"
     ):
         Store.open(backend)
 

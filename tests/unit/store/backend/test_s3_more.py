@@ -178,7 +178,7 @@ def test_a_server_that_dies_is_told_at_once_by_whoever_works() -> None:
             lambda: read(store, "one"), lambda: gc(store), lambda: store.delete("one"),
         ):  # fmt: skip
             with pytest.raises(
-                StoreError, match=r"s3://short: .*no answer: .*; check that the server is up"
+                StoreError, match=r"s3://short: .*no answer: .*; check that the server is running"
             ):
                 work()
     finally:

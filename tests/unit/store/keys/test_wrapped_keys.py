@@ -47,7 +47,7 @@ def test_two_wraps_of_one_key_have_nothing_in_common() -> None:
 
 @pytest.mark.parametrize("count", [0, 257])
 def test_there_must_be_some_administrators_and_not_too_many(count: int) -> None:
-    with pytest.raises(KeyRefused, match=f"1 to 256 administrators, not {count}"):
+    with pytest.raises(KeyRefused, match=f"1 to 256 administrators' keys, not {count}"):
         wrap(DATA_KEY, ID, [number.to_bytes(32, "big") for number in range(count)])
 
 
@@ -91,7 +91,9 @@ def test_a_newer_version_is_named() -> None:
     body = bytearray(FOR_BOTH[:-32])
     body[8] = 2
 
-    with pytest.raises(StoreNewer, match=f"wraps/{ID} has version 2; this vmckpt supports up to 1"):
+    with pytest.raises(
+        StoreNewer, match=f"wraps/{ID} has version 2; this vmckpt supports versions up to 1"
+    ):
         recipients(bytes(body) + blake3(body).digest(), ID)
 
 
