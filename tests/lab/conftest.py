@@ -41,9 +41,11 @@ def bench(session_lab: Bench) -> Iterator[Bench]:
 
 @pytest.fixture
 def kept(bench: Bench) -> Iterator[Bench]:
-    """A lab with a store."""
+    """A lab with a store. Tests of several files share the lab, so images of forks are removed."""
     bench.good("snapshot", "init")
     yield bench
+    for image in bench.plan.shared.glob("fork-*"):
+        image.unlink()
     folder = bench.plan.shared / "snapshots"
     bench.inside("alpha", "rm", "-rf", str(folder))
     for one in bench.plan.hosts:

@@ -60,7 +60,7 @@ def test_nvram_is_kept_and_comes_back(kept: Bench) -> None:
     finally:
         kept.inside("beta", "virsh", "destroy", "fork")
         kept.inside("beta", "virsh", "undefine", "--nvram", "fork")
-        for name in ("fork-vda.qcow2", "code.fd", "vars.fd", "web1.xml"):
+        for name in ("code.fd", "vars.fd", "web1.xml"):
             (kept.plan.shared / name).unlink(missing_ok=True)
         kept.inside(
             "alpha", "sh", "-c", f"virsh destroy web1; virsh undefine --nvram web1; rm -f {NVRAM}"

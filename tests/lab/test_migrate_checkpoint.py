@@ -288,7 +288,7 @@ def test_a_guest_on_its_way_is_nobody_else_s(pair: Bench) -> None:
         assert pair.good("status", "--json").json == []
         refused = pair.run("pause", "web1")
         assert refused.code != 0
-        assert "does not support this request" in refused.out + refused.err
+        assert "not available in mode checkpoint" in refused.out + refused.err
     finally:
         pair.run("cancel", "web1")
         done = finish(moving)

@@ -47,7 +47,7 @@ def test_a_host_that_nobody_reaches_is_powered_off_before_its_guest_runs_elsewhe
     assert (told["runs_on"], told["fenced"]["host"], told["fenced"]["answered"]) == (
         "beta", "alpha", "off",
     )  # fmt: skip
-    assert "powering it and all its guests off with fence_lab" in done.err
+    assert f"powering it and all its guests off with {pair.tmp / 'fence_lab'}\n" in done.err
     assert pair.actions == ["off", "status"]
     steps = pair.good("job", one["job"], "--json").json["steps"]
     (step,) = [one for one in steps if one["name"] == "fence"]

@@ -63,5 +63,5 @@ def test_every_line_does_what_the_page_says(environment: dict[str, str]) -> None
         if line.startswith("lab kill"):
             assert dying is not None
             assert finish(dying).code != 0
-    assert "whole" in ended["lab verify web1"].out
+    assert "intact" in ended["lab verify web1"].out
     assert "web1" in ended["evacuate beta --yes"].out + ended["evacuate beta --yes"].err

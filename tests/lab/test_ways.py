@@ -74,7 +74,6 @@ def test_a_fork_of_disks_alone_is_defined_and_off(kept: Bench) -> None:
         kept.inside("beta", "virsh", "start", "fork")
     finally:
         kept.inside("beta", "sh", "-c", "virsh destroy fork; virsh undefine fork")
-        (kept.plan.shared / "fork-vda.qcow2").unlink()
     assert kept.ledgers() == {"memory": True, "disk": True, "output": True}
 
 
