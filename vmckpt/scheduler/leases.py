@@ -72,7 +72,7 @@ class ScheduleLeases:
                 dead = exc.hint == _RECOVER
                 self.stale = self.stale or dead
                 if one not in self._others:
-                    self._warn(f"this service does not run schedule {one}: {exc.message}")
+                    self._warn(f"this service does not run {_named(one)}: {exc.message}")
                 lives = isinstance(exc, GuestLocked) and not dead
                 self._others[one] = (
                     time.monotonic(),
@@ -81,7 +81,7 @@ class ScheduleLeases:
             else:
                 self._mine.add(one)
                 if self._others.pop(one, None) is not None:
-                    self._warn(f"this service now runs schedule {one}")
+                    self._warn(f"this service now runs {_named(one)}")
         return frozenset(self._mine.intersection(schedules))
 
     def owner_of(self, one: str) -> LeaseOwner:
@@ -119,3 +119,7 @@ class ScheduleLeases:
         """End the service's job, which releases all leases."""
         self._recorder.finish(Outcome.COMPLETED, None)
         await asyncio.to_thread(self._recorder.close)
+
+
+def _named(one: str) -> str:
+    return "the failure detector" if one == VIGIL else f"schedule {one}"

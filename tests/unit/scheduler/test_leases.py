@@ -11,7 +11,8 @@ __all__ = ["journal"]
 
 
 async def test_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = ScheduleLeases("here", print), ScheduleLeases("here", print)
+    warned: list[str] = []
+    first, second = ScheduleLeases("here", print), ScheduleLeases("here", warned.append)
     assert (first.owner_of("pages"), second.owner_of("pages")) == (
         LeaseOwner.OURS,
         LeaseOwner.ANOTHERS,
@@ -19,6 +20,7 @@ async def test_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     killed("vigil")
     assert second.owner_of("vigil") is LeaseOwner.UNSURE
+    assert warned[-1].startswith("this service does not run the failure detector: ")
     assert second.stale
 
     def unreadable(*_: object) -> None:

@@ -5,7 +5,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmckpt.errors import BadInput, StoreDamaged
+from vmckpt.errors import BadInput, StoreDamaged, StoreNewer
 from vmckpt.store.format import pack as format_pack
 
 PACK = format_pack.encode([(bytes([n]) * 32, bytes([n]) * n, 9) for n in range(1, 9)], b"n" * 16, 3)
@@ -33,7 +33,8 @@ def test_a_pack_with_any_bit_changed_is_refused() -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_nonsense_is_no_pack(data: bytes, size: int) -> None:
-    with pytest.raises(StoreDamaged):
+    # Before the real end of a pack, any other number may be that of a newer version.
+    with pytest.raises((StoreDamaged, StoreNewer)):
         format_pack.parse_tail(data + PACK[-8:] * (size % 2), size)
     assert len(format_pack.salvage(data)[0]) == 0
 
