@@ -35,10 +35,14 @@ def chaos(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed. Default: random.")] = None,
     first: Annotated[int, typer.Option(min=1, help="Number of the first operation.")] = 1,
     postgres: Annotated[
-        bool, typer.Option("--postgres", help="Keep the journal in PostgreSQL; restart PostgreSQL.")
+        bool,
+        typer.Option(
+            "--postgres", help="Keep the journal in PostgreSQL; some faults restart PostgreSQL."
+        ),
     ] = False,
     name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Lab to use. Default: a temporary lab.")
+        str | None,
+        typer.Option("--name", "-n", metavar="LAB", help="Lab to use. Default: a temporary lab."),
     ] = None,
     json: JSON = False,
 ) -> None:
@@ -69,7 +73,7 @@ def chaos(
             shaken.tally.failed = exc.message
             again = chaos_run.replay_command(seed, first, exc.operation, postgres=postgres)
             raise LabError(
-                f"seed {seed}, {exc.message}", hint=f"to repeat the run: {again}"
+                f"seed {seed}, {exc.message}", hint=f"repeat the run with: {again}"
             ) from exc
         finally:
             if json:
@@ -115,8 +119,8 @@ def _show(tally: chaos_run.Tally) -> None:
         f"{tally.operations} operations, {each:.1f} s each; {tally.rightly_gone} guests lost as"
         f" expected; {tally.histories} histories with {tally.history_operations} answers:"
         f" {tally.histories_broken} not linearizable, {tally.histories_unknown} unknown;"
-        f" {tally.ledgers_lost} ledger errors, two running copies {tally.two_copies_seen} times,"
-        f" {tally.unknown_states_left} states unknown after recovery"
+        f" {tally.ledgers_lost} ledger errors, two running copies seen"
+        f" {tally.two_copies_seen} times, {tally.unknown_states_left} states unknown after recovery"
     )
 
 
@@ -129,9 +133,11 @@ app = typer.Typer(
 
 app.command()(chaos)
 
-NAME = Annotated[str, typer.Option("--name", "-n", envvar="VMCKPT_LAB", help="Name of the lab.")]
-HOST = Annotated[str, typer.Argument(help="Host of the lab: alpha, beta, …")]
-GUEST = Annotated[str, typer.Argument(help="Guest of the lab.")]
+NAME = Annotated[
+    str, typer.Option("--name", "-n", envvar="VMCKPT_LAB", metavar="LAB", help="Name of the lab.")
+]
+HOST = Annotated[str, typer.Argument(metavar="HOST", help="Host of the lab: alpha, beta, …")]
+GUEST = Annotated[str, typer.Argument(metavar="GUEST", help="Guest of the lab.")]
 
 
 @app.callback()
@@ -171,7 +177,7 @@ def up(
 
 @app.command()
 def down(name: NAME = "lab") -> None:
-    """Remove a lab with its processes, namespaces, links, mounts and files."""
+    """Remove a lab: its processes, namespaces, links, mounts and files."""
     lab.down(name, say=output.say)
 
 
@@ -214,19 +220,32 @@ def _guest_status(found: LabPlan, guest: guests.LabGuest) -> dict[str, Any]:
 
 @app.command()
 def guest(
-    guest: Annotated[str, typer.Argument(help="Name of the new guest.")],
-    on: Annotated[str, typer.Option("--on", help="Host to start the guest on.")],
-    memory: Annotated[str, typer.Option(help="Memory size of the guest.")] = "256MiB",
+    guest: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new guest.")],
+    on: Annotated[str, typer.Option("--on", metavar="HOST", help="Host to start the guest on.")],
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory size of the guest.")
+    ] = "256MiB",
     dirty: Annotated[
-        str, typer.Option(help="Size of the memory region that the guest rewrites, and the rate.")
+        str,
+        typer.Option(
+            metavar="SIZE@RATE",
+            help="Size of the memory region that the guest rewrites, and the rate.",
+        ),
     ] = "64MiB@20MiB/s",
-    disk: Annotated[str, typer.Option(help="Disk size of the guest; 0: no disk.")] = "64MiB",
-    disk_format: Annotated[str, typer.Option(help="Disk format: raw or qcow2.")] = "raw",
+    disk: Annotated[
+        str, typer.Option(metavar="SIZE", help="Disk size of the guest; 0: no disk.")
+    ] = "64MiB",
+    disk_format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="Disk format: raw or qcow2.")
+    ] = "raw",
     private_disk: Annotated[
         bool, typer.Option("--private-disk", help="Put the disk on the host's private storage.")
     ] = False,
     shared_memory: Annotated[
-        bool, typer.Option("--shared-memory", help="Memory in a file that other processes can map.")
+        bool,
+        typer.Option(
+            "--shared-memory", help="Put the memory in a file that other processes can map."
+        ),
     ] = False,
     vcpus: Annotated[int, typer.Option(min=1, max=4, help="Number of vCPUs.")] = 1,
     name: NAME = "lab",
@@ -317,7 +336,9 @@ def kill(host_name: HOST, name: NAME = "lab") -> None:
 @app.command()
 def shape(
     host_name: HOST,
-    rate: Annotated[str, typer.Argument(help="Bandwidth, like 200mbit; 'off' for no limit.")],
+    rate: Annotated[
+        str, typer.Argument(metavar="RATE", help="Bandwidth, like 200mbit; 'off' for no limit.")
+    ],
     name: NAME = "lab",
 ) -> None:
     """Limit the bandwidth of a host's link in both directions."""
@@ -341,7 +362,9 @@ def delay(
 @app.command(context_settings={"ignore_unknown_options": True})
 def run(
     host_name: HOST,
-    command: Annotated[list[str], typer.Argument(help="Command to run on the host.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="Command to run on the host.")
+    ],
     name: NAME = "lab",
 ) -> None:
     """Run a command on a host, as in a login shell.
@@ -357,7 +380,9 @@ def run(
 @app.command()
 def observe(
     guest: GUEST,
-    seconds: Annotated[float, typer.Option(help="Duration; 0: until Ctrl-C.")] = 0.0,
+    seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Duration; 0: until Ctrl-C.")
+    ] = 0.0,
     name: NAME = "lab",
 ) -> None:
     """Show what the observer sees of a guest, once per second.

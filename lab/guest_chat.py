@@ -62,7 +62,7 @@ def parse(page: bytes) -> Chat | None:
 
 
 def violations(cut: Sequence[Chat]) -> list[str]:
-    """Return the messages of a cut that were received but not sent. Empty: it is consistent."""
+    """Return the contradictions in a cut: messages received but not sent. Empty if none."""
     found = []
     for receiver in cut:
         for sender in cut:

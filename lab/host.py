@@ -92,7 +92,7 @@ def power_on(plan: LabPlan, host: HostPlan) -> None:
 def wait_until_up(host: HostPlan, *, limit: float = 30.0) -> None:
     """Wait until ssh and libvirt accept connections.
 
-    Raises LabError with the last line of the host's log if one of them takes over `limit` seconds.
+    Raises LabError with the last line of the host's log if they do not within `limit` seconds.
     """
     give_up = Deadline(limit)
     for what, port in _PORTS.items():

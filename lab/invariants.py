@@ -100,7 +100,8 @@ def _at_home(one: HostCopy, allowed: set[str]) -> list[str]:
 def _away(one: HostCopy, *, several: bool) -> list[str]:
     """Return the violations on a host without a QEMU process of the guest.
 
-    `several`: whether another host has one; a definition on this host is then a violation.
+    `several`: whether another host has such a process; a definition on this host is then a
+    violation.
     """
     wrong = [f"left on {one.host}: {file}" for file in one.files]
     if one.state is not None and one.state.is_active:
@@ -177,7 +178,7 @@ class Checker:
         return [copy.host for copy in self._census.copies(guest)]
 
     def settled(self, guest: str, allowed: Iterable[str], *, limit: float = 10.0) -> list[str]:
-        """Return the violations by a guest. Waits up to `limit` seconds for libvirt's cleanup."""
+        """Return a guest's violations. Waits up to `limit` seconds for libvirt's cleanup."""
         give_up = Deadline(limit)
         while (wrong := violations(self.look(guest), allowed=allowed)) and not give_up.passed():
             time.sleep(0.2)

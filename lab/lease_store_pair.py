@@ -64,7 +64,8 @@ class WitnessPair:
         seat = self._seats[1 - self._serving]
         network.kill_all([seat.namespace])
         run(["ip", "link", "set", seat.link, "up"])
-        self._addressed("replace", seat, seat.address)  # may be gone with the store's address
+        # The kernel may have removed this address together with the store's address.
+        self._addressed("replace", seat, seat.address)
         shutil.rmtree(seat.data, ignore_errors=True)
         seat.data.mkdir(mode=0o700)
         shutil.chown(seat.data, "postgres", "postgres")

@@ -135,7 +135,10 @@ def audit(lab: LabPlan, name: str) -> Audit:
     seen = client.verify(lab.observer_socket, name)
     places = asyncio.run(guests.whereabouts(lab, name))
     if len(places) != 1:
-        raise LabError(f"guest {name} has a QEMU process on {' and '.join(places) or 'no host'}")
+        raise LabError(
+            f"guest {name} must be on exactly one host; it was found on"
+            f" {' and '.join(places) or 'none'}"
+        )
     records = None
     if guest.disk:
         # The numbers that were sent are read before the image, so the image must contain them all.

@@ -96,7 +96,7 @@ _NOWHERE = "02:00:00:00:00:01"
 
 
 def mute(namespace: str, address: str) -> None:
-    """Silently drop packets from a namespace to an address; packets in return still arrive."""
+    """Silently drop packets from a namespace to an address; packets from the address arrive."""
     _ip(f"neigh replace {address} lladdr {_NOWHERE} dev eth0 nud permanent", namespace)
 
 

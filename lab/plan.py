@@ -27,7 +27,8 @@ def check_name(name: str) -> str:
     """Return a valid name of a lab or guest. Raises ValueError, with the rule, if it is invalid."""
     if _NAME.fullmatch(name) is None:
         raise ValueError(
-            f"{name!r}: use 1 to 24 of a-z, 0-9 and '-', not beginning or ending with '-'"
+            f"{name!r}: use 1 to 24 characters from a-z, 0-9 and '-', not beginning or ending with"
+            " '-'"
         )
     return name
 

@@ -38,7 +38,7 @@ class Census:
         }
         self._threads: dict[int, list[Path]] = {}
         self._others: dict[int, float] = {}
-        """When each process that is not a QEMU was first seen, by process ID."""
+        """When each process that is not a QEMU process was first seen, by process ID."""
 
     def copies(self, guest: str | None = None) -> tuple[QemuCopy, ...]:
         """Return the QEMU processes of all guests, running or paused, or of `guest` only."""
@@ -52,7 +52,7 @@ class Census:
         return tuple(sorted(one for one in found if guest in (None, one.guest)))
 
     def daemon(self, host: str, name: str) -> int | None:
-        """Return the lowest ID of the processes with this name on a host; None without any."""
+        """Return the lowest ID of the processes with this name on a host; None if there is none."""
         found = [pid for pid in self._called(name) if self._host_of(pid) == host]
         return min(found, default=None)
 
@@ -78,7 +78,7 @@ class Census:
     def _qemus(self) -> list[int]:
         """Return the IDs of all QEMU processes.
 
-        A process that has not been a QEMU for `_SETTLED` seconds is not checked again.
+        A process that was not a QEMU process for `_SETTLED` seconds is not checked again.
         """
         now, others, found = time.monotonic(), dict[int, float](), []
         with os.scandir(_PROC) as entries:

@@ -75,7 +75,7 @@ class Scene:
     where: Where
     model: Model
     guests: tuple[GuestNow, ...] = ()
-    """The marked guests; without marks the guest under the cursor."""
+    """The marked guests; if none is marked, the guest under the cursor."""
     host: HostNow | None = None
     job: JobView | None = None
     done: float | None = None

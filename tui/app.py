@@ -274,7 +274,8 @@ class Dashboard(App[None]):
         if waiting and not self._warned:
             self._warned = True
             self.notify(
-                f"commands still queued: {waiting}; they would never start; press q again to quit",
+                f"commands still queued: {waiting}; they will not run if you quit; press q again to"
+                " quit",
                 severity="warning",
             )
             return

@@ -18,6 +18,7 @@ from vmckpt.model.events import Commands
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import FleetNow, GuestNow, HostNow
 from vmckpt.policy.model import Policy
+from vmckpt.units import show_count
 from vmckpt_tui import tables as view
 from vmckpt_tui.action_lists.all import TABLE
 from vmckpt_tui.actions import Model, Scene, Where, of
@@ -151,7 +152,8 @@ class FleetPane(Pane):
         few = "" if shown == len(fleet.guests) else f"{shown:,} of "
         marked = f", {len(self.guests.marked)} marked" if self.guests.marked else ""
         self.query_one("#of", TextLine).say(
-            f"{len(fleet.hosts):,} hosts · {few}{len(fleet.guests):,} guests{on}{marked}"
+            f"{show_count(len(fleet.hosts), 'host')}"
+            f" · {few}{show_count(len(fleet.guests), 'guest')}{on}{marked}"
             " · / filter · Space mark · Tab hosts"
         )
 
@@ -304,7 +306,7 @@ class DoctorPane(Pane):
     name_of = "Doctor"
     where = Where.DOCTOR
     BINDINGS: ClassVar[list[BindingType]] = bindings(Where.DOCTOR)
-    DEFAULT_CSS = "DoctorPane #mend { height: auto; max-height: 4; padding: 0 1; }"
+    DEFAULT_CSS = "DoctorPane #hint { height: auto; max-height: 4; padding: 0 1; }"
 
     def __init__(self, commands: Commands) -> None:
         super().__init__()
@@ -314,7 +316,7 @@ class DoctorPane(Pane):
     def compose(self) -> ComposeResult:
         columns: Sequence[Column[Finding]] = view.finding_columns()
         yield Grid(columns, lambda one: f"{one.where} {one.code} {one.text}", sort=0)
-        yield Static("", id="mend", markup=False)
+        yield Static("", id="hint", markup=False)
 
     def fill(self) -> None:
         if not self._asked and self.display:
@@ -342,7 +344,7 @@ class DoctorPane(Pane):
     def on_grid_moved(self) -> None:
         one: Finding | None = self.query_one(Grid).current
         hint = "" if one is None or one.hint is None else f"→ {one.hint}"
-        self.query_one("#mend", Static).update(hint)
+        self.query_one("#hint", Static).update(hint)
 
 
 def findings(text: str) -> Sequence[Finding] | None:
@@ -353,7 +355,7 @@ def findings(text: str) -> Sequence[Finding] | None:
         return [
             Finding(
                 severity=Severity(one["severity"]), code=one["code"], where=one["where"],
-                text=one["text"], hint=one.get("hint", one.get("mend")),
+                text=one["text"], hint=one["hint"],
             )
             for one in told
         ]  # fmt: skip

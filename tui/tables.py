@@ -346,9 +346,9 @@ def snapshot_columns(clock_: Callable[[], float]) -> Sequence[Column[Leaf]]:
             return f"✗ {one.wrong}", "bad"
         at = one.verified_at
         told = one.verified if at is None else f"{one.verified} {ago(at, clock_())} ago"
-        if one.verified.startswith("bad"):
+        if one.damaged:
             return f"✗ {told}", "bad"
-        return (told, "dim") if one.verified == "never" else (f"✓ {told}", "good")
+        return (told, "dim") if at is None else (f"✓ {told}", "good")
 
     def made(leaf: Leaf) -> Cell:
         at = leaf.snapshot.made_at

@@ -13,14 +13,14 @@
      +-- RemoteError              12   the ssh connection, the login or the remote command failed
      |    +-- HostKeyRefused      14   the host's ssh key is unknown or has changed
      +-- JournalError             16   the journal cannot be opened, read or written
-     +-- OrphanedJobs             17   the job has no live controller, or it does not respond
+     +-- OrphanedJobs             17   no live controller runs the job, or it does not respond
      +-- GuestLocked              18   another operation holds a lock on the guest
      +-- LeaseLost                19   another controller has taken over; nothing more was changed
-     +-- MigrationFailed          20   the migration failed; the guest is running on the source
-     +-- PostcopyPaused           22   the guest is paused on the target, without all of its memory
+     +-- MigrationFailed          20   the migration failed; the guest runs on the source or is off
+     +-- PostcopyPaused           22   the guest waits on the target for the rest of its memory
      +-- Blocked                  21   preflight found blockers; nothing was changed
      +-- GuardRolledBack          23   a guarded command failed; the guest is as it was before
-     +-- HookFailed               24   the guest was restored, but a later command failed
+     +-- HookFailed               24   a command of a restore or of rolling maintenance failed
      +-- FencingFailed            25   a host may be on; its guest was not started elsewhere
      +-- GuestsRemaining          26   not all guests of a host could be moved
      +-- TwoCopies                27   two hosts run the guest, or another host holds its lease
@@ -53,10 +53,12 @@ class VmckptError(Exception):
     undone: bool = True
     """Whether all changes were reverted; if not, the job stays open for recovery."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, host: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.host = host
+        """The host that the error is about, or whose agent reported it; None if unknown."""
 
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
@@ -90,12 +92,12 @@ class HypervisorError(VmckptError):
     """libvirt or QEMU returned an error."""
 
     exit_code = 10
+    host: str
 
     def __init__(
         self, message: str, *, host: str, code: int | None = None, hint: str | None = None
     ) -> None:
-        super().__init__(message, hint=hint)
-        self.host = host
+        super().__init__(message, host=host, hint=hint)
         self.code = code
         """libvirt's VIR_ERR_* number; None if the error is vmckpt's own."""
 
@@ -152,6 +154,8 @@ class GuestLocked(VmckptError):
     """Another operation holds a lock on the guest."""
 
     exit_code = 18
+    interrupted: bool = False
+    """Whether that operation has lost its controller, so that only recovery releases the lock."""
 
 
 class LeaseLost(VmckptError):
@@ -161,7 +165,7 @@ class LeaseLost(VmckptError):
 
 
 class MigrationFailed(VmckptError):
-    """The migration failed, and the guest is running on the source."""
+    """The migration failed; the guest is running on the source, unless it stopped meanwhile."""
 
     exit_code = 20
 
@@ -185,7 +189,7 @@ class GuardRolledBack(VmckptError):
 
 
 class HookFailed(VmckptError):
-    """A command after a restore, or during rolling maintenance, failed."""
+    """A command run after a restore, or during rolling maintenance, failed."""
 
     exit_code = 24
 
@@ -282,7 +286,10 @@ class Cancelled(VmckptError):
 
 
 class Superseded(Cancelled):
-    """A prepared move was dropped in favour of another move; nothing was changed."""
+    """A prepared move was dropped before it changed anything.
+
+    Another move goes first, or the target has changed.
+    """
 
 
 def meant(word: str, known: Iterable[str], otherwise: str) -> str:

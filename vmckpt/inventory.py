@@ -17,9 +17,9 @@ hosts:
     # or levels, tried in turn; a level succeeds if all of its devices report off:
     # fence: {levels: [[{agent: fence_ipmilan, ...}], [{agent: fence_apc, ...}, {agent: ...}]]}
 stores:                                   # optional: where snapshots are kept
-  near: /srv/vmckpt                       # the first is the default; a directory all hosts mount
+  near: /srv/vmckpt                       # the default (first store); a directory all hosts mount
   far: s3://bucket/vmckpt?endpoint=https://s3.example.com
-lease: postgresql://vmckpt@pg/vmckpt      # optional: lease store, which must not be on a host
+lease: postgresql://vmckpt@pg/vmckpt      # optional: the lease store; not on any of these hosts
 observer: /run/observer.sock              # optional: socket of a plugin that observes guests
 webhooks:                                 # optional: URLs to which `vmckpt run` sends alerts
   - url: https://alerts.example.com/vmckpt
@@ -159,7 +159,7 @@ def _kind_of_fence(value: Any) -> str:
 
 def _fence_device(value: Any) -> Any:
     if not isinstance(value, dict) or not all(word.isidentifier() for word in value):
-        raise ValueError("must be agent: NAME and options: {name: value, ...}")
+        raise ValueError("must have the form {agent: NAME, options: {name: value, ...}}")
     agent = value.get("agent", "fence_ipmilan")
     if not isinstance(agent, str) or not _AGENT.fullmatch(agent):
         raise ValueError(
@@ -284,7 +284,7 @@ class Inventory:
 
 
 def find(explicit: Path | None, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Find the inventory: `explicit`, else the file in VMCKPT_INVENTORY, else ./hosts.yaml.
+    """Find the inventory: `explicit`, else the file named by VMCKPT_INVENTORY, else ./hosts.yaml.
 
     Returns None if there is no inventory.
     """

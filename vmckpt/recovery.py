@@ -138,7 +138,7 @@ async def recover_before(inventory: Inventory, policies: Sequence[Policy], calle
     """
     if location.default() == location.NONE:
         return False
-    # Loading the database library takes half a second, in which the hosts can be queried.
+    # Loading the database library takes half a second, during which the hosts can be queried.
     with await asyncio.to_thread(jobs.open_journal) as journal:
         # Stopping this command must not cancel an operation that another command left behind.
         one = _One(journal, inventory, policies, replace(caller, stop=asyncio.Event()))

@@ -1,6 +1,6 @@
 """Types for sizes, times and rates; functions that parse and format them.
 
-Sizes are powers of 1024 whatever the suffix ("64M", "64MiB" and "64MB" are the same 64 MiB), as in
+Size units are powers of 1024 in every spelling ("64M", "64MiB" and "64MB" all mean 64 MiB), as in
 virsh and QEMU. Link speeds are decimal bits, as in tc: "200mbit" is 25 000 000 bytes per second.
 """
 
@@ -43,7 +43,8 @@ def parse_bytes(text: str) -> Bytes:
 def parse_seconds(text: str) -> Seconds:
     """Parse a time such as "300ms", "5m" or "1.5s".
 
-    Raises ValueError, with an example, for an invalid text or a missing unit.
+    Raises ValueError, with an example, for an invalid text or a missing unit: any default unit
+    would be a guess.
     """
     number, suffix = _split(text, "300ms")
     if suffix not in _TIMES:
@@ -79,6 +80,14 @@ def show_bytes(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 10 else f"{size:.1f} {unit}"
 
 
+def show_count(number: int, noun: str) -> str:
+    """Format a number with its noun: "1 guest", "3 guests", "12,000 packets".
+
+    `noun` is singular; its plural must end in a plain "s".
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def show_rate(rate: float) -> str:
     """Format a rate, such as "20 MiB/s"."""
     return show_bytes(rate) + "/s"
@@ -87,10 +96,10 @@ def show_rate(rate: float) -> str:
 def show_seconds(time: float) -> str:
     """Format a time, such as "83 ms", "4.2 s" or "2 min 05 s".
 
-    Returns "for ever" for infinity and "unknown" for NaN.
+    Returns "forever" for infinity and "unknown" for NaN.
     """
     if not math.isfinite(time):
-        return "for ever" if time > 0 else "unknown"
+        return "forever" if time > 0 else "unknown"
     if time < 0.0005:
         return "0 ms"
     if time < 1:

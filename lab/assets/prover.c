@@ -5,15 +5,15 @@
  *   disk    numbered records with a checksum, each flushed before the next
  *   output  each number is sent to the observer only after its record is on the disk
  *
- * It also serves a small key-value store, whose answers show from outside whether one copy of the
- * guest did one thing after the other (lab/history/linearizability.py).
+ * It also serves a small key-value store. From its answers, an observer outside the guest can decide
+ * whether a single copy executed one operation after the other (lab/history/linearizability.py).
  *
  * Guests can also chat: each sends numbered messages to the others and keeps, in a page that can be
  * found in a capture of its memory, what it has sent and received (lab/guest_chat.py reads it).
  *
- * Settings come from the environment (the kernel hands key=value words of its command line to
- * init). A template (lab/guest_templates.py) is saved where it waits for those of the guest that
- * starts from it. The messages are described in lab/observer/messages.py; both ends must agree.
+ * Settings come from the environment (the kernel passes key=value words of its command line to
+ * init). A template (lab/guest_templates.py) is saved while it waits for the settings of the guest
+ * that will start from it. lab/observer/messages.py describes the messages; both ends must agree.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -97,8 +97,8 @@ static uint64_t page_base(uint64_t page, uint64_t gen)
 
 static uint64_t word_at(uint64_t base, uint64_t k) { return base + k * 0xd6e8feb86659fd93ULL; }
 
-/* Words on the stride change with each generation; the rest keep their first value, so that a
- * write costs 64 words and still a flipped bit anywhere in the page is found by a full check. */
+/* Words on the stride change with each generation; all others keep their first value. So a write
+ * costs only 64 words, but a full check finds a flipped bit anywhere in the page. */
 static int page_is_whole(uint64_t page, uint64_t gen, int every_word)
 {
     uint64_t *w = memory + page * WORDS, hot = page_base(page, gen), cold = page_base(page, 0);
@@ -233,7 +233,7 @@ static void *disk_main(void *unused)
 static uint64_t disk_check(void)
 {
     uint64_t newest = number, checked = 0;
-    /* Once the ring is full the writer overtakes a reader of the oldest records. */
+    /* Once the ring is full, the writer overtakes a reader of the oldest records. */
     uint64_t oldest = newest > slots ? newest - slots + 1 + slots / 8 : 1;
     struct record *block = aligned_alloc(PAGE, BLOCK);
     if (disk < 0)
@@ -335,8 +335,8 @@ struct reply {
     uint64_t magic, recording, session, sequence, run, before;
 };
 
-/* A recording with a higher number than all before begins with empty cells. Of each session's
- * requests every one is carried out at most once, however often it arrives. */
+/* A recording whose number is higher than all previous numbers begins with empty cells. Each request
+ * of a session is carried out at most once, even if it arrives several times. */
 static uint64_t recording, cell[CELLS];
 static struct {
     uint64_t sequence, before;
@@ -400,7 +400,8 @@ struct chat_message {
     uint64_t magic, from, run, number;
 };
 
-/* Fills one page. A number is counted as sent before it is sent, and as received after it came. */
+/* Fills one page. A number is recorded as sent before it is sent, and as received after it has
+ * arrived. */
 static volatile struct chat {
     uint64_t magic, inverse, run, self, peers, filler[3];
     struct {
@@ -487,8 +488,9 @@ static void start(void *(*main)(void *), int priority)
 /* --- settings ----------------------------------------------------------------------------- */
 
 /* QEMU's fw_cfg device: a 16-bit selector, then data byte by byte (QEMU docs/specs/fw_cfg). It holds
- * the command line that this QEMU process was given. A guest that was saved and is restored by
- * another QEMU process finds that one's command line there, and its old one in /proc/cmdline. */
+ * the guest's kernel command line, as passed to this QEMU process. If a guest was saved and is
+ * restored by another QEMU process, fw_cfg holds the new command line, and /proc/cmdline still holds
+ * the old one. */
 enum { FW_CFG_SELECT = 0x510, FW_CFG_DATA = 0x511, CMDLINE_SIZE = 0x14, CMDLINE = 0x15 };
 enum { LONGEST = 2048 };
 
@@ -506,7 +508,7 @@ static void command_line(char *text)
     text[size] = 0;
 }
 
-/* Wait until this is no template any more, and take the guest's own settings. */
+/* Wait until this is no longer a template, and read the guest's own settings. */
 static void await_settings(void)
 {
     static char first[LONGEST], second[LONGEST];
@@ -514,7 +516,7 @@ static void await_settings(void)
         fatal("ports of fw_cfg");
     printf("prover: waiting for settings\n");
     fflush(stdout);
-    /* Two equal readings: the state may have been saved in the middle of one. */
+    /* Require two equal readings, since the state may have been saved in the middle of a reading. */
     for (;; sleep_ns(5000000)) {
         command_line(first);
         command_line(second);
@@ -535,8 +537,8 @@ int main(void)
         await_settings();
     if (system("/network"))
         fatal("network");
-    /* Not waiting until the kernel has collected entropy, which takes a second. The seed comes from
-     * the host: guests of one template would draw the same numbers. */
+    /* Do not wait until the kernel has collected entropy, which takes a second. The host provides a
+     * seed, since guests from one template would otherwise draw the same numbers. */
     if (getrandom(&run_id, sizeof run_id, GRND_INSECURE) != sizeof run_id)
         fatal("no random number");
     run_id ^= setting("VMC_SEED", 0);

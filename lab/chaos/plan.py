@@ -159,7 +159,7 @@ def _mode(dice: random.Random, moment: Moment) -> str:
     if moment in (Moment.LATE, Moment.SWITCHOVER):
         return "precopy"
     modes = ["precopy", "precopy", "hybrid"]
-    if moment is not Moment.FIRST:  # in stop-and-copy, no pass runs with the guest
+    if moment is not Moment.FIRST:  # in stop-and-copy, the guest is paused in every pass
         modes.append("stop-and-copy")
     return dice.choice(modes)
 

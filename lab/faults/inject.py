@@ -132,7 +132,7 @@ class SmallDisk:
 
 
 class Clock:
-    """A wall clock for a process that can be set. The monotonic clock is not affected."""
+    """An adjustable wall clock for a process. The monotonic clock is not affected."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

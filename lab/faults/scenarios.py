@@ -88,7 +88,7 @@ class Injury:
         return True
 
     def repair(self) -> None:
-        """Repair the fault. May be called twice, or without a strike before."""
+        """Repair the fault. May be called twice, or without a preceding `strike`."""
 
     def clear(self) -> None:
         """Remove what `prepare` created. Called last."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from vmckpt.model.migration import Outcome
 from vmckpt_lab import command_runner, network
 from vmckpt_lab.command_runner import End, Moment
 from vmckpt_lab.faults.scenarios import Injury, Scene
@@ -172,7 +173,7 @@ def check_trial(scene: Scene, told: Told, ends: Ends, checker: Checker) -> Trial
 def rightly_gone(scene: Scene, told: Told, checker: Checker) -> list[str]:
     """Check a guest that must be lost: no copy is running, and its intact disk can be booted."""
     seen = checker.look(scene.guest)
-    wrong = [f"the guest should be lost, but is on {one.host}" for one in seen if one.runs]
+    wrong = [f"the guest should be lost, but is running on {one.host}" for one in seen if one.runs]
     wrong += _remains(seen, told)
     places = [one.host for one in seen if one.runs]
     if told.end is not None:
@@ -190,7 +191,14 @@ def _remains(seen: Sequence[HostCopy], told: Told) -> list[str]:
     After a broken post-copy, both parts of a guest are kept for the operator.
     """
     kept = [one.host for one in seen if one.processes]
-    said = f"{told.end.out if told.end else ''}{told.recovered.out if told.recovered else ''}"
-    if kept and "lost" not in said:
+    if kept and not _reports_loss(told):
         return [f"part of the guest is on {' and '.join(kept)}, but no command reported a loss"]
     return []
+
+
+def _reports_loss(told: Told) -> bool:
+    """Return whether the migration, or a job in the output of recover, has the outcome "lost"."""
+    outcomes: list[str | None] = [] if told.end is None else [told.end.outcome]
+    if told.recovered is not None:
+        outcomes += [one.get("outcome") for one in told.recovered.report.get("all", [])]
+    return Outcome.LOST in outcomes

@@ -58,7 +58,7 @@ class Operation:
     """An operation of a client."""
 
     client: int
-    """ID of the client. A client that gives up an operation and begins another has both pending."""
+    """ID of the client. Its operations overlap if it gives one up and begins the next."""
     input: Input
     call: float
     """Time before the request was first sent."""

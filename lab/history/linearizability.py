@@ -72,7 +72,7 @@ class NotLinearizable:
     state: str
     """The state after `prefix`."""
     unplaced: tuple[Operation, ...]
-    """Operations of which one must come next, but none can; includes the culprit."""
+    """Operations, one of which must come next although none can; includes the culprit."""
 
     def __str__(self) -> str:
         first = min(one.call for one in (*self.prefix, *self.unplaced))
@@ -155,8 +155,8 @@ class _Checker(Generic[State]):
     ) -> NotLinearizable:
         """Truncate a part after the first return that makes it non-linearizable.
 
-        A binary search finds this return: if a beginning of a history is not linearizable, no
-        longer beginning is. If the time runs out, the explanation is longer than necessary.
+        A binary search finds this return: if a prefix of a history is not linearizable, no longer
+        prefix is linearizable. If the time runs out, the explanation is longer than necessary.
         """
         ends = sorted({one.returned for one in part if one.returned is not None})
         low, high = 0, len(ends) - 1
@@ -205,8 +205,8 @@ class _Node(Generic[State]):
     came: Operation | None
     """The operation that leads to this configuration."""
     moves: list[tuple[int, State]]
-    """Operations that can come next, the best one last, each with the state after it. Returned
-    operations are numbered from 0 upwards, pending ones from -1 downwards."""
+    """Operations that can come next, the best one last, each with the state after it. Completed
+    operations are numbered from 0 upwards, pending operations from -1 downwards."""
 
 
 class _Search(Generic[State]):
@@ -281,7 +281,7 @@ class _Search(Generic[State]):
         )
 
     def _open(self, base: int, window: int) -> tuple[list[int], float]:
-        """Return the returned operations that may come next, and the time of their first return."""
+        """Return the completed operations that may come next, and the time of the first return."""
         found: list[int] = []
         limit = float("inf")
         left = ~window
@@ -308,7 +308,10 @@ class _Search(Generic[State]):
         return moves[::-1]
 
     def _note(self, path: Sequence[_Node[State]]) -> None:
-        """Keep a dead end that orders the most operations; of equals, the fewest pending ones."""
+        """Keep the dead end that orders the most operations.
+
+        Among equals, keep the dead end that uses the fewest pending operations.
+        """
         node = path[-1]
         ordered = (node.base + node.window.bit_count(), -node.used.bit_count())
         if ordered > self._best:

@@ -77,7 +77,7 @@ def keep(recording: Iterable[str], folder: Path) -> Path:
 class Recorder:
     """Runs clients that use a guest's key-value store. Use as a context manager, once.
 
-    Entering the context waits for the first answer to a client, and raises LabError without one.
+    Entering the context waits for the first answer to a client. Raises LabError if none arrives.
 
     The recording is in `file`. `taken` and `restored` add the operator's snapshots and restores.
     """

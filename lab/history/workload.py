@@ -14,7 +14,7 @@ from vmckpt_lab.history.history import Input, Kind
 THINKS = (0.01, 0.06)
 """Minimum and maximum time between an answer and the client's next operation, in seconds."""
 ASKS_AGAIN = 0.5
-"""Seconds after which a request is repeated. A protected guest's answers are buffered."""
+"""Seconds after which a request is repeated. A protected guest's answers wait for its epoch."""
 GIVES_UP = 3.0
 """Seconds after which a client gives up an operation. The operation stays pending."""
 
@@ -42,7 +42,7 @@ class Client:
         self._asked: Input | None = None
         self._called = 0.0
         self.wakes = 0.0
-        """Time of the next call of `due` that can return a request, in seconds."""
+        """Earliest time at which `due` can return a request, in seconds."""
 
     @property
     def waits(self) -> bool:

@@ -67,8 +67,8 @@ class Request:
     """An operation for the key-value store."""
 
     recording: int
-    """Number of the recording. A number higher than all before empties the store; requests with a
-    lower number are ignored."""
+    """Number of the recording. A number higher than all previous numbers empties the store.
+    Requests with a lower number are ignored."""
     session: int
     sequence: int
     """Counted from 1 in each session. The store carries out each request at most once, ignores

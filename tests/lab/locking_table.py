@@ -30,10 +30,14 @@ FORGOTTEN = Then(
     outcome="completed",
     on="beta",
 )
-SOURCE_LEFT = Then("lost: half of it is left on the source, paused", outcome="lost", left="alpha")
-TARGET_LEFT = Then("lost: half of it is left on the target, hung", outcome="lost", left="beta")
+SOURCE_LEFT = Then(
+    "lost: only the source's part of the guest is left, paused", outcome="lost", left="alpha"
+)
+TARGET_LEFT = Then(
+    "lost: only the target's part of the guest is left, hung", outcome="lost", left="beta"
+)
 SETTLED = Then(
-    "the job is settled first (failed: the guest never left the source), then the guest moves",
+    "the job is recovered first (failed: the guest never left the source), then the guest moves",
     outcome="failed",
     on="beta",
 )
@@ -321,16 +325,16 @@ _SIGNS = {
 _SHORT = {
     Under.PRECOPY: "vmckpt pre-copy",
     Under.POSTCOPY: "vmckpt post-copy",
-    Under.ABANDONED: "killed, continues",
-    Under.UNSETTLED: "killed, has ended",
-    Under.BROKEN: "post-copy broken",
-    Under.VIRSH_MIGRATE: "migrate",
-    Under.SNAPSHOT: "snapshot",
+    Under.ABANDONED: "vmckpt killed, libvirt continues",
+    Under.UNSETTLED: "vmckpt killed, libvirt has ended",
+    Under.BROKEN: "vmckpt post-copy broken",
+    Under.VIRSH_MIGRATE: "virsh migrate",
+    Under.SNAPSHOT: "virsh snapshot",
     Under.DISK_SNAPSHOT: "after disk snapshot",
-    Under.BACKUP: "backup",
-    Under.BLOCKCOPY: "blockcopy",
-    Under.SAVE: "save",
-    Under.DUMP: "dump",
+    Under.BACKUP: "virsh backup",
+    Under.BLOCKCOPY: "virsh blockcopy",
+    Under.SAVE: "virsh save",
+    Under.DUMP: "virsh dump",
     Under.PROTECTED: "protected",
 }
 

@@ -50,9 +50,18 @@ def tidied(bench: Bench) -> Iterator[Bench]:
     bench.run("unprotect", "web1")
     for one in bench.plan.hosts:
         lab.heal(bench.plan, one.name)
-    bench.run("recover")
+    until(lambda: unprotected(bench), limit=4 * SOON)
     for guest in guests.stored(bench.plan):
         guests.remove(bench.plan, guest.name)
+
+
+def unprotected(bench: Bench) -> bool:
+    """Recover, and whether no protection is left: a busy host may have refused `unprotect`."""
+    bench.run("recover")
+    left = [str(one["job"]) for one in bench.good("status", "--json").json]
+    for one in left:
+        sys.stderr.write(bench.run("unprotect", one).err)
+    return left == []
 
 
 def say_logs(bench: Bench) -> None:

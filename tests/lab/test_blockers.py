@@ -132,7 +132,7 @@ BAD_INPUT: list[tuple[tuple[str, ...], int, str]] = [
     (("migrate", "web1", "--to", "beta", "--from", "beta"), 21, "no guest 'web1' on this host"),
     (("migrate", "web1"), 2, "Missing option '--to'"),
     (("migrate", "web1", "--to", "beta", "--timeout", "5"), 2, "use a value like 300ms"),
-    (("migrate", "web1", "--to", "beta", "--timeout", "0s"), 2, "must be more than zero"),
+    (("migrate", "web1", "--to", "beta", "--timeout", "0s"), 2, "must be greater than 0"),
     (("migrate", "web1", "--to", "beta", "--bandwidth", "5"), 2, "use a value like 200MiB/s"),
     (("migrate", "web1", "--to", "beta", "--bandwidth", "1K/s"), 2, "the minimum is 1MiB/s"),
     (("migrate", "a;reboot", "--to", "beta"), 2, "no guest 'a;reboot'"),

@@ -40,13 +40,13 @@ def test_a_migration_and_an_evacuation_by_keys_alone(bench: Bench, tmp_path: Pat
         screen.until("web1: alpha → beta", "pre-copy", "bandwidth")
         screen.until("phase=pre-copy")
         keep(screen, "migration")
-        screen.until("· completed", "observed downtime", limit=90.0)
+        screen.until("· completed", "downtime, observed", limit=90.0)
         assert bench.where() == ["beta"]
         screen.keys("Escape", "1")
-        screen.until("1 guests")
+        screen.until("1 guest")
 
         screen.keys("Tab", "Home", "Down", "e")
-        screen.until("Evacuate beta", "1 moves", limit=60.0)
+        screen.until("Evacuate beta", "1 move", limit=60.0)
         screen.keys("C-y")
         screen.until("evacuate on beta", "1 moving", "▶ pre-copy")
         keep(screen, "evacuation")

@@ -134,7 +134,7 @@ def test_a_changed_host_key_is_refused(bench: Bench, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
     kind, body = other.with_suffix(".pub").read_text().split()[:2]
     known.write_text(f"{bench.plan.host('alpha').address} {kind} {body}\n")
-    with pytest.raises(HostKeyRefused, match="has changed"):
+    with pytest.raises(HostKeyRefused, match="has changed: the host sent ssh-ed25519 SHA256:"):
         say_hello(ssh_to(bench, known_hosts=known))
 
     assert say_hello(ssh_to(bench))

@@ -232,7 +232,7 @@ def test_the_console_of_a_guest_is_kept(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (("lab", "guest", "w/1", "--on", "alpha"), "use 1 to 24 of a-z"),
+        (("lab", "guest", "w/1", "--on", "alpha"), "use 1 to 24 characters from a-z"),
         (("lab", "guest", "w1", "--on", "omega"), "no host 'omega'"),
         (("lab", "guest", "w1", "--on", "alpha", "--memory", "64MiB"), "at least 128 MiB"),
         (("lab", "guest", "w1", "--on", "alpha", "--dirty", "8@fast"), "use a value like"),

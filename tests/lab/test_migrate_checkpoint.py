@@ -159,7 +159,8 @@ def test_dry_it_is_only_looked_at(pair: Bench) -> None:
     planned = pair.good("plan", "web1", "--to", "beta", "--policy", "busy", "--json").json
     assert (planned["mode"], planned["forecasts"]) == ("checkpoint", [])
     assert "epochs until the last epoch is expected to take at most 500 ms" in planned["reason"]
-    assert pair.good("migrate", "web1", "--to", "beta", "--policy", "busy", "--dry-run").code == 0
+    pair.good("migrate", "web1", "--to", "beta", "--policy", "busy", "--dry-run")
+    pair.good("migrate", "web1", "--to", "beta", "--mode", "checkpoint", "--dry-run")
     assert left(pair) == []
     assert pair.where() == ["alpha"]
 

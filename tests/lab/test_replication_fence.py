@@ -125,7 +125,7 @@ def test_a_controller_that_is_killed_in_between_is_followed_by_the_next(pair: Fe
 def test_a_host_that_answers_is_powered_off_only_if_that_is_asked_for(pair: Fencing) -> None:
     found = pair.run("doctor", "alpha", "--json").json
     (fence,) = [one for one in found if one["code"] == "fence"]
-    assert (fence["severity"], "reports on" in fence["text"]) == ("ok", True)
+    assert (fence["severity"], "reports power on" in fence["text"]) == ("ok", True)
     refused = pair.run("failover", "web1")
     assert refused.code == 18
     assert "--fence powers it off first" in refused.err

@@ -84,7 +84,10 @@ def test_shared_memory_is_compared_with_its_last_copy(kept: Bench) -> None:
     assert "--way shared" in plain["way_reason"]
     taken(kept, "--way", "shared")
     again = taken(kept).json
-    assert (again["way"], again["way_reason"]) == ("shared", "a last copy of its memory exists")
+    assert (again["way"], again["way_reason"]) == (
+        "shared",
+        "the host has a copy of its memory from an earlier snapshot",
+    )
     assert again["warnings"] == []  # and the disk was read by its bitmap
     assert again["read_bytes"] < 48 << 20
     assert again["same_bytes"] > 40 << 20
@@ -109,7 +112,7 @@ def test_a_last_copy_goes_when_nobody_wants_it(kept: Bench) -> None:
     kept.inside("alpha", "mount", "-o", "remount,size=200M", "/dev/shm")
     refused = kept.run("snapshot", "create", "web1", "--way", "shared")
     kept.inside("alpha", "mount", "-o", "remount,size=50%", "/dev/shm")
-    assert (refused.code, "has only" in refused.err) == (51, True), refused.err
+    assert (refused.code, "its host has only" in refused.err) == (51, True), refused.err
     taken(kept, "--way", "shared")
     kept.good("migrate", "web1", "--to", "beta")
     until(lambda: copies(kept) == [])

@@ -30,7 +30,7 @@ class Claim:
     def __init__(self) -> None:
         self.token = 1
         self.patience = Seconds(0.05)
-        self.says = "the primary's lease ends in 1.00 s"
+        self.says = "the lease cannot be taken over for another 1.00 s"
         self.free = False
         self.broken = False
         self.asked = 0

@@ -20,6 +20,6 @@ def room(free: int) -> Room:
 FINE = ProtectionFacts(
     guest="web1", primary="alpha", backup="beta", qemu="7.2.22", memory=[256 * MIB], disks=[DISK],
     devices=["disk", "interface"], primary_facts=host_facts("a"), backup_facts=host_facts("b"),
-    name_taken=False, taken=(), room=room(1 << 30), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
+    name_taken=False, rooms=(room(1 << 30),), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
     has_lease=True, fence=None, automatic=True, max_pause=Seconds(0.5),
 )  # fmt: skip

@@ -53,15 +53,16 @@ class Cell:
 
 
 NOTES = (
-    "Packs that the writer counts on stay: a condemnation that is not in its lock waits for it.",
+    "Packs that the writer relies on stay: a deletion mark that is not in the writer's lock is not"
+    " carried out.",
     "pin writes the pin, then looks for a deletion; delete writes its lock, then looks for a pin:"
     " one of the two gives way.",
-    "The command that removes the manifest first deletes the snapshot; the other one may find it"
-    " gone.",
+    "The command that removes the manifest first deletes the snapshot; the other command may find"
+    " that the snapshot is gone.",
     "Objects that are being read may be gone after two collections, each with its grace time (one"
-    " day by default): pin the snapshot for a longer restore.",
-    "Wraps are replaced as a whole: a reader gets the old or the new ones. A snapshot that is being"
-    " created can be opened with a new key only after the next rotation.",
+    " day by default): pin the snapshot before a restore that takes longer.",
+    "Wraps are replaced as a whole: a reader gets either the old or the new wraps. A snapshot that"
+    " is being created can be opened with a new key only after the next rotation.",
 )
 _HELD = "is already running a garbage collection or repair"
 _SPECIAL = {

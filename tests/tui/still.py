@@ -160,7 +160,13 @@ SNAPSHOTS = (
     ),
     snapshot("s-bbb", 1, "tuesday", parent="s-aaa", made_at=NOW - 900, schedule="nightly"),
     snapshot(
-        "s-ccc", 2, "before-upgrade", pinned=True, verified="bad (deep)", verified_at=NOW - 3600
+        "s-ccc",
+        2,
+        "before-upgrade",
+        pinned=True,
+        damaged=True,
+        verified="bad (deep)",
+        verified_at=NOW - 3600,
     ),
     snapshot("s-ddd", 2, "cut", made_at=NOW - 10, group="g-uq6nkk3ydjr4zqhe"),
 )

@@ -54,15 +54,15 @@ async def test_a_host_that_is_chosen_shows_its_guests_alone() -> None:
 async def test_the_doctor_is_asked_once_and_again_on_demand() -> None:
     found = json.dumps([
         {"code": "clock", "severity": "warning", "where": "alpha", "text": "3 s late",
-         "mend": "start chrony"},
-        {"code": "fine", "severity": "ok", "where": "beta", "text": "all well", "mend": None},
+         "hint": "start chrony"},
+        {"code": "fine", "severity": "ok", "where": "beta", "text": "all well", "hint": None},
     ])  # fmt: skip
     source = Still(answers={"doctor": Said(text=found + "\nerror: 1 finding", code=21)})
     app = dashboard(source)
     async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("6")
         await until(pilot, "3 s late")
-        assert "→ start chrony" in str(app.query_one("#mend", Static).content)
+        assert "→ start chrony" in str(app.query_one("#hint", Static).content)
         await pilot.press("r")
         await pilot.pause(0.2)
         assert len([one for one in source.asked if one[0] == "doctor"]) == 2

@@ -1,5 +1,7 @@
 """Rows and columns of what is known."""
 
+from typing import Any
+
 import pytest
 
 from tests.support.dashboards import MODEL, cells
@@ -50,6 +52,22 @@ def test_snapshots_are_trees_and_whoever_lost_a_parent_is_a_root() -> None:
     assert [id_ for id_, _ in told].index("s-bbb") == [id_ for id_, _ in told].index("s-aaa") + 1
     branch = tables.leaves((*SNAPSHOTS, snapshot("s-fff", 1, "other", parent="s-aaa")))
     assert {one.snapshot.id: one.depth for one in branch}["s-fff"] == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({"damaged": True, "verified": "no (deep)", "verified_at": NOW - 60}, "✗ no (deep) "),
+        ({"verified": "badly needed", "verified_at": NOW - 60}, "✓ badly needed "),
+        ({"verified": "not yet"}, "not yet"),
+    ],
+)
+def test_the_wording_of_a_verification_does_not_decide_how_it_is_marked(
+    more: dict[str, Any], shown: str
+) -> None:
+    (leaf,) = tables.leaves([snapshot("s-a", 1, "a", **more)])
+    (column,) = [one for one in tables.snapshot_columns(lambda: NOW) if one.label == "verified"]
+    assert column.cell(leaf)[0].startswith(shown)
 
 
 def test_a_line_of_ten_thousand_snapshots_and_a_circle_are_shown() -> None:

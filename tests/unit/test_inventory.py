@@ -220,7 +220,11 @@ IPMI = "[{agent: fence_ipmilan, options: {ip: 10.9.0.11, password: hunter2}}]"
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        (LEVELS[LEVELS.index("      levels") :], "      levels: []\n", "must not be empty"),
+        (
+            LEVELS[LEVELS.index("      levels") :],
+            "      levels: []\n",
+            "levels must not be empty, and each",
+        ),
         (
             LEVELS[LEVELS.index("      levels") :],
             "      levels: hunter2\n",
@@ -234,7 +238,7 @@ IPMI = "[{agent: fence_ipmilan, options: {ip: 10.9.0.11, password: hunter2}}]"
         ),
         (IPMI, IPMI[1:-1], "levels must be a list of levels, each a list of devices"),
         (IPMI, "hunter2", "levels must be a list of levels"),
-        (IPMI, "[hunter2]", "level 1: must be agent: NAME and options"),
+        (IPMI, "[hunter2]", "level 1: must have the form {agent: NAME, options"),
         ("agent: fence_ipmilan", "agent: [hunter2]", "level 1: agent must be"),
         ('ip: 10.9.0.22, port: "3"', "ip: 10.9.0.22, port: 4711", "level 2: port must be text"),
         ("agent: fence_ipmilan, ", "", ":6: hosts.alpha.fence.levels.0.0.agent is missing"),
@@ -310,12 +314,20 @@ def test_a_host_without_a_fence_agent_has_none() -> None:
         ("password: hunter2", "password_file: ~hunter2", "password_file must be an absolute path"),
         (FENCED[FENCED.index("{ip") :], "password=hunter2\n", "fence: options must be a mapping"),
         (FENCED[FENCED.index("{ip") :], "[hunter2]\n", "fence: options must be a mapping"),
-        (FENCED[FENCED.index("\n      agent") :], " hunter2\n", "fence: must be agent: NAME and"),
-        (FENCED[FENCED.index("\n      agent") :], " [hunter2]\n", "fence: must be agent: NAME"),
+        (
+            FENCED[FENCED.index("\n      agent") :],
+            " hunter2\n",
+            "fence: must have the form {agent: NAME, options",
+        ),
+        (
+            FENCED[FENCED.index("\n      agent") :],
+            " [hunter2]\n",
+            "fence: must have the form {agent: NAME",
+        ),
         (
             FENCED[FENCED.index("\n      agent") :],
             " {agent: x, password:hunter2}\n",
-            "fence: must be agent: NAME",
+            "fence: must have the form {agent: NAME",
         ),
         (
             FENCED[FENCED.index("\n      agent") :],

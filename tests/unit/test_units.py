@@ -31,6 +31,11 @@ def test_rates_are_bytes_or_bits(text: str, expected: int) -> None:
     assert units.parse_rate(text) == expected
 
 
+def test_one_thing_is_not_a_plural() -> None:
+    counts = [units.show_count(number, "guest") for number in (0, 1, 2, 12_000)]
+    assert counts == ["0 guests", "1 guest", "2 guests", "12,000 guests"]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("300ms", 0.3), ("5m", 300), ("1.5s", 1.5), ("2h", 7200), ("20us", 2e-5)]
 )

@@ -1,7 +1,7 @@
 """Actions on guests and hosts. Pure."""
 
 from vmckpt.model.guest import GuestState
-from vmckpt.units import show_bytes
+from vmckpt.units import show_bytes, show_count
 from vmckpt_tui.actions import Action, Answers, Field, Scene, Where, Words, option, policy, target
 
 _FLEET = (Where.FLEET,)
@@ -85,7 +85,8 @@ def _on_it(scene: Scene) -> str:
     here = [one for one in scene.model.fleet.guests if one.host == _name(scene)]
     active = [one for one in here if one.state.is_active]
     memory = show_bytes(sum(one.memory for one in active))
-    return f"{len(active)} running guests ({memory}) and {len(here) - len(active)} shut-off guests"
+    off = show_count(len(here) - len(active), "shut-off guest")
+    return f"{show_count(len(active), 'running guest')} ({memory}) and {off}"
 
 
 def _evacuate(scene: Scene, answers: Answers) -> tuple[Words, ...]:
@@ -150,7 +151,7 @@ ON_FLEET = (
     ),
     Action(
         name="balance", key="b", label="Balance", where=_FLEET, fits=lambda _: None, shown=False,
-        help="Balance the load of the hosts by worthwhile migrations",
+        help="Balance the load across hosts; migrate guests only where it pays off",
         look=lambda *_: ("balance", "--dry-run"), run=lambda *_: (("balance", "--yes"),),
         costs=lambda *_: "all migrations listed below will be performed",
     ),

@@ -69,14 +69,14 @@ def _cost_of_postcopy(scene: Scene, _: Answers) -> str:
     left = "memory" if scene.remaining is None else show_bytes(scene.remaining)
     return (
         f"{left} will be fetched over the network while the guest is running on the target; the"
-        " migration can then no longer be cancelled, and the guest is lost if either host fails"
+        " migration can then no longer be cancelled, and memory is lost if either host fails"
     )
 
 
 def _cost_of_pause(scene: Scene, _: Answers) -> str | None:
     if is_whole(scene.job):
         return None
-    left = "the rest" if scene.remaining is None else show_bytes(scene.remaining)
+    left = "the rest of its memory" if scene.remaining is None else show_bytes(scene.remaining)
     return f"the guest will be paused until {left} has been sent"
 
 

@@ -1,7 +1,7 @@
 """Actions on snapshots. Pure."""
 
 from vmckpt.model.guest import SnapshotNow
-from vmckpt.units import show_bytes
+from vmckpt.units import show_bytes, show_count
 from vmckpt_tui.actions import Action, Answers, Field, Scene, Where, Words, option
 
 _HERE = (Where.SNAPSHOTS,)
@@ -16,7 +16,9 @@ def _some(scene: Scene) -> str | None:
         return "no snapshot is selected"
     stores = {one.store for one in scene.snapshots}
     return (
-        None if len(stores) == 1 else f"select snapshots in one store: {', '.join(sorted(stores))}"
+        None
+        if len(stores) == 1
+        else f"the selected snapshots are in several stores: {', '.join(sorted(stores))}"
     )
 
 
@@ -93,7 +95,7 @@ def _cost_of_restore(scene: Scene, answers: Answers) -> str:
     return (
         f"{first.guest} is stopped if it is running, and its disks ({show_bytes(first.disks)}) are"
         " overwritten: changes since the snapshot are lost, except those in"
-        f" {later} later snapshots"
+        f" {show_count(later, 'later snapshot')}"
     )
 
 
@@ -106,8 +108,8 @@ def _cost_of_delete(scene: Scene, _: Answers) -> str:
     found = [one for one in scene.snapshots if one.id]
     own = show_bytes(sum(one.new for one in found))
     return (
-        f"{len(found)} snapshots are deleted permanently; they added {own} to the store, and gc"
-        " frees the part that no other snapshot needs"
+        f"permanently delete {show_count(len(found), 'snapshot')}, which added {own} to the store;"
+        " gc frees the part that no other snapshot needs"
     )
 
 
@@ -136,7 +138,7 @@ def _prune_fields(scene: Scene) -> tuple[Field, ...]:
 def _scheduled(scene: Scene) -> str | None:
     if (why := _some(scene)) is not None:
         return why
-    return None if _made_by_schedule(scene) else "no schedule took a snapshot in this store"
+    return None if _made_by_schedule(scene) else "no snapshot in this store was taken by a schedule"
 
 
 def _pinned(scene: Scene, *, wanted: bool) -> str | None:

@@ -21,7 +21,11 @@ def facts(operation: Operation, found: Sequence[Turn], now: float) -> Sequence[s
         f" {millis(expected[0])} to {millis(expected[1])} expected"
     ]
     left = (operation.report or operation.detail).get("left") or ()
-    lines += [f"! stays: {one['guest']}: {one['why']} → {one['mend']}" for one in left]
+    # Journals of earlier versions have only the deprecated name of "hint".
+    lines += [
+        f"! stays: {one['guest']}: {one['why']} → {one.get('hint') or one.get('mend')}"
+        for one in left
+    ]
     return lines
 
 

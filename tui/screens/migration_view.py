@@ -110,8 +110,8 @@ def _seconds(milliseconds: float | None) -> Seconds | None:
 
 _REPORT = (
     ("total_ms", "total"),
-    ("downtime_ms", "downtime, by QEMU"),
-    ("observed_downtime_ms", "observed downtime"),
+    ("downtime_ms", "downtime, from QEMU"),
+    ("observed_downtime_ms", "downtime, observed"),
 )
 
 
@@ -161,7 +161,7 @@ def _points(samples: Sequence[StoredSample], key: str, unit: int) -> Points:
 
 
 def _thinned(samples: Sequence[StoredSample]) -> Sequence[StoredSample]:
-    """Return at most about twice `_MOST_POINTS` samples, the first and the last included."""
+    """Return at most about twice `_MOST_POINTS` samples, including the first and the last."""
     step = max(1, len(samples) // _MOST_POINTS)
     thin = list(samples[::step])
     if samples and thin[-1] is not samples[-1]:

@@ -96,7 +96,7 @@ class Grid(ScrollView, Generic[T], can_focus=True):
 
     @property
     def selected(self) -> tuple[T, ...]:
-        """The marked rows; without marks the row under the cursor."""
+        """The marked rows; if none is marked, the row under the cursor."""
         if self.marked:
             found = tuple(one for one in self._rows if self._key(one) in self.marked)
             if found:

@@ -59,7 +59,7 @@ _SERVICES = {"s3", "signin", "sso", "sso-oidc", "sts"}
 _OTHER_PYTHONS = "zstandard/_cffi."  # a large extension module that CPython does not use
 _START = b"""\
 #!/bin/sh
-# Starts the agent of this folder, wherever that is, and lets it see nothing else of Python's.
+# Starts the agent in this script's directory, and hides all other Python packages from it.
 unset PYTHONPATH PYTHONHOME
 export PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
 exec "${0%/*}/python3" -m vmckpt.agent.main "$@"

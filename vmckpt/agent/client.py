@@ -32,10 +32,10 @@ _MODULE = ("-P", "-m", "vmckpt.agent.main")
 log = logging.getLogger("vmckpt.installing")
 # Always shown: over a slow link, the installation delays the first order by a minute.
 log.setLevel(logging.INFO)
-# Prints the path of an installed agent of our version. Otherwise prints the path of the Python
-# interpreter of this process, if the host has vmckpt at that path and the path is safe: the host is
-# this machine, or no other user of the host can have created the file. The script is read from
-# standard input.
+# Prints the path of an installed agent of our version. Otherwise prints the path of this process's
+# Python interpreter, if the same path on the host has vmckpt and is safe. The path is safe if the
+# host is this machine, or if no other user of the host can have created the file. The script is
+# read from standard input.
 _FIND = (
     PROGRAMS
     + r"""
@@ -100,6 +100,7 @@ async def require_agent(host: Host) -> None:
 def _untouched(host: Host) -> RemoteError:
     return RemoteError(
         f"{host.name}: vmckpt-agent is not installed, and the host is read-only",
+        host=host.name,
         hint=agent_install.BY_HAND,
     )
 
@@ -108,6 +109,7 @@ def _here(host: Host) -> tuple[str, ...]:
     if not host.uri.startswith("qemu:///"):
         raise RemoteError(
             f"{host.name}: the host has no ssh address and is not this machine",
+            host=host.name,
             hint="add ssh: {address: ...} to the inventory",
         )
     found = shutil.which(_NAME)
@@ -166,6 +168,7 @@ def _not_made(host: Host, exc: OSError) -> RemoteError:
     return RemoteError(
         f"{host.name}: vmckpt-agent is not installed and cannot be sent:"
         f" {where}{exc.strerror or exc}",
+        host=host.name,
         hint="make vmckpt's files readable and its state directory writable on this machine",
     )
 
@@ -233,6 +236,7 @@ def sensible(host: Host) -> Iterator[None]:
         why = str(exc)[:80]
         raise RemoteError(
             f"{host.name}: invalid message from its agent: {why!r}",
+            host=host.name,
             hint=f"install the same version of vmckpt on that host; run vmckpt doctor {host.name}",
         ) from exc
 

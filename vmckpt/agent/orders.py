@@ -188,8 +188,8 @@ class UnrestoreOrder:
 class ReplicaOrder:
     """Carry out one step of a protection on this host.
 
-    `what` selects the step; `agent.replication.orders` lists the steps. The docstrings of fields
-    that only some steps read name these steps.
+    `what` selects the step; `agent.replication.orders` lists the steps. If only some steps read a
+    field, the field's docstring names these steps.
     """
 
     what: str
@@ -203,11 +203,11 @@ class ReplicaOrder:
     """Certificate of the other host's agent."""
     wish: str | None = None
     leave: str = ""
-    """`ask`, if `wish` is to run unprotected: name of the request for permission to grant."""
+    """`ask`, if `wish` is a permission to run unprotected: name of the request to grant."""
     owner: str | None = None
     """`end`, `give`, `revive`: ID of the session to act on; None (`end` only): any session."""
     standby_gone: bool = False
-    """`end` of a primary: no standby is left that could take over."""
+    """`end` of a primary: no standby can take over any more."""
     define: bool = True
     """`end` of a primary: the guest stays on this host, and its definition is stored again."""
     state: str = ""

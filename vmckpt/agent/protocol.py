@@ -66,7 +66,7 @@ class ControllerChannel:
                 self.stop.set()
 
     def progress(self, **what: Any) -> None:
-        """Send progress. Drops a message less than 0.2 s after the previous message."""
+        """Send progress. Drops the message if the previous one is less than 0.2 s old."""
         now = time.monotonic()
         if now - self._told_at >= _INTERVAL:
             self._told_at = now
@@ -98,7 +98,7 @@ _WIRE_KINDS: Mapping[str, type[VmckptError]] = {
     "WentBack": errors.GuardRolledBack, "Dismissed": errors.Superseded,
     "GuestBusy": errors.GuestLocked, "Unattended": errors.OrphanedJobs,
 }  # fmt: skip
-"""Errors whose names in messages, which all versions share, differ from their class names."""
+"""Errors with other names in messages than in the code. The names in messages never change."""
 _KIND_OF = {made: kind for kind, made in _WIRE_KINDS.items()}
 
 
@@ -123,6 +123,7 @@ def _undone(error: BaseException) -> bool:
 def error_from_json(told: Mapping[str, Any], host: str) -> VmckptError:
     """Return the error that the other end of the connection, on `host`, reported.
 
+    The message does not name a host, so an error is always attributed to the host that reported it.
     An error of an unknown kind becomes a VmckptError.
     """
     name = str(told.get("kind"))
@@ -131,9 +132,6 @@ def error_from_json(told: Mapping[str, Any], host: str) -> VmckptError:
     hint = None if hint is None else str(hint)[:_LONGEST]
     if not (isinstance(kind, type) and issubclass(kind, VmckptError)):
         kind = VmckptError
-    if issubclass(kind, errors.HypervisorError):
-        error: VmckptError = kind(message, host=host, hint=hint)
-    else:
-        error = kind(message, hint=hint)
+    error: VmckptError = kind(message, host=host, hint=hint)
     error.undone = told.get("undone") is not False
     return error

@@ -1,6 +1,6 @@
 """The context of every application service: the inventory, the policies and the caller.
 
-Each service is a module for one capability. It takes a `Controller`, reports by a stream of events
+Each service is a module for one capability. It takes a `Controller`, reports progress as events
 (`model.events`) and returns frozen data. A front end loads only the services that it uses.
 """
 

@@ -74,7 +74,7 @@ class Source(Protocol):
 
 
 class Live:
-    """The hosts of an inventory and the journal, read on each call."""
+    """The real hosts of an inventory, and the journal."""
 
     title = ""
 
@@ -89,7 +89,7 @@ class Live:
         self._looked: dict[str, float] = {}
         """By host: when the last answered poll began, by time.monotonic()."""
         self._twice: dict[str, float] = {}
-        """By guest UUID: when the guest was first seen on two hosts, by time.monotonic()."""
+        """By guest UUID: when it was first seen running on two hosts, by time.monotonic()."""
         self._held: Mapping[str, str] = {}
         """By host in maintenance: the reason, as last read from the journal."""
         self._opening = asyncio.Lock()
@@ -225,6 +225,7 @@ def _snapshot(store: str, one: Any) -> SnapshotNow:
         disks=public.disks, new=public.new, parent=public.parent, group=public.group,
         schedule=public.schedule, pinned=one.pinned,
         verified="never" if last is None else str(last),
+        damaged=last is not None and not last.good,
         verified_at=None if last is None else last.at,
         wrong=None if one.trusted else "its writer is not trusted by this controller",
     )  # fmt: skip

@@ -119,7 +119,8 @@ async def label(
         )
     if len(active) != 1:
         where = f" (no answer from {', '.join(errors)})" if errors else ""
-        raise BadInput(f"{len(active)} guests are named {guest}{where}", hint="run vmckpt guests")
+        named = f"{len(active)} guests are" if active else "no guest is"
+        raise BadInput(f"{named} named {guest}{where}", hint="run vmckpt guests")
     host, one = active[0]
     if one.locked:
         raise GuestLocked(

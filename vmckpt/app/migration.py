@@ -48,7 +48,7 @@ async def migrate(controller: Controller, request: MigrateRequest) -> MigrationR
     report = await service.migrate(setting, request, caller)
     if report.outcome is not Outcome.UNKNOWN or report.job is None:
         return report
-    # Recovery may determine an outcome that the migration engine could only wait for.
+    # Recovery may determine the outcome that the migration engine left unknown.
     try:
         found = await recovering.recover_job(inventory, policies, caller, report.job)
     except JournalError as exc:
@@ -244,7 +244,7 @@ async def _find(inventory: Inventory, name: str, to: str) -> Host:
     if errors:
         silent = "; ".join(at_host(*one) for one in errors.items())
         raise HostUnreachable(
-            f"guest {name} is on no host that answers; no answer from {silent}",
+            f"guest {name} is not running on any host that answered; no answer from {silent}",
             host=next(iter(errors)),
             hint="fix the host, or name the source with --from",
         )

@@ -71,7 +71,10 @@ class Monitor:
         return self
 
     async def _lasting_work(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work`, and warn if a bug stops it; its metrics would silently stop changing."""
+        """Run `work`, and warn if a bug stops it.
+
+        Without the warning, its metrics would silently stop changing.
+        """
         try:
             await work()
         except Exception as exc:  # noqa: BLE001

@@ -251,7 +251,7 @@ async def job_status(
 async def protection_summaries(
     inventory: Inventory, operations: Sequence[Operation]
 ) -> Mapping[str, dict[str, Any]]:
-    """Return the status of several protections, by job, without waiting for silent hosts.
+    """Return the status of several protections, by job; see `at_once` of `job_status`.
 
     Protections with a host that is not in the inventory are omitted.
     """

@@ -46,7 +46,7 @@ class RollingOptions:
     command: str
     """Shell command to run on the empty host; it may reboot the host."""
     before: str | None
-    """Shell command to run on the host before the first guest leaves; it must not reboot it."""
+    """Shell command to run on the host before the first guest leaves; must not reboot the host."""
     after: str | None
     """Shell command to run on the host after the guests are back."""
     policy: str | None

@@ -82,7 +82,9 @@ async def run(
             await around.enter_async_context(_detecting(detector, stop))
         setting = _setting(controller, wanted, identity=identity, tell=tell, recover=recover)
         service = Service(setting, claims, stop)
-        tell(Told(event="started", text=f"started as {claims.job or 'no job'}"))
+        tell(
+            Told(event="started", text=f"started as {claims.job or 'a service without a journal'}")
+        )
         await service.run(once=once)
     tell(Told(event="stopped", text="stopped"))
     return service.failures

@@ -471,7 +471,7 @@ def rotate(
     key, trusted = identity(), keyring().trusted()
     opened = [open_store(inventory, name) for name in stores or inventory.stores]
     if drop is not None and not dry_run:
-        # Removed first, so that snapshots taken meanwhile are not encrypted for this key.
+        # The key is removed first, so that snapshots taken meanwhile are not encrypted for it.
         keyring().remove_admin(drop)
     admins = [one.key for one in left]
     for store in opened:

@@ -100,7 +100,8 @@ def find(inventory: Inventory, guest: str, told: FoundGuests) -> tuple[Host, Gue
     if errors:
         name, why = next(iter(errors.items()))
         raise HostUnreachable(
-            f"guest {guest} is on no host that answers; no answer from {at_host(name, why)}",
+            f"guest {guest} was not found on any host that answered; no answer from"
+            f" {at_host(name, why)}",
             host=name,
         )
     raise fleet.no_guest(inventory, guest, found)

@@ -46,7 +46,8 @@ class Processes:
         """Start a command and return at once; see model.events.Commands."""
         # An unnamed file lets the command keep writing after this process is gone.
         file = tempfile.TemporaryFile()  # noqa: SIM115  # _Process closes it
-        # In its own session, the command survives Ctrl-C in this terminal and the terminal's end.
+        # In its own session, the command survives Ctrl-C in this terminal and the loss of the
+        # terminal.
         process = subprocess.Popen(
             [*PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             env=self._environment(width), start_new_session=True,

@@ -68,7 +68,7 @@ def own_nvram(xml: str, name: str) -> str:
 def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:
     """Return the path on the host for each of a snapshot's firmware files.
 
-    `xml`, `uuid`: the guest's definition and UUID. Raises ValueError for a name that does not fit
+    `xml`, `uuid`: the guest's definition and UUID. Raises ValueError for a name that does not match
     the guest.
     """
     found = {}
@@ -77,7 +77,7 @@ def places(names: Iterable[str], xml: str, uuid: str) -> dict[str, str]:
         where = nvram(xml) if kind == NVRAM else tpm(xml, uuid) if kind == TPM else None
         parts = PurePosixPath(rest).parts
         if where is None or ".." in parts or rest.startswith("/") or (kind == NVRAM) == bool(rest):
-            raise ValueError(f"the snapshot's file {name!r} does not fit the guest's definition")
+            raise ValueError(f"the snapshot's file {name!r} does not match the guest's definition")
         found[name] = str(PurePosixPath(where, *parts))
     return found
 

@@ -137,7 +137,7 @@ def settings_facts(
         raise CannotCapture(
             f"{monitor.name} on {monitor.host} was paused by an earlier migration or snapshot;"
             " QEMU cannot capture the guest until it has been resumed",
-            hint="resume the guest, then pause it again if it should stay paused",
+            hint="run virsh resume, then virsh suspend if the guest is to stay paused",
         )
     if state not in ("running", "paused"):
         raise CannotCapture(
@@ -166,9 +166,9 @@ def set_bandwidth(monitor: Commands, limit: int) -> None:
 
 
 def apply(monitor: Commands, undo: Undo) -> None:
-    """Change the settings for the capture: toggle the recorded capabilities, unlimit bandwidth.
+    """Change the settings for the capture. Raises HypervisorError.
 
-    Raises HypervisorError.
+    Toggles the recorded capabilities, and removes the bandwidth limit.
     """
     set_capabilities(monitor, {name: not on for name, on in undo.capabilities.items()})
     set_bandwidth(monitor, NO_LIMIT)
@@ -191,8 +191,8 @@ def restore(monitor: Commands, undo: Undo) -> None:
 def break_off(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
     """Cancel a capture that is running or has failed, and restore the settings; may be repeated.
 
-    `at_once`: the capture has only just died, so a guest that was paused before the capture is
-    paused again. Raises HypervisorError, and CaptureFailed if the guest may hang.
+    `at_once`: the capture has only just died, so a guest that is not to run is paused again. Raises
+    HypervisorError, and CaptureFailed if the capture does not end or the guest may hang.
     """
     with ExitStack() as stack:
         if BACKGROUND in undo.capabilities:
@@ -206,11 +206,11 @@ def break_off(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
 
 
 def give_up(monitor: Commands, undo: Undo, *, at_once: bool = False) -> None:
-    """Wait until a capture has completed while its stream is read, then restore the settings.
+    """Let a capture complete while its stream is still read, then restore the settings.
 
-    A background snapshot is not cancelled: afterwards, QEMU 7.2 would keep memory write-protected,
-    and every migration would fail until another background snapshot completes. Raises the same
-    exceptions as `break_off`.
+    Waits until the capture has ended, or has made no progress for 20 s; only then cancels it. After
+    a cancelled background snapshot, QEMU 7.2 keeps memory write-protected, and every migration
+    fails until another background snapshot completes. Raises the same exceptions as `break_off`.
     """
     left, since = None, time.monotonic()
     while time.monotonic() - since < _PATIENCE:
@@ -283,7 +283,8 @@ def wait_for_end(monitor: Commands) -> None:
         if time.monotonic() > give_up:
             raise CaptureFailed(
                 f"QEMU of {monitor.name} on {monitor.host} did not finish the capture ({status})",
-                hint="check the output of query-migrate on that host",
+                hint="run on that host: virsh qemu-monitor-command --hmp"
+                f" {monitor.name} info migrate",
             )
         time.sleep(0.01)
 

@@ -139,7 +139,7 @@ def _child(parent: ET.Element, tag: str) -> ET.Element:
 
 
 def _after(root: ET.Element, new: ET.Element, *tags: str) -> None:
-    """Insert an element after the first of `tags` found, as is usual; libvirt needs no order."""
+    """Insert an element after the first of `tags` found, as is usual; libvirt accepts any order."""
     for tag in tags:
         found = root.find(tag)
         if found is not None:

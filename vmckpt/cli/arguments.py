@@ -1,6 +1,7 @@
 """Options and argument types that several commands share, and shell completion.
 
-Completion must be fast, so it offers no names if an error occurs; the command reports the error.
+Completion must be fast and silent. If an error occurs, it offers no names; the command reports the
+error.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ Complete = Callable[[typer.Context, str], list[str]]
 
 
 def _quietly(names: Callable[[typer.Context], Iterable[str]]) -> Complete:
-    """Make a completion function that filters names by prefix and returns none on errors."""
+    """Make a completion function that filters names by prefix and returns no names on errors."""
 
     @wraps(names)
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -77,13 +78,13 @@ def jobs(_: typer.Context) -> Iterable[str]:
 
 
 def seconds(text: str) -> Seconds:
-    """Parse a time argument. Raises BadParameter unless it is more than zero."""
+    """Parse a time argument. Raises BadParameter unless it is greater than 0."""
     try:
         value = units.parse_seconds(text)
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from None
     if value <= 0:
-        raise typer.BadParameter(f"{text!r}: must be more than zero")
+        raise typer.BadParameter(f"{text!r}: must be greater than 0")
     return value
 
 
@@ -106,7 +107,9 @@ def help_alone(context: typer.Context) -> None:
         output.out.print(context.get_help())
 
 
-GUEST = Annotated[str, typer.Argument(help="Name or UUID of the guest.", autocompletion=guests)]
+GUEST = Annotated[
+    str, typer.Argument(metavar="GUEST", help="Name or UUID of the guest.", autocompletion=guests)
+]
 HOST = Annotated[
     str,
     typer.Argument(metavar="HOST", help="Name of the host in hosts.yaml.", autocompletion=hosts),
@@ -124,6 +127,7 @@ INVENTORY = Annotated[
     typer.Option(
         "--inventory",
         "-i",
+        metavar="FILE",
         help="Inventory file. Default: VMCKPT_INVENTORY, ./hosts.yaml or the lab's.",
     ),
 ]
@@ -143,7 +147,9 @@ POLICIES = Annotated[
 PROBE = Annotated[
     Seconds | None,
     typer.Option(
-        parser=probe_time, metavar="TIME|off", help="How long to measure the guest's writes first."
+        parser=probe_time,
+        metavar="TIME|off",
+        help="How long to measure the guest's writes for the forecast.",
     ),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON value to stdout.")]

@@ -62,7 +62,7 @@ COMMANDS = {
         "Move evacuated guests back to a host and end its maintenance.",
     ),
     "balance": Place(
-        "evacuate", "balance_app", "Balance the load across hosts by worthwhile migrations."
+        "evacuate", "balance_app", "Balance the load across hosts with migrations that pay off."
     ),
     "roll": Place(
         "maintenance", "roll_app", "Maintain hosts in turn: evacuate, run a command, repopulate."

@@ -25,9 +25,7 @@ _FLEET = "24x300"
 def dashboard(
     fleet: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[FLEET]", help=f"With --simulate: HOSTSxGUESTS. Default: {_FLEET}."
-        ),
+        typer.Argument(metavar="FLEET", help=f"With --simulate: HOSTSxGUESTS. Default: {_FLEET}."),
     ] = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Show simulated hosts, guests and jobs.")
@@ -39,9 +37,12 @@ def dashboard(
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="With --serve: port to listen on.")
     ] = 8010,
-    host: Annotated[str, typer.Option(help="With --serve: address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="With --serve: address to listen on.")
+    ] = "127.0.0.1",
     url: Annotated[
-        str | None, typer.Option(help="With --serve: public URL, if served behind a proxy.")
+        str | None,
+        typer.Option(metavar="URL", help="With --serve: public URL, if served behind a proxy."),
     ] = None,
     inventory: INVENTORY = None,
 ) -> None:

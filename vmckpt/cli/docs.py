@@ -13,6 +13,7 @@ import vmckpt
 from vmckpt.cli import output
 from vmckpt.cli.arguments import JSON
 from vmckpt.errors import BadInput
+from vmckpt.units import show_count
 
 manual_app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -44,7 +45,7 @@ def manual(
             (folder / name).write_text(text)
     except OSError as exc:
         raise BadInput(f"{exc.filename or folder}: {exc.strerror}") from None
-    output.say(f"{len(found)} pages written to {folder}; run man vmckpt")
+    output.say(f"{show_count(len(found), 'page')} written to {folder}; run man vmckpt")
 
 
 def pages(path: str, command: Any, parent: Any = None) -> Mapping[str, str]:
@@ -67,7 +68,7 @@ def _page(path: str, command: Any, context: Any) -> str:
         f'.TH "{name.upper()}" 1 "" "vmckpt {vmckpt.__version__}" "vmckpt"',
         ".SH NAME", f"{_roff(name)} \\- {_roff(short)}",
         ".SH SYNOPSIS", f".B {_roff(path)}",
-        _roff(usage.replace("[[", "[").replace("]]", "]")),
+        _roff(usage),
         *_described(command.help or short),
     ]  # fmt: skip
     told += _options(command, context)
@@ -117,7 +118,7 @@ _END = ".json"
 def schema(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[COMMAND]...", help="The command, like snapshot create."),
+        typer.Argument(metavar="COMMAND", help="The command, like snapshot create."),
     ] = None,
     json: JSON = False,
 ) -> None:

@@ -22,7 +22,7 @@ from vmckpt.cli.progress import Row
 from vmckpt.errors import BadInput, Blocked, GuestsRemaining, at_host
 from vmckpt.model.events import Decided, Event, OnItsWay, Sampled
 from vmckpt.policy.model import Policy
-from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
+from vmckpt.units import Bytes, Seconds, show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
@@ -126,7 +126,7 @@ def show_plan(plan: "Plan", console: Console) -> None:
         console.print(f"{text}; nothing to do")
         return
     total = plan.total.show(show_seconds)
-    console.print(f"{len(plan.going)} moves, {total} in total")
+    console.print(f"{show_count(len(plan.going), 'move')}, {total} in total")
 
 
 def _moves(plan: "Plan", console: Console) -> None:
@@ -185,7 +185,7 @@ def show_plays(found: "Imagined") -> None:
             f"simulated {found.plays} times, with durations off by up to {evacuation.LUCK.off:.0%}"
             f" and {evacuation.LUCK.fails:.0%} of the moves failing:"
             f" {found.total.show(show_seconds)},"
-            f" at least {found.arrived} of {len(found.plan.going)} guests arrived"
+            f" at least {found.arrived} of {show_count(len(found.plan.going), 'guest')} arrived"
         )
 
 
@@ -222,7 +222,7 @@ def show_report(report: "Report") -> None:
     else:
         open_again = report.task.kind is Kind.REPOPULATE
         more = f"; {report.task.host} accepts guests again" if open_again else ""
-        output.out.print(f"{len(report.ended.arrived)} guests moved in {took}{more}")
+        output.out.print(f"{show_count(len(report.ended.arrived), 'guest')} moved in {took}{more}")
 
 
 app = typer.Typer(name="evacuate", rich_markup_mode=None, add_completion=False)
@@ -232,7 +232,7 @@ _POLICY = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="Policy for all guests. Default: each guest's policy, else maintenance.",
+        help="Policy for all guests. Default: each guest's policy, or maintenance if it has none.",
     ),
 ]
 _DRY = Annotated[bool, typer.Option("--dry-run", help="Show the plan; change nothing.")]
@@ -250,7 +250,9 @@ def evacuate(
     ] = None,
     policy: _POLICY = None,
     partly: _PARTLY = False,
-    why: Annotated[str, typer.Option(help="Reason, shown by vmckpt maintenance list.")] = "",
+    why: Annotated[
+        str, typer.Option(metavar="TEXT", help="Reason, shown by vmckpt maintenance list.")
+    ] = "",
     dry_run: _DRY = False,
     yes: _YES = False,
     fleet: Annotated[
@@ -338,7 +340,7 @@ def balance(
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Balance the load across hosts by worthwhile migrations.
+    """Balance the load across hosts with migrations that pay off.
 
     A move is proposed only if it improves the balance by enough to prevent guests from moving back
     and forth, and if it saves more over the next hour than the migration costs. Often no move
@@ -432,7 +434,7 @@ async def _run(
     if not options.dry_run:
         await evacuation.put_in_order(acting)
     async with Emptying(acting, order) as emptying:
-        with story.looking(f"examining {len(known.hosts)} hosts and their guests"):
+        with story.looking(f"examining {show_count(len(known.hosts), 'host')} and their guests"):
             plan = await emptying.plan()
         if options.dry_run and options.json:
             output.print_json(plan.as_json())

@@ -26,7 +26,7 @@ def events(
     about: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WHAT...]", help="Only events of these guests, hosts or jobs. Default: all.",
+            metavar="WHAT", help="Only events of these guests, hosts or jobs. Default: all.",
         ),
     ] = None,
     follow: Annotated[

@@ -26,7 +26,7 @@ app = typer.Typer(name="guard", rich_markup_mode=None, add_completion=False)
 def guard(
     guest: GUEST,
     command: Annotated[
-        list[str], typer.Argument(metavar="-- CMD...", help="Risky command to run on this machine.")
+        list[str], typer.Argument(metavar="CMD", help="Risky command to run on this machine.")
     ],
     check: Annotated[
         str | None,
@@ -42,7 +42,7 @@ def guard(
         bool, typer.Option("--drop/--keep", help="Delete the checkpoint on success.")
     ] = False,
     name: Annotated[
-        str | None, typer.Option(help="Name of the checkpoint. Default: the time.")
+        str | None, typer.Option(metavar="NAME", help="Name of the checkpoint. Default: the time.")
     ] = None,
     on_restore: Annotated[
         str | None,
@@ -68,9 +68,9 @@ def guard(
 
     Examples:
 
-        vmckpt guard web1 --check 'curl -sf http://web1/' -- ssh web1 apt-get -y upgrade
+        vmckpt guard web1 --check 'curl -sf web1' -- ssh web1 apt-get -y upgrade
 
-        vmckpt guard db1 --check 'pg_isready -h db1' --check-for 5m --drop -- ./new-firmware.sh
+        vmckpt guard db1 --check ./db-ok --check-for 5m --drop -- ./new-firmware
     """
     from vmckpt.app import controller
     from vmckpt.snapshot.guard import Outside
@@ -121,7 +121,7 @@ def stop_of(outside: "Outside") -> asyncio.Event:
         else:
             if not (number == signal.SIGINT and sys.stdin.isatty()):
                 outside.pass_on(number)
-            output.say("stopping: the guest will be in its previous state")
+            output.say("stopping: if the command was started, the guest will be rolled back")
             stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

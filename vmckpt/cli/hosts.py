@@ -14,7 +14,7 @@ from vmckpt.model.events import Event
 from vmckpt.model.finding import Severity
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
-from vmckpt.units import show_bytes
+from vmckpt.units import show_bytes, show_count
 
 if TYPE_CHECKING:
     from vmckpt.app import controller, fleet
@@ -168,7 +168,11 @@ def _guest_json(host: Host, guest: Guest) -> dict[str, Any]:
 def doctor(
     hosts: Annotated[
         list[str] | None,
-        typer.Argument(help="Hosts to check. Default: all.", autocompletion=arguments.hosts),
+        typer.Argument(
+            metavar="HOST",
+            help="Hosts to check. Default: all.",
+            autocompletion=arguments.hosts,
+        ),
     ] = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -198,7 +202,10 @@ def doctor(
         output.findings(output.out, shown)
     count = sum(finding.severity is Severity.BLOCKER for finding in found)
     if count:
-        raise Blocked(f"{count} finding(s) prevent migrations", hint="follow the hints above")
+        raise Blocked(
+            f"migrations are impossible: {show_count(count, 'blocker')}",
+            hint="follow the hints above",
+        )
 
 
 prepare_app = typer.Typer(name="prepare", rich_markup_mode=None, add_completion=False)

@@ -29,7 +29,8 @@ def jobs(
         bool, typer.Option("--all", "-a", help="Include jobs that have ended.")
     ] = False,
     guest: Annotated[
-        str | None, typer.Option(help="Only jobs of the guest with this name or UUID.")
+        str | None,
+        typer.Option(metavar="GUEST", help="Only jobs of the guest with this name or UUID."),
     ] = None,
     limit: Annotated[
         int, typer.Option(min=1, max=10_000, help="Maximum number of ended jobs.")

@@ -68,7 +68,9 @@ def list_(json: JSON = False) -> None:
 @app.command()
 def enter(
     host: HOST,
-    why: Annotated[str, typer.Option(help="Reason, shown by vmckpt maintenance list.")] = "",
+    why: Annotated[
+        str, typer.Option(metavar="TEXT", help="Reason, shown by vmckpt maintenance list.")
+    ] = "",
     inventory: INVENTORY = None,
 ) -> None:
     """Put a host into maintenance, so that no guest is placed on it.
@@ -121,7 +123,7 @@ roll_app = typer.Typer(name="roll", rich_markup_mode=None, add_completion=False)
 def roll(
     hosts: Annotated[
         list[str],
-        typer.Argument(metavar="HOST...", help="Hosts, in order.", autocompletion=arguments.hosts),
+        typer.Argument(metavar="HOST", help="Hosts, in order.", autocompletion=arguments.hosts),
     ],
     run: Annotated[
         str, typer.Option(metavar="CMD", help="Shell command to run on each host once it is empty.")
@@ -146,10 +148,13 @@ def roll(
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Policy for all guests. Default: each guest's policy, else maintenance.",
+            help="Policy for all guests. Default: each guest's policy, or maintenance if it has"
+            " none.",
         ),
     ] = None,
-    why: Annotated[str, typer.Option(help="Reason, shown by vmckpt maintenance list.")] = "",
+    why: Annotated[
+        str, typer.Option(metavar="TEXT", help="Reason, shown by vmckpt maintenance list.")
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     policies: POLICIES = None,
     inventory: INVENTORY = None,
@@ -160,16 +165,17 @@ def roll(
     The command may reboot the host; the lost connection is not an error. The commands of --before
     and --after must not reboot the host. Guests are moved back once the host is healthy, that is,
     vmckpt doctor finds no blocker. The run ends at the first failure: the failed host stays in
-    maintenance if its evacuation had started, and earlier hosts are complete. If you run vmckpt
-    roll again, empty hosts are not evacuated again, but the commands run on them again.
+    maintenance if its evacuation had started, and the maintenance of earlier hosts is complete. If
+    you run vmckpt roll again, empty hosts are not evacuated again, but the commands run on them
+    again.
 
     Examples:
 
-        vmckpt roll alpha beta --run "apt-get -y dist-upgrade && systemctl reboot"
+        vmckpt roll alpha beta --run "apt-get -y upgrade && systemctl reboot"
 
-        vmckpt roll alpha --run /usr/local/sbin/new-firmware --healthy-in 30m --yes
+        vmckpt roll alpha --run /root/new-firmware --healthy-in 30m --yes
 
-        vmckpt roll alpha --before "silence alpha" --run "systemctl reboot" --after "speak alpha"
+        vmckpt roll alpha --before ./silence --run reboot --after ./unsilence
     """
     from vmckpt.app.rolling_maintenance import RollingOptions
 

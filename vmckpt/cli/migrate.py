@@ -28,7 +28,15 @@ from vmckpt.migration.report import MigrationReport
 from vmckpt.model.finding import Severity
 from vmckpt.model.migration import Driver, Mode, Outcome
 from vmckpt.policy.model import CopyKind, Tls
-from vmckpt.units import MIB, BytesPerSecond, Seconds, show_bytes, show_rate, show_seconds
+from vmckpt.units import (
+    MIB,
+    BytesPerSecond,
+    Seconds,
+    show_bytes,
+    show_count,
+    show_rate,
+    show_seconds,
+)
 
 if TYPE_CHECKING:
     from vmckpt.migration.request import MigrateRequest
@@ -45,9 +53,9 @@ def _well(_report: MigrationReport) -> None:
 
 def _blocked(report: MigrationReport) -> VmckptError:
     count = sum(f.severity is Severity.BLOCKER for f in report.findings)
-    noun = "reason" if count == 1 else "reasons"
     return Blocked(
-        f"{report.guest} cannot move from {report.source} to {report.target}: {count} {noun}",
+        f"{report.guest} cannot move from {report.source} to {report.target}:"
+        f" {show_count(count, 'reason')}",
         hint="see the findings above; nothing was changed",
     )
 
@@ -131,11 +139,15 @@ _ERRORS: Mapping[Outcome, Callable[[MigrationReport], VmckptError | None]] = {
 
 def migrate(
     guest: GUEST,
-    to: Annotated[str, typer.Option("--to", help="Target host.", autocompletion=arguments.hosts)],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="HOST", help="Target host.", autocompletion=arguments.hosts),
+    ],
     from_: Annotated[
         str | None,
         typer.Option(
             "--from",
+            metavar="HOST",
             help="Source host. Default: the host that runs the guest.",
             autocompletion=arguments.hosts,
         ),
@@ -164,7 +176,7 @@ def migrate(
         bool, typer.Option("--observe", help="Report decisions, but do not act on them.")
     ] = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Record samples and decisions in this file.")
+        Path | None, typer.Option(metavar="FILE", help="Record samples and decisions in this file.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check only; change nothing.")] = False,
     inventory: INVENTORY = None,
@@ -183,7 +195,7 @@ def migrate(
 
         vmckpt migrate web1 --to beta --policy must-finish
 
-        vmckpt migrate web1 --to beta --bandwidth 200MiB/s --max-downtime 100ms --timeout 5m
+        vmckpt migrate web1 --to beta --max-downtime 100ms --timeout 5m
 
         vmckpt migrate web1 --to beta --mode checkpoint
 
@@ -194,7 +206,7 @@ def migrate(
     if bandwidth is not None and bandwidth < MIB:
         raise typer.BadParameter("libvirt sets limits in whole MiB/s; the minimum is 1MiB/s")
     if max_downtime is not None and max_downtime > 2000:
-        raise typer.BadParameter("QEMU limits the downtime to at most 2000s")
+        raise typer.BadParameter("QEMU accepts a downtime of at most 2000s")
     request = MigrateRequest(
         guest=guest,
         to=to,

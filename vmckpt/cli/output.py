@@ -1,4 +1,5 @@
-"""Output of commands (results go to stdout, everything else to stderr), and stop on signals.
+"""Print the output of commands (results to stdout, everything else to stderr), and stop commands on
+signals.
 
 Names, errors and answers of hosts are untrusted text. Terminal control characters in untrusted text
 are printed as escapes (like "\\x1b"), never sent to the terminal.

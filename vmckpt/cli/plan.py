@@ -28,11 +28,15 @@ _LOOK = Seconds(10.0)
 
 def plan(
     guest: GUEST,
-    to: Annotated[str, typer.Option("--to", help="Target host.", autocompletion=arguments.hosts)],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="HOST", help="Target host.", autocompletion=arguments.hosts),
+    ],
     from_: Annotated[
         str | None,
         typer.Option(
             "--from",
+            metavar="HOST",
             help="Source host. Default: the host that runs the guest.",
             autocompletion=arguments.hosts,
         ),
@@ -161,7 +165,9 @@ def _verdict(one: "Forecast") -> str:
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="Trace written by vmckpt migrate --trace FILE.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="Trace written by vmckpt migrate --trace FILE.")
+    ],
     policy: POLICY = None,
     policies: POLICIES = None,
     mode: Annotated[Mode | None, typer.Option(help="Override the policy's mode.")] = None,

@@ -12,7 +12,7 @@ from vmckpt.errors import HostUnreachable, PolicyError, at_host
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Policy
-from vmckpt.units import show_seconds
+from vmckpt.units import show_count, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.policy.select import Chosen
@@ -27,7 +27,7 @@ app = typer.Typer(
 def policy_options(context: typer.Context) -> None:
     """Show, check and explain policies.
 
-    A policy defines to which guests it applies, and how these guests are migrated, protected and
+    A policy defines which guests it applies to, and how these guests are migrated, protected and
     snapshotted.
     """
     help_alone(context)
@@ -85,12 +85,12 @@ def _line(policy: Policy) -> dict[str, Any]:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Name of a policy, or a file.")],
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="Name of a policy, or a file.")],
     policies: POLICIES = None,
     inventory: INVENTORY = None,
     json: JSON = False,
 ) -> None:
-    """Show every value of a policy, with its line in the file and its meaning.
+    """Show every value of a policy, where it is set, and its meaning.
 
     Examples:
 
@@ -110,7 +110,10 @@ def show(
 
 @app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Policy files, or directories of policies.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE|DIR", help="Policy files, or directories of policies."),
+    ],
     json: JSON = False,
 ) -> None:
     """Check policy files and print all problems.
@@ -138,9 +141,9 @@ def check(
     bad = [path for path, wrong in found.items() if wrong]
     if bad:
         count = sum(map(len, found.values()))
-        noun = "problem" if count == 1 else "problems"
         raise PolicyError(
-            f"{count} {noun}; {len(found) - len(bad)} of {len(found)} files are valid"
+            f"{show_count(count, 'problem')};"
+            f" {len(found) - len(bad)} of {show_count(len(found), 'file')} valid"
         )
 
 
@@ -148,7 +151,10 @@ def check(
 def explain(
     guest: GUEST,
     policy: Annotated[
-        str | None, typer.Option("--policy", "-p", help="Explain the choice with --policy NAME.")
+        str | None,
+        typer.Option(
+            "--policy", "-p", metavar="NAME|FILE", help="Explain as if this policy were requested."
+        ),
     ] = None,
     policies: POLICIES = None,
     inventory: INVENTORY = None,
@@ -226,7 +232,7 @@ def _find(name: str, inventory: Path | None) -> tuple[Host, Guest]:
     if errors:
         silent = "; ".join(at_host(*one) for one in errors.items())
         raise HostUnreachable(
-            f"guest {name} is on no host that answers; no answer from {silent}",
+            f"guest {name} was not found on any host that answered; no answer from {silent}",
             host=next(iter(errors)),
             hint="run vmckpt doctor",
         )

@@ -13,7 +13,7 @@ from vmckpt.cli.output import stop_on_signals
 from vmckpt.errors import BadInput, Blocked
 from vmckpt.model.finding import Severity
 from vmckpt.policy.model import Failover, Policy
-from vmckpt.units import Seconds, parse_seconds, show_bytes, show_seconds
+from vmckpt.units import Seconds, parse_seconds, show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
@@ -72,7 +72,9 @@ def protect(
     guest: GUEST,
     to: Annotated[
         str | None,
-        typer.Option("--to", help="Host of the standby.", autocompletion=arguments.hosts),
+        typer.Option(
+            "--to", metavar="HOST", help="Host of the standby.", autocompletion=arguments.hosts
+        ),
     ] = None,
     reverse: Annotated[
         bool,
@@ -191,7 +193,7 @@ class _Progress:
         line = f"{status.get('phase', 'starting')}"
         if left is not None:
             line += f": {show_bytes(int(left) << 12)} of memory left to send"
-            line += "" if status.get("disks_ready") else f"; {_disks(status)}"
+            line += "" if status.get("disks_ready") else f"; disks: {_disks(status)}"
         if status.get("says"):
             line += f"; problem: {status['says']}"
         if line != self._said:
@@ -202,7 +204,7 @@ class _Progress:
 def _disks(status: Mapping[str, Any]) -> str:
     """Return the progress of disk synchronisation, or the totals once it is complete."""
     if (whole := status.get("disks_bytes")) is None:
-        return "comparing disks"
+        return "no progress yet"
     done, sent = status["disks_compared_bytes"], status["disks_sent_bytes"]
     return f"{show_bytes(done)} of {show_bytes(whole)} compared, {show_bytes(sent)} differed"
 
@@ -287,7 +289,7 @@ def failover(
 ) -> None:
     """Fail a protected guest over to its standby.
 
-    With a lease store, the lease decides whether the guest's host must be dead. Without a lease
+    With a lease store, the lease determines whether the standby may take over. Without a lease
     store, the fence agent powers the guest's host off if the host does not answer. The standby
     starts only after the fence agent has reported that the host is off. Without a fence agent, use
     --host-is-off to confirm that the host is off. Switch the host off first: if it is still on, the
@@ -296,7 +298,7 @@ def failover(
     --fence is for a host that hangs but still answers some requests. It powers off the host and
     everything that is running on it.
 
-    --planned is for the case that both hosts are up: after one last epoch, the guest resumes on the
+    --planned requires that both hosts are up: after one last epoch, the guest resumes on the
     standby's host, and nothing is lost.
 
     --test verifies the standby while the protection continues: a copy of the standby's last epoch
@@ -375,7 +377,9 @@ def status(
     guest: Annotated[
         str | None,
         typer.Argument(
-            help="Name or UUID of the guest. Default: all guests.", autocompletion=arguments.guests
+            metavar="GUEST",
+            help="Name or UUID of the guest. Default: all guests.",
+            autocompletion=arguments.guests,
         ),
     ] = None,
     inventory: INVENTORY = None,
@@ -490,7 +494,7 @@ def _clock(ours: dict[str, Any]) -> str:
     behind = f"{show_seconds(ours['guest_clock_behind_s'])} behind"
     if (times := ours.get("guest_clock_corrected")) is None:
         return f"{behind}; not corrected by a guest agent"
-    return f"{behind}; corrected {times} times"
+    return f"{behind}; corrected {show_count(times, 'time')}"
 
 
 def _output(ours: dict[str, Any]) -> str:
@@ -499,4 +503,4 @@ def _output(ours: dict[str, Any]) -> str:
     told = "–" if mean is None else show_seconds(mean)
     told += f", worst {show_seconds(ours['output_delay_worst_s'])}"
     lost = ours.get("packets_lost")
-    return f"{told}; QEMU's buffer was full and {lost} packets were lost" if lost else told
+    return f"{told}; {show_count(lost, 'packet')} lost: QEMU's buffer was full" if lost else told

@@ -15,6 +15,7 @@ from vmckpt.cli.snapshot.options import DRY_RUN, IDENTITY, identity_of
 from vmckpt.errors import BadInput, StoreError
 from vmckpt.model.webhook import NOBODY, Address, WebhookOptions
 from vmckpt.policy.model import Policy
+from vmckpt.units import show_count
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
@@ -37,7 +38,7 @@ def _address(text: str) -> Address:
 def run(
     guests: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[GUEST...]", help="Only these guests. Default: all."),
+        typer.Argument(metavar="GUEST", help="Only these guests. Default: all."),
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Perform the actions due now, then exit; for cron.")
@@ -64,7 +65,7 @@ def run(
     standbys and snapshots to Prometheus. It sends alerts to the webhooks in the inventory. It is
     also the failure detector for guests that are protected with --failover automatic and without a
     lease store: if the host of such a guest does not answer, its fence agent powers the host off,
-    and the host's guests fail over to their standbys. Only snapshots require schedules.
+    and the protected guests fail over to their standbys. Only snapshots require schedules.
 
     The service prints one line for each action, or one JSON object with --json. A failed action is
     retried and does not stop other actions. Ctrl-C and SIGTERM stop the service: a snapshot in
@@ -106,8 +107,10 @@ def run(
         _run(known, everything, wanted, say, once=once, identity=identity, wishes=wishes)
     )
     if once and wrong:
-        things = "1 action" if wrong == 1 else f"{wrong} actions"
-        raise StoreError(f"{things} failed; see the output above", hint="run the command again")
+        raise StoreError(
+            f"{show_count(wrong, 'action')} failed; see the output above",
+            hint="run the command again",
+        )
 
 
 async def _run(

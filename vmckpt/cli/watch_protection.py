@@ -10,7 +10,7 @@ from vmckpt.journal.jobs import Follower
 from vmckpt.journal.records import Operation
 from vmckpt.protection import status
 from vmckpt.protection.status import Because, Look
-from vmckpt.units import Seconds, show_seconds
+from vmckpt.units import Seconds, show_count, show_seconds
 
 _ASK_EVERY = Seconds(1.0)
 
@@ -97,7 +97,7 @@ def line(look: Look) -> str:
     if look.output_delay_s is not None:
         parts.append(f"output waits {show_seconds(look.output_delay_s)}")
     if look.packets_lost:
-        parts.append(f"{look.packets_lost} packets lost")
+        parts.append(f"{show_count(look.packets_lost, 'packet')} lost")
     ready = "ready" if look.ready else "not ready"
     parts.append(f"standby {ready}: {look.ready_why}")
     if look.in_the_way is not None:

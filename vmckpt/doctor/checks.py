@@ -11,7 +11,7 @@ from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import Host, HostFacts, HostProbe, NoTrace
 from vmckpt.replication.watchdog import rules
 from vmckpt.replication.watchdog.rules import KillMethod
-from vmckpt.units import MIB, Bytes, show_bytes, show_seconds
+from vmckpt.units import MIB, Bytes, show_bytes, show_count, show_seconds
 
 OLDEST_LIBVIRT = (9, 0, 0)
 OLDEST_QEMU = (7, 2, 0)
@@ -51,7 +51,9 @@ class DeviceSeen:
     level: int
     ran: Ran | None = None
     error: str | None = None
-    """Why the fence agent was not run, optionally followed by "; " and a hint."""
+    """Why the fence agent was not run."""
+    hint: str | None = None
+    """The hint of that error."""
 
     @property
     def power(self) -> Power:
@@ -81,6 +83,7 @@ class Examined:
     facts_error: str | None = None
     probe: HostProbe | None = None
     probe_error: str | None = None
+    probe_hint: str | None = None
     kvm_boots: bool | None = None
     logins: Mapping[str, str | None] = field(default_factory=dict)
     """For each other host, by name: why this host cannot log in to its libvirtd, or None."""
@@ -203,9 +206,12 @@ def _ssh(examined: Examined) -> Iterator[Finding]:
             "add ssh: {address: ...} to the host in the inventory",
         )
     elif examined.probe_error is not None:
-        text, _, hint = examined.probe_error.partition("; ")
         yield _finding(
-            "ssh", Severity.BLOCKER, name, text, hint or f"run ssh {examined.host.ssh.address}"
+            "ssh",
+            Severity.BLOCKER,
+            name,
+            examined.probe_error,
+            examined.probe_hint or f"run ssh {examined.host.ssh.address}",
         )
     else:
         yield _finding(
@@ -321,7 +327,8 @@ def _certificates(name: str, probe: HostProbe, now: datetime) -> Iterator[Findin
         severity = Severity.OK
         if ends <= now + _EXPIRES_SOON:
             severity = Severity.WARNING if ends > now else Severity.BLOCKER
-        state = f"valid for {days} days" if ends > now else f"expired {-days} days ago"
+        span = show_count(abs(days), "day")
+        state = f"valid for {span}" if ends > now else f"expired {span} ago"
         yield _finding(
             "certificate",
             severity,
@@ -370,23 +377,26 @@ def _fence_device(examined: Examined, seen: FenceSeen, device: DeviceSeen) -> Fi
     name, answers = examined.host.name, examined.facts is not None
     severity, hint = Severity.WARNING, f"correct the fence: entry of {name} in the inventory"
     if device.ran is None:
-        text, _, told = (device.error or "not queried").partition("; ")
-        text = text if device.name == device.agent else f"{device.name}: {text}"
-        hint = told or hint
+        why = device.error or "not queried"
+        text = why if device.name == device.agent else f"{device.name}: {why}"
+        hint = device.hint or hint
     elif device.power is Power.UNKNOWN:
         text = f"{device.name} does not report the power state: {device.ran.in_words}"
         hint = f"run {device.agent} by hand with its options and action=status"
     elif device.power is Power.OFF and answers and seen.all_off(device.level):
-        text = f"{device.name} reports off, but {name} answers: it controls another machine"
+        text = (
+            f"{device.name} reports power off, but {name} answers: the device controls another"
+            " machine"
+        )
     elif device.power is Power.OFF and answers:
-        text = f"{device.name} reports off: {name} is running on its other power supplies only"
+        text = f"{device.name} reports power off: {name} runs on its other power supplies only"
         hint = (
             "switch that power supply on; if it is on, correct the fence: entry of"
             f" {name} in the inventory"
         )
     else:
         severity, hint = Severity.OK, ""
-        text = f"{device.name} reports {device.power}"
+        text = f"{device.name} reports power {device.power}"
     return _finding("fence", severity, name, text, hint or None)
 
 
@@ -434,7 +444,7 @@ def of_host(ready: HostReady) -> Iterator[Finding]:
     """Yield the findings about a host that concern snapshots."""
     yield _warning(
         "snapshot-agent", ready.name, ready.agent or "the agent can be started", ready.agent,
-        "install the agent manually; see docs/hosts.md, The agent",
+        "install the agent by hand (docs/hosts.md, The agent)",
     )  # fmt: skip
     yield _room(ready)
     for store, why in ready.stores.items():

@@ -65,7 +65,7 @@ async def _device(host: Host, topology: FenceTopology, level: int, number: int) 
     try:
         ran = await fence_agent.run(host, device, Action.STATUS, stop=asyncio.Event())
     except VmckptError as exc:
-        return dataclasses.replace(seen, error=str(exc))
+        return dataclasses.replace(seen, error=exc.message, hint=exc.hint)
     return dataclasses.replace(seen, ran=ran)
 
 
@@ -87,7 +87,7 @@ async def _over_ssh(host: Host, everyone: Sequence[Host]) -> Examined:
                 if other.migration_address is not None
             }
     except RemoteError as exc:
-        return Examined(host=host, probe=seen, probe_error=str(exc))
+        return Examined(host=host, probe=seen, probe_error=exc.message, probe_hint=exc.hint)
     return Examined(host=host, probe=seen, kvm_boots=boots, logins=logins, ports=ports)
 
 

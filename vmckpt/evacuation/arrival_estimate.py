@@ -30,7 +30,7 @@ class ArrivalEstimates:
         self._measured: dict[str, bool | None] = {}
         """Whether the move is about to end; None if the last measurement is inconclusive."""
         self._setups: deque[Seconds] = deque(maxlen=_LAST)
-        """Time from a move's turn to its first bytes, for the last moves."""
+        """Time from a move's turn to its first bytes, for the most recent moves."""
 
     @property
     def _setup(self) -> Seconds:
@@ -44,7 +44,7 @@ class ArrivalEstimates:
         self._checked[name] = checked
         if (total := checked.total) is not None:
             # The move ends after its own setup and the forecast total. It is due one setup earlier,
-            # so the two setups cancel out.
+            # so the setup is not in the sum.
             self._due[name] = Range(now + total.middle, now + self._setup + total.high)
 
     def measured(

@@ -17,8 +17,8 @@ SETUP = Seconds(1.5)
 _KEEPS = 0.95
 _MUCH_MORE = 1.25
 _ROOM = 2.0
-"""A move may be slowed down for another move if its bandwidth stays this multiple of its dirty rate
-or higher."""
+"""A move may be slowed down for another move if its bandwidth stays at least this multiple of its
+dirty rate."""
 _LEAST_GAIN = 0.1
 """Minimum progress, as a fraction of the bandwidth: if the guest writes faster, post-copy or
 throttling completes the move."""
@@ -47,7 +47,8 @@ class Under:
     left: float = 0.0
     """Bytes that remain to be sent."""
     ending: bool = False
-    """Whether the rest takes no longer than the setup of another move, which may then begin."""
+    """Whether sending the rest takes no longer than the setup of another move. If so, that move may
+    begin."""
     shared: bool = False
     """Whether another move has used one of its links at the same time."""
 
@@ -85,7 +86,7 @@ def shares(running: Sequence[Under], links: Mapping[str, BytesPerSecond]) -> dic
 
 
 def gain(under: Under, rate: float) -> float:
-    """Return the net progress of a move: how many bytes per second its rest shrinks by."""
+    """Return the net progress of a move: how fast its remaining data shrinks, in bytes/s."""
     return max(rate - under.move.tenant.dirty, rate * _LEAST_GAIN)
 
 

@@ -141,7 +141,10 @@ class Run:
         self._tell(str(self._task.kind), text, "operator")
 
     async def _look_first(self) -> None:
-        """Query the hosts until the run's host answers. Raises Blocked, Cancelled."""
+        """Query the hosts until the run's host answers: otherwise, its guests are unknown.
+
+        Raises Blocked after _LOOKS queries, and Cancelled.
+        """
         for _ in range(_LOOKS):
             await self._replan()
             if self._seen is not None:
@@ -316,7 +319,7 @@ class Run:
         return f"moved in {show_seconds(moved.took)}{pause}; {done} of {of}"
 
     async def _stop_others(self) -> None:
-        """Shut down and suspend guests last, so that they are stopped as briefly as possible."""
+        """Shut down and suspend guests last, to keep their downtime short."""
         if self._seen is None or self._stop.is_set():
             return
         names = sorted(self._task.to_stop(self._seen))
@@ -369,7 +372,10 @@ class Run:
             late += [(_tenant(self._seen, name), ON_ITS_WAY) for name in sorted(self._foreign)]
             told = {one.tenant.name for one in self._state.left}
             late += [
-                (_tenant(self._seen, name), "the run stopped before it was shut down or suspended")
+                (
+                    _tenant(self._seen, name),
+                    "the run stopped before the guest was shut down or suspended",
+                )
                 for name in sorted(self._task.to_stop(self._seen) - told)
                 if self._seen.known[name].guest.uuid not in self._shut
             ]  # fmt: skip

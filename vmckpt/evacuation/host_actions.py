@@ -91,7 +91,7 @@ class Site:
         except (GuestLocked, JournalError) as exc:
             return Moved(good=False, why=exc.message, blame=FailureSide.GUEST)
         except VmckptError as exc:
-            blame = FailureSide.GUEST if _told_of(exc, known.host) else FailureSide.TARGET
+            blame = FailureSide.GUEST if exc.host == known.host else FailureSide.TARGET
             return Moved(good=False, why=exc.message, blame=blame)
         finally:
             self._nearing.ended(known.name)
@@ -236,8 +236,8 @@ class Site:
     async def _protect(self, known: Known, target: str) -> Moved:
         """Replace a standby, whose guest runs elsewhere, with a standby on `target`.
 
-        A failure is attributed to the target only if the error names the target: the guest's host
-        or the old backup may be the cause.
+        A failure is attributed to the target only if the error's `host` is the target: the guest's
+        host or the old backup may be the cause.
         """
         orders, began = self._orders, time.monotonic()
         another = await asyncio.to_thread(planner.another, orders.scope, known, target)
@@ -258,7 +258,7 @@ class Site:
         except VmckptError as exc:
             if final:  # the old standby may be gone, so another attempt would not find it
                 orders.caller.warn(f"{another.guest} may have no standby now: {exc.message}")
-            blame = FailureSide.TARGET if _told_of(exc, target) else FailureSide.GUEST
+            blame = FailureSide.TARGET if exc.host == target else FailureSide.GUEST
             return Moved(good=False, why=exc.message, blame=blame, final=final)
         return Moved(good=True, job=done.job, took=Seconds(time.monotonic() - began))
 
@@ -337,12 +337,6 @@ class Site:
             else:
                 started += [] if name is None else [name]
         return tuple(started), tuple(off)
-
-
-def _told_of(exc: VmckptError, host: str) -> bool:
-    """Return whether an error is attributed to `host`."""
-    by_host = isinstance(exc, HypervisorError) and exc.host == host
-    return by_host or exc.message.startswith(f"{host}: ")
 
 
 def _now() -> Seconds:

@@ -160,7 +160,7 @@ class _Copy:
         self._here, self._there = remotes
         self._recorder = recorder
         self._made = Made(host=target.name, suffix=storage_copy.new_suffix())
-        # Temporary names of images that an interrupted preparation may have left.
+        # An interrupted preparation may leave images under temporary names of these paths.
         self._made.marks.update(dict.fromkeys((one.path for one in plan.copies), ""))
         self._step, self._ordered = 0, False
 
@@ -184,7 +184,8 @@ class _Copy:
         except LeaseLost:
             raise
         except BaseException:
-            # Once libvirt has the order, images are removed only after both hosts were checked.
+            # Once libvirt was asked to move the guest, both hosts must be checked before images
+            # are removed.
             if not self._ordered:
                 await asyncio.shield(self._undo())
             raise
@@ -200,7 +201,7 @@ class _Copy:
         return troubles
 
     async def _unwritten(self, old: dict[str, str], before: str) -> dict[str, str]:
-        """Return `old`, or a reason against removing each image if they may have been written to.
+        """Return `old`; if the images may have been written to, a reason to keep each of them.
 
         Until libvirt has finished, only QEMU's lock keeps other processes from writing to the
         images.
@@ -299,7 +300,7 @@ async def undo_left(
             raise
         except VmckptError as exc:
             paths = ", ".join(map(str, step.intent.get("paths", [])))
-            troubles.append(f"{target} may still have {paths} from a failed move: {exc.message}")
+            troubles.append(f"{target} may have {paths} from an unfinished move: {exc.message}")
     return tuple(troubles)
 
 

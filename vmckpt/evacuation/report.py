@@ -22,7 +22,7 @@ _TARGET = (Outcome.FAILED, Outcome.BLOCKED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare:
-    """A guest on another host whose standby was lost when it was to be moved."""
+    """A guest on another host whose standby was to be moved, but was lost."""
 
     guest: str
     uuid: str
@@ -40,7 +40,7 @@ class Report:
     earlier: tuple[Arrived, ...] = ()
     """Guests that an earlier controller of the job moved."""
     shut_down: tuple[str, ...] = ()
-    """UUIDs of guests that were shut down or suspended, also by earlier controllers."""
+    """UUIDs of guests that were shut down or suspended, including by earlier controllers."""
     suspended: frozenset[str] = frozenset()
     """UUIDs of the guests in `shut_down` whose memory was saved."""
     started: tuple[str, ...] = ()
@@ -110,8 +110,9 @@ def judged(report: MigrationReport, job_hint: str) -> Moved:
         return Moved(good=False, why=why, blame=FailureSide.GUEST, job=report.job)
     if outcome is Outcome.SHUT_OFF:
         return Moved(
-            good=False, why="it was shut off meanwhile", final="no action needed", job=report.job
-        )
+            good=False, why="it was shut off during the move", final="no action needed",
+            job=report.job,
+        )  # fmt: skip
     hint = f"see vmckpt job {report.job or job_hint}"
     if outcome is Outcome.UNKNOWN:
         hint = "run vmckpt recover"

@@ -19,12 +19,13 @@ from vmckpt.evacuation.plan.capacity import CapacityModel
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.evacuation.plan.placement import Unplaced
 from vmckpt.evacuation.schedule import Windows
-from vmckpt.units import BytesPerSecond, Seconds
+from vmckpt.units import BytesPerSecond, Seconds, show_count
 
 _ELSEWHERE = 0.1
-"""Fraction of the wait before another host is tried; not zero, as the network may be the cause."""
+"""Fraction of the usual wait after which another host is tried; not zero, since the network may be
+the cause of the failure."""
 _MORE = 1.1
-"""Factor by which a stream must exceed the known bandwidth for its bandwidth to be used instead."""
+"""A stream's bandwidth replaces the known bandwidth if it is higher by more than this factor."""
 
 
 class FailureSide(StrEnum):
@@ -90,8 +91,8 @@ class RunState:
     done: tuple[Move, ...] = ()
     left: tuple[Unplaced, ...] = ()
     hoping: tuple[Unplaced, ...] = ()
-    """Guests without a target for now: an excluded host or the end of a running move may provide
-    one."""
+    """Guests without a target for now. They may get a target when a running move ends, or when an
+    excluded host may be tried again."""
     failed: Mapping[str, tuple[Failed, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Failed attempts, by guest."""
     records: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))
@@ -196,7 +197,8 @@ def failed(course: RunState, guest: str, failure: Failed, patience: RetryLimits)
         records = MappingProxyType({**records, move.target: told})
     after = replace(course, running=_without(course, guest), failed=known, records=records)
     if len(tries) >= patience.tries:
-        why = f"tried {len(tries)} times, most recently to {failure.target}: {failure.why}"
+        count = show_count(len(tries), "time")
+        why = f"tried {count}, most recently to {failure.target}: {failure.why}"
         hint = f"see vmckpt jobs --all --guest {guest}; the guest is still on its source host"
         return replace(after, left=(*after.left, Unplaced(tenant=move.tenant, why=why, hint=hint)))
     return replace(after, waiting=(*after.waiting, move))
@@ -254,10 +256,10 @@ def _out(record: Record | None, now: float, *, busy: bool) -> str | None:
     if record is None or not record.outs:
         return None
     if math.isinf(record.out_until):
-        return f"{record.failures} moves to it failed in a row"
+        return f"{show_count(record.failures, 'move')} to it failed in a row"
     if now < record.out_until:
         return (
-            f"{record.failures} moves to it failed; excluded for"
+            f"{show_count(record.failures, 'move')} to it failed; excluded for"
             f" {record.out_until - now:.0f} s more"
         )
     return "is being tried with one guest" if busy else None
@@ -283,7 +285,8 @@ def planned(
     ]  # fmt: skip
     # A guest that was given up does not move to make room for others either.
     own = {
-        one.name: replace(one, stays=one.stays or "it was given up") if one.name in over else one
+        one.name: replace(one, stays=one.stays or "its move was given up")
+        if one.name in over else one
         for one in fleet.tenants
     }  # fmt: skip
     found = _placed(course, replace(usable, tenants=(*own.values(), *coming)), leaving, rules)
@@ -399,7 +402,7 @@ def _one_for_each_on_trial(course: RunState, ready: Sequence[Move]) -> list[Move
 
 
 def again(move: Move, failures: Sequence[Failed], patience: RetryLimits) -> float:
-    """Return when a guest may be retried; sooner if no move of it to the new target has failed."""
+    """Return when a guest may be retried; sooner if none of its failed moves was to this target."""
     if not failures:
         return 0.0
     fresh = failures[-1].blame is FailureSide.TARGET and all(

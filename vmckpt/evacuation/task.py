@@ -37,7 +37,7 @@ class Task:
     goes: frozenset[tuple[str, str]] = frozenset()
     """Guests with a fixed target: UUID and host."""
     called: frozenset[tuple[str, str]] = frozenset()
-    """UUIDs and names of guests, in case no host that answers has the guest."""
+    """UUIDs and names of guests, for messages about guests that are not found on any host."""
     start: frozenset[str] = frozenset()
     """UUIDs of guests that are to be started on the host again."""
     policy: str | None = None

@@ -194,7 +194,7 @@ class Backups:
         return True
 
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Return the guest's checkpoints that libvirt knows, parents first."""
+        """Return the guest's checkpoints as recorded by libvirt, parents first."""
         return self._seat.on_domain("listing checkpoints", _checkpoints)
 
     def forget(self, name: str) -> None:
@@ -225,7 +225,7 @@ class Backups:
         return self._seat.on_domain("deleting old checkpoints", change, changes=True)
 
     def redefine(self, line: Sequence[Checkpoint], *, validate: bool = True) -> tuple[str, ...]:
-        """Redefine the checkpoints in libvirt whose bitmaps were transferred with the disks.
+        """Redefine in libvirt the checkpoints whose bitmaps were transferred with the disks.
 
         A migration transfers the bitmaps, but not libvirt's checkpoint metadata. `line`: the
         checkpoints, parents first. `validate`: verify that the bitmaps exist; the guest must run.
@@ -310,7 +310,7 @@ def _redefine(
     known = {one.getName() for one in domain.listAllCheckpoints()}
     lost = []
     for one in line:
-        # libvirt refuses a parent that it does not know.
+        # libvirt rejects an unknown parent.
         parent = one.parent if one.parent in known else None
         try:
             domain.checkpointCreateXML(checkpoint_xml(one, parent=parent), flags)

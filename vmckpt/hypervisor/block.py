@@ -27,7 +27,7 @@ def nodes(domain: libvirt.virDomain) -> Nodes:
 
 
 def remove_bitmap(domain: libvirt.virDomain, node: str, name: str) -> None:
-    """Remove a dirty bitmap that libvirt does not know. Raises libvirtError."""
+    """Remove a dirty bitmap that is unknown to libvirt. Raises libvirtError."""
     order = {"execute": "block-dirty-bitmap-remove", "arguments": {"node": node, "name": name}}
     libvirt_qemu.qemuMonitorCommand(domain, json.dumps(order), 0)
 

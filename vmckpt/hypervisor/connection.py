@@ -193,7 +193,7 @@ def map_broken(broken: ConnectionBroken, *, host: str, what: str, changes: bool)
         f"{host}: libvirt cannot be reached: {text}",
         host=host,
         code=code,
-        hint=f"run vmckpt doctor {host}",
+        hint=f"run vmckpt doctor {quote(host)}",
     )
 
 
@@ -318,7 +318,8 @@ class Hypervisor:
     async def execute_long(self, what: str, call: Callable[[libvirt.virConnect], T]) -> T:
         """Make a call that changes something on the long connection, without a time limit.
 
-        Only connecting has a time limit. Raises the same errors as `execute`.
+        Only connecting has a time limit, since nothing is changed before the call. Raises the same
+        errors as `execute`.
         """
         self._may_act(what)
         with self._translated(what, changes=True):

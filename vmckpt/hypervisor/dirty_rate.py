@@ -69,7 +69,7 @@ def point(rate: int, seconds: int, memory: Bytes) -> DirtyPoint:
     """
     found = min(float(memory), rate * MIB * float(seconds))
     pages = max(1.0, _PAGES_PER_GIB * memory / GIB)
-    # Laplace's rule of succession: no dirty page among a few does not prove a share of 0.
+    # Laplace's rule of succession: even if no sampled page is dirty, the true share may exceed 0.
     share = (found / memory * pages + 1) / (pages + 2)
     sampling = 2 * memory * math.sqrt(share * (1 - share) / pages)
     return DirtyPoint(

@@ -206,7 +206,7 @@ def standby_of(root: ET.Element) -> str | None:
 
 
 def test_of(root: ET.Element) -> str | None:
-    """Return the protected guest that this domain is a failover test of; None if it is no test."""
+    """Return the guest whose failover this domain tests; None if the domain is not a test."""
     mark = root.find(f"metadata/{{{TEST}}}test")
     return None if mark is None else mark.get("of")
 

@@ -1,5 +1,6 @@
 """Guests of a host: list, describe, define, undefine; their links and stored definitions."""
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,19 +14,19 @@ from vmckpt.hypervisor import block, domain_xml
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.hypervisor.qmp import DomainCaller
 from vmckpt.model.disk import DiskFacts
-from vmckpt.model.guest import OUTGOING, Guest, GuestState, Presence
+from vmckpt.model.guest import Guest, GuestJob, GuestState, Presence
 from vmckpt.units import Seconds
 
 _JOBS = {
-    libvirt.VIR_DOMAIN_JOB_OPERATION_START: "start",
-    libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE: "save",
-    libvirt.VIR_DOMAIN_JOB_OPERATION_RESTORE: "restore",
-    libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_IN: "incoming migration",
-    libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT: OUTGOING,
-    libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT: "snapshot",
-    libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_REVERT: "revert to a snapshot",
-    libvirt.VIR_DOMAIN_JOB_OPERATION_DUMP: "dump",
-    libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP: "backup",
+    libvirt.VIR_DOMAIN_JOB_OPERATION_START: GuestJob.START,
+    libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE: GuestJob.SAVE,
+    libvirt.VIR_DOMAIN_JOB_OPERATION_RESTORE: GuestJob.RESTORE,
+    libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_IN: GuestJob.INCOMING,
+    libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT: GuestJob.OUTGOING,
+    libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT: GuestJob.SNAPSHOT,
+    libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_REVERT: GuestJob.REVERT,
+    libvirt.VIR_DOMAIN_JOB_OPERATION_DUMP: GuestJob.DUMP,
+    libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP: GuestJob.BACKUP,
 }
 _POST_COPY = (
     (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_POSTCOPY),
@@ -43,7 +44,8 @@ _STOPPED_BY_QEMU = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN
 _EPOCH_PAUSE = Seconds(0.07)
 _LOOKS = 5
 UNKNOWN_JOB = "unknown"
-_MIGRATIONS = ("incoming migration", OUTGOING)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_MIGRATIONS = (GuestJob.INCOMING, GuestJob.OUTGOING)
 
 
 async def all_guests(hypervisor: Hypervisor) -> list[Guest]:
@@ -60,7 +62,7 @@ async def all_guests(hypervisor: Hypervisor) -> list[Guest]:
 
 
 async def find_guest(hypervisor: Hypervisor, name: str) -> Guest | None:
-    """Return the guest with this name or UUID; None if the host does not know the guest.
+    """Return the guest with this name or UUID; None if the host has no such guest.
 
     Raises HypervisorError.
     """
@@ -197,7 +199,7 @@ async def set_labels(hypervisor: Hypervisor, name: str, labels: Mapping[str, str
 
 
 async def remove(hypervisor: Hypervisor, name: str) -> None:
-    """Destroy a guest and undefine it. Does nothing if the host does not know the guest.
+    """Destroy a guest and undefine it. Does nothing if the host has no such guest.
 
     Raises HypervisorError, OutcomeUnknown.
     """
@@ -245,18 +247,18 @@ async def end(hypervisor: Hypervisor, uuid: str) -> None:
 
 
 def _lookup(connection: libvirt.virConnect, name: str) -> libvirt.virDomain | None:
-    """Look up by name, then by UUID."""
+    """Look up a domain by UUID if `name` has the form of a UUID, otherwise by name.
+
+    A UUID is never looked up as a name: a guest's name can be the UUID of another guest.
+    """
     if domain_xml.not_in_xml(name):
         return None  # no guest can have such a name, and libvirt's calls do not accept it
-    for look in (connection.lookupByName, connection.lookupByUUIDString):
-        try:
-            return look(name)
-        except libvirt.libvirtError as exc:
-            if exc.get_error_code() not in (
-                libvirt.VIR_ERR_NO_DOMAIN,
-                libvirt.VIR_ERR_INVALID_ARG,
-            ):
-                raise
+    by_uuid = _UUID.fullmatch(name) is not None
+    try:
+        return connection.lookupByUUIDString(name) if by_uuid else connection.lookupByName(name)
+    except libvirt.libvirtError as exc:
+        if exc.get_error_code() not in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_INVALID_ARG):
+            raise
     return None
 
 
@@ -287,7 +289,10 @@ def state_of(domain: libvirt.virDomain) -> tuple[int, int]:
 
 
 def _job(domain: libvirt.virDomain) -> str | None:
-    """Return the guest's job; UNKNOWN_JOB if libvirt fails, for example with a busy monitor."""
+    """Return the guest's job; None if there is none, UNKNOWN_JOB if libvirt fails.
+
+    libvirt fails, for example, while QEMU's monitor is busy.
+    """
     if not domain.isActive():
         return None
     try:
@@ -302,7 +307,7 @@ def _job(domain: libvirt.virDomain) -> str | None:
 
 
 def up(caller: DomainCaller) -> None:
-    """Set the links of all network cards up through libvirt. Raises HypervisorError."""
+    """Bring up the links of all network cards through libvirt. Raises HypervisorError."""
 
     def change(domain: libvirt.virDomain) -> None:
         for card in domain_xml.tree(domain.XMLDesc(), "domain").findall("devices/interface"):
@@ -312,7 +317,7 @@ def up(caller: DomainCaller) -> None:
                 text = ET.tostring(card, encoding="unicode")
                 domain.updateDeviceFlags(text, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-    caller.on_domain("setting the guest's links up", change, changes=True)
+    caller.on_domain("bringing up the guest's links", change, changes=True)
 
 
 _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
@@ -397,7 +402,7 @@ class Found:
 
 
 async def inspect_guest(hypervisor: Hypervisor, uuid: str) -> Found | None:
-    """Return a guest's state and stored definition; None if the host does not know the guest.
+    """Return a guest's state and stored definition; None if the host has no such guest.
 
     Raises HypervisorError.
     """

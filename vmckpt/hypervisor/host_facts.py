@@ -1,4 +1,4 @@
-"""Facts about a host from its libvirt: all facts once, or the load and the guests by polling.
+"""Read facts about a host from its libvirt: all facts once, or load and guests repeatedly.
 
 A poll reads a guest's description again only if the guest's state has changed, or after a minute.
 """
@@ -62,7 +62,7 @@ def _guest(domain: libvirt.virDomain) -> GuestOnHost:
 
 
 async def cpu_fits(hypervisor: Hypervisor, guest: Guest) -> bool | None:
-    """Return whether the host can provide the guest's CPU; None if libvirt cannot tell.
+    """Return whether the host can provide the guest's CPU; None if unknown.
 
     Raises HostUnreachable or HypervisorError.
     """

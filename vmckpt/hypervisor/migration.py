@@ -349,8 +349,8 @@ class LibvirtMigrationDriver:
     async def undefine_on_source(self) -> bool:
         """See MigrationDriver.undefine_on_source.
 
-        libvirt leaves the definition on the source if the call there was lost although the guest
-        arrived, or if the source went down before the target confirmed the arrival.
+        libvirt leaves the definition on the source in two cases: the call there was lost although
+        the guest arrived, or the source went down before the target confirmed the arrival.
         """
         return await self._undefine(self._source, "source", kept=self._target)
 

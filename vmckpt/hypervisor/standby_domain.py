@@ -1,4 +1,4 @@
-"""libvirt calls for a standby: create it paused, define and undefine it, set its links up."""
+"""libvirt calls for a standby: create it paused, define and undefine it, bring up its links."""
 
 import libvirt
 
@@ -76,7 +76,7 @@ def undefine(monitor: QmpMonitor) -> None:
 
 
 def links_up(monitor: QmpMonitor, cards: list[str]) -> None:
-    """Set those links of network cards up that were down when the guest was started.
+    """Bring up the links of network cards that were down when the guest was started.
 
     `cards`: the XML of each card. Raises HypervisorError, OutcomeUnknown.
     """
@@ -85,7 +85,7 @@ def links_up(monitor: QmpMonitor, cards: list[str]) -> None:
         for card in cards:
             domain.updateDeviceFlags(card, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
-    monitor.on_domain("setting the guest's links up", call, changes=True)
+    monitor.on_domain("bringing up the guest's links", call, changes=True)
 
 
 def forget_mark(monitor: QmpMonitor, namespace: str) -> None:

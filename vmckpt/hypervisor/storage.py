@@ -113,15 +113,19 @@ async def folder_of(target: Hypervisor, wish: str) -> str:
             raise
         raise BadInput(
             f"{name}: no storage pool {wish!r}",
+            host=name,
             hint=f"run virsh pool-list --all on {name}, or give a directory",
         ) from exc
     if kind not in ("dir", "fs", "netfs"):
         raise BadInput(
-            f"{name}: storage pool {wish!r} ({kind}) cannot store files", hint="give a directory"
+            f"{name}: storage pool {wish!r} ({kind}) cannot store files",
+            host=name,
+            hint="give a directory",
         )
     if not active:
         raise BadInput(
             f"{name}: storage pool {wish!r} is not active",
+            host=name,
             hint=f"run virsh pool-start {quote(wish)}",
         )
     if not path.startswith("/"):

@@ -64,5 +64,5 @@ def is_alive(controller: ControllerIdentity) -> bool | None:
     """Return whether a controller's process is alive; None if the process is on another machine."""
     if controller.boot == _boot():  # this machine, even if its name has changed
         return _started(controller.pid) == controller.started
-    # The same host name with a different boot ID means: this machine, before its last boot.
+    # If only the boot ID differs, the process ran on this machine before its last boot.
     return False if controller.host == socket.gethostname() else None

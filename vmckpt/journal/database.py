@@ -54,7 +54,10 @@ class Database(ABC):
         result of `work`. Raises ReadOnly if the journal is open read-only, and JournalError.
         """
         if self._read_only:
-            raise ReadOnly(f"{self} is open read-only", hint="nothing was written")
+            raise ReadOnly(
+                f"{self} is open read-only; nothing was written",
+                hint="omit --read-only, and unset VMCKPT_READ_ONLY",
+            )
         with self._explained():
             return self._write(work)
 

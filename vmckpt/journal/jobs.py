@@ -62,7 +62,7 @@ class JobView:
 
     @property
     def doing(self) -> str:
-        """The state to display: an ended job's outcome, "unattended", or the current phase."""
+        """The state to display: an ended job's outcome, "unattended", "waiting", or the phase."""
         operation = self.operation
         if not operation.active:
             return operation.outcome or operation.state

@@ -2,7 +2,7 @@
 
 An operation holds its lease while the operation is active, even without a live controller. So an
 interrupted operation keeps its guest locked until the operation is recovered. The lease's token
-increases with each change of holder. Every transaction that writes checks the token.
+increases with each change of holder. A transaction that writes under a lease checks the token.
 """
 
 from dataclasses import replace
@@ -98,11 +98,11 @@ def take_over(
     now: Now,
     by: ControllerIdentity,
 ) -> Fence | None:
-    """Make `by` the controller of an abandoned operation, and give it the guest's lease.
+    """Make `by` the controller of an operation, and give the operation the guest's lease.
 
-    Returns the lease; None if the operation has no guest. Raises GuestLocked if the operation has
-    ended, its controller is alive, another controller has already taken over, or another operation
-    holds the guest's lease.
+    The operation must be abandoned or delegated to agents. Returns the lease; None if the operation
+    has no guest. Raises GuestLocked if the operation has ended, its controller is alive, another
+    controller has already taken over, or another operation holds the guest's lease.
     """
     found = transactions.stored_operation(connection, operation.id, lock=True)
     if found is None or not found.active:
@@ -179,11 +179,13 @@ def _refuse_held(connection: Connection, lease: RowMapping, now: Now) -> None:
         return
     what = "host" if guest_of(lease["resource"]) is None else "guest"
     if abandoned(holder, connection.execute(select(now)).scalar_one()):
-        raise GuestLocked(
+        error = GuestLocked(
             f"{what} {holder.guest} is locked by the interrupted job {holder.id} ({holder.kind}),"
             f" started by {holder.asked_by} at {utc(holder.began_at)}",
             hint="run vmckpt recover",
         )
+        error.interrupted = True
+        raise error
     controller = holder.controller
     if controller.entrusted:
         raise GuestLocked(

@@ -1,7 +1,7 @@
-"""Hosts in maintenance. A maintenance is an operation that is active until an operator ends it.
+"""Hosts in maintenance. Maintenance is an operation that is active until an operator ends it.
 
-Like an operation that is delegated to agents, a maintenance needs no controller. So every
-controller with the same journal sees the maintenance, and it continues when a controller exits.
+Like an operation that is delegated to agents, maintenance needs no controller. So every controller
+with the same journal sees the operation, which stays active when a controller exits.
 """
 
 from collections.abc import Mapping
@@ -82,6 +82,7 @@ def refuse(host: str) -> None:
     if (why := closed(host)) is not None:
         raise Blocked(
             f"{host}: {why}; nothing was changed",
+            host=host,
             hint=f"choose another host, or run vmckpt maintenance leave {host}",
         )
 
@@ -120,7 +121,7 @@ def leave(host: str) -> Held:
 
 
 async def settle(case: "OrphanedJob", policies: object) -> Settled:
-    """See recovery.Handler. Only an operator ends a maintenance; recovery does not."""
+    """See recovery.Handler. Only an operator ends maintenance; recovery does not."""
     del policies
     if case.recorder is not None:
         case.recorder.entrust("the journal")

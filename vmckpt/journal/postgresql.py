@@ -111,8 +111,9 @@ class PostgresDatabase(Database):
             except DBAPIError as exc:
                 if writes and course.committing and exc.connection_invalidated:
                     raise JournalError(
-                        f"{self}: connection lost during a commit",
-                        hint="the last record may or may not have been saved",
+                        f"{self}: connection lost during a commit;"
+                        " the last record may or may not have been saved",
+                        hint="run vmckpt jobs to see what was recorded",
                     ) from exc
                 late = tried > 1 and time.monotonic() > until
                 if late or not self._passing(exc, course):

@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 
 def is_prefix(name: str) -> bool:
-    """Return whether a name is long enough for an ID prefix. "m-" would match a complete kind."""
+    """Return whether a name is long enough to be an ID prefix.
+
+    "m-" alone would match every job of its kind.
+    """
     return len(name) > len("m-")
 
 

@@ -71,9 +71,9 @@ def begin(
     """Record a new operation, and return its recorder.
 
     If the journal is turned off ("none"), nothing is recorded and the recorder's `id` is None.
-    `warn` is called from another thread, with a one-line message: once when recording first fails,
-    and once if another controller takes over. Raises JournalError if the operation cannot be
-    recorded.
+    `warn` is called with a one-line message, possibly from another thread: if the journal is turned
+    off, once when recording first fails, and once if another controller takes over. Raises
+    JournalError if the operation cannot be recorded.
     """
     meant = locations.default() if place is None else place
     if meant == locations.NONE:
@@ -209,7 +209,7 @@ class Recorder:
         return taken
 
     def answer(self, request: Request, *, ok: bool, text: str) -> None:
-        """Record the answer to a request. `ok`: it was carried out."""
+        """Record the answer to a request. `ok`: whether the request was carried out."""
         self._put(Batch(answers=[(request.id, ok, text)]))
 
     def finish(self, outcome: str, report: Mapping[str, Any] | None) -> None:
@@ -401,8 +401,8 @@ class JournalStepLog:
         self._recorder.check()
         if not self._recorder.holds:
             raise HypervisorError(
-                "the journal has not answered for too long and another controller may have taken"
-                " over; nothing was changed",
+                "the journal has not answered recently, and another controller may have taken over;"
+                " nothing was changed",
                 host="",
             )
 
@@ -430,7 +430,7 @@ class JournalStepLog:
             await asyncio.to_thread(self._recorder.conclude, seq, StepState.INTENDED, result)
 
     async def settle(self, state: StepState) -> None:
-        """Record this state for all open steps. Not needed if the operation ends."""
+        """Record this state for all open steps. When an operation ends, the journal does this."""
         for seq in tuple(self._open):
             await self._conclude(seq, state)
 
@@ -500,7 +500,7 @@ class OrphanedJob:
 
     @property
     def host(self) -> Host:
-        """The source of the job. Raises InventoryError."""
+        """The job's source host. Raises InventoryError."""
         return self.inventory.host(self.operation.source or "")
 
     def ended(self, told: Settled, **more: Any) -> Settled:

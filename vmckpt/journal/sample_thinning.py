@@ -11,7 +11,7 @@ _DAY = 24 * _HOUR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of a retention."""
+    """One step of a `Retention`."""
 
     until: Seconds
     """Age of an ended operation up to which this step applies."""

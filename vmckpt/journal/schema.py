@@ -211,7 +211,7 @@ def refuse_newer(found: int | None, where: str) -> bool:
     known = 1 + len(MIGRATIONS)
     if found is not None and found > known:
         raise JournalError(
-            f"{where} has schema version {found}, but this vmckpt supports only up to {known}",
+            f"{where} has schema version {found}, but this vmckpt supports versions up to {known}",
             hint="use the newer vmckpt that created the journal, or set VMCKPT_JOURNAL to another"
             " journal",
         )

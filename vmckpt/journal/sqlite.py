@@ -37,7 +37,8 @@ class SqliteDatabase(Database):
             if read_only:
                 _look(path)
             else:
-                # QEMU must be able to traverse the directory if the agent's directory is in it.
+                # QEMU must be able to traverse the directory if the agent's directory is in it. The
+                # files of the journal are private.
                 path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
                 _make_file(path)
         except OSError as exc:
@@ -139,6 +140,6 @@ def _to_wal(cursor: sqlite3.Cursor, until: Seconds) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    """Begin a transaction. A writing transaction takes its lock now, so it cannot fail later."""
+    """Begin a transaction. A writing transaction locks the file now: locking later could fail."""
     options: dict[str, Any] = dict(connection.get_execution_options())
     connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get(_WRITES) else "BEGIN")

@@ -252,7 +252,10 @@ class Journal(Reader):
         )
 
     def withdraw(self, request: int) -> bool:
-        """Withdraw a request. Returns False if the controller has already taken the request."""
+        """Withdraw a request.
+
+        Returns False if the controller has already taken the request, and may carry it out.
+        """
         table = schema.requests
         untouched = (
             table.c.id == request,
@@ -300,7 +303,7 @@ class Journal(Reader):
         )
 
     def take_over(self, operation: Operation) -> Fence | None:
-        """Make this process the controller of an abandoned operation.
+        """Make this process the controller of an operation that is abandoned or run by agents.
 
         Returns the lease on the operation's guest; None if the operation has no guest. Raises
         GuestLocked if the operation's controller is alive, the operation has ended, or another

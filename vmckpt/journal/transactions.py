@@ -45,7 +45,7 @@ def guard(
     controller = row_mapping.controller(found)
     if by is not None and controller != by:
         taker = f"process {controller.pid} on {controller.host} has taken over the job"
-        raise _lost(id_, taker if controller.pid else "its controller has given it up")
+        raise _lost(id_, taker if controller.pid else "its controller has given up control")
     if active and found["ended_at"] is not None:
         raise _lost(id_, f"another process has ended the job: {found['outcome']}")
     if fence is not None:

@@ -95,7 +95,7 @@ class LeaseView:
 def prepare(url: str) -> None:
     """Create or upgrade the tables and functions in the database.
 
-    The call may be repeated, also by several controllers at once. The database user needs CREATE on
+    The call can be repeated, even by several controllers at once. The database user needs CREATE on
     the database, and CREATEROLE for `issue`. Raises LeaseUnreachable, and LeaseRefused if the
     database cannot be used as a lease store.
     """
@@ -149,7 +149,8 @@ def issue(url: str, guest: str, terms: LeaseTerms, session: str) -> Credential:
         ).fetchone()
         if row is None:
             raise LeaseRefused(
-                f"guest {guest} already has a lease", hint="end its protection first"
+                f"guest {guest} already has a lease",
+                hint="run vmckpt unprotect for this guest first",
             )
         # Send only a digest of the password, since the server may log statements.
         digest = connection.pgconn.encrypt_password(
@@ -300,7 +301,7 @@ class LeaseClient:
             raise LeaseForgotten(
                 f"the lease store does not know token {token}: it failed over to a replica that"
                 " lacks the last change",
-                hint="make its replicas synchronous (synchronous_standby_names)",
+                hint="make the lease store's replicas synchronous (synchronous_standby_names)",
             )
         self.protected = told.get("state") == "protected"
         return sent if told["said"] == "done" else None
@@ -339,7 +340,7 @@ class LeaseClient:
         self._done("release(%s, %s)", token, self._holder)
 
     def take_over(self, token: int) -> TakeOver:
-        """Take the lease for the standby if the guest must be dead on the holder's host.
+        """Take the lease for the standby once the guest on the holder's host is certainly dead.
 
         `token`: the standby's token. Two conditions must be met. By the database's clock, the last
         renewal and the start of the database must be at least ttl + margin ago. By its own clock,

@@ -27,7 +27,7 @@ _Call: TypeAlias = "tuple[Future[Any], str, Sequence[object]]"
 
 
 class LeaseUnreachable(VmckptError):
-    """The lease store did not answer; the request may have been executed, or may still be."""
+    """The lease store did not answer; it may have executed the request, or may execute it later."""
 
 
 class LeaseRefused(VmckptError):

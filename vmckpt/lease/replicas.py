@@ -13,6 +13,7 @@ import psycopg
 from vmckpt.errors import VmckptError
 from vmckpt.lease import client
 from vmckpt.model.finding import Finding, Severity
+from vmckpt.units import show_count
 
 CODE = "lease-replicas"
 _WHERE = "lease store"
@@ -48,7 +49,7 @@ class Replica:
     name: str
     """The replica's application_name; several replicas may have the same name."""
     sync: str | None
-    """pg_stat_replication.sync_state; None if the login may not read it."""
+    """pg_stat_replication.sync_state; None if the login is not allowed to read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +95,15 @@ def survives_promotion(seen: ServerFacts) -> Finding:
     if seen.follows:
         return _finding(
             Severity.WARNING, "it is itself a replica, and therefore read-only",
-            "set lease: in hosts.yaml to the primary",
+            "in hosts.yaml, set lease: to the URL of the primary",
         )  # fmt: skip
     if not seen.replicas:
         return _judge_alone(seen)
     if any(one.sync is None for one in seen.replicas):
         return _finding(
             Severity.WARNING,
-            f"it is unknown whether its {len(seen.replicas)} replicas are synchronous: {seen.user}"
-            " may not read their state",
+            f"it is unknown which of its replicas are synchronous: {seen.user}"
+            " is not allowed to read their state",
             f'run on the lease store: GRANT pg_read_all_stats TO "{seen.user}"',
         )
     safe = [one.name for one in seen.replicas if one.sync in _SYNCHRONOUS]
@@ -115,7 +116,8 @@ def survives_promotion(seen: ServerFacts) -> Finding:
         )
     if safe:
         others = len(seen.replicas) - len(safe)
-        text = f"{len(safe)} of {len(seen.replicas)} replicas synchronous: {_listed(safe)}"
+        count = show_count(len(seen.replicas), "replica")
+        text = f"{len(safe)} of {count} synchronous: {_listed(safe)}"
         text += "; never promote any other replica" if others else ""
         return _finding(Severity.OK, text)
     if seen.names:

@@ -10,15 +10,15 @@ selects the lease. Each call locks the row of that lease first and reads the clo
   renewed.
 * A changed token is on disk, and on the synchronous replicas, before the call returns it.
 * `beat` changes with each renewal and whenever `memory` was lost. If a host has seen the same beat
-  for ttl + margin *by its own clock, which is never set*, there was no renewal, even if the
-  database's clock was set forward. A takeover requires this in addition to the wait by the
-  database's clock.
+  for ttl + margin, there was no renewal, even if the database's clock was set forward. The host
+  measures this time *by its own clock, which is never set*. A takeover requires this in addition to
+  the wait by the database's clock.
 * `timeline` is the PostgreSQL timeline on which the token was created or last renewed. A promoted
   replica starts a new timeline, and may lack changes that the old server had confirmed, for example
   that a standby is invalid. So no takeover is possible on a timeline on which the token was neither
-  created nor confirmed by its holder, unless all changes were on the synchronous replicas. The
-  holder sends the timeline of the last answer that it received, so a renewal that was sent before
-  the promotion and arrives late confirms nothing.
+  created nor confirmed by its holder. This does not apply if all changes were on the synchronous
+  replicas. The holder sends the timeline of the last answer that it received, so a renewal that was
+  sent before the promotion and arrives late confirms nothing.
 
 Pure.
 """
@@ -74,7 +74,7 @@ ALTER TABLE vmckpt_lease.lease ADD COLUMN timeline text, ADD COLUMN synchronous 
 
 _HEAD = "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, vmckpt_lease, pg_temp"
 
-# waits(): the wait before a takeover starts at the latest timestamp that is not in the future.
+# waits(): the wait for a takeover is counted from the latest timestamp that is not in the future.
 _PARTS = f"""
 CREATE OR REPLACE FUNCTION vmckpt_lease.mine() RETURNS vmckpt_lease.lease {_HEAD} AS $$
 DECLARE l vmckpt_lease.lease;
@@ -131,7 +131,7 @@ BEGIN
         RETURN jsonb_build_object('said', 'lost', 'why', l.holder || ' holds the lease');
     ELSIF l.token <> p_token THEN
         RETURN jsonb_build_object('said', 'lost', 'why',
-            'token ' || p_token || ' is not the current token, ' || l.token);
+            'token ' || p_token || ' is not current; the current token is ' || l.token);
     END IF;
     RETURN NULL;
 END $$;

@@ -15,7 +15,7 @@ from vmckpt.units import Seconds, show_seconds
 WATCHDOG_TURN = Seconds(0.05)
 """The longest interval between two checks of the lease by a watchdog."""
 KILLED_IN = Seconds(0.25)
-"""From the watchdog's SIGKILL until no processor runs the guest: QEMU may be in the kernel."""
+"""Time from the watchdog's SIGKILL until no processor runs the guest; QEMU may be in the kernel."""
 DRIFT = 0.0005
 """Relative error of a clock's rate: NTP corrects at most 500 ppm."""
 SHORTEST = Seconds(1.0)
@@ -40,14 +40,15 @@ class LeaseTerms:
         if not SHORTEST <= self.ttl <= 3600:
             raise BadInput(
                 f"invalid lease lifetime {show_seconds(self.ttl)}",
-                hint=f"choose between {show_seconds(SHORTEST)} and an hour",
+                hint=f"choose a lifetime between {show_seconds(SHORTEST)} and an hour",
             )
         least = least_margin(self.ttl)
         if not least <= self.margin <= self.ttl / 2:
             raise BadInput(
                 f"invalid margin {show_seconds(self.margin)} for a lease lifetime of"
                 f" {show_seconds(self.ttl)}",
-                hint=f"choose between {show_seconds(least)} and {show_seconds(self.ttl / 2)}",
+                hint=f"choose a margin between {show_seconds(least)} and"
+                f" {show_seconds(self.ttl / 2)}",
             )
 
     @property
@@ -57,7 +58,7 @@ class LeaseTerms:
 
     @property
     def waits(self) -> Seconds:
-        """How long other hosts must wait with a takeover after a renewal was written."""
+        """How long after a renewal was written other hosts must wait before they may take over."""
         return Seconds(self.ttl + self.margin)
 
     @property

@@ -188,9 +188,9 @@ class _Attempt:
         return Tidied(troubles=tuple(lines))
 
     async def _forget(self, ending: Ending | None) -> tuple[str, ...]:
-        """Undefine a guest that stays on the source, if this move defined it on the target.
+        """Undefine the guest on the target if it stays on the source and this move defined it.
 
-        Returns failures, one per line.
+        Returns a line for each failure.
         """
         if ending is None or ending.outcome not in STAYS or self._target_knew:
             return ()

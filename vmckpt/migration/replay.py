@@ -110,7 +110,7 @@ def replay(
             recorded=None if instead is None else instead.action,
             then=then,
         )
-    # A missed decision that ended the recorded pre-copy is not shown by any later sample.
+    # No later sample shows a missed decision that ended the recorded pre-copy.
     missed = _due(theirs, followed[-1].at + _SOON) if followed else None
     if not followed or (missed is None and not switched):
         return Replayed(decided=tuple(ours), differs_at=None, recorded=None, then=None)

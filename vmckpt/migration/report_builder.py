@@ -19,7 +19,7 @@ _NOTHING = Seconds(0.0)
 def not_begun(plan: Plan, setting: Setting, guest: str) -> MigrationReport:
     """Build the report of a plan that was not carried out.
 
-    `guest`: the requested name or UUID, which is used if no host knows the guest.
+    `guest`: the requested name or UUID, which is used if the guest was not found.
     """
     return MigrationReport(
         guest=plan.facts.guest.name if plan.facts.guest is not None else guest,

@@ -63,8 +63,8 @@ def apply_overrides(policy: Policy, overrides: PolicyOverrides) -> Policy:
 
 
 def plain_choice(policy: Policy, *, post_copy: bool) -> Mode:
-    """Return the mode to use without a forecast. For `auto`: hybrid if possible, otherwise
-    pre-copy."""
+    """Return the mode to use without a forecast. For `auto` and `hybrid`: hybrid if possible,
+    otherwise pre-copy."""
     if policy.mode is Mode.AUTO:
         return Mode.HYBRID if post_copy and policy.may_switch_early else Mode.PRECOPY
     if policy.mode is Mode.HYBRID and not post_copy:
@@ -120,7 +120,7 @@ def order(
 
 
 def answered(policy: Policy) -> Policy:
-    """Return the policy, with a time to recover a broken post-copy added if it has none.
+    """Return the policy; if it sets no time to recover a broken post-copy, add a default time.
 
     A policy without this time asks the operator as soon as a post-copy breaks. A request to resume
     is the operator's answer.
@@ -157,7 +157,7 @@ class MigrateRequest:
     trace: Path | None = None
     """File to which samples and decisions are written."""
     closed_too: bool = False
-    """For forecasts only: allow a target in maintenance, which will have ended by then."""
+    """For forecasts only: allow a target whose maintenance will end before the migration."""
     part_of: str | None = None
     """Job ID of the operation that this migration is a part of."""
     probe: Seconds | None = None

@@ -71,7 +71,7 @@ class Tracer:
     """Writes a trace line by line; a full disk ends the trace, not the migration."""
 
     def __init__(self, path: Path) -> None:
-        """Raises BadInput if the file exists: it is never overwritten."""
+        """Check that the file does not exist: it is never overwritten. Raises BadInput."""
         if path.exists():
             raise BadInput(f"{path} already exists", hint="choose another file with --trace")
         self._path = path

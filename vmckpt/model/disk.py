@@ -181,7 +181,7 @@ def checkpoint_of(snapshot: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bitmap:
-    """A dirty bitmap: records which parts of a disk were written since it was created."""
+    """A dirty bitmap: records which parts of a disk were written since the bitmap was created."""
 
     name: str
     recording: bool = True
@@ -226,7 +226,7 @@ class DiskFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A libvirt checkpoint: a point in time since which written blocks are recorded."""
+    """A libvirt checkpoint: the instant since which written blocks are recorded."""
 
     name: str
     parent: str | None
@@ -319,7 +319,7 @@ def line_folder(state: str, guest: str, store: str) -> Path:
 
 
 def is_locked(said: str) -> bool:
-    """Return whether an error of QEMU or qemu-img means that another process locked the image.
+    """Return whether an error from QEMU or qemu-img means that another process locked the image.
 
     The text is from raw_check_lock_bytes and raw_apply_lock_bytes in QEMU's block/file-posix.c.
     """

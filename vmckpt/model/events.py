@@ -15,7 +15,7 @@ from vmckpt.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A range for the time that a migration will still take."""
+    """A range for the remaining time of a migration."""
 
     low: Seconds | None
     """None: not known yet."""
@@ -51,7 +51,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """The policy, a limit or an operator has decided something."""
+    """A decision was made by the policy, a limit or an operator."""
 
     decision: Decision
 

@@ -24,7 +24,7 @@ PASSWORD = "password"
 PASSWORD_FILE = "password_file"
 """An option of vmckpt, not of an agent: a file with the password in its first line."""
 STAYS_ON = Seconds(30.0)
-"""How long a device may still report on after the last `off` of its level."""
+"""How long after the last `off` of its level a device may still report that it is on."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _OURS = frozenset({"action", "option"})
 # Messages of the agents' common library; any other output may contain a secret.
@@ -225,7 +225,7 @@ def _decide_level(topology: FenceTopology, level: int, tried: Tried, waited: Sec
     if waited < STAYS_ON:
         return Decision(Step.LOOK)
     number = next(number for number, now in enumerate(last) if now is not Power.OFF)
-    why = "the device was switched off but still reports on"
+    why = "the device was switched off but still reports power on"
     if last[number] is Power.UNKNOWN:
         told = tried.looks[number - count].in_words
         why = f"the power state is unknown: {told}"
@@ -240,8 +240,8 @@ def _decide_by_host(topology: FenceTopology, level: int, answers: bool | None) -
     agents = topology.level_in_words(level)
     return Decision(
         Step.REFUSE,
-        why=f"{agents}: reports off, but the host still answers: the device controls another"
-        " machine",
+        why=f"{agents}: power off was reported, but the host still answers: the device controls"
+        " another machine",
     )
 
 
@@ -281,7 +281,7 @@ def known_words(text: str) -> str | None:
 
 
 def check_option(name: str, value: object) -> str:
-    """Check an option and return its value. Raises ValueError; its text never has the value."""
+    """Check an option and return its value. Raises ValueError, without the value in its text."""
     if not _NAME.fullmatch(name):
         raise ValueError("invalid option name; write a space after each colon")
     if name.lower().replace("-", "_") in _OURS:

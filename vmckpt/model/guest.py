@@ -9,10 +9,26 @@ from typing import Any, Protocol
 from vmckpt.errors import TwoCopies
 from vmckpt.units import Bytes, Seconds
 
-OUTGOING = "outgoing migration"
-"""The job of a guest that is migrating to another host."""
-LOCKING = (OUTGOING, "incoming migration", "save", "snapshot", "revert to a snapshot", "dump")
-"""Jobs during which libvirt blocks other changes of the guest, which fail after 30 s."""
+
+class GuestJob(StrEnum):
+    """A job of libvirt on a guest. Messages and JSON contain the values."""
+
+    START = "start"
+    SAVE = "save"
+    RESTORE = "restore"
+    INCOMING = "incoming migration"
+    OUTGOING = "outgoing migration"
+    SNAPSHOT = "snapshot"
+    REVERT = "revert to a snapshot"
+    DUMP = "dump"
+    BACKUP = "backup"
+
+
+LOCKING = (
+    GuestJob.OUTGOING, GuestJob.INCOMING, GuestJob.SAVE, GuestJob.SNAPSHOT, GuestJob.REVERT,
+    GuestJob.DUMP,
+)  # fmt: skip
+"""Jobs during which libvirt blocks other changes to the guest; such changes fail after 30 s."""
 
 
 class GuestState(StrEnum):
@@ -114,7 +130,7 @@ class Guest:
     job: str | None
     """The libvirt job that is active on the guest; None if no job is active."""
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Labels that the operator has set; policies are selected by them."""
+    """Labels that the operator has set in the guest's metadata; policies select guests by label."""
     saved: bool = False
     """The guest is shut off, and will resume from memory that libvirt saved (managed save)."""
     nvram: str | None = None
@@ -125,11 +141,11 @@ class Guest:
     @property
     def leaves(self) -> bool:
         """Whether the guest is migrating to another host."""
-        return self.job == OUTGOING
+        return self.job == GuestJob.OUTGOING
 
     @property
     def locked(self) -> bool:
-        """Whether libvirt blocks changes of the guest until its job has ended."""
+        """Whether libvirt blocks changes to the guest until its job has ended."""
         return self.job in LOCKING
 
 
@@ -145,7 +161,7 @@ class Presence:
     resumed: bool = False
     """The guest was paused for a switchover, then resumed because the migration failed."""
     held: bool = False
-    """The guest is paused by a migration: not handed over yet, or not completely arrived."""
+    """A migration has paused the guest, which is not handed over yet or has not fully arrived."""
     post_copy: bool = False
     """The guest is in post-copy: on the source, paused for good; on the target, running with only
     part of its memory."""
@@ -229,7 +245,7 @@ def merged(*several: Iterable[Copies]) -> tuple[Copies, ...]:
 def confirmed(
     copies: Sequence[Copies], since: Mapping[str, float], looked: Mapping[str, float]
 ) -> tuple[Copies, ...]:
-    """Leave out guests that may only have moved between the queries of two hosts.
+    """Leave out guests that may simply have moved between the queries of two hosts.
 
     `since`: when each guest (by UUID) was first seen with two copies; `looked`: when the last query
     of each host began. A guest is confirmed if all its hosts were queried again since it was first
@@ -309,7 +325,9 @@ class SnapshotNow:
     schedule: str | None = None
     pinned: bool = False
     verified: str = "never"
-    """Result of the last verification."""
+    """Result of the last verification, for display."""
+    damaged: bool = False
+    """Whether the last verification found damage."""
     verified_at: float | None = None
     wrong: str | None = None
     """Why the snapshot cannot be read or must not be trusted; None: no reason is known."""
@@ -317,7 +335,7 @@ class SnapshotNow:
     @property
     def good(self) -> bool:
         """Whether the snapshot is readable and no verification found damage, as far as known."""
-        return self.wrong is None and not self.verified.startswith("bad")
+        return self.wrong is None and not self.damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,14 +104,14 @@ class HostProbe:
     """Facts about a host, probed once over ssh."""
 
     clock_skew: Seconds
-    """The host's clock minus this machine's clock."""
+    """Estimate of the host's clock minus this machine's clock."""
     clock_uncertainty: Seconds
-    """Half the round trip; a smaller skew is not significant."""
+    """Half the round trip: the skew is within `clock_skew` plus or minus this time."""
     links: frozenset[str]
     """Network interfaces and bridges."""
     kvm_device: bool
     post_copy_by_root_only: bool
-    """QEMU's user on the host may not use userfaultfd."""
+    """QEMU's user on the host is not allowed to use userfaultfd."""
     userfaultfd: bool
     memory_backing_dir: str
     memory_backing_kind: str

@@ -30,7 +30,7 @@ class Mode(StrEnum):
     PRECOPY = "precopy"
     """All memory is sent before the switchover, in several passes."""
     POSTCOPY = "postcopy"
-    """The guest runs on the target after the first pass, and fetches the rest."""
+    """The guest runs on the target after the first pass, and fetches the rest of its memory."""
     HYBRID = "hybrid"
     """Pre-copy, then post-copy if a rule of the policy requires it."""
     STOP_AND_COPY = "stop-and-copy"
@@ -265,7 +265,7 @@ class DirtyPoint:
     dirtied: float
     """Bytes."""
     error: float
-    """Plus or minus bytes: two standard deviations of the sampling, and rounding."""
+    """Uncertainty in bytes, plus or minus: two standard deviations of sampling, plus rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,10 +279,13 @@ class MemorySeen:
     in_use: float
     """Bytes of pages that are not all zero; a migration sends these completely."""
     error: float
-    """Plus or minus bytes of `in_use`: two standard deviations."""
+    """Uncertainty of `in_use` in bytes, plus or minus: two standard deviations."""
     dirtied: tuple[DirtyPoint, ...]
     tail: tuple[tuple[float, float], ...]
-    """(bytes up to the end of memory, bytes of these in use), ascending to all memory."""
+    """Pairs of a length and the bytes in use in a part of this length at the end of memory.
+
+    The lengths increase, up to all memory.
+    """
     samples: int
 
 

@@ -25,7 +25,7 @@ Labels = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSnapshot:
-    """What is known at one point in time. A part that was never read is None."""
+    """What is known at one instant. A part that was never read is None."""
 
     fleet: FleetNow | None = None
     jobs: Sequence[JobView] | None = None

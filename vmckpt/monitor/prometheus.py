@@ -63,7 +63,7 @@ class Exporter(Collector):
             ["of", "covered"], registry=mine,
         )  # fmt: skip
         self._service = Counter(
-            "vmckpt_service_events", "Events that the schedule service reported.", ["event"],
+            "vmckpt_service_events", "Events that the snapshot service reported.", ["event"],
             registry=mine,
         )  # fmt: skip
         # A series that begins at 1 shows no increase: the first lost guest would raise no alert.

@@ -20,6 +20,7 @@ from tenacity import (
 from vmckpt.errors import BadInput
 from vmckpt.model.webhook import Webhook
 from vmckpt.monitor.alerts import Page
+from vmckpt.units import show_count
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class Poster:
         self._waiting.put_nowait(page)
 
     async def close(self, limit: float = 5.0) -> None:
-        """Stop, after at most `limit` seconds to deliver the queued pages."""
+        """Stop. Waits at most `limit` seconds until the queued pages are delivered."""
         if self._task is None:
             return
         try:
@@ -64,7 +65,8 @@ class Poster:
                 await self._waiting.join()
         except TimeoutError:
             self._warn(
-                f"webhook {self._hook.shown}: {self._waiting.qsize() + 1} pages were not delivered"
+                f"webhook {self._hook.shown}:"
+                f" {show_count(self._waiting.qsize() + 1, 'page')} not delivered"
             )
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

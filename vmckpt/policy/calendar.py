@@ -2,7 +2,7 @@
 
     15min  6h  1d  1h30min          this long after the last snapshot
     hourly  hourly :20              every hour, at the given minute
-    daily 03:00,15:00               every day; without a time at 00:00
+    daily 03:00,15:00               every day; at 00:00 if no time is given
     weekly  mon..fri 22:30  sat,sun 04:00
     monthly  monthly 15 02:00  monthly last 02:00
 
@@ -123,7 +123,7 @@ def next_after(when: When, after: float, zone: tzinfo) -> float:
 
 
 def _next_hour(when: Hourly, after: float, zone: tzinfo) -> float:
-    # Counts real minutes, since a clock change can alter the minute of the hour.
+    # The loop counts real minutes, since a clock change can alter the minute of the hour.
     moment = datetime.fromtimestamp(after // 60 * 60, UTC)
     for _ in range(24 * 60):
         moment += timedelta(minutes=1)

@@ -79,7 +79,7 @@ def schedule_text(one: Schedule) -> str:
     if one.verify is not None:
         said.append(f"verified every {period(one.verify.every)} ({one.verify.depth})")
     if isinstance(one.when, Auto):
-        said.append(f"one failure in {period(one.when.one_failure_in)} assumed")
+        said.append(f"assuming one failure in {period(one.when.one_failure_in)}")
     return "; ".join(said)
 
 
@@ -114,7 +114,7 @@ class Explained:
 
 
 def values(policy: Policy) -> tuple[Explained, ...]:
-    """Explain every key, in the order of the schema; each rule and schedule is a key."""
+    """Explain every key, in the order of the schema; each rule and schedule counts as a key."""
     given = dict(policy.given)
 
     def where(key: str) -> str:

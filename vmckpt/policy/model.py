@@ -82,7 +82,7 @@ class Failover(StrEnum):
     """With a lease store, the lease decides; the guest may be stopped if its host loses the lease.
     Without a lease store, the failure detector decides; it may power the host off."""
     MANUAL = "manual"
-    """An operator."""
+    """An operator decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Protection:
     """The section `protect`."""
 
     interval: Seconds | None = None
-    """Time between two epochs; None: chosen by the cost of an epoch."""
+    """Time between two epochs; None: computed from the cost of an epoch."""
     slowdown: float = 0.10
     """Without a fixed interval: the maximum share of time for which the guest may be paused."""
     max_pause: Seconds = Seconds(0.5)
@@ -150,7 +150,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """At an interval computed from the cost of snapshots (Young, Daly); see snapshot.interval."""
+    """Due at an interval based on the cost of snapshots (Young, Daly); see snapshot.interval."""
 
     one_failure_in: Seconds = FAILURE
     """The assumed time between failures, until the journal has data."""
@@ -225,7 +225,8 @@ class LeftBehind(StrEnum):
 
     KEEP = "keep"
     REMOVE = "remove"
-    """This allows migrating back later, since existing images are never overwritten."""
+    """The guest can be migrated back later. Kept images would prevent this, because existing images
+    are never overwritten."""
 
 
 class OnFailure(StrEnum):
@@ -294,8 +295,8 @@ class RuleCondition:
     iteration: int | None = None
     """The current pass over memory has at least this number."""
     stalled_for: Seconds | None = None
-    """Stalled, and for this long no pass has begun with less remaining memory than the best pass
-    before."""
+    """The migration is stalled, and for this long no pass has begun with less remaining memory than
+    the best earlier pass."""
     dirty_over_bandwidth: float | None = None
     """At least this share of what the last pass sent is dirty again; at 1, pre-copy never ends."""
     precopy_excess: float | None = None
@@ -327,7 +328,7 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class Compress:
-    """From now on, send only differences to previously sent pages (xbzrle); `cache` in bytes."""
+    """From now on, send only differences from previously sent pages (xbzrle); `cache` in bytes."""
 
     cache: Bytes
 

@@ -78,16 +78,16 @@ class KeepForm(Section):
 
     last: Count = Field(0, description="Keep this many of the newest snapshots.")
     hourly: Count = Field(
-        0, description="Keep the newest snapshot of each of this many hours with snapshots."
+        0, description="Keep the newest snapshot of each of the last N hours with snapshots."
     )
     daily: Count = Field(
-        0, description="Keep the newest snapshot of each of this many days with snapshots."
+        0, description="Keep the newest snapshot of each of the last N days with snapshots."
     )
     weekly: Count = Field(
-        0, description="Keep the newest snapshot of each of this many weeks with snapshots."
+        0, description="Keep the newest snapshot of each of the last N weeks with snapshots."
     )
     monthly: Count = Field(
-        0, description="Keep the newest snapshot of each of this many months with snapshots."
+        0, description="Keep the newest snapshot of each of the last N months with snapshots."
     )
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ class ScheduleForm(Section):
         description="Tag of its snapshots: lower-case letters, digits, dots, underscores, dashes."
     )
     every: Often = Field(
-        None, description="Time between snapshots; auto: by the cost of a snapshot (Young, Daly)."
+        None, description="Interval; auto: computed from the cost of a snapshot (Young, Daly)."
     )
     at: Calendar | None = Field(None, description="Calendar times, in the local time zone.")
     one_failure_in: Period | None = Field(
@@ -184,9 +184,9 @@ class WeightsForm(Section):
 class AtOnceForm(Section):
     """How many guests move at the same time."""
 
-    source: _Some = Field(_EVACUATION.per_source, description="Guests leaving one host at once.")
-    target: _Some = Field(_EVACUATION.per_target, description="Guests going to one host at once.")
-    total: _Some = Field(_EVACUATION.at_once, description="Guests moving at once, in total.")
+    source: _Some = Field(_EVACUATION.per_source, description="Concurrent moves off one host.")
+    target: _Some = Field(_EVACUATION.per_target, description="Concurrent moves to one host.")
+    total: _Some = Field(_EVACUATION.at_once, description="Concurrent moves in total.")
 
 
 class EvacuateForm(Section):
@@ -228,7 +228,7 @@ class EvacuateForm(Section):
         description="Whether guests of other hosts may be moved to make room.",
     )
     tries: Annotated[int, Field(ge=1, le=100)] = Field(
-        _EVACUATION.tries, description="Attempts per guest, on another host after each failure."
+        _EVACUATION.tries, description="Attempts per guest, on another host if the target failed."
     )
     first_wait: Time = Field(
         _EVACUATION.first_wait, description="Pause before a guest's first retry; doubles each time."
@@ -283,14 +283,15 @@ class ProtectForm(Section):
     """How a standby on another host is kept synchronised."""
 
     interval: Annotated[Seconds | None, BeforeValidator(_interval), WithJsonSchema(_AUTO)] = Field(
-        _PROTECTION.interval, description="Time between epochs; auto: by the cost of an epoch."
+        _PROTECTION.interval, description="Epoch interval; auto: derived from the cost of an epoch."
     )
     slowdown: Part = Field(
         _PROTECTION.slowdown,
         description="For auto: maximum share of time for which the guest may be paused.",
     )
     max_pause: Time = Field(
-        _PROTECTION.max_pause, description="Longest pause; a guest that needs longer is refused."
+        _PROTECTION.max_pause,
+        description="Maximum pause per epoch; a guest that would pause longer is not protected.",
     )
     hold: Time = Field(
         _PROTECTION.hold, description="How long output is buffered after the backup is lost."
@@ -449,14 +450,14 @@ _PAGE = 4096
 
 
 class CompressForm(Section):
-    """Sending only the differences to previously sent pages."""
+    """Sending only differences from previously sent pages."""
 
     cache: Size = Field(CACHE, description="Memory on the source for copies of sent pages.")
 
     @field_validator("cache")
     @classmethod
     def _as_qemu_wants(cls, cache: Bytes) -> Bytes:
-        """Require a power of two, at least one page; QEMU would fail during the migration."""
+        """Require a power of two, at least one page; otherwise QEMU fails during the migration."""
         if cache >= _PAGE and cache & (cache - 1) == 0:
             return cache
         nearest = max(_PAGE, 1 << (max(1, cache).bit_length() - 1))
@@ -469,14 +470,14 @@ class DoForm(Section):
     raise_downtime: RaiseForm | None = Field(None, description="Allow a longer downtime.")
     auto_converge: ThrottleForm | None = Field(None, description="Slow the guest down.")
     compress: CompressForm | None = Field(
-        None, description="Send only differences to previously sent pages (xbzrle)."
+        None, description="Send only differences from previously sent pages (xbzrle)."
     )
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         given = sum(getattr(self, name) is not None for name in WITH_VALUES)
         if given != 1:
-            raise ValueError("a rule can have only one action; write one rule per action")
+            raise ValueError("a rule must have exactly one action; write one rule per action")
         return self
 
 
@@ -559,11 +560,11 @@ class PolicyForm(Section):
         "", description="One sentence, shown in lists."
     )
     select: SelectForm | None = Field(
-        None, description="Guests that use the policy by default; if absent, only by --policy."
+        None, description="Guests with this policy by default; if absent, only --policy selects it."
     )
     mode: ModeWord = Field(Mode.AUTO, description="How memory is transferred to the target.")
     limits: LimitsForm = Field(LimitsForm(), description="Limits of a migration.")
-    retries: RetriesForm = Field(RetriesForm(), description="Attempts after a failed attempt.")
+    retries: RetriesForm = Field(RetriesForm(), description="Retries after a failed attempt.")
     converge: ConvergeForm = Field(
         ConvergeForm(), description="What is done about a guest that writes too fast."
     )

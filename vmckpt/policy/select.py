@@ -1,13 +1,13 @@
 """Select the policy for a guest. Pure.
 
 All conditions of a policy's `select` must hold. Of the matching policies, the most specific one is
-used. Policies are compared by, in this order:
+used. Policies are compared by these criteria, in this order:
 
 1. the guest's exact name, without wildcards;
 2. the number of guest labels;
 3. the number of host labels;
 4. the number of bounds on memory;
-5. the number of characters other than wildcards in the matching glob;
+5. the number of literal characters in the matching glob;
 6. their origin: an operator's own policy takes precedence over a shipped policy.
 
 If two policies are equal in all six, a PolicyError names both files, because a guess could move a
@@ -175,8 +175,8 @@ _REASONS = (
     "{} matches more guest labels",
     "{} matches more host labels",
     "{} matches more bounds on memory",
-    "{} has a longer matching glob",
-    "{} is the operator's own, and this policy is shipped with vmckpt",
+    "{} has a matching glob with more literal characters",
+    "{} is the operator's own policy, and this policy is shipped with vmckpt",
 )
 
 

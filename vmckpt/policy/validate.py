@@ -142,7 +142,8 @@ def _never_acts(policy: Policy) -> Iterator[Complaint]:
             if isinstance(earlier.do, GiveUp) and _implies(rule.when, earlier.when):
                 yield Complaint(
                     ("converge", "rules", number),
-                    f"{rule.name!r} never acts: {earlier.name!r} above it aborts first",
+                    f"{rule.name!r} never acts: the earlier rule {earlier.name!r} always aborts"
+                    " before it",
                 )
                 break
 
@@ -169,7 +170,7 @@ def _retries(policy: Policy) -> Iterator[Complaint]:
         yield Complaint(("retries",), "retries has no effect without on_failure: retry")
     if policy.on_failure is OnFailure.RETRY and retries.times == 0:
         yield Complaint(
-            ("on_failure",), "on_failure: retry needs attempts; write retries: {times: 2}"
+            ("on_failure",), "on_failure: retry needs at least one retry; write retries: {times: 2}"
         )
     if retries.longest_wait < retries.first_wait:
         key = "longest_wait" if "retries.longest_wait" in given else "first_wait"
@@ -188,7 +189,9 @@ def _transport(policy: Policy) -> Iterator[Complaint]:
         return
     key, most = ("transport", "compression_level"), _HIGHEST_LEVEL.get(how.compression)
     if how.compression is Compression.NONE:
-        yield Complaint(key, "compression_level needs a compression, such as compression: zstd")
+        yield Complaint(
+            key, "compression_level needs a compression method, such as compression: zstd"
+        )
     elif most is None:
         yield Complaint(key, f"{how.compression} has no levels; remove compression_level")
     elif how.compression_level > most:

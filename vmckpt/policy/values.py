@@ -106,7 +106,7 @@ def _rate(value: object) -> BytesPerSecond | None:
         raise ValueError(f"{value!r} is not a rate; use a value like 200MiB/s, 1gbit or unlimited")
     rate = units.parse_rate(value)
     if not MIB <= rate <= _LARGEST:
-        raise ValueError(f"{value!r}: libvirt accepts whole MiB/s; the minimum is 1MiB/s")
+        raise ValueError(f"{value!r}: libvirt sets limits in whole MiB/s; the minimum is 1MiB/s")
     return rate
 
 

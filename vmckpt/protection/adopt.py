@@ -1,6 +1,6 @@
 """Adopt a protection whose journal record is lost while its agents are still running.
 
-The protection is recorded again from the agents' answers, so that it can be stopped.
+The protection is recorded again as its agents report it, so that it can be stopped.
 """
 
 import asyncio
@@ -81,17 +81,17 @@ def _found(name: str, told: ProtectionStatus) -> Found:
 async def adopt(
     inventory: Inventory, guest: str, uuid: str, warn: Callable[[str], None], *, dead: bool = False
 ) -> Known:
-    """Record a protection in the journal that only its hosts know about, and return it.
+    """Record in the journal a protection that only its hosts know about, and return it.
 
     Raises the errors of `decide`, InventoryError, GuestLocked, JournalError, VmckptError.
     """
     found = decide(guest, await agent_client.both(inventory.hosts, uuid), dead=dead)
     primary, backup = inventory.host(found.primary), inventory.host(found.backup)
     warn(
-        f"the journal has no record of {guest}'s protection; recording it from the answers of"
+        f"the journal has no record of {guest}'s protection; recording it as reported by"
         f" {primary.name} and {backup.name}"
     )
-    # Whether vmckpt run was to decide about failovers is unknown, so the operator decides.
+    # It is unknown whether vmckpt run was to decide about failovers, so the operator decides.
     judge = Judge.LEASE if found.has_lease else Judge.PERSON
     new = NewOperation(
         kind=active.KIND, guest=guest, guest_uuid=uuid, source=primary.name,

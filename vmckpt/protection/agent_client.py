@@ -14,7 +14,7 @@ from vmckpt.protection.agent_status import ProtectionStatus, parse_answer
 from vmckpt.units import Seconds
 
 _ANSWERS = Seconds(20.0)
-"""How long to wait for an answer: longer than a login and the answer ever take on a busy host."""
+"""How long to wait for an answer. Even on a busy host, login and answer take less time."""
 
 
 def _nobody(_: Event) -> None:
@@ -33,14 +33,14 @@ async def order(host: Host, guest: str, what: str, **more: Any) -> dict[str, Any
 async def request(host: Host, guest: str, **more: Any) -> ProtectionStatus:
     """Query an agent's status, or pass a request to the agent, which answers immediately.
 
-    Raises VmckptError, also for an answer that is overdue: if the host dies meanwhile, TCP reports
-    an error only after a quarter of an hour.
+    Raises VmckptError, also if the answer is overdue: if the host dies meanwhile, TCP reports an
+    error only after about 15 minutes.
     """
     asked = asyncio.create_task(order(host, guest, "ask", **more))
     try:
         await asyncio.wait([asked], timeout=_ANSWERS)
         if not asked.done():
-            raise RemoteError(f"{host.name} did not answer within {_ANSWERS:g} s")
+            raise RemoteError(f"{host.name} did not answer within {_ANSWERS:g} s", host=host.name)
         return parse_answer(asked.result())
     finally:
         asked.cancel()  # the connection closes by itself

@@ -1,8 +1,9 @@
 """Collect what a guest and both hosts report before a protection begins. Changes nothing."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -55,9 +56,58 @@ def replicated(looked: dict[str, Any]) -> list[dict[str, Any]]:
     return [disk for disk in looked["disks"] if not disk["read_only"] and disk["source"]]
 
 
-def _copied(looked: dict[str, Any], taken: Collection[str]) -> Bytes:
-    new = [disk for disk in replicated(looked) if disk["name"] not in taken]
-    return Bytes(sum(int(disk["size"] or 0) for disk in new))
+def image_folder(disk: Mapping[str, Any], backup: Host, request: ProtectRequest) -> str:
+    """Return the directory on the backup for a disk's new image. Pure.
+
+    Without a directory in the request or the inventory, the image has the directory of its source.
+    """
+    if request.move is not None:
+        return str(PurePosixPath(request.move.images[disk["name"]]).parent)
+    given = request.storage or (backup.storage[-1] if backup.storage else None)
+    return given or str(PurePosixPath(disk["source"]).parent)
+
+
+def _needed(
+    looked: dict[str, Any], taken: Collection[str], backup: Host, request: ProtectRequest
+) -> Mapping[str, Bytes]:
+    """Return the bytes that new images need, by directory on the backup. Pure.
+
+    `taken`: disks with an existing image on the backup.
+    """
+    needed: dict[str, Bytes] = {}
+    for disk in replicated(looked):
+        name = disk["name"]
+        if name in taken or (request.move is not None and name not in request.move.images):
+            continue
+        folder = image_folder(disk, backup, request)
+        needed[folder] = Bytes(needed.get(folder, 0) + int(disk["size"] or 0))
+    # The backup's answer also has facts that are needed without a new image.
+    return needed or {backup.agent_state: Bytes(0)}
+
+
+async def _asked(
+    backup: Host, guest: str, folders: Iterable[str], files: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the backup's answer for each directory. Raises VmckptError."""
+    return [
+        await agent_client.order(backup, guest, "room", folder=folder, files=files)
+        for folder in folders
+    ]
+
+
+def _rooms(needed: Mapping[str, Bytes], answers: Sequence[Mapping[str, Any]]) -> tuple[Room, ...]:
+    """Return the space for new images on each of the backup's file systems. Pure.
+
+    `answers`: the backup's answer for each directory of `needed`.
+    """
+    found: dict[str, Room] = {}
+    for (folder, size), told in zip(needed.items(), answers, strict=True):
+        device = str(told["images_device"])
+        whole = Bytes(size + (found[device].needed if device in found else 0))
+        found[device] = Room(
+            device=device, folder=folder, free=Bytes(int(told["images"])), needed=whole, grown=whole
+        )
+    return tuple(found.values())
 
 
 async def seen(
@@ -69,32 +119,27 @@ async def seen(
     fixed = [one["source"] for one in looked["disks"]
              if one["read_only"] and one["source"] and one["kind"] == "file"]  # fmt: skip
     files = [*guest.boot_files, *fixed]
+    needed = _needed(looked, taken.images, setting.backup, request)
     async with Hypervisor(setting.primary) as one, Hypervisor(setting.backup) as other:
-        ours, theirs, room = await asyncio.gather(
+        ours, theirs, answers = await asyncio.gather(
             host_facts.host_facts(one),
             host_facts.host_facts(other),
-            agent_client.order(
-                setting.backup, guest.uuid, "room", folder=_folder(setting, request), files=files
-            ),
+            _asked(setting.backup, guest.uuid, needed, files),
         )
     name_taken = any(guest.name == one.name or guest.uuid == one.uuid for one in theirs.guests)
     devices = [node.tag for node in ET.fromstring(looked["xml"]).findall("devices/*")]
     ours = replace(ours, memory_free=Bytes(ours.memory_free + request.held))
-    copied = _copied(looked, taken.images)
     return ProtectionFacts(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name,
         qemu=str(looked["qemu"]), memory=looked["memory"], disks=looked["disks"],
         devices=devices, primary_facts=ours, backup_facts=theirs, name_taken=name_taken,
-        taken=taken.images, shared_room=(
-            Bytes(int(looked["room"]) + request.held), Bytes(int(room["memory"])),
+        shared_room=(
+            Bytes(int(looked["room"]) + request.held), Bytes(int(answers[0]["memory"])),
         ),
-        room=Room(
-            device=room["images_device"], folder=_folder(setting, request),
-            free=Bytes(int(room["images"])), needed=copied, grown=copied,
-        ),
+        rooms=_rooms(needed, answers),
         has_lease=setting.lease is not None, automatic=request.automatic,
         fence=None if setting.primary.fence is None else setting.primary.fence.in_words,
-        max_pause=request.terms.max_pause, missing=tuple(room["missing"]),
+        max_pause=request.terms.max_pause, missing=tuple(answers[0]["missing"]),
         lease_store=await _lease_store(setting, request),
         standby_there=name_taken and await _has_standby(setting.backup, guest.uuid),
         disk_logs=bool(looked["disk_logs"]),
@@ -109,9 +154,3 @@ async def _lease_store(setting: Setting, request: ProtectRequest) -> Finding | N
     if setting.lease is None or not request.automatic:
         return None
     return await asyncio.to_thread(replicas.examine, setting.lease)
-
-
-def _folder(setting: Setting, request: ProtectRequest) -> str:
-    """Return the backup's directory for the standby's images; by default the agent's directory."""
-    storage = setting.backup.storage
-    return request.storage or (storage[-1] if storage else setting.backup.agent_state)

@@ -1,6 +1,6 @@
 """Check whether a guest can be protected, and report every reason against it. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_seconds
 _SPEED = 4 << 30
 """Bytes compared per second on a slow machine; docs/replication.md has measurements."""
 _ROOM = 512 * MIB
-"""Memory for epochs in flight, beside the guest's memory."""
+"""Memory for epochs in flight, in addition to the guest's memory."""
 _OUTSIDE = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
 
 
@@ -35,10 +35,8 @@ class ProtectionFacts:
     backup_facts: HostFacts
     name_taken: bool
     """The backup already has a guest with this guest's name or UUID."""
-    taken: Collection[str]
-    """Disks with an existing image on the backup, which the standby takes over."""
-    room: Room
-    """Space for the standby's images."""
+    rooms: tuple[Room, ...]
+    """Space for the standby's new images, on each of the backup's file systems."""
     shared_room: tuple[Bytes, Bytes]
     """Free space on the tmpfs of primary and backup."""
     has_lease: bool
@@ -153,7 +151,6 @@ def _disk_logs(seen: ProtectionFacts) -> Iterator[Finding]:
 
 
 def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
-    wanted = 0
     for disk in seen.disks:
         where = f"{seen.guest}'s {disk['name']}"
         if disk["read_only"] or disk["source"] is None:
@@ -185,15 +182,14 @@ def _disks(seen: ProtectionFacts) -> Iterator[Finding]:
                 "disk-format", seen.guest, f"{where} is {disk['format']}, neither raw nor qcow2",
                 "convert the image to qcow2 with qemu-img convert",
             )  # fmt: skip
-        elif disk["name"] not in seen.taken:
-            wanted += int(disk["size"])
-    if seen.room.free < wanted:
-        yield _blocker(
-            "room-short", seen.backup,
-            f"{seen.backup} has {show_bytes(seen.room.free)} of free space for images; the guest's"
-            f" disks need {show_bytes(Bytes(wanted))}",
-            "choose another directory with --storage",
-        )  # fmt: skip
+    for room in seen.rooms:
+        if room.free < room.needed:
+            yield _blocker(
+                "room-short", seen.backup,
+                f"{seen.backup} has {show_bytes(room.free)} of free space for images in"
+                f" {room.folder}; the guest's disks need {show_bytes(room.needed)} there",
+                "choose another directory with --storage",
+            )  # fmt: skip
 
 
 def _devices(seen: ProtectionFacts) -> Iterator[Finding]:
@@ -206,7 +202,8 @@ def _devices(seen: ProtectionFacts) -> Iterator[Finding]:
     if outputs:
         yield _warning(
             "output-not-held", seen.guest,
-            f"output via {', '.join(outputs)} is not buffered until the backup has the epoch",
+            f"output via {', '.join(outputs)} is not buffered; it is sent before the backup has the"
+            " epoch that produced it",
         )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def _with_agents(
 async def _revived(
     known: Known, ours: ProtectionStatus, theirs: ProtectionStatus
 ) -> tuple[str, ...]:
-    """Restart agents that are gone with their watchdogs. Returns what was done.
+    """Restart agents that are gone and have no watchdog to restart them. Returns what was done.
 
     Raises VmckptError.
     """
@@ -93,8 +93,8 @@ def is_abandoned(told: ProtectionStatus) -> bool:
 async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Settled:
     """Permit a guest to run unprotected, if its output is waiting for an unreachable backup.
 
-    This is for the case that no `vmckpt run` is there to permit it. Without a recorder, only the
-    state is described. Raises VmckptError.
+    This is needed only if `vmckpt run` is not running. Without a recorder, only the state is
+    described. Raises VmckptError.
     """
     guest, backup = known.operation.guest, known.backup.name
     if recorder is None:
@@ -131,8 +131,8 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
     waits = theirs.role is not None and theirs.outcome is None
     if ours.outcome == ProtectionOutcome.ENDED:
         return Settled(
-            truth=f"{guest} was stopped on {primary} on request", outcome=Outcome.COMPLETED,
-            did=("remove the standby", "define the guest again"),
+            truth=f"{guest} shut down, panicked or was stopped on request on {primary}",
+            outcome=Outcome.COMPLETED, did=("remove the standby", "define the guest again"),
         )  # fmt: skip
     if waits and ours.runs and ours.role:
         return Settled(

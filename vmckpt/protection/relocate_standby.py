@@ -25,7 +25,7 @@ from vmckpt.units import Bytes, Seconds, show_seconds
 _TRIES = 3
 _AGAIN = Seconds(5.0)
 STANDS_STILL = Seconds(120.0)
-"""How long the first copy may make no progress, as no operator is there to press Ctrl-C."""
+"""The first copy is aborted after this long without progress: no operator can press Ctrl-C."""
 _MOVES = ("phase", "pages_left", "disks_compared_bytes", "disks_sent_bytes", "disks_ready")
 
 
@@ -40,8 +40,8 @@ class Relocation:
     usual: Protection
     """Terms for a protection whose own terms are not in the journal or cannot be read."""
     memory: Bytes
-    """Size of the guest's memory. The present protection uses the same amount again on the guest's
-    host, which is freed when that protection ends."""
+    """Size of the guest's memory. On the guest's host, the present protection uses the same amount
+    of memory again, and frees it when the protection ends."""
 
     @property
     def guest(self) -> str:
@@ -113,7 +113,8 @@ async def _begun(anew: Relocation, caller: Caller) -> Protected:
     done = await start.protect(anew.setting, anew.request, caller, progressing(time.monotonic))
     if done.job is None:
         against = [one for one in done.findings if one.severity is Severity.BLOCKER]
-        raise Blocked(f"{against[0].where}: {against[0].text}", hint=against[0].hint)
+        where = against[0].where  # a host; or the guest, and then no host is at fault
+        raise Blocked(f"{where}: {against[0].text}", host=where, hint=against[0].hint)
     return done
 
 

@@ -64,7 +64,7 @@ class ProtectRequest:
 
     @property
     def automatic(self) -> bool:
-        """Whether a failover needs no operator; the primary may be stopped for it."""
+        """Whether vmckpt fails over without an operator. This may kill the guest on the primary."""
         return self.terms.failover is Failover.AUTOMATIC
 
 
@@ -82,15 +82,16 @@ class Protected:
     took: Seconds
     status: dict[str, Any] | None
     """The primary's status once the standby was ready; None if no protection was started."""
-    room: Room
-    """Space for the copied disks, by their virtual size; zeros are not sent."""
+    rooms: tuple[Room, ...]
+    """Space for the copied disks, by their virtual size, on each of the backup's file systems;
+    zeros are not sent."""
 
     @property
     def disks_bytes(self) -> Bytes:
         """Maximum number of disk bytes that are copied."""
-        return self.room.needed
+        return Bytes(sum(room.needed for room in self.rooms))
 
     def as_json(self) -> dict[str, Any]:
         told = {**asdict(self), "disks_bytes": self.disks_bytes}
-        del told["room"]
+        del told["rooms"]
         return {**told, "findings": [finding.as_json() for finding in self.findings]}

@@ -46,7 +46,7 @@ class ImageAdoption:
 
 
 def earlier(past: Iterable[tuple[Operation, Sequence[StoredStep]]], host: str) -> Earlier | None:
-    """Return the last ended protection that brought the guest to `host`; None if unknown.
+    """Return the protection whose failover last brought the guest to `host`; None if unknown.
 
     `past`: the guest's protections with their steps, latest first. The result is also None if the
     guest has since moved to another host.
@@ -110,7 +110,7 @@ def decide(
         name = disk["name"]
         image = before.images.get(name)
         if image is None:
-            why: str | None = "the journal records no former image"
+            why: str | None = "the journal has no record of a former image"
         elif image.path in ours:
             # On storage that both hosts see, guest and standby would share one file.
             why = f"the guest is using {image.path} now"

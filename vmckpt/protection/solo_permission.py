@@ -47,7 +47,7 @@ async def grant(primary: Host, guest: str, name: str) -> None:
     await agent_client.request(primary, guest, wish="alone", leave=name)
 
 
-async def has_permission(recorder: Recorder, job: str) -> None:
+async def close(recorder: Recorder, job: str) -> None:
     """Close the permission in the journal, as the standby is complete again.
 
     Raises JournalError, LeaseLost.

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
@@ -68,7 +67,7 @@ async def protect(
     plan = Protected(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name, session="",
         job=None, automatic=request.automatic, findings=tuple(found), took=Seconds(0.0),
-        status=None, room=saw.room,
+        status=None, rooms=saw.rooms,
     )  # fmt: skip
     if request.dry_run or any(one.severity is Severity.BLOCKER for one in found):
         return plan
@@ -115,7 +114,7 @@ class Beginning:
         shared = self._shared()
         self._disks = [disk for disk in gather.replicated(looked) if disk["name"] not in shared]
         made = request.move.images if request.move is not None else _images(
-            self._disks, setting.backup, request.storage, guest.name, self.session
+            self._disks, setting.backup, request, guest.name, self.session
         )  # fmt: skip
         self._images = {**made, **taken}
 
@@ -333,17 +332,17 @@ def _address(host: Host) -> str:
         return address
     raise BadInput(
         f"{host.name}: no address that the other host can reach",
+        host=host.name,
         hint="add migration_address: to the inventory",
     )
 
 
 def _images(
-    disks: Sequence[dict[str, Any]], host: Host, storage: str | None, guest: str, session: str
+    disks: Sequence[dict[str, Any]], host: Host, request: ProtectRequest, guest: str, session: str
 ) -> dict[str, str]:
     """Return a unique path for each of the standby's images, by disk name."""
     found = {}
     for disk in disks:
-        folder = storage or (host.storage[-1] if host.storage else None)
-        folder = folder or str(PurePosixPath(disk["source"]).parent)
+        folder = gather.image_folder(disk, host, request)
         found[disk["name"]] = f"{folder}/{guest}-{disk['name']}-{session[:8]}.{disk['format']}"
     return found

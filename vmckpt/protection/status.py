@@ -38,7 +38,7 @@ class Because(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The state of a protection at one point in time."""
+    """The state of a protection at one instant."""
 
     phase: str
     """The phase that the primary reports, else its outcome, else "unknown"."""
@@ -89,7 +89,7 @@ def readiness(ours: ProtectionStatus, theirs: ProtectionStatus) -> tuple[bool, s
     if has_taken_over(theirs):
         return False, "the guest is running there"
     if ours.phase == "alone":
-        return False, "the guest is running unprotected, and this standby can never take over"
+        return False, "the guest is running unprotected, so its standby cannot take over"
     if theirs.error is not None:
         peer: Mapping[str, Any] = ours.told.get("standby") or {}
         follows = ours.phase == "protecting" and bool(peer.get("ready"))

@@ -136,7 +136,9 @@ async def unprotect(known: Known, caller: Caller) -> StopResult:
             done = PutBack((), standby_gone=True)
         else:
             if known.watched:  # `vmckpt run` must not start a standby that is left
-                await solo_permission.note(recorder, known.operation.id, "it is unprotected")
+                await solo_permission.note(
+                    recorder, known.operation.id, "the guest is being unprotected"
+                )
             done = await put_back(known)
         for line in done.did:
             caller.warn(line)
@@ -261,9 +263,9 @@ async def failover(
     """Run the guest on the backup because the primary is dead.
 
     `dead`: the operator states that the primary's host is off. `fence`: power that host off, even
-    if it answers. Without a lease store a silent host that has a fence agent is always powered off;
-    with a lease store the lease decides. `case`: the state that `seen` returned a moment ago. The
-    facts in it that matter are either enforced here or cannot change.
+    if it answers. Without a lease store and without `dead`, a silent host that has a fence agent is
+    powered off as well; with a lease store the lease decides. `case`: the state that `seen`
+    returned a moment ago. The facts in it that matter are either enforced here or cannot change.
 
     Raises GuestLocked, BadInput, FencingFailed, LeaseLost, OutcomeUnknown, VmckptError.
     """
@@ -337,7 +339,7 @@ async def _failed_over(
 ) -> StopResult:  # fmt: skip
     """Clean up once the guest is running on the backup, and record the end of the protection.
 
-    `sure`: the proof that the guest is running on no other host; None: the reason that the backup
+    `sure`: why the guest cannot be running on any other host; None: use the reason that the backup
     reports.
     """
     guest, why = known.operation.guest, str(told.why)
@@ -347,7 +349,7 @@ async def _failed_over(
         sure = f"{fenced.agent} reports that {fenced.host} is off"
         report["fenced"] = fenced.as_json()
     if sure is not None:
-        # The backup reports each request for a failover as the operator's decision.
+        # The backup only reports that the controller declared the primary dead, not the proof.
         report["why"] = why = sure + "".join(why.partition(";")[1:])
     recorder.finish(Outcome.COMPLETED, report)
     return StopResult(guest=guest, runs_on=known.backup.name, why=why, took=took, fenced=fenced)

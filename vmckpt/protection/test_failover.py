@@ -91,7 +91,7 @@ async def end(known: Known, caller: Caller) -> TestedFailover:
             break
         if time.monotonic() - began > _ENDS:
             raise OutcomeUnknown(
-                f"{told['name']} is still running on {known.backup.name}",
+                f"{told['name']} has not ended on {known.backup.name} yet",
                 host=known.backup.name,
                 hint="see vmckpt status",
             )
@@ -118,7 +118,7 @@ async def _wish(
     found = _test(answer) or none
     if found is None:
         raise VmckptError(
-            f"{known.backup.name} does not support failover tests", hint="update vmckpt there"
+            f"{known.backup.name} does not support failover tests", hint="update vmckpt on the host"
         )
     return found
 

@@ -101,7 +101,7 @@ class AgentProcess:
         _tell(loop, self._said, None)
 
     def _take(self, loop: asyncio.AbstractEventLoop, line: bytes) -> None:
-        """Queue a line for the caller. Waits while too much is queued, to block the process."""
+        """Queue a line for the caller. Waits while the queue is full, so the process blocks."""
         with self._room:
             if not self._ending:
                 self._unheard += len(line)
@@ -134,7 +134,7 @@ class AgentProcess:
     async def receive(self) -> dict[str, Any]:
         """Wait for the next message and return it.
 
-        Raises RemoteError if the process exits first, or the message is invalid.
+        Raises RemoteError if the process exits without a message, or the message is invalid.
         """
         line = await self._said.get()
         if line is None:
@@ -147,7 +147,8 @@ class AgentProcess:
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as exc:
             raise RemoteError(
-                f"{self.host.name}: invalid message from {self._args[0]}: {line[:80]!r}"
+                f"{self.host.name}: invalid message from {self._args[0]}: {line[:80]!r}",
+                host=self.host.name,
             ) from exc
         return said
 
@@ -155,6 +156,7 @@ class AgentProcess:
         told = self._errors.decode(errors="replace")
         return RemoteError(
             f"{self.host.name}: {self._args[0]} exited: {last_line(told, 'no error message')}",
+            host=self.host.name,
             hint=f"run vmckpt doctor {self.host.name}",
         )
 
@@ -199,7 +201,9 @@ class _Process:
                 args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
         except OSError as exc:
-            raise RemoteError(f"{host.name}: cannot start {args[0]}: {exc.strerror}") from exc
+            raise RemoteError(
+                f"{host.name}: cannot start {args[0]}: {exc.strerror}", host=host.name
+            ) from exc
 
     def write(self, data: bytes) -> None:
         assert self._process.stdin is not None

@@ -20,7 +20,7 @@ from vmckpt.units import Bytes, Seconds
 OURS = machinery.EXTENSION_SUFFIXES[0].strip(".").removesuffix(".so")
 """This machine's Python version and processor, as in the file names of compiled modules."""
 LAUNCHER = "bin/vmckpt-agent"
-BY_HAND = "install it by hand (docs/hosts.md, The agent)"
+BY_HAND = "install the agent by hand (docs/hosts.md, The agent)"
 _SILENCE = Seconds(360.0)
 """How long one step on a host may take: the host tests the agent and syncs it to disk."""
 _PIECE = 1 << 18
@@ -80,11 +80,16 @@ async def inspect_agent(remote: Remote, parcel: Parcel) -> str | None:
             return path
     host = remote.host.name
     if not pythons:
-        raise RemoteError(f"{host} has no vmckpt-agent and no python3", hint=BY_HAND)
+        raise RemoteError(
+            f"{host}: vmckpt-agent is not installed, and the host has no python3",
+            host=host,
+            hint=BY_HAND,
+        )
     theirs = pythons[0][0].strip(".").removesuffix(".so")
     raise RemoteError(
-        f"{host} has no vmckpt-agent, and this machine's agent does not fit: the host has Python"
-        f" {theirs}, this machine has {OURS}",
+        f"{host}: vmckpt-agent is not installed, and this machine's agent cannot run there:"
+        f" the host has Python {theirs}, this machine has {OURS}",
+        host=host,
         hint=BY_HAND,
     )
 
@@ -98,7 +103,7 @@ async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) ->
     """Send the bundle to a host and install it there.
 
     `python`: path of the host's Python; `archive`: the bundle. Raises RemoteError if the
-    installation fails; nothing is installed then.
+    installation fails; an incomplete version is never left under its name.
     """
     text = resources.files("vmckpt.remote.scripts").joinpath("install_agent.py").read_text()
     answer = await send(
@@ -113,6 +118,7 @@ async def install(remote: Remote, parcel: Parcel, python: str, archive: Path) ->
         raise RemoteError(
             f"{remote.host.name}: the agent was not installed:"
             f" {last_line(answer.err, f'status {answer.status}')}",
+            host=remote.host.name,
             hint=f"fix the cause, or {BY_HAND}",
         )
 
@@ -135,7 +141,9 @@ async def send(remote: Remote, args: Sequence[str], path: Path) -> Answer:
     # Paramiko's thread can fail with any exception on invalid data from the server.
     except Exception as exc:
         reason = last_line(str(exc), type(exc).__name__)
-        raise RemoteError(f"{remote.host.name}: sending {path.name} failed: {reason}") from exc
+        raise RemoteError(
+            f"{remote.host.name}: sending {path.name} failed: {reason}", host=remote.host.name
+        ) from exc
 
 
 def _sent(channel: paramiko.Channel, file: IO[bytes]) -> Answer:

@@ -1,7 +1,7 @@
 """Run fence agents on this machine.
 
-No shell is used, no option is passed on the command line, and an agent's output is not shown unless
-it is known to contain no secret.
+No shell is used, and no option is passed on the command line. An agent's output is shown only if it
+is known to contain no secret.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ async def run(
             await asyncio.shield(_end(process))
         if not ended and stop.is_set():
             raise Cancelled(
-                f"stopped: whether {host.name} is off is unknown; nothing was started on another"
+                f"stopped: it is unknown whether {host.name} is off; nothing was started on another"
                 " host"
             )
         said = fencing.known_words(_words(errors))
@@ -183,7 +183,7 @@ def _program(host: Host, device: FenceDevice) -> str:
     if found is None:
         raise FencingFailed(
             f"{_not_fenced(host)}fence agent {device.agent} is not installed on this machine",
-            hint="run apt-get install fence-agents, or fix fence: in the inventory",
+            hint="run apt-get install fence-agents, or correct the agent's name in the inventory",
         )
     return found
 

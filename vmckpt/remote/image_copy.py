@@ -158,7 +158,7 @@ async def copy(source: Host, target: Host, what: Content, tell: Callable[[float]
             # The cause may be on either host. The error names the target, because a retry uses
             # another target.
             why = f"{target.name}: incomplete copy of {what.path}: {exc.message}"
-            raise RemoteError(why, hint=exc.hint) from exc
+            raise RemoteError(why, host=target.name, hint=exc.hint) from exc
 
 
 async def _followed(sender: AgentProcess, what: Content, tell: Callable[[float], None]) -> None:
@@ -176,6 +176,7 @@ async def _followed(sender: AgentProcess, what: Content, tell: Callable[[float],
         if loop.time() - since > what.patience:
             raise RemoteError(
                 f"{sender.host.name}: the copy of {what.path} is making no progress",
+                host=sender.host.name,
                 hint="check the network between the hosts",
             )
 
@@ -185,12 +186,15 @@ async def _heard(program: AgentProcess, limit: Seconds) -> dict[str, Any]:
         return await asyncio.wait_for(program.receive(), limit)
     except TimeoutError as exc:
         raise RemoteError(
-            f"{program.host.name}: no progress report from the copy within {limit:g} s"
+            f"{program.host.name}: no progress report from the copy within {limit:g} s",
+            host=program.host.name,
         ) from exc
 
 
 def _number(program: AgentProcess, said: dict[str, Any], key: str) -> float:
     value = said.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 65535:
-        raise RemoteError(f"{program.host.name}: invalid progress report from the copy")
+        raise RemoteError(
+            f"{program.host.name}: invalid progress report from the copy", host=program.host.name
+        )
     return value

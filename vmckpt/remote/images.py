@@ -37,12 +37,13 @@ async def describe(host: Remote, path: str, kind: str) -> Image:
     answer = await host.run(["qemu-img", "info", "-U", "--output=json", "-f", kind, "--", path])
     mode = await host.run(["stat", "-c", "%a", "--", path])
     if answer.status != 0 or mode.status != 0:
-        raise RemoteError(f"{host.host.name}: {path}: {_reason(answer, mode)}")
+        raise RemoteError(f"{host.host.name}: {path}: {_reason(answer, mode)}", host=host.host.name)
     try:
         return parse(answer.out, mode.out.strip(), kind)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise RemoteError(
             f"{host.host.name}: {path}: invalid answer from qemu-img: {str(exc)[:80]}",
+            host=host.host.name,
             hint=f"run qemu-img info -U --output=json on the host as user {_user(host)}",
         ) from exc
 
@@ -125,11 +126,15 @@ async def places(host: Remote, paths: Sequence[str]) -> dict[str, Place]:
     answer = await host.run(["sh", "-s", "--", *paths], text=_PLACES)
     if answer.status == 127:
         raise RemoteError(
-            f"{host.host.name}: qemu-img is not installed", hint="install qemu-utils on the host"
+            f"{host.host.name}: qemu-img is not installed",
+            host=host.host.name,
+            hint="install qemu-utils on the host",
         )
     lines = [line.split() for line in answer.out.splitlines()]
     if len(lines) != len(paths) or not all(_is_place(line) for line in lines):
-        raise RemoteError(f"{host.host.name}: cannot inspect {paths[0]}: {_reason(answer)}")
+        raise RemoteError(
+            f"{host.host.name}: cannot inspect {paths[0]}: {_reason(answer)}", host=host.host.name
+        )
     return {
         path: Place(
             exists=exists == "y", writable=writable == "y", device=device, free=Bytes(int(free))
@@ -172,7 +177,9 @@ async def create(host: Remote, copy: DiskCopy, path: str) -> str:
     args = [path, copy.format, str(copy.size), copy.mode, ",".join(options)]
     answer = await host.run(["sh", "-s", "--", *args], text=_CREATE, limit=_LONG)
     if answer.status != 0:
-        raise RemoteError(f"{host.host.name}: cannot create {copy.path}: {_reason(answer)}")
+        raise RemoteError(
+            f"{host.host.name}: cannot create {copy.path}: {_reason(answer)}", host=host.host.name
+        )
     return answer.out.strip()
 
 
@@ -198,7 +205,9 @@ async def publish(host: Remote, made: Made) -> None:
         args = [path, made.temporary(path)]
         answer = await host.run(["sh", "-s", "--", *args], text=_PUBLISH)
         if answer.status != 0:
-            raise RemoteError(f"{host.host.name}: cannot create {path}: {_reason(answer)}")
+            raise RemoteError(
+                f"{host.host.name}: cannot create {path}: {_reason(answer)}", host=host.host.name
+            )
 
 
 _REMOVE = (
@@ -221,13 +230,13 @@ rm -f -- "$name"
 )
 
 
-async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) -> tuple[str, ...]:
-    """Remove images made by `create`. Returns images that could not be removed, with the reasons.
+async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) -> dict[str, str]:
+    """Remove images made by `create`. Returns why an image could not be removed, by path.
 
     A file that has replaced an image is kept, and so is an image that a QEMU has open. `patience`:
     seconds to wait for the target's QEMU to exit.
     """
-    left = []
+    left = dict[str, str]()
     for path, mark in made.marks.items():
         give_up = asyncio.get_running_loop().time() + patience
         args = [path, mark, made.temporary(path)]
@@ -238,8 +247,8 @@ async def remove(host: Remote, made: Made, *, patience: Seconds = Seconds(5.0)) 
             await asyncio.sleep(0.5)
         reasons = {_IN_USE: "a QEMU has it open", _NOT_OURS: "the file was replaced meanwhile"}
         if answer.status != 0:
-            left.append(f"{path} ({reasons.get(answer.status, _reason(answer))})")
-    return tuple(left)
+            left[path] = reasons.get(answer.status, _reason(answer))
+    return left
 
 
 _KEEP = r"""
@@ -256,7 +265,9 @@ async def keep(host: Remote, path: str, kind: str) -> None:
     """
     answer = await host.run(["sh", "-s", "--", path, kind], text=_KEEP, limit=_LONG)
     if answer.status != 0:
-        raise RemoteError(f"{host.host.name}: checking {path} failed: {_reason(answer)}")
+        raise RemoteError(
+            f"{host.host.name}: checking {path} failed: {_reason(answer)}", host=host.host.name
+        )
 
 
 async def flush(host: Remote, paths: Sequence[str]) -> None:
@@ -264,7 +275,10 @@ async def flush(host: Remote, paths: Sequence[str]) -> None:
     folders = sorted({str(PurePosixPath(path).parent) for path in paths})
     answer = await host.run(["sync", "--", *paths, *folders], limit=_LONG)
     if answer.status != 0:
-        raise RemoteError(f"{host.host.name}: cannot sync {paths[0]} to disk: {_reason(answer)}")
+        raise RemoteError(
+            f"{host.host.name}: cannot sync {paths[0]} to disk: {_reason(answer)}",
+            host=host.host.name,
+        )
 
 
 UNFIT = "- "
@@ -302,7 +316,9 @@ async def marks(host: Remote, paths: Sequence[str], *, held: bool = False) -> di
     answer = await host.run(["sh", "-s", "--", *args], text=_MARKS)
     found = answer.out.splitlines()
     if answer.status != 0 or len(found) != len(paths):
-        raise RemoteError(f"{host.host.name}: cannot inspect {paths[0]}: {_reason(answer)}")
+        raise RemoteError(
+            f"{host.host.name}: cannot inspect {paths[0]}: {_reason(answer)}", host=host.host.name
+        )
     return dict(zip(paths, found, strict=True))
 
 
@@ -310,7 +326,7 @@ async def stamps(host: Remote, paths: Sequence[str]) -> str:
     """Return a text that changes whenever one of the files is written. Raises RemoteError."""
     answer = await host.run(["stat", "-L", "-c", "%d:%i %s %.9Y", "--", *paths])
     if answer.status != 0:
-        raise RemoteError(f"{host.host.name}: {paths[0]}: {_reason(answer)}")
+        raise RemoteError(f"{host.host.name}: {paths[0]}: {_reason(answer)}", host=host.host.name)
     return answer.out
 
 
@@ -332,6 +348,7 @@ async def take_room(host: Remote, path: str, size: Bytes) -> None:
     if answer.status != 0:
         raise RemoteError(
             f"{host.host.name}: cannot preallocate {path}: {_reason(answer)}",
+            host=host.host.name,
             hint=f"run fallocate -l {size} -- {quote(path)} on the host",
         )
 
@@ -415,7 +432,9 @@ async def image_users(host: Remote, images: Sequence[Has]) -> dict[str, str]:
     inodes = await host.run(["sh", "-s", "--", *paths], text=_NUMBERS, limit=_CHAINS_LIMIT)
     numbers = _lines(host, inodes)
     if len(numbers) != len(paths):
-        raise RemoteError(f"{host.host.name}: cannot identify the images of its guests")
+        raise RemoteError(
+            f"{host.host.name}: cannot identify the images of its guests", host=host.host.name
+        )
     return {number: files[path] for path, number in zip(paths, numbers, strict=True) if number}
 
 
@@ -426,7 +445,10 @@ def _has_more(kind: str) -> bool:
 def _lines(host: Remote, answer: Answer) -> list[str]:
     if answer.status != 0:
         why = last_line(answer.err, f"status {answer.status}")
-        raise RemoteError(f"{host.host.name}: cannot read an image of one of its guests: {why}")
+        raise RemoteError(
+            f"{host.host.name}: cannot read an image of one of its guests: {why}",
+            host=host.host.name,
+        )
     return answer.out.splitlines()
 
 

@@ -49,6 +49,7 @@ async def memory(remote: Remote, guest: Guest, times: Sequence[float]) -> Memory
 def _nonsense(remote: Remote, exc: Exception) -> RemoteError:
     return RemoteError(
         f"{remote.host.name}: not measured: invalid answer ({str(exc)[:80]})",
+        host=remote.host.name,
         hint="make sure that logins on the host print nothing",
     )
 
@@ -121,7 +122,9 @@ async def resident(remote: Remote, guest: Guest) -> Bytes:
     answer = await remote.run(["sh", "-c", script, "sh", guest.name, guest.uuid])
     found = largest_resident(answer.out, guest.memory)
     if answer.status != 0 or found is None:
-        raise RemoteError(f"{remote.host.name}: cannot find the memory of {guest.name}")
+        raise RemoteError(
+            f"{remote.host.name}: cannot find the memory of {guest.name}", host=remote.host.name
+        )
     return found
 
 
@@ -163,7 +166,9 @@ async def link(
     except _NONSENSE as exc:
         raise _nonsense(source, exc) from exc
     if seen is None:
-        raise RemoteError(f"{source.host.name}: nothing arrived at {address}")
+        raise RemoteError(
+            f"{source.host.name}: nothing arrived at {address}", host=source.host.name
+        )
     return seen
 
 
@@ -192,12 +197,12 @@ async def _python(
     answer = await remote.run(["python3", "-", *words], text=program, limit=limit)
     name = remote.host.name
     if answer.status == 127:
-        raise RemoteError(f"{name}: not measured: python3 is not installed")
+        raise RemoteError(f"{name}: not measured: python3 is not installed", host=name)
     try:
         said = json.loads(answer.out)
     except (ValueError, RecursionError):
         said = None
     if answer.status != 0 or not isinstance(said, dict):
         why = last_line(answer.err, last_line(answer.out, "no answer"))
-        raise RemoteError(f"{name}: not measured: {why}")
+        raise RemoteError(f"{name}: not measured: {why}", host=name)
     return said

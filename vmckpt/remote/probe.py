@@ -106,9 +106,10 @@ def parse(text: str, *, asked: float, answered: float, host: str) -> HostProbe:
         raise _nonsense(host, "\n".join(size for size, _ in room))
     pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]
     return HostProbe(
-        # The script reads the clock first, so its time corresponds to `asked`.
-        clock_skew=Seconds(float(clock) - asked),
-        clock_uncertainty=Seconds(answered - asked),
+        # The host read its clock at an unknown time between `asked` and `answered`: Cristian's
+        # estimate (Probabilistic clock synchronization, 1989).
+        clock_skew=Seconds(float(clock) - (asked + answered) / 2),
+        clock_uncertainty=Seconds((answered - asked) / 2),
         links=frozenset(found.get("link", [])),
         kvm_device="kvm" in found,
         userfaultfd="uffd" in found,
@@ -139,6 +140,7 @@ def _no_trace(found: dict[str, list[str]]) -> NoTrace | None:
 def _nonsense(host: str, text: str) -> RemoteError:
     return RemoteError(
         f"{host}: the probe returned an invalid answer: {text[:80]!r}",
+        host=host,
         hint="make sure that logins on the host print nothing",
     )
 
@@ -386,6 +388,7 @@ async def present(host: Remote, files: Sequence[str]) -> dict[str, bool]:
     if len(answers) != len(files) or not set(answers) <= {"y", "n"}:
         raise RemoteError(
             f"{host.host.name}: looking for files: invalid answer",
+            host=host.host.name,
             hint="make sure that logins on the host print nothing",
         )
     return {file: said == "y" for file, said in zip(files, answers, strict=True)}
@@ -408,6 +411,7 @@ def parse_certificates(text: str, host: str) -> QemuCertificates:
     if not {"folder", "verify", "hostname"} <= set(found):
         raise RemoteError(
             f"{host}: reading QEMU's certificates: invalid answer: {text[:80]!r}",
+            host=host,
             hint="make sure that logins on the host print nothing",
         )
     pems = [value.split(" ", 1) for value in found.get("pem", []) if " " in value]

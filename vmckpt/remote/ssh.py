@@ -34,7 +34,7 @@ _KEEPALIVE = 30
 CONNECT_LIMIT = 8.0
 COMMAND_LIMIT = Seconds(20.0)
 # Limit for the complete login: a server that sends a byte now and then never exceeds the limits of
-# the single steps.
+# the individual steps.
 _ENTER_LIMIT = 3 * CONNECT_LIMIT
 _MOST_OUTPUT = 8 << 20
 _MOST_KNOWN_HOSTS = 16 << 20
@@ -83,7 +83,7 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
     ) -> None:
         raise HostKeyRefused(
             f"{hostname}: unknown ssh host key {fingerprint(key)}",
-            hint=f"verify it on the host, then add this line to {_file_to_edit(self._where)}:"
+            hint=f"verify the key on the host, then add this line to {_file_to_edit(self._where)}:"
             f" {hostname} {key.get_name()} {key.get_base64()}",
         )
 
@@ -108,7 +108,9 @@ class Remote:
         """Raises RemoteError if the host has no ssh address."""
         if host.ssh is None:
             raise RemoteError(
-                f"{host.name}: no ssh address", hint="add ssh: {address: ...} to the inventory"
+                f"{host.name}: no ssh address",
+                host=host.name,
+                hint="add ssh: {address: ...} to the inventory",
             )
         self.host = host
         self._where = host.ssh
@@ -158,7 +160,9 @@ class Remote:
         # Paramiko's thread can fail with any exception on invalid data from the server.
         except Exception as exc:
             reason = last_line(str(exc), type(exc).__name__)
-            raise RemoteError(f"{self.host.name}: cannot start {args[0]}: {reason}") from exc
+            raise RemoteError(
+                f"{self.host.name}: cannot start {args[0]}: {reason}", host=self.host.name
+            ) from exc
         return channel
 
     def _connect(self) -> paramiko.SSHClient:
@@ -191,14 +195,16 @@ class Remote:
                     auth_timeout=CONNECT_LIMIT,
                     sock=line,
                 )
-        except HostKeyRefused:
+        except HostKeyRefused as exc:
             client.close()
+            exc.host = name  # the policy knows only the address
             raise
         except paramiko.BadHostKeyException as exc:
             client.close()
             raise HostKeyRefused(
-                f"{name}: ssh host key of {where.address} has changed to {fingerprint(exc.key)};"
-                f" expected {fingerprint(exc.expected_key)}",
+                f"{name}: ssh host key of {where.address} has changed: the host sent"
+                f" {fingerprint(exc.key)} instead of {fingerprint(exc.expected_key)}",
+                host=name,
                 hint="if the host was reinstalled, replace its line in"
                 f" {_file_to_edit(where)} with: {where.address} {exc.key.get_name()}"
                 f" {exc.key.get_base64()}",
@@ -207,20 +213,22 @@ class Remote:
             client.close()
             raise RemoteError(
                 f"{name}: ssh login as {where.user}@{where.address} was refused",
+                host=name,
                 hint="set key_file in the inventory or add the key to the ssh agent",
             ) from exc
         except OSError as exc:
             client.close()
             # A timeout is not retried; a refused connection may be due to a restart of sshd.
             kind = RemoteError if isinstance(exc, TimeoutError) else _NoConnection
-            error = kind(f"{name}: ssh to {where.address}:{where.port}: {_why(exc)}")
+            error = kind(f"{name}: ssh to {where.address}:{where.port}: {_why(exc)}", host=name)
             error.silent = _silent(exc)
             raise error from exc
         # Paramiko's thread can fail with any exception on invalid data from the server.
         except Exception as exc:
             client.close()
             raise RemoteError(
-                f"{name}: ssh to {where.address}: {last_line(str(exc), 'connection lost')}"
+                f"{name}: ssh to {where.address}: {last_line(str(exc), 'connection lost')}",
+                host=name,
             ) from exc
         transport = client.get_transport()
         if transport is not None:  # an agent's order may take an hour without any message
@@ -234,23 +242,28 @@ class Remote:
         try:
             line = command_line(args)
         except ValueError as exc:
-            raise RemoteError(f"{name}: cannot run {' '.join(args)!a}: {exc}") from exc
+            raise RemoteError(f"{name}: cannot run {' '.join(args)!a}: {exc}", host=name) from exc
         late = threading.Event()
         try:
             status, out, err = _talk(client, line, text, limit, late)
         except _TooMuch as exc:
             raise RemoteError(
                 f"{name}: {what} printed more than {_MOST_OUTPUT >> 20} MiB",
+                host=name,
                 hint="make sure that logins on the host print nothing",
             ) from exc
         # Paramiko's thread can fail with any exception on invalid data from the server.
         except Exception as exc:
             if late.is_set() or isinstance(exc, TimeoutError):
-                raise RemoteError(f"{name}: {what}: no answer within {limit:g} s") from exc
+                raise RemoteError(
+                    f"{name}: {what}: no answer within {limit:g} s", host=name
+                ) from exc
             reason = last_line(str(exc), type(exc).__name__)
-            raise RemoteError(f"{name}: ssh connection lost during {what}: {reason}") from exc
+            raise RemoteError(
+                f"{name}: ssh connection lost during {what}: {reason}", host=name
+            ) from exc
         if late.is_set():
-            raise RemoteError(f"{name}: {what}: no answer within {limit:g} s")
+            raise RemoteError(f"{name}: {what}: no answer within {limit:g} s", host=name)
         return Answer(
             status=status, out=out.decode(errors="replace"), err=err.decode(errors="replace")
         )
@@ -406,6 +419,7 @@ async def drop(remote: Remote, guest: str) -> int:
     if answer.status != 0:
         raise RemoteError(
             f"{remote.host.name}: cannot close the migration stream of {guest}:"
-            f" {last_line(answer.err, f'status {answer.status}')}"
+            f" {last_line(answer.err, f'status {answer.status}')}",
+            host=remote.host.name,
         )
     return len(answer.out.split())

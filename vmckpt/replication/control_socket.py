@@ -94,12 +94,12 @@ class Request(StrEnum):
     PLANNED = "planned"
     """Switch over to the backup without loss."""
     FAILOVER = "failover"
-    """Fail over: the operator declares the primary dead."""
+    """Fail over: the controller declares the primary dead."""
     TEST = "test"
     """Run a copy of the guest beside the standby."""
     END_TEST = "end-test"
     RUN_UNPROTECTED = "alone"
-    """Run unprotected, after which the standby may never take over; see `solo_permission`."""
+    """Run unprotected; the standby may not take over until it is complete again."""
 
 
 class Requests:

@@ -11,7 +11,7 @@ from vmckpt.units import Seconds
 WORTH = Seconds(0.1)
 """A smaller difference is left to the guest's own time service."""
 _SLACK = Seconds(1.0)
-"""Largest difference beyond the pauses that can be due to the clocks and readings."""
+"""Largest difference, beyond the pauses, that inaccurate clocks and readings can explain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Clock:
     behind: Seconds = Seconds(0.0)
     """How far the clock is behind where it is meant to be."""
     corrected: int = 0
-    """How often the clock was corrected."""
+    """Number of corrections of the clock."""
 
 
 @dataclass(frozen=True, slots=True)

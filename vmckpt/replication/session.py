@@ -111,9 +111,9 @@ class ProtectionTerms:
     """How the guest is to be protected."""
 
     interval: Seconds | None
-    """Time between two epochs; None: chosen by the cost of an epoch."""
+    """Time between two epochs; None: it depends on the cost of an epoch."""
     automatic: bool
-    """Fail over from a dead host without the operator; for this, the primary may be killed."""
+    """Fail over from a dead host without an operator. This may kill the guest on the primary."""
     slowdown: float = 0.10
     """Without a fixed interval: the share of the guest's time that pauses may take, 0 to 1."""
     max_pause: Seconds = Seconds(0.5)
@@ -147,7 +147,7 @@ class Session:
     cards: tuple[str, ...] = ()
     """Primary: the network cards whose output is buffered."""
     undo: str = ""
-    """Primary: how to undo the changes of epochs in QEMU: `migration_settings.Undo` as JSON."""
+    """Primary: how to undo what an epoch changes in QEMU: `migration_settings.Undo` as JSON."""
     definition: str = ""
     """Primary: the guest's persistent definition, which is removed while the guest is protected;
     backup: the definition to store once the guest runs there."""
@@ -162,7 +162,7 @@ class Session:
     def needs_leave(self) -> bool:
         """Whether the guest needs the controller's permission to run unprotected.
 
-        Without a lease store, only the controller, which powers hosts off, knows that no standby
+        Without a lease store, only the controller, which powers hosts off, knows whether a standby
         is about to run.
         """
         return self.terms.automatic and self.lease is None and not self.moves
@@ -210,7 +210,7 @@ class ProtectionOutcome(StrEnum):
     SWITCHED = "switched"
     """The guest was switched over as planned, as reported by the primary."""
     ENDED = "ended"
-    """The protection was ended on request."""
+    """The guest shut down, panicked or was stopped on request."""
     DIED = "died"
     """The guest's QEMU on the primary is gone."""
     LOST = "lost"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 
+from vmckpt.errors import GuestLocked, VmckptError
 from vmckpt.policy import calendar
 from vmckpt.policy.calendar import When
 from vmckpt.policy.model import Check, Keep, Schedule
@@ -22,10 +23,10 @@ from vmckpt.scheduler.jobs import (
 )
 from vmckpt.snapshot import retention
 from vmckpt.snapshot.retention import Kept
-from vmckpt.units import Seconds
+from vmckpt.units import Seconds, show_count
 
 COLLECT = Seconds(6 * 3600.0)
-"""Interval, in seconds, between two collections of data that no snapshot needs."""
+"""Interval, in seconds, between two garbage collections of a store."""
 _FIRST, _LONGEST = Seconds(30.0), Seconds(3600.0)
 
 
@@ -94,11 +95,13 @@ class Trouble:
     until: float
     """Earliest time of the next attempt, in seconds since 1970."""
     why: str
+    recover: bool = False
+    """Whether an interrupted job must be recovered first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """Everything known at one point in time."""
+    """Everything known at one instant."""
 
     now: float
     zone: tzinfo
@@ -128,7 +131,7 @@ class Row:
     last: float | None
     """When the last snapshot was taken; None if no snapshot is known."""
     due: float | None
-    """When the next snapshot is due: now if this is not after `Scene.now`; unknown if None."""
+    """When the next snapshot is due; a time up to `Scene.now` means now. None: unknown."""
     why: str
 
 
@@ -141,11 +144,21 @@ class Agenda:
     next: float | None
 
 
-def troubled(before: Trouble | None, now: float, why: str) -> Trouble:
+def troubled(before: Trouble | None, now: float, why: str, *, recover: bool = False) -> Trouble:
     """Return the record after one more failure; the wait doubles each time, up to a limit."""
     times = 1 if before is None else before.times + 1
     wait = min(_FIRST * 2 ** min(times - 1, 16), _LONGEST)
-    return Trouble(times=times, until=now + wait, why=why)
+    return Trouble(times=times, until=now + wait, why=why, recover=recover)
+
+
+def needs_recovery(error: Exception) -> bool:
+    """Return whether an interrupted job must be recovered before the work can succeed.
+
+    The job may be the failed work itself, if it could not undo all its changes.
+    """
+    if not isinstance(error, VmckptError):
+        return False
+    return not error.undone or (isinstance(error, GuestLocked) and error.interrupted)
 
 
 def agenda(scene: Scene) -> Agenda:
@@ -214,14 +227,17 @@ def _row(order: Order, scene: Scene, unseen: Mapping[tuple[str, str], GuestPlace
     if not due.now:
         return Row(order=order, last=last, due=due.next, why=order.schedule.text)
     if trouble is not None and waits is not None:
-        why = f"failed {trouble.times} times; will be retried"
+        why = f"failed {show_count(trouble.times, 'time')}; will be retried"
         return Row(order=order, last=last, due=waits, why=why)
     why = "no snapshot yet" if last is None else order.schedule.text
     return Row(order=order, last=last, due=scene.now, why=why)
 
 
 def _out_of_sight(orders: Sequence[Order]) -> Mapping[tuple[str, str], GuestPlace]:
-    """Return a member whose host does not answer for each delayed group, by policy and schedule."""
+    """Return, for each delayed group, a member whose host does not answer.
+
+    The keys are the policy and the schedule of the group.
+    """
     return {
         (one.policy, one.schedule.name): one.place
         for one in orders if one.schedule.group and not one.place.seen
@@ -310,10 +326,10 @@ def _as_copied(held: Held) -> Held:
 
 
 def _plan(order: Order, shelf: Shelf, keep: Keep, scene: Scene) -> set[str]:
-    """Return the IDs of the snapshots to keep: the guest's, and other members of its groups."""
+    """Return the IDs of the snapshots to keep: of the guest, and of other guests in its groups."""
     mine = [held.kept for held in shelf.values() if held.kept.guest == order.place.uuid]
     cuts = {one.group for one in mine if one.group is not None}
-    # If the member of another guest in a group is kept, this guest's member is kept as well.
+    # If a group's snapshot of another guest is kept, its snapshot of this guest is kept as well.
     beside = [
         held.kept for held in shelf.values()
         if held.kept.group in cuts and held.kept.guest != order.place.uuid

@@ -16,7 +16,7 @@ from vmckpt.snapshot.verify import results, verify
 from vmckpt.snapshot.verify.verify import Depth
 from vmckpt.store import gc
 from vmckpt.store.keys.keyring import Keyring
-from vmckpt.units import show_bytes
+from vmckpt.units import show_bytes, show_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +93,13 @@ class Executor:
         by = controller_identity.asked_by()
         results.write_down(store, found, self.keys.signing(), by=by, at=time.time())
         closed = f", {len(found.closed)} not opened: no matching key" if found.closed else ""
+        verified = f"verified {show_count(len(ids), 'snapshot')} in {work.store} ({work.depth})"
         if not found.flaws:
-            text = (
-                f"verified {len(ids)} snapshots in {work.store} ({work.depth}): all intact{closed}"
-            )
+            text = f"{verified}: all intact{closed}"
             return Did(text=text, values=found.as_json())
         first = str(found.flaws[0])
         more = f" (and {len(found.flaws) - 1} more)" if len(found.flaws) > 1 else ""
-        text = f"verified {len(ids)} snapshots in {work.store} ({work.depth}): {first}{more}"
+        text = f"{verified}: {first}{more}"
         return Did(text=text, values=found.as_json(), good=False)
 
     def _collect(self, work: CollectGarbage) -> Did:
@@ -112,7 +111,8 @@ class Executor:
         )
         good = not done.missing and not done.unreadable
         if not good:
-            text += f"; {done.missing} missing chunks, {len(done.unreadable)} unreadable packs"
+            text += f"; {show_count(done.missing, 'missing chunk')},"
+            text += f" {show_count(len(done.unreadable), 'unreadable pack')}"
         values = {
             "store": work.store, "removed_bytes": done.removed_bytes,
             "condemned_bytes": done.condemned_bytes, "missing_chunks": done.missing,

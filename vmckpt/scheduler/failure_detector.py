@@ -134,7 +134,7 @@ class FailureDetector:
             elif _decided(known, await stop.seen(known)).do is FailoverAction.STANDBY_RESTORED:
                 # The state is checked again, because from here on no other controller can grant
                 # the permission.
-                await solo_permission.has_permission(recorder, job)
+                await solo_permission.close(recorder, job)
             else:
                 return
         self.tell(Told(event=str(decision.do), text=f"{guest}: {decision.why}"))

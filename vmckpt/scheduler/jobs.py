@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vmckpt.policy.model import Check
+from vmckpt.units import show_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,8 @@ class VerifySnapshots:
         return f"{self.lane} {self.depth}"
 
     def __str__(self) -> str:
-        return f"verification of {len(self.ids)} snapshots in {self.store} ({self.depth})"
+        count = show_count(len(self.ids), "snapshot")
+        return f"verification of {count} in {self.store} ({self.depth})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

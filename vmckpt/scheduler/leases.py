@@ -18,7 +18,6 @@ KIND = "run"
 VIGIL = "vigil"
 """Name of the lease on the failure detector, which only one service may run."""
 _AGAIN = 20.0
-_RECOVER = "run vmckpt recover"
 
 
 class LeaseOwner(StrEnum):
@@ -69,7 +68,7 @@ class ScheduleLeases:
                 self._recorder.acquire(lease_of(one))
             except (GuestLocked, JournalError) as exc:
                 # A dead service keeps its leases until it is recovered.
-                dead = exc.hint == _RECOVER
+                dead = isinstance(exc, GuestLocked) and exc.interrupted
                 self.stale = self.stale or dead
                 if one not in self._others:
                     self._warn(f"this service does not run {_named(one)}: {exc.message}")

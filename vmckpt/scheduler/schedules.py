@@ -14,14 +14,14 @@ from vmckpt.policy.model import Auto, Policy, Schedule
 from vmckpt.policy.select import Subject, choose
 from vmckpt.scheduler.agenda import GuestPlace, Order
 from vmckpt.snapshot import interval
-from vmckpt.units import Seconds, show_seconds
+from vmckpt.units import Seconds, show_count, show_seconds
 from vmckpt.util.config_file import likely
 
 LEAST, MOST = Seconds(300.0), Seconds(86400.0)
 _SLOWER = 0.3
 """Maximum fraction of its performance that a guest loses during a capture."""
 _UNKNOWN = Seconds(5.0)
-"""The assumed cost of a snapshot before any was taken."""
+"""The assumed cost of a snapshot until the first snapshot is taken."""
 _LATEST = 9
 """Number of recent snapshots from which the cost is computed."""
 
@@ -65,7 +65,7 @@ def _cost(past: Sequence[Operation]) -> tuple[Seconds, str]:
     cost = Seconds(pause + _SLOWER * took)
     return cost, (
         f"C = {show_seconds(pause)} + {_SLOWER:.0%} of {show_seconds(took)}"
-        f" = {show_seconds(cost)}, from the last {len(told)} snapshots"
+        f" = {show_seconds(cost)}, from the last {show_count(len(told), 'snapshot')}"
     )
 
 
@@ -152,11 +152,11 @@ def ordered(
 
 
 def _missing(guests: Collection[Sighted], wanted: Collection[str]) -> Iterable[str]:
-    """Yield a message for each selected guest that is on no known host."""
+    """Yield a message for each selected guest that was not found."""
     names = {one.place.name for one in guests}
     for name in sorted(set(wanted) - names - {one.place.uuid for one in guests}):
         hint = likely(name, names) if names else ""
-        yield f"no guest {name!r} on hosts that answer{hint}"
+        yield f"guest {name!r} was not found on any host that answered{hint}"
 
 
 def _unknown(schedule: Schedule, stores: Sequence[str]) -> str | None:

@@ -16,7 +16,17 @@ from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.policy.model import Policy
 from vmckpt.scheduler import schedules
-from vmckpt.scheduler.agenda import Agenda, Order, Row, Scene, Shelf, Trouble, agenda, troubled
+from vmckpt.scheduler.agenda import (
+    Agenda,
+    Order,
+    Row,
+    Scene,
+    Shelf,
+    Trouble,
+    agenda,
+    needs_recovery,
+    troubled,
+)
 from vmckpt.scheduler.executor import Executor
 from vmckpt.scheduler.jobs import CollectGarbage, CreateGroup, CreateSnapshot, VerifySnapshots, Work
 from vmckpt.scheduler.leases import ScheduleLeases
@@ -202,7 +212,7 @@ class Service:
             return
         self._mended = time.monotonic()
         stale = self._claims is not None and self._claims.stale
-        if stale or any("vmckpt recover" in one.why for one in self._troubles.values()):
+        if stale or any(one.recover for one in self._troubles.values()):
             with suppress(VmckptError):
                 await self._setting.recover()
                 if self._claims is not None:
@@ -228,7 +238,8 @@ class Service:
                 self._failed(work, "the job was cancelled")
         # An error in one piece of work must not stop other work.
         except Exception as exc:  # noqa: BLE001
-            self._failed(work, str(exc) if isinstance(exc, VmckptError) else repr(exc))
+            why = str(exc) if isinstance(exc, VmckptError) else repr(exc)
+            self._failed(work, why, recover=needs_recovery(exc))
 
     async def _take(self, work: CreateSnapshot | CreateGroup) -> None:
         began = time.time()
@@ -267,10 +278,10 @@ class Service:
         if isinstance(work, CollectGarbage):
             self._collected[work.store] = now
 
-    def _failed(self, work: Work, why: str) -> None:
+    def _failed(self, work: Work, why: str, *, recover: bool = False) -> None:
         self.failures += 1
         now = time.time()
-        trouble = troubled(self._troubles.get(work.key), now, why)
+        trouble = troubled(self._troubles.get(work.key), now, why, recover=recover)
         self._troubles[work.key] = trouble
         wait = show_seconds(trouble.until - now)
         again = (

@@ -26,7 +26,7 @@ class Shelves:
         self._verdicts: dict[tuple[str, str], tuple[Stored, VerifySummary]] = {}
 
     def store(self, name: str) -> Store:
-        """Return an open store, the same object while the store's ID stays. Raises StoreError.
+        """Return an open store; the same object as before unless its ID changed. Raises StoreError.
 
         The store is checked on each call, because the mount point of an unmounted disk would look
         like a store without snapshots.

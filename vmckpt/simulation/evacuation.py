@@ -25,7 +25,7 @@ class Luck:
     """What goes wrong in a simulation."""
 
     off: float = 0.3
-    """The largest error, as a share, of the expected size of a move, in both directions."""
+    """Maximum error of the expected size of a move, as a fraction, in both directions."""
     fails: float = 0.0
     """Share of moves that fail halfway."""
     broken: frozenset[str] = frozenset()

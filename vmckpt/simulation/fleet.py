@@ -79,7 +79,7 @@ def made(hosts: int, guests: int, seed: int, at: float = 0.0) -> FleetNow:
     for number, name in enumerate(names):
         labels = _labels(rack=name[:-4], site="north" if number < hosts / 2 else "south")
         if number == silent:
-            error = f"{name}: no connection within 5 s: is it up?"
+            error = f"{name}: libvirt connection: no answer within 5 s"
             told.append(HostNow(name=name, error=error, labels=labels))
             continue
         memory = sizes[names[number - number % _RACK]]
@@ -192,7 +192,7 @@ class Site:
         return None
 
     def room(self, dice: random.Random, guest: GuestNow) -> str | None:
-        """Return a random host with room for a guest, or None if no host tried has room."""
+        """Return a random host with room for a guest, or None. Only some hosts are tried."""
         names = list(self.hosts)
         tried = dice.sample(names, min(24, len(names)))
         fits = [one for one in tried if self.why_not(guest, one) is None]
@@ -275,8 +275,8 @@ def snapshots(guests: Sequence[GuestNow], seed: int, now: float) -> tuple[Snapsh
     if found:
         found[0] = replace(found[0], pinned=True)
         found[3] = replace(
-            found[3], verified="bad (deep)",
-            wrong="2 of 18412 chunks are not what was written",
+            found[3], verified="bad (deep)", damaged=True,
+            wrong="2 of its 18,412 chunks damaged or missing",
         )  # fmt: skip
     return tuple(sorted(found, key=lambda one: one.made_at))
 
@@ -396,7 +396,7 @@ def held(host: str, id_: str, since: float, why: str) -> Operation:
 
 
 def protection(one: SimulatedProtection) -> Operation:
-    """Return a protection's job as the journal has it."""
+    """Return a protection's job as the journal stores it."""
     return operation(
         one.job, "protect", one.guest.name, one.began, guest_uuid=one.guest.uuid,
         source=one.guest.host, target=one.backup, phase="protecting",

@@ -239,7 +239,7 @@ class SimulatedPasses:
         }  # fmt: skip
 
     def _switchover(self, rest: float) -> None:
-        """Pause the guest until the rest has arrived. `rest`: in bytes."""
+        """Pause the guest until its remaining memory has arrived. `rest`: the size, in bytes."""
         self._enter(JobPhase.SWITCHOVER)
         self._left, lasts = rest, rest / self._rate + _STOP
         self.downtime = Seconds((self.downtime or 0.0) + lasts)
@@ -287,7 +287,10 @@ class Made:
         return Sampled(sample=sample, estimate=guess, done=min(1.0, done))
 
     def samples(self, now: float, after: int = 0) -> list[StoredSample]:
-        """Return the samples until `now` after number `after`; below 0: only the last sample."""
+        """Return the samples up to `now` whose number is above `after`.
+
+        If `after` is negative, only the last sample is returned.
+        """
         passed = min(now - self.move.began, self.course.over) - _BEGINS
         count = 0 if passed < 0 else 1 + int(passed / INTERVAL + 1e-6)
         found = []
@@ -298,7 +301,7 @@ class Made:
         return found
 
     def events(self, now: float, after: int = 0) -> list[StoredEvent]:
-        """Return the events until `now` after number `after`."""
+        """Return the events up to `now` whose number is above `after`."""
         told = [one for one in self.course.events if one[0] <= now - self.move.began]
         stored = [as_record(event, _NOTHING, Seconds(at)) for at, event in told[after:]]
         return [
@@ -353,7 +356,7 @@ class Made:
             guest=move.guest.name, source=move.guest.host, target=move.target, job=move.id,
             outcome=course.outcome, driver=Driver.PEER_TO_PEER, began=Seconds(_PREFLIGHT),
             elapsed=Seconds(course.ends - _PREFLIGHT), observed_downtime=None,
-            # As with libvirt 9.0, which keeps no statistics of a post-copy.
+            # As with libvirt 9.0, which keeps no statistics of a post-copy migration.
             totals=totals if good and course.switched is None else None,
             samples=tuple(self.sampled(at).sample for at in shown),
             decisions=tuple(one.decision for _, one in course.events if isinstance(one, Decided)),

@@ -180,7 +180,7 @@ class Replayed:
         return JobView(operation=one, attended=True, sample=last[0] if last else None)
 
     def _report(self) -> dict[str, Any]:
-        """Return the report as JSON, as far as the trace has its data."""
+        """Return the report as JSON, with the data that the trace contains."""
         header, trace = self._trace.header, self._trace
         switched = [one.at for one in trace.samples if one.phase is JobPhase.POST_COPY]
         told = report.MigrationReport(

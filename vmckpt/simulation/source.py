@@ -32,7 +32,7 @@ from vmckpt.simulation import fleet as fleets
 from vmckpt.simulation.fleet import Manner
 from vmckpt.simulation.migrations import Made
 from vmckpt.simulation.world import World
-from vmckpt.units import parse_rate, parse_seconds, show_seconds
+from vmckpt.units import parse_rate, parse_seconds, show_count, show_seconds
 
 _ACTIONS: Mapping[str, tuple[RequestKind, Action]] = {
     "cancel": (RequestKind.CANCEL, Abort(Stop.OPERATOR)),
@@ -167,7 +167,8 @@ class Showing:
                     f"{one.move.guest.name} → {one.move.target}, {in_words(one.forecast)}"
                     for one in leaving
                 ]
-                return "\n".join([f"{len(leaving)} guests would leave {host}", *lines])
+                count = show_count(len(leaving), "guest")
+                return "\n".join([f"{count} would leave {host}", *lines])
             case _:
                 return f"vmckpt {' '.join(words)} has nothing to show"
 

@@ -43,8 +43,8 @@ _AT_ONCE = 2  # guests that leave a host at the same time
 _KEPT = 500  # jobs that have ended
 _EMPTIES_SINCE, _REST = 25.0, 12.0
 _HOSTS, _FEW = 3, 16
-"""No host is evacuated in a fleet of fewer than `_HOSTS` hosts, nor a host with more than `_FEW`
-guests."""
+"""Hosts are evacuated only in a fleet of at least `_HOSTS` hosts. A host is evacuated only if it
+has at most `_FEW` running guests."""
 _TURN, _FULL = "its turn", "no host has room for it"
 _ANSWERS = {
     RequestKind.CANCEL: "no new moves start; running moves finish",
@@ -142,7 +142,7 @@ def _plan(host: str, leaving: Sequence[Made]) -> dict[str, Any]:
 
 
 def _left(guest: GuestNow, why: str, hint: str) -> dict[str, Any]:
-    return {"guest": guest.name, "on": guest.host, "why": why, "mend": hint}
+    return {"guest": guest.name, "on": guest.host, "why": why, "hint": hint, "mend": hint}
 
 
 def _switched(one: Made, now: float) -> bool:
@@ -244,7 +244,7 @@ class World:
         """Start a migration. Returns its ID. Raises GuestLocked, Blocked."""
         move = made.move
         if move.guest.name in self._busy:
-            raise GuestLocked(f"{move.guest.name} has a job already", hint="see vmckpt jobs")
+            raise GuestLocked(f"{move.guest.name} already has a job", hint="see vmckpt jobs")
         if (why := self.site.why_not(move.guest, move.target)) is not None:
             raise Blocked(f"{move.target}: {why}", hint="choose another host; nothing was changed")
         return self._go(made).move.id
@@ -333,7 +333,7 @@ class World:
         going = {made.move.guest.name for made in one.waiting}
         for guest in self.site.on(one.host):
             if guest.name in self._busy:
-                one.left.append(_left(guest, "it has a job already", "see vmckpt jobs"))
+                one.left.append(_left(guest, "it already has a job", "see vmckpt jobs"))
             elif guest.name not in going:
                 target = self.site.room(self._dice(), guest)
                 if target is None:

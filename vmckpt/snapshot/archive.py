@@ -33,6 +33,7 @@ from vmckpt.store.keys import wrapped_keys
 from vmckpt.store.pack_writer import PACK_SIZE
 from vmckpt.store.receive import Receiver
 from vmckpt.store.repository import VERSION, Store, parse_format
+from vmckpt.units import show_count
 from vmckpt.util.atomic_file import sync_folder
 
 _BLOCK = 512
@@ -73,9 +74,10 @@ def export(
 def import_(
     store: Store, path: Path, trusted: Collection[bytes], progress: Progress = silent
 ) -> Moved:
-    """Import a snapshot from a file, without any key. Chunks that the store already has are kept.
+    """Import a snapshot from a file, without any key.
 
-    Chunks of the snapshot that the store has lost are restored. Raises KeyRefused if the writer is
+    Chunks that the store already has are not written again. If the store already has the snapshot,
+    chunks that it has lost are restored. Raises KeyRefused if the writer is
     not trusted, BadInput if the store has a different snapshot with the same ID, and StoreError;
     in each case, no snapshot is published.
     """
@@ -122,7 +124,8 @@ def _fill(objects: "_Objects", found: Manifest, receiver: Receiver, progress: Pr
         progress(copied_so_far("import", done))
     if left:
         raise StoreDamaged(
-            f"{objects.where}: {len(left)} of the snapshot's {len(found.names)} chunks are missing",
+            f"{objects.where}: the archive lacks {len(left)} of the snapshot's"
+            f" {show_count(len(found.names), 'chunk')}",
             hint="export the snapshot again",
         )
 
@@ -191,7 +194,7 @@ class _Objects:
         if found is None or not found[0].startswith(beginning):
             raise _damaged(
                 self.where,
-                f"no object in {beginning.rstrip('/')} at the expected position",
+                f"the archive has no {beginning.rstrip('/')} at the expected position",
             )
         return found
 

@@ -37,7 +37,9 @@ class Browse:
         region = self.private.region(disk)
         if region is None or region.kind is not Kind.DISK:
             known = ", ".join(self.disks()) or "none"
-            raise BadInput(f"{self.public.id} has no disk {disk!r}", hint=f"its disks are: {known}")
+            raise BadInput(
+                f"{self.public.id} has no disk {disk!r}", hint=f"choose one of its disks: {known}"
+            )
         assembly = self._assembly(region)
         return Export(size=region.size, read=assembly.read_bytes, extents=assembly.zeros)
 
@@ -87,7 +89,10 @@ class Browse:
     def _stream(self, name: str) -> bytes:
         part = next((one for one in self.private.facts.stream if one.name == name), None)
         if part is None:
-            raise StoreDamaged(f"snapshot {self.public.id} lacks part {name} of its memory stream")
+            raise StoreDamaged(
+                f'the migration stream of snapshot {self.public.id} is damaged: part "{name}" is'
+                " missing"
+            )
         chunks = [self.private.chunks[index] for index in part.chunks]
         return b"".join(self.reader.read_many(chunks))
 

@@ -178,7 +178,7 @@ class _Sought:
     done: Flags
     """Chunks that were found."""
     enough: Flags
-    """Chunks to search for no further: the same array as `done` if one sealed form is enough."""
+    """Chunks that need no further search: the same array as `done` if one sealed form is enough."""
     known: Callable[[bytes, bytes], bool] | None
     foreign: bool = False
     read: bool = True

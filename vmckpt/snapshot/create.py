@@ -40,7 +40,7 @@ _SILENCE = Seconds(30.0)
 
 
 def left_behind(past: Sequence[Operation], store: str, here: str) -> tuple[str, str] | None:
-    """Return the other host with a guest's parent state, and its last snapshot. Pure.
+    """Return the other host that has a guest's parent state, and the guest's last snapshot. Pure.
 
     `past` are the guest's snapshots in the journal, latest first; `here` is the host on which the
     guest is running now. Returns None if the last snapshot was taken here, or if this store has no
@@ -70,7 +70,7 @@ async def fetch_parent_state(
         return f"{old.name} did not answer within {_SILENCE:g} s"
     except VmckptError as exc:
         return exc.message
-    return None if moved else f"{old.name} no longer has the guest's state"
+    return None if moved else f"{old.name} no longer has the guest's parent state"
 
 
 class _Carriage:
@@ -219,7 +219,7 @@ def named_now() -> str:
 
 
 def where(guest: Guest, host: Host) -> str:
-    """Return the name of a guest as a member of a group."""
+    """Return the label of a group's member, such as "web1 on alpha"."""
     return f"{guest.name} on {host.name}"
 
 
@@ -284,7 +284,7 @@ class SnapshotSession:
     def _order(self, guest: Guest, request: TakeRequest) -> CreateOrder:
         encrypts, fence = self._keys.encrypts, self._recorder.fence
         if encrypts:
-            self._keys.sealing()  # makes the salt the first time
+            self._keys.sealing()  # creates the salt if there is none yet
         salt = self._keys.salt() if encrypts else None
         return CreateOrder(
             guest=guest.uuid,

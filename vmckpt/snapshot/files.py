@@ -58,7 +58,8 @@ class Entry:
 def chosen(disk: str, found: Sequence[Part], number: int | None) -> Part:
     """Choose the partition that has the files: `number`, or else the only ext file system. Pure.
 
-    Raises BadInput with all partitions if there is no such partition or no unique choice.
+    Raises BadInput, with a list of all partitions, if the partition does not exist or there is no
+    unique choice.
     """
     there = "; ".join(map(str, found))
     if number is not None:
@@ -106,7 +107,7 @@ def _as_file(place: Path, disk: str, part: Part, path: Path) -> Iterator[Path]:
     window = f"raw,node-name=part,file=disk,offset={part.start},size={part.size},read-only=on"
     export = f"fuse,id=part,node-name=part,mountpoint={path},writable=off"
     words = ["qemu-storage-daemon", "--blockdev", base, "--blockdev", window, "--export", export]
-    # If this process is killed, the daemon and its mount are terminated, too.
+    # If this process is killed, the daemon is terminated, too, and its mount disappears.
     with subprocess.Popen(
         ["setpriv", "--pdeathsig", "TERM", *words],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,

@@ -114,7 +114,9 @@ def wrong_with_guest(
     if states:
         host, state = next(iter(states.items()))
         return f"the guest is {state} on {host}"
-    return f"the guest is running on no host{f'; {silent[0]} does not answer' if silent else ''}"
+    return (
+        f"the guest is not running on any host{f'; {silent[0]} does not answer' if silent else ''}"
+    )
 
 
 def way_back(snapshot: str, store: str) -> str:

@@ -1,15 +1,15 @@
 """Compute the snapshot interval for `interval: auto`, with the arithmetic as text. Pure.
 
 Let C be the cost of a snapshot, in seconds of the guest's work, and M the mean time between
-failures. With interval t, snapshots take a share of about C/t of the work, and failures lose a
-share of about t/2M. Young's interval sqrt(2CM) minimises the sum if C is small compared with M.
+failures. With interval t, about C/t of the work is lost to snapshots, and about t/2M to failures.
+Young's interval sqrt(2CM) minimises the sum if C is small compared with M.
 Daly's interval is better otherwise: sqrt(2CM) (1 + sqrt(C/2M)/3 + (C/2M)/9) - C, and M for C >= 2M.
 """
 
 import math
 from dataclasses import dataclass
 
-from vmckpt.units import Seconds, show_seconds
+from vmckpt.units import Seconds, show_count, show_seconds
 
 # The ratio C/2M above which Young's interval is off by more than 2 %.
 _SMALL = 0.0009
@@ -41,10 +41,9 @@ def between_failures(
     if watched < 0 or failures < 0 or not prior > 0:
         raise ValueError("times and failures cannot be negative")
     mean = Seconds((watched + prior) / (failures + 1))
-    times = "failure" if failures == 1 else "failures"
     return mean, (
-        f"M = ({_days(watched)} watched + {_days(prior)}) / ({failures} {times} + 1)"
-        f" = {_days(mean)}"
+        f"M = ({_days(watched)} observed + {_days(prior)})"
+        f" / ({show_count(failures, 'failure')} + 1) = {_days(mean)}"
     )
 
 
@@ -56,7 +55,10 @@ def pace(cost: Seconds, between: Seconds, *, least: Seconds, most: Seconds) -> P
     argument is out of range.
     """
     if not (0 <= cost < math.inf) or not between > 0 or not 0 < least <= most:
-        raise ValueError(f"cost {cost}, between failures {between}, bounds {least} to {most}")
+        raise ValueError(
+            f"invalid argument: cost {cost} s, mean time between failures {between} s, interval"
+            f" from {least} to {most} s"
+        )
     best, text = _best(cost, between)
     interval = min(max(best, least), most)
     if interval > best:

@@ -87,7 +87,8 @@ class Port:
 def served(exports: Mapping[str, Export], place: Tcp) -> Iterator[Port]:
     """Serve exports at a loopback address, read-only; port 0 chooses a free port.
 
-    Raises BadInput if the address is invalid or in use, or if a required tool is not installed.
+    Raises BadInput if the address is not a loopback address, if it is in use, or if a required tool
+    is not installed.
     """
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:

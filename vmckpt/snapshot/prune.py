@@ -68,8 +68,8 @@ def survey(store: Store, trusted: Collection[bytes]) -> Survey:
     for id_, told in snapshot_list.proved(store).items():
         if not isinstance(told, Public):
             left[id_] = (None, f"cannot be read: {bare(told, store, f'snapshots/{id_}')}")
-        # Otherwise an attacker with write access to the store could displace good snapshots with
-        # newer snapshots.
+        # Only trusted writers count. Otherwise an attacker with write access to the store could
+        # displace good snapshots with newer snapshots.
         elif bytes.fromhex(told.signer) in trusted:
             known[id_] = told
         else:

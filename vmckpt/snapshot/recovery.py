@@ -19,7 +19,7 @@ from vmckpt.snapshot import prepare
 from vmckpt.snapshot.guard_rules import way_back
 from vmckpt.snapshot.request import Step
 
-_NEVER = Settled(truth="it had not started", outcome=Outcome.FAILED)
+_NEVER = Settled(truth="the operation had not started", outcome=Outcome.FAILED)
 
 
 async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:

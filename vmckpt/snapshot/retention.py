@@ -1,7 +1,7 @@
 """Decide which snapshots of a schedule are kept and which are deleted, and why. Pure.
 
 Only snapshots made by the schedule itself are deleted. A rule keeps the newest snapshot of each of
-the last N hours, days, … *that have a snapshot*, so a guest that was off for a month loses no
+the last N hours, days, … *that have a snapshot*. So a guest that was off for a month loses no
 snapshots. A snapshot that a check found damaged does not take the place of an intact snapshot.
 """
 
@@ -53,7 +53,7 @@ def plan(
     for guest in dict.fromkeys(one.guest for one in known):
         of_guest = [one for one in known if one.guest == guest]
         _last_good(of_guest, reasons)
-        # While no snapshot is good, the rules also keep damaged snapshots: a repair is possible.
+        # While no snapshot is good, the rules also keep damaged snapshots, as a repair may succeed.
         good = any(one.good is not False for one in of_guest)
         mine = [
             one for one in of_guest
@@ -84,7 +84,10 @@ def _always(one: Kept, keep: Keep, schedule: str, now: float) -> list[str]:
 
 
 def _last_good(newest_first: Sequence[Kept], reasons: Mapping[str, list[str]]) -> None:
-    """Keep the last verified and the newest possibly good snapshot, whatever the rules say."""
+    """Keep the last verified snapshot and the newest snapshot that is not known to be damaged.
+
+    This applies whatever the rules say.
+    """
     proved = next((one for one in newest_first if one.good), None)
     if proved is not None:
         reasons[proved.id].append("the last verified snapshot")
@@ -158,7 +161,7 @@ def _together(snapshots: Iterable[Kept], reasons: Mapping[str, list[str]]) -> No
 
 
 def _goes(one: Kept) -> str:
-    return "damaged, and an intact snapshot exists" if one.good is False else "kept by no rule"
+    return "damaged, and an intact snapshot exists" if one.good is False else "not kept by any rule"
 
 
 def _age(one: Kept) -> tuple[float, str]:

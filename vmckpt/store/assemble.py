@@ -14,7 +14,8 @@ from vmckpt.store.format.chunk_map import SLOTS, UNIT, ZERO, Kind, Map, slots_of
 _WINDOW = 16 << 20
 """Number of bytes announced to the source in one call, and maximum size of a piece."""
 _LONG = 16
-"""Consecutive units of one chunk are returned without copying if there are at least this many."""
+"""Runs of consecutive units of one chunk are returned without copying if the average run has at
+least this many units."""
 
 
 class Source(Protocol):
@@ -29,7 +30,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive units, either all of zeros or all with data."""
+    """Consecutive units that are either all zeros or all contain data."""
 
     start: int
     count: int

@@ -27,8 +27,8 @@ _HEAD = struct.Struct("<9sxxxxxxxQQ")
 _PACK = struct.Struct("<32sQII")
 _SUM = 32
 _TAIL = 64 << 10
-"""Bytes of the first read from the end of a pack: enough for the index and footer of about a
-thousand chunks."""
+"""Number of bytes in the first read from the end of a pack: enough for the index and footer of
+about a thousand chunks."""
 _PART = 4 << 20
 _MOST_FILES = 8
 _AT_ONCE = 1000
@@ -37,7 +37,7 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A store's packs at one point in time."""
+    """A store's packs at one instant."""
 
     index: Index
     stored: Mapping[str, Stored]
@@ -102,9 +102,10 @@ class Catalog:
             return exc
 
     def _kept_for_later(self, runs: list[Run], fresh: list[Run], there: set[str]) -> list[Run]:
-        """Add new runs to the cache. Merge all runs if there are too many, or if one is wasteful.
+        """Add new runs to the cache.
 
-        `there` contains the IDs of the packs in the store. Returns all runs.
+        Merges all runs if there are too many, or if most packs of a run no longer exist. `there`
+        contains the IDs of the packs in the store. Returns all runs.
         """
         if self._cache is None:
             self._kept = [*runs, *fresh]
@@ -162,7 +163,10 @@ def read_index(backend: Backend, one: Stored) -> format_pack.Index:
 
 
 def _use_once(runs: Iterable[Run], there: set[str]) -> None:
-    """Use each pack in only one run. Two clients that share a cache may both have added a pack."""
+    """Use each pack in only one run.
+
+    Two clients that share a cache may both have added the same pack.
+    """
     unseen = set(there)
     for run in runs:
         run.use_only(unseen)
@@ -226,7 +230,7 @@ def _loaded(path: Path) -> Run | None:
         PackInfo(pack.hex(), generation, size, bool(foreign))
         for pack, size, generation, foreign in _PACK.iter_unpack(data[_HEAD.size : keys].tobytes())
     ]
-    # Keys are read often and in random order, so their eight bytes per chunk may stay in memory.
-    # Entries are mapped.
+    # Both arrays are mapped. Keys are read often and in random order, so all keys, eight bytes for
+    # each chunk, may stay in memory.
     sorted_keys = np.frombuffer(data, dtype=np.uint64, count=count, offset=keys)
     return Run(infos, sorted_keys, np.frombuffer(data, dtype=ENTRY, count=count, offset=entries))

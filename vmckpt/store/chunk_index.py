@@ -178,7 +178,7 @@ class Run:
     def places(self, name: bytes) -> list[Place]:
         """Return all places where a chunk is stored.
 
-        There are several if two writers stored the chunk at the same time.
+        There are several places if two writers stored the chunk at the same time.
         """
         key = np.frombuffer(name, dtype=np.uint64, count=1)[0]
         at = int(np.searchsorted(self.keys, key))
@@ -219,7 +219,7 @@ class Index:
     def add(self, info: PackInfo, rows: Rows) -> None:
         """Add a new pack."""
         self.runs.append(Run.of([(info, rows)]))
-        # Each run is kept at least twice as long as the next run. This keeps both the number of
+        # Each run has at least twice as many rows as the next run. This keeps both the number of
         # runs and the number of merges small. Large runs are not merged, because a merge takes
         # twice their memory.
         while len(self.runs) > 1 and len(self.runs[-2]) < min(_LARGE, 2 * len(self.runs[-1])):

@@ -19,7 +19,7 @@ CACHE = Bytes(64 << 20)
 _PIECE = 4 << 20
 """Maximum number of bytes that one read takes from a pack, if the wanted chunks are adjacent."""
 _TAKEN = 64
-"""Number of chunks among which adjacent chunks are looked for."""
+"""Adjacent chunks are looked for among this many expected chunks at a time."""
 _GAP = 64 << 10
 """Largest gap, in bytes, between two chunks that are read in one piece."""
 
@@ -40,7 +40,7 @@ class Reader:
         self._expected: OrderedDict[bytes, Place] = OrderedDict()
         self._coming: dict[bytes, Future[None]] = {}
         self._ahead: dict[bytes, int] = {}
-        """Chunks that were or are being fetched but have not been read: plain size, by digest."""
+        """Plain size, by digest, of chunks being fetched ahead, or fetched and not read yet."""
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +107,7 @@ class Reader:
         """Start to fetch expected chunks in threads, if enough of the cache is free."""
         room = self._most // 2 - sum(self._ahead.values())
         if room < self._most // 8:
-            return  # with more free space, adjacent chunks can be read in one piece
+            return  # later, with more free space, adjacent chunks can be read in one piece
         while self._expected and room > 0:
             taken: list[tuple[bytes, Place]] = []
             while self._expected and room > 0 and len(taken) < _TAKEN:
@@ -173,7 +173,7 @@ class Reader:
             raise wrong
         raise StoreDamaged(
             f"{self._backend.where}: no pack contains chunk {name.hex()[:16]}",
-            hint="run vmckpt snapshot verify to see which snapshots need it",
+            hint="run vmckpt snapshot verify to see which snapshots use this chunk",
         ) from wrong
 
     def _box(self, name: bytes, digest: bytes, place: Place) -> bytes:
@@ -185,7 +185,7 @@ class Reader:
             raise StoreDamaged(
                 f"{self._backend.where}: {key}: chunk {name.hex()[:16]} at offset"
                 f" {place.offset} is damaged",
-                hint="run vmckpt snapshot verify to see which snapshots need it",
+                hint="run vmckpt snapshot verify to see which snapshots use this chunk",
             ) from exc
 
     def _looked(self, *, fresh: bool) -> Index:
@@ -195,7 +195,7 @@ class Reader:
 
 
 def _pieces(wanted: Sequence[tuple[bytes, Place]]) -> list[list[tuple[bytes, Place]]]:
-    """Group chunks into pieces, each for one read. Returns pieces in the order of their need."""
+    """Group chunks into pieces, each for one read. The piece that is needed first comes first."""
     order = {digest: number for number, (digest, _) in enumerate(wanted)}
     pieces: list[list[tuple[bytes, Place]]] = []
     size = end = 0

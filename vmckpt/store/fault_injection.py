@@ -1,6 +1,6 @@
 """Points at which a crash test can kill the process, to simulate a power failure.
 
-`VMCKPT_FAULT` names one of `POINTS`. The optional number in `pack: put#3` says how many times the
+`VMCKPT_FAULT` names one of `POINTS`. The optional number in `pack: put#3` is how many times the
 process passes the point before it is killed.
 """
 

@@ -37,7 +37,7 @@ from vmckpt.store.gc_plan import (
 from vmckpt.store.locks import Lock, LockPurpose
 from vmckpt.store.pack_writer import Packing
 from vmckpt.store.repository import Store
-from vmckpt.units import Bytes, Seconds
+from vmckpt.units import Bytes, Seconds, show_count
 
 
 def rewrite(
@@ -108,7 +108,7 @@ class Collected:
     rewritten: int
     """Number of rewritten packs. Their old versions are marked for deletion."""
     waiting: tuple[str, ...]
-    """For each earlier pending deletion that has to wait: the reason."""
+    """Why each pending deletion of an earlier collection has to wait."""
     dead_locks: int
     leftovers: int
     missing: int
@@ -219,7 +219,10 @@ def _look(
     store: Store, references: References, terms: GcTerms, now: Seconds, progress: Progress,
     *, bury: bool = False,
 ) -> _Found:  # fmt: skip
-    """Read a store, in the module's order. With `bury`, also remove the locks of dead processes."""
+    """Read a store, in the order that the module's docstring gives.
+
+    With `bury`, also removes the locks of dead processes.
+    """
     judged = condemnations.load(store.backend)
     at_work = list(locks.list_locks(store.backend))
     gone = dead_locks(at_work, now, terms)
@@ -263,7 +266,7 @@ def _carry_out(
 ) -> Collected:
     backend = store.backend
     for token, keys in decision.remove.items():
-        progress(f"removing {len(keys)} objects")
+        progress(f"removing {show_count(len(keys), 'object')}")
         for key in keys:
             lock.still_ours()
             _remove(backend, key)
@@ -272,7 +275,7 @@ def _carry_out(
         fault("gc: condemnation closed")
     old: tuple[str, ...] = ()
     if decision.rewrite:
-        progress(f"rewriting {len(decision.rewrite)} packs")
+        progress(f"rewriting {show_count(len(decision.rewrite), 'pack')}")
         there = {pack.id: pack for pack in found.scene.packs}
         generation = 1 + max(there[pack].generation for pack in decision.rewrite)
         for foreign in (False, True):

@@ -2,15 +2,16 @@
 
 A pack is removed in two steps. When no manifest needs the pack, it is *marked for deletion*. New
 writers then no longer rely on its chunks. After the grace time, a later collection removes the
-pack, if every running writer knew the deletion mark when it started, and no manifest needs the pack
-by then. A writer that started earlier may have used the pack in a new manifest. In that case the
-pack is kept. docs/formats.md proves that this is sufficient.
+pack on two conditions: every running writer saw the deletion mark when it started, and no manifest
+needs the pack by then. A writer that started earlier may have used the pack in a new manifest. In
+that case the pack is kept. docs/formats.md proves that this is sufficient.
 
 If several packs contain a chunk, only one copy is needed. The pack with that copy is the chunk's
 *home*: of the packs not marked for deletion, the pack that was rewritten most often. A foreign pack
 may contain wrong data for a chunk (see `pack`). Without a key it is unknown which of several sealed
-chunks with the same name is right. So unless one of the store's own packs, not marked for deletion,
-contains the chunk, every distinct sealed chunk of that name in foreign packs has its own home.
+chunks with the same name is right. So every distinct sealed chunk of that name in foreign packs has
+its own home. This does not apply if one of the store's own packs contains the chunk and is not
+marked for deletion.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +38,8 @@ class PackUse:
     """When the pack was written, by the store's clock."""
     generation: int
     needed: int
-    """Size, in bytes, of the pack if it contained only the sealed chunks whose home it is; 0: the
-    pack is not needed."""
+    """Size, in bytes, that the pack would have with only the sealed chunks whose home is this pack;
+    0: the pack is not needed."""
     condemned: bool
     foreign: bool = False
     """See `format.pack`."""
@@ -89,7 +90,7 @@ class GcDecision:
     """Objects to remove, by the token of their pending deletion. Afterwards the pending deletion is
     deleted; its other objects are kept."""
     waiting: Mapping[str, str]
-    """The pending deletions that have to wait: the reason, by token."""
+    """Why each pending deletion that cannot be carried out yet has to wait, by token."""
     rewrite: tuple[str, ...]
     """Packs to rewrite: the needed chunks are copied to new packs, then the old packs are marked
     for deletion."""
@@ -159,7 +160,7 @@ def _hindered(
 
 
 def _worth_rewriting(scene: Scene, terms: GcTerms) -> tuple[str, ...]:
-    """Return all packs of which a large part is unneeded and, if there are many, small packs."""
+    """Return the packs that are largely unneeded and, if there are many small packs, those too."""
     usable = [
         pack for pack in scene.packs
         if pack.needed and not pack.condemned and _old(pack.at, scene, terms)
@@ -175,7 +176,7 @@ def _worth_rewriting(scene: Scene, terms: GcTerms) -> tuple[str, ...]:
 
 
 def _old(at: Seconds, scene: Scene, terms: GcTerms) -> bool:
-    """Return whether an object has reached the grace age. A running writer may need a newer one."""
+    """Return whether an object has reached the grace age. A writer may need newer objects."""
     return scene.now - at >= terms.grace
 
 
@@ -190,8 +191,8 @@ class Use:
     """Which chunks the manifests need from each pack."""
 
     needed: Mapping[str, int]
-    """By pack ID: size, in bytes, of the pack if it contained only the sealed chunks whose home it
-    is. Excludes packs that are not the home of any chunk."""
+    """By pack ID: size, in bytes, that the pack would have with only the sealed chunks whose home
+    is this pack. Excludes packs that are not the home of any chunk."""
     homes: Mapping[str, Names]
     """By pack ID: the names of the chunks whose home is that pack."""
     missing: Names
@@ -259,7 +260,7 @@ class _Homes:
         return lost
 
     def chosen(self, run: Run) -> Ranks:
-        """Return the indexes of those of a run's entries that are in their chunk's home."""
+        """Return the indexes of the run's entries that are in the home of their chunk."""
         found = []
         for at, rank, entries in self._entries(run, foreign=False):
             found.append(entries[rank == self._own[at]])
@@ -273,7 +274,7 @@ class _Homes:
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     def _differing(self, run: Run, at: Ranks, rank: Ranks, entries: Ranks) -> None:
-        """Record sealed chunks that differ from the sealed chunk of that name in its home."""
+        """Record sealed chunks that differ from the sealed chunk of the same name in its home."""
         same = np.asarray(run.entries["hash"][entries] == self._box[at], dtype=bool)
         for one in np.flatnonzero(~same).tolist():
             key = int(at[one]), run.entries["hash"][entries[one]].tobytes()
@@ -283,7 +284,8 @@ class _Homes:
         """Yield three arrays for the needed entries of a run, in either own or foreign packs.
 
         The arrays contain each chunk's position in `live`, its pack's rank, and the entry's index
-        in the run. Skips foreign entries if one of the store's own usable packs has the chunk.
+        in the run. Skips foreign entries if one of the store's own packs, not marked for deletion,
+        has the chunk.
         """
         usable = {info.id for info in run.usable if info.foreign is foreign}
         if not usable:

@@ -1,7 +1,7 @@
 """Locks of the processes that use a store. Each lock is an object that its owner keeps refreshing.
 
-A writer's lock lists the pending deletions that the writer knows (see `gc`). The age of a lock is
-measured only by the store's clock, so hosts need no synchronised clocks.
+A writer's lock lists the pending deletions that the writer has seen (see `gc`). The age of a lock
+is measured only by the store's clock, so hosts need no synchronised clocks.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class LockSeen:
     """None if the lock cannot be read."""
     beaten_at: Seconds
     knows: frozenset[str]
-    """Tokens of the pending deletions that the lock's owner knows."""
+    """Tokens of the pending deletions that the lock's owner has seen."""
     about: str
     """For a delete lock: the ID of the snapshot that is being deleted."""
     owner: str
@@ -93,7 +93,7 @@ class Lock:
         return True
 
     def knows(self, condemnations: Sequence[str]) -> None:
-        """Record the tokens of the pending deletions that this writer knows.
+        """Record the tokens of the pending deletions that this writer has seen.
 
         Raises StoreError, for example if the lock has expired.
         """
@@ -125,7 +125,7 @@ class Lock:
             for one in self._backend.keys(self.key):
                 return one.modified_at
             self._ours()
-            raise StoreError(f"{self._backend.where}: {self.key} is not listed")
+            raise StoreError(f"{self._backend.where}: {self.key} is missing from the listing")
 
     def still_ours(self) -> None:
         """Raise StoreError if the lock has expired or was removed."""
@@ -186,7 +186,7 @@ def list_locks(backend: Backend) -> Iterator[LockSeen]:
 def parse_lock(one: Stored, raw: bytes, where: str) -> LockSeen:
     """Parse a lock.
 
-    An unreadable lock is treated as the lock of a writer that knows no pending deletion. So it
+    An unreadable lock is treated as the lock of a writer that has seen no pending deletion. So it
     delays all deletions until it expires.
     """
     try:

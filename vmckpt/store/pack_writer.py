@@ -57,7 +57,8 @@ Done = Callable[[PackInfo, format_pack.Rows], None]
 class Packing:
     """Collects sealed chunks in packs, and writes the packs to a store in threads.
 
-    Safe to use from several threads. After a failed write, every call raises that write's error.
+    Safe to use from several threads. If a write fails, a later call of `add` or `finish` raises its
+    error. After that, only call `close`.
     """
 
     def __init__(
@@ -114,13 +115,14 @@ class Packing:
                 self._free.put(None)
 
     def close(self) -> None:
-        """Discard the open pack, and wait for the packs that are being written."""
+        """Discard the open pack and all queued packs, and wait for packs that are being written."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._open, self._free = None, queue.LifoQueue()
 
     def _begin(self) -> _Open:
-        buffer = self._free.get()
+        # May raise, so it comes first: a buffer that is never returned would block a later call.
         self._wait(_BUFFERS)
+        buffer = self._free.get()
         if buffer is None:
             buffer = bytearray(min(self._size, _FIRST))
         head = format_pack.header(os.urandom(16), foreign=self._foreign)

@@ -28,7 +28,7 @@ from vmckpt.units import Seconds
 VERSION = 1
 _PART = 4 << 20
 _NEW = Seconds(60.0)
-"""A draft of this age has been locked by the process that created it."""
+"""At this age, a draft has been locked by the process that created it."""
 _DRAFTED = Seconds(86_400.0)
 """A draft of this age is abandoned, because no snapshot takes a day."""
 _UNUSED = Seconds(100 * 86_400.0)
@@ -195,8 +195,8 @@ def _headed(head: Mapping[str, Any]) -> bytes:
 def drafted(folder: Path) -> tuple[Path, int]:
     """Create a draft directory beside a parent state. Returns its path, and a locked descriptor.
 
-    The directory's name never equals the name of a parent state. If the lock is free, the process
-    was killed, and the creation of a later draft removes the directory. Raises OSError.
+    The directory's name never equals the name of a parent state. A free lock means that the process
+    was killed; the creation of a later draft then removes the directory. Raises OSError.
     """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     clear(folder.parent)

@@ -55,7 +55,7 @@ def load(backend: Backend) -> list[PendingDeletion]:
 def write(backend: Backend, keys: Sequence[str]) -> str:
     """Mark objects for deletion, by writing a list of their keys. Raises StoreError.
 
-    Returns the list's token. A writer that knows the list records this token in its lock.
+    Returns the list's token. A writer that has seen the list records the token in its lock.
     """
     token = secrets.token_hex(8)
     key = f"condemned/{token}"
@@ -64,7 +64,7 @@ def write(backend: Backend, keys: Sequence[str]) -> str:
 
 
 def known_to(lock: Lock, backend: Backend) -> frozenset[str]:
-    """Return the packs marked for deletion, and record in a writer's lock that the writer knows.
+    """Return the packs that are marked for deletion, and list the marks in a writer's lock.
 
     The writer must not rely on these packs. `gc` explains why the order of steps matters. Raises
     StoreError.

@@ -2,7 +2,7 @@
 
 Unencrypted chunks are compared with their names. Encrypted chunks are stored in foreign packs (see
 `format.pack`). Snapshots that arrived together with these chunks are read from the foreign packs.
-Writers never rely on foreign packs. A later copy relies on a foreign pack only if it contains the
+Writers never rely on foreign packs. A later copy relies on a foreign pack only if that pack has the
 identical sealed chunk. So a sealed chunk with the wrong content under a valid name affects only the
 snapshots that it arrived with.
 """
@@ -57,7 +57,7 @@ class Receiver:
         self, backend: Backend, catalog: Catalog, *, encrypted: bool, pack_size: int = PACK_SIZE,
         beat: Seconds = BEAT,
     ) -> None:  # fmt: skip
-        """`encrypted`: the chunks cannot be compared with their names.
+        """`encrypted`: whether the chunks are encrypted and so cannot be compared with their names.
 
         `beat`: the interval, in seconds, at which the lock is refreshed.
         """

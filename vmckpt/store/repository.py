@@ -116,7 +116,7 @@ class Store:
         """
         key = f"snapshots/{_checked(id_)}"
         if not writer.finished:
-            raise ValueError("a snapshot may only be published once its chunks are in the store")
+            raise ValueError("a snapshot can be published only after all its chunks are stored")
         writer.lock.still_ours()
         fault("publish: checked")
         if wraps is not None and not any(self.backend.keys(key)):
@@ -169,7 +169,7 @@ class Store:
         self.backend.put(key, format_manifest.framed(key, wraps), replace=True)
 
     def pins(self) -> frozenset[str]:
-        """Return the IDs of all pinned snapshots. They cannot be deleted. Raises StoreError."""
+        """Return the IDs of all pinned snapshots, which cannot be deleted. Raises StoreError."""
         return frozenset(one.key.rpartition("/")[2] for one in self.backend.keys("pins/"))
 
     def pin_reason(self, id_: str) -> str | None:
@@ -200,7 +200,10 @@ class Store:
         key, manifest = f"pins/{_checked(id_)}", f"snapshots/{_checked(id_)}"
         self.backend.put(key, format_manifest.written(key, {"why": why}), replace=True)
         fault("pin: put")
-        now = max(one.modified_at for one in self.backend.keys(key))
+        now = max((one.modified_at for one in self.backend.keys(key)), default=None)
+        if now is None:  # another process removed the pin meanwhile
+            self.pin(id_, why)
+            return
         if any(
             lock.work is LockPurpose.DELETE and lock.about == id_ and lock.alive(now, locks.LIFE)
             for lock in locks.list_locks(self.backend)

@@ -1,4 +1,4 @@
-"""Read a snapshot's chunks from one store. Read chunks that it has lost from other stores."""
+"""Read a snapshot's chunks from one store, or from other stores if the first has lost them."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ from vmckpt.model.disk import StorePlace
 from vmckpt.store.chunk_reader import Reader
 from vmckpt.store.format.sealing import Sealing
 from vmckpt.store.repository import Store, opened
+from vmckpt.units import show_count
 
 
 class TieredReader(Reader):
@@ -69,6 +70,6 @@ def warnings(reader: TieredReader, store: Store) -> list[str]:
     if not reader.borrowed:
         return []
     return [
-        f"{reader.borrowed} chunks could not be read from {store.backend.where} and were read from"
-        " another store; run vmckpt snapshot verify --repair to check and restore the chunks"
+        f"{show_count(reader.borrowed, 'chunk')} unreadable in {store.backend.where}, but read from"
+        " another store; run vmckpt snapshot verify --repair --from STORE to restore the chunks"
     ]

@@ -18,7 +18,7 @@ from vmckpt.store.format import manifest
 from vmckpt.store.format import pack as format_pack
 from vmckpt.store.gc import References
 from vmckpt.store.repository import Store, bare, parse_format, small_objects
-from vmckpt.units import Bytes
+from vmckpt.units import Bytes, show_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +88,10 @@ def lacking(id_: str, gone: int, of: int, kind: type[StoreError]) -> Wrong:
 
     `kind` is StoreError if the chunks may be in packs that could not be read, else StoreDamaged.
     """
-    where = "in no intact pack" if kind is StoreDamaged else "in no pack that could be read"
+    where = "without an intact copy" if kind is StoreDamaged else "without a readable copy"
     return Wrong(
         key=f"snapshots/{id_}", snapshots=(id_,), kind=kind,
-        what=f"{gone} of its {of} chunks are {where}",
+        what=f"{gone} of its {show_count(of, 'chunk')} {where}",
     )  # fmt: skip
 
 
@@ -115,7 +115,7 @@ class _Seen:
 
 
 class _Walk:
-    """Reads the packs of a store and, when called again, the packs that were added since."""
+    """Reads the packs of a store; each later call of `packs` reads the packs added since."""
 
     def __init__(self, store: Store, parallel: int, progress: VerifyProgress) -> None:
         self.damaged: list[_Damaged] = []

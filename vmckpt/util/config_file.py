@@ -58,6 +58,8 @@ class Problem:
     line: int
     """Line number, from 1; 0: unknown."""
     text: str
+    missing: bool = False
+    """Whether a required key is missing."""
 
     def at(self, path: Path) -> str:
         """Return one line for display, such as "hosts.yaml:7: hosts.beta.uri is missing"."""
@@ -267,7 +269,7 @@ def _yaml_problem(exc: yaml.YAMLError, text: str) -> Problem:
 
 def _order(problem: Problem) -> tuple[bool, int]:
     """Return a sort key: by line, but missing keys last, as a misspelt key is often the cause."""
-    return problem.text.endswith(" is missing"), problem.line
+    return problem.missing, problem.line
 
 
 def _has_entry(node: yaml.Node | None, key: Key) -> TypeGuard[yaml.SequenceNode]:
@@ -315,7 +317,7 @@ def _problem(error: Any, lines: Lines, form: type[BaseModel]) -> Problem:
         known = _known(form, above)
         return Problem(line, f"unknown key {str(unknown)!r}{likely(str(unknown), known)}")
     if kind == "missing":
-        return Problem(line, f"{where} is missing")
+        return Problem(line, f"{where} is missing", missing=True)
     if kind == "value_error":
         return Problem(line, f"{where}: {error['ctx']['error']}")
     told = _WORDS.get(kind) or error["msg"].lower()

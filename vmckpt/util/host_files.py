@@ -54,7 +54,7 @@ class Folder:
     def below(cls, folder: Path, inside: str) -> Self:
         """Open a directory inside `folder`.
 
-        The operator has chosen the path `folder`, so this path may contain links of any user.
+        The operator has chosen the path `folder`, so it may contain links owned by any user.
         """
         made = cls.__new__(cls)
         made.path = folder / inside
@@ -291,7 +291,9 @@ def _target(at: int, name: str, path: Path) -> Path:
         if not stat.S_ISLNK(seen.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         if not is_ours(seen):
-            raise FileRefused(path, f"leads through a symbolic link of user {seen.st_uid}: {name}")
+            raise FileRefused(
+                path, f"leads through a symbolic link owned by user {seen.st_uid}: {name}"
+            )
         return Path(os.readlink("", dir_fd=link))
     finally:
         os.close(link)

@@ -37,4 +37,4 @@ async def test_a_protection_in_other_hands_is_not_over_and_old_numbers_are_told(
         source.entries, source.away = {}, False
         await until(pilot, "by process 77 on here")
         source.views = (dataclasses.replace(still.PROTECT, operation=taken, attended=False),)
-        await until(pilot, "orphaned: its controller is gone")
+        await until(pilot, "orphaned: its controller is gone; run vmckpt recover")

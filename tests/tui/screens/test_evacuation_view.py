@@ -1,5 +1,7 @@
 """What is shown of a job that is about a whole host."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.dashboards import cells
@@ -16,6 +18,16 @@ def test_the_queue_of_moves_has_those_that_wait_behind_those_that_began() -> Non
     assert (told.arrived, told.moving, told.waiting, told.failed) == (0, 1, 1, 0)
     facts = evacuation_view.facts(DRAIN.operation, found, NOW)
     assert "0 arrived, 1 moving, 1 waiting" in facts[0]
+
+
+@pytest.mark.parametrize(
+    "hints", [{"hint": "free memory"}, {"mend": "free memory"}], ids=["current", "earlier version"]
+)
+def test_a_guest_that_stays_is_shown_with_a_hint(hints: dict[str, str]) -> None:
+    left = [{"guest": "db1", "on": "alpha", "why": "no host has room", **hints}]
+    drain = replace(DRAIN.operation, detail={**DRAIN.operation.detail, "left": left})
+    facts = evacuation_view.facts(drain, turns(drain, (PART,), ()), NOW)
+    assert facts[1:] == ["! stays: db1: no host has room → free memory"]
 
 
 @pytest.mark.parametrize(

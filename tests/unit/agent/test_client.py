@@ -222,8 +222,8 @@ async def test_another_python_there_is_one_line_that_says_what_to_do(machine: Ma
         await client.ensure_agent(machine.host)
 
     assert str(caught.value) == (
-        "alpha has no vmckpt-agent, and this machine's agent does not fit: the host has Python"
-        f" cpython-39-aarch64-linux-gnu, this machine has {agent_install.OURS};"
+        "alpha: vmckpt-agent is not installed, and this machine's agent cannot run there:"
+        f" the host has Python cpython-39-aarch64-linux-gnu, this machine has {agent_install.OURS};"
         f" {agent_install.BY_HAND}"
     )
     assert machine.installers == []
@@ -320,5 +320,5 @@ async def test_looking_whether_there_may_be_an_agent_installs_none(machine: Mach
     for name in ("python3", "python3.11"):
         machine.program(name, "echo python .cpython-39-aarch64-linux-gnu.so /usr/bin/python3")
     machine.versions.rename(machine.versions.with_name("away"))
-    with pytest.raises(RemoteError, match="this machine's agent does not fit"):
+    with pytest.raises(RemoteError, match="this machine's agent cannot run there"):
         await client.require_agent(machine.host)

@@ -86,6 +86,7 @@ def test_an_error_is_the_same_at_the_other_end(error: VmckptError, kind: str) ->
     found = error_from_json(told, "alpha")
     assert (type(found), found.message, found.hint) == (type(error), "no", "do so")
     assert found.undone
+    assert found.host == "alpha"
 
 
 def test_what_an_error_hides_was_not_put_back_either() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from vmckpt.journal.records import NewOperation
 from vmckpt.journal.store import Journal
 from vmckpt.model.guest import GuestNow, GuestState, HostNow
 from vmckpt.model.host import Host
+from vmckpt.snapshot.verify.results import Checked
 from vmckpt.units import GIB, Bytes
 from vmckpt_lab.machine_speed import slowness
 
@@ -155,3 +157,15 @@ async def test_a_guest_with_two_copies_is_told_of_once_both_hosts_were_asked_aga
     answers["alpha"].guest = "beta"
     assert (await looker.fleet()).copies == ()
     await looker.close()
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_snapshot_is_damaged_if_its_last_verification_found_damage(good: bool) -> None:
+    names = ("name", "guest", "guest_uuid", "made_at", "memory", "disks", "new", "parent", "group")
+    last = Checked(depth="deep", at=1.0, good=good, what="", by="root@here", signer="")
+    told = SimpleNamespace(
+        id="s-1", public=SimpleNamespace(**dict.fromkeys((*names, "schedule"))), pinned=False,
+        trusted=True, verdict=SimpleNamespace(last=last),
+    )  # fmt: skip
+    found = dashboard_source._snapshot("near", told)
+    assert (found.damaged, found.good) == (not good, good)

@@ -12,7 +12,7 @@ from vmckpt.errors import BadInput, GuestLocked
 from vmckpt.hypervisor import domains
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.inventory import Inventory
-from vmckpt.model.guest import OUTGOING, GuestState
+from vmckpt.model.guest import GuestJob, GuestState
 from vmckpt.model.host import Host
 from vmckpt.units import Seconds
 
@@ -42,11 +42,11 @@ async def test_a_host_that_is_away_is_told_with_why() -> None:
     [
         (TWO, GuestLocked, "guest web1 is on alpha and beta: it is being migrated"),
         (
-            [(HOSTS["beta"], replace(WEB, job=OUTGOING))],
+            [(HOSTS["beta"], replace(WEB, job=GuestJob.OUTGOING))],
             GuestLocked,
             "guest web1 on beta is locked by a job",
         ),
-        ([], BadInput, "0 guests are named web1"),
+        ([], BadInput, "no guest is named web1"),
         ([*ONE, (HOSTS["alpha"], replace(WEB, uuid="u-2"))], BadInput, "2 guests are named web1"),
     ],
 )

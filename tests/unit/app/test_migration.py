@@ -17,7 +17,7 @@ from vmckpt.inventory import Inventory
 from vmckpt.journal import jobs
 from vmckpt.journal.store import Journal
 from vmckpt.model.events import Caller
-from vmckpt.model.guest import OUTGOING, GuestState
+from vmckpt.model.guest import GuestJob, GuestState
 
 __all__ = ["journal"]
 NO_HOSTS = Inventory(path=Path("hosts.yaml"), hosts={}, observer=None)
@@ -45,7 +45,7 @@ async def test_only_a_migration_is_resumed(
 
 
 OFF = replace(WEB, state=GuestState.SHUT_OFF)
-LEAVES = replace(WEB, job=OUTGOING)
+LEAVES = replace(WEB, job=GuestJob.OUTGOING)
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_a_long_text_is_no_size_time_or_rate(read: Callable[[str], object], text
 
 
 def test_what_never_ends_can_be_shown() -> None:
-    assert units.show_seconds(float("inf")) == "for ever"
+    assert units.show_seconds(float("inf")) == "forever"
     assert units.show_seconds(float("nan")) == "unknown"
     assert units.show_bytes(float("inf")) == "unlimited"
 

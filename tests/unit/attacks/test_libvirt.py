@@ -142,7 +142,7 @@ async def test_a_change_with_a_senseless_answer_may_have_happened(
         OutcomeUnknown, match="invalid answer: KeyError: 'x'; the call may have taken"
     ):
         await hypervisor.execute("a change", change)
-    with pytest.raises(HypervisorError, match="invalid answer") as caught:
+    with pytest.raises(HypervisorError, match="a question: invalid answer: KeyError") as caught:
         await hypervisor.query("a question", change)
     assert not isinstance(caught.value, OutcomeUnknown)
 

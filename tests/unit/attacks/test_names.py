@@ -199,7 +199,7 @@ async def test_images_with_hostile_names_are_looked_for_and_removed(tmp_path: Pa
     )
 
     assert [place.exists for place in places.values()] == [False] * len(paths)
-    assert left == ()
+    assert left == {}
     assert contents(tmp_path) == set()
 
 

@@ -61,12 +61,12 @@ def test_each_file_has_its_place() -> None:
     "name", ["tpm/../../../etc/x", "tpm//etc/x", "tpm", "nvram/x", "etc", "../nvram", ""]
 )
 def test_a_file_of_another_name_goes_nowhere(name: str) -> None:
-    with pytest.raises(ValueError, match="does not fit the guest's definition"):
+    with pytest.raises(ValueError, match="does not match the guest's definition"):
         firmware.places([name], xml(PLAIN, TPM), UUID)
 
 
 def test_a_guest_without_it_has_no_place() -> None:
-    with pytest.raises(ValueError, match="does not fit the guest's definition"):
+    with pytest.raises(ValueError, match="does not match the guest's definition"):
         firmware.places(["nvram"], xml(), UUID)
 
 

@@ -108,7 +108,7 @@ def test_check_names_every_mistake_of_every_file_in_one_line_each(run: Run) -> N
         f"{good}: valid",
         "none.yaml: No such file or directory",
     ]
-    assert complaint == "error: 3 problems; 1 of 3 files are valid\n"
+    assert complaint == "error: 3 problems; 1 of 3 files valid\n"
 
 
 def test_check_of_good_files_says_so(run: Run) -> None:

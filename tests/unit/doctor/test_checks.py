@@ -40,9 +40,9 @@ def fenced(*statuses: int | None, levels: int = 1, **changes: Any) -> Examined:
     return replace(GOOD, fence=replace(FenceSeen(devices=devices), **changes))
 
 
-def unasked(error: str) -> Examined:
+def unasked(error: str, hint: str | None = None) -> Examined:
     """Its agent could not be run."""
-    seen = DeviceSeen(name="fence_ipmilan", agent="fence_ipmilan", level=0, error=error)
+    seen = DeviceSeen(name="fence_ipmilan", agent="fence_ipmilan", level=0, error=error, hint=hint)
     return fenced(0, devices=(seen,))
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_wrong_with_a_good_host() -> None:
         (replace(GOOD, twins=("beta",)), "same-libvirt", Severity.BLOCKER),
         (replace(GOOD, kvm_boots=False), "accelerator", Severity.WARNING),
         (facts(memory_free=Bytes(100 << 20)), "memory", Severity.WARNING),
-        (replace(GOOD, probe_error="no login; do this"), "ssh", Severity.BLOCKER),
+        (replace(GOOD, probe_error="no login"), "ssh", Severity.BLOCKER),
         (replace(GOOD, host=replace(HOST, ssh=None)), "ssh", Severity.WARNING),
         (probed(clock_skew=Seconds(-3.0)), "clock-skew", Severity.WARNING),
         (probed(userfaultfd=False), "post-copy", Severity.WARNING),
@@ -80,7 +80,7 @@ def test_nothing_is_wrong_with_a_good_host() -> None:
         (fenced(1), "fence", Severity.WARNING),
         (fenced(2), "fence", Severity.WARNING),
         (fenced(None), "fence", Severity.WARNING),
-        (unasked("no such agent; install it"), "fence", Severity.WARNING),
+        (unasked("no such agent"), "fence", Severity.WARNING),
         (fenced(0, too_open=("/etc/p",)), "fence-password", Severity.WARNING),
     ],
 )
@@ -130,17 +130,21 @@ def test_certificates_are_warned_of_before_they_end(days: int, severity: Severit
 @pytest.mark.parametrize(
     ("examined", "told"),
     [
-        (fenced(0), "alpha: fence_ipmilan reports on"),
-        (fenced(2), "alpha: fence_ipmilan reports off, but alpha answers: it controls another"),
+        (fenced(0), "alpha: fence_ipmilan reports power on"),
+        (
+            fenced(2),
+            "alpha: fence_ipmilan reports power off, but alpha answers: the device controls"
+            " another machine",
+        ),
         (
             fenced(1),
             "alpha: fence_ipmilan does not report the power state: the agent exited with 1",
         ),
         (fenced(None), "does not report the power state: no answer within 15.0 s"),
-        (unasked("no such agent; install it"), "alpha: no such agent"),
+        (unasked("no such agent", "install it"), "alpha: no such agent"),
         (
             replace(fenced(2), facts=None, facts_error="no answer"),
-            "alpha: fence_ipmilan reports off",
+            "alpha: fence_ipmilan reports power off",
         ),
     ],
 )
@@ -150,20 +154,36 @@ def test_a_fence_agent_is_told_of(examined: Examined, told: str) -> None:
     assert (found.severity is Severity.OK) == (found.hint is None)
 
 
+@pytest.mark.parametrize(
+    ("examined", "code", "hint"),
+    [
+        (replace(GOOD, probe_error="refused; closed"), "ssh", "run ssh alpha"),
+        (replace(GOOD, probe_error="refused; closed", probe_hint="set it"), "ssh", "set it"),
+        (unasked("refused; closed"), "fence", "correct the fence: entry of alpha in the inventory"),
+        (unasked("refused; closed", "set it"), "fence", "set it"),
+    ],
+)
+def test_an_error_that_contains_a_semicolon_is_shown_completely(
+    examined: Examined, code: str, hint: str
+) -> None:
+    (found,) = [one for one in checks.check_host(examined, NOW) if one.code == code]
+    assert (found.text, found.hint) == ("refused; closed", hint)
+
+
 def test_each_device_of_a_host_is_told_of() -> None:
     def told(examined: Examined) -> list[tuple[bool, str]]:
         found = [one for one in checks.check_host(examined, NOW) if one.code == "fence"]
         return [(one.severity is Severity.OK, one.text) for one in found]
 
     assert told(fenced(0, 1)) == [
-        (True, "device 0 reports on"),
+        (True, "device 0 reports power on"),
         (False, "device 1 does not report the power state: the agent exited with 1"),
     ]
     # One of two supplies that is off: the host runs on the other one.
     assert told(fenced(2, 0)) == [
-        (False, "device 0 reports off: alpha is running on its other power supplies only"),
-        (True, "device 1 reports on"),
+        (False, "device 0 reports power off: alpha runs on its other power supplies only"),
+        (True, "device 1 reports power on"),
     ]
-    wrong = "reports off, but alpha answers: it controls another machine"
+    wrong = "reports power off, but alpha answers: the device controls another machine"
     assert told(fenced(2, 2)) == [(False, f"device 0 {wrong}"), (False, f"device 1 {wrong}")]
     assert told(fenced(0, 2, levels=2))[1] == (False, f"device 1 {wrong}")

@@ -6,7 +6,10 @@ import pytest
 
 from tests.support.builders import HOST, host_facts
 from vmckpt.doctor import gather
+from vmckpt.errors import FencingFailed, RemoteError
+from vmckpt.model.fencing import FenceDevice, FenceTopology, Ran
 from vmckpt.model.host import Host, HostFacts
+from vmckpt.remote import fence_agent
 
 
 async def test_one_host_alone_is_held_against_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,6 +26,24 @@ async def test_one_host_alone_is_held_against_all_others(monkeypatch: pytest.Mon
     assert alone.twins == ("beta",)
     found = await gather.examine(all_hosts, all_hosts)
     assert [one.twins for one in found] == [("beta",), ("alpha",), (), ()]
+
+
+async def test_text_and_hint_of_an_error_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_login(_: Host) -> None:
+        raise RemoteError("alpha: refused; closed", hint="set key_file")
+
+    async def no_agent(*_: object, **__: object) -> Ran:
+        raise FencingFailed("alpha is not fenced: no agent; looked in /usr", hint="install it")
+
+    monkeypatch.setattr(gather, "Remote", no_login)
+    monkeypatch.setattr(fence_agent, "run", no_agent)
+    login = await gather._over_ssh(HOST, [HOST])
+    topology = FenceTopology(levels=((FenceDevice(agent="fence_ipmilan", options={}),),))
+    device = await gather._device(HOST, topology, 0, 0)
+    assert (login.probe_error, login.probe_hint) == ("alpha: refused; closed", "set key_file")
+    assert (device.error, device.hint) == (
+        "alpha is not fenced: no agent; looked in /usr", "install it",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from vmckpt.evacuation.interfaces import Moved
 from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task
 from vmckpt.journal.records import RequestKind
-from vmckpt.model.guest import OUTGOING
+from vmckpt.model.guest import GuestJob
 from vmckpt.units import GIB
 
 pytestmark = pytest.mark.looptime(end=3000)
@@ -155,7 +155,7 @@ async def test_what_is_asked_of_a_guest_is_not_asked_of_the_host() -> None:
 
 
 async def test_a_guest_that_moves_on_its_own_account_is_waited_for() -> None:
-    world = hosts(vm("a", job=OUTGOING), vm("b"))
+    world = hosts(vm("a", job=GuestJob.OUTGOING), vm("b"))
 
     def leaves(world: Hosts) -> None:
         if asyncio.get_running_loop().time() > 60 and "a" in world.names["alpha"]:

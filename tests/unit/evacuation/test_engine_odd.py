@@ -16,7 +16,7 @@ from vmckpt.evacuation.report import Report
 from vmckpt.evacuation.state import FailureSide
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.journal.records import RequestKind
-from vmckpt.model.guest import OUTGOING, GuestState
+from vmckpt.model.guest import GuestJob, GuestState
 from vmckpt.model.migration import Outcome
 from vmckpt.units import GIB, Bytes, Seconds
 
@@ -59,12 +59,12 @@ async def test_who_was_not_shut_down_before_it_was_stopped_is_left() -> None:
     world = hosts(vm("a"), vm("b"), own={"b": quiet})
     ended = await run(world, stop=after(2.0))
     assert world.names == {"alpha": ["b"], "beta": ["a"], "gamma": []}
-    assert left(ended) == {"b": "the run stopped before it was shut down or suspended"}
+    assert left(ended) == {"b": "the run stopped before the guest was shut down or suspended"}
     assert outcome(ended) is Outcome.CANCELLED
 
 
 async def test_who_moves_on_somebody_elses_account_is_left_if_it_was_stopped_before_that() -> None:
-    ended = await run(hosts(vm("a", job=OUTGOING)), stop=after(20.0))
+    ended = await run(hosts(vm("a", job=GuestJob.OUTGOING)), stop=after(20.0))
     assert list(left(ended)) == ["a"]
     assert outcome(ended) is Outcome.CANCELLED
 
@@ -92,7 +92,7 @@ async def test_a_guest_in_two_parts_that_was_given_up_does_not_keep_the_run_from
         await turn.wait()
         parts = replace(vm("a"), state=GuestState.PAUSED)
         world.guests["alpha"] = [
-            replace(parts, job=OUTGOING) if one.name == "a" else one
+            replace(parts, job=GuestJob.OUTGOING) if one.name == "a" else one
             for one in world.guests["alpha"]
         ]
         world.guests[target].append(parts)
@@ -167,7 +167,8 @@ async def test_a_standby_that_is_moved_is_told_as_one_whatever_is_seen_meanwhile
 
 @pytest.mark.parametrize("who", ["hoping", "on its way"])
 async def test_a_host_that_falls_silent_is_not_waited_for_for_ever(who: str) -> None:
-    other = vm("x", job=OUTGOING) if who == "on its way" else vm("x", memory=Bytes(60 * GIB))
+    leaves, big = vm("x", job=GuestJob.OUTGOING), vm("x", memory=Bytes(60 * GIB))
+    other = leaves if who == "on its way" else big
     world = hosts(vm("a"), other)
 
     def falls_silent(one: Hosts) -> None:

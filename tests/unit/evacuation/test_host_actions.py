@@ -126,9 +126,12 @@ async def test_what_stays_on_the_old_host_is_told(monkeypatch: pytest.MonkeyPatc
         (HypervisorError("it says no", host="alpha"), FailureSide.GUEST),
         (HypervisorError("it says no", host="beta"), FailureSide.TARGET),
         # Two such, and a target is left out for a while: not for what its peer cannot do.
-        (RemoteError("alpha: no space left on device"), FailureSide.GUEST),
-        (RemoteError("beta: no space left on device"), FailureSide.TARGET),
-        (RemoteError("alphabet: no space left on device"), FailureSide.TARGET),
+        (RemoteError("no space left on device", host="alpha"), FailureSide.GUEST),
+        (RemoteError("no space left on device", host="beta"), FailureSide.TARGET),
+        (RemoteError("no space left on device", host="alphabet"), FailureSide.TARGET),
+        # The message does not decide.
+        (RemoteError("alpha: no space left on device", host="beta"), FailureSide.TARGET),
+        (VmckptError("alpha: no space left on device"), FailureSide.TARGET),
     ],
 )
 async def test_a_target_is_to_blame_for_what_is_told_of_it(

@@ -37,6 +37,22 @@ async def test_a_guest_is_found_by_its_name_and_its_uuid(alpha: Hypervisor) -> N
         assert await domains.find_guest(alpha, name) is None
 
 
+async def test_a_guest_named_like_the_uuid_of_another_is_not_taken_for_it(
+    alpha: Hypervisor,
+) -> None:
+    nowhere = UUID.replace("1111-1111", "9999-9999")
+    for own, uuid in (("3333-3333", UUID), ("4444-4444", nowhere)):
+        named = OTHER.replace("<name>web2</name>", f"<name>{uuid}</name>")
+        await domains.define(alpha, named.replace("2222-2222", own))
+    found = await domains.find_guest(alpha, UUID)
+    assert found is not None
+    assert found.name == "web1"
+    await domains.end(alpha, UUID)
+    assert (await domains.presence(alpha, UUID)).state is GuestState.SHUT_OFF
+    assert await domains.find_guest(alpha, nowhere) is None
+    assert await domains.presence(alpha, nowhere) == Presence(reachable=True)
+
+
 async def test_whether_a_guest_is_there_is_an_answer_also_of_a_host_that_is_not(
     alpha: Hypervisor,
 ) -> None:

@@ -64,7 +64,7 @@ def test_the_agent_is_asked_in_its_own_words(asks: Asks) -> None:
     assert agent.freeze(limit=Seconds(0.3)) == 2
     assert agent.thaw() == 2
     assert seat.asked[1:] == [("guest-fsfreeze-freeze", 1), ("guest-fsfreeze-thaw", 5)]
-    with pytest.raises(HypervisorError, match="invalid answer"):
+    with pytest.raises(HypervisorError, match="invalid answer from the guest agent"):
         agent.frozen()
 
 

@@ -93,5 +93,5 @@ def test_cards_are_plugged_in_and_the_mark_goes_from_the_running_guest_alone(
         assert namespace not in domain.XMLDesc()
         standby_domain.links_up(monitor, [])
         card = "<interface type='network'><mac address='52:54:00:00:00:01'/></interface>"
-        with pytest.raises(HypervisorError, match="setting the guest's links up"):
+        with pytest.raises(HypervisorError, match="bringing up the guest's links"):
             standby_domain.links_up(monitor, [card])

@@ -43,6 +43,7 @@ def test_a_guest_has_one_operation_at_a_time_and_the_other_is_told_which(journal
     )
     assert f"vmckpt cancel {first}" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not caught.value.interrupted
     assert fence == Fence(resource=GUEST, token=1, operation=first)
 
 
@@ -89,8 +90,9 @@ def test_an_operation_that_was_interrupted_keeps_its_guest_until_it_is_settled(
     id_, _ = held(journal, DEAD)
     with pytest.raises(
         GuestLocked, match=f"locked by the interrupted job {id_} .*; run vmckpt recover"
-    ):
+    ) as caught:
         held(journal)
+    assert caught.value.interrupted
     journal.take_over(journal.operation(id_))
     journal.finish(id_, "failed", None)
 
@@ -283,7 +285,7 @@ def test_what_is_left_can_be_taken_over_at_once_and_is_kept_from_who_left_it(
     journal.leave(id_)
     [found] = journal.abandoned()
 
-    with pytest.raises(LeaseLost, match="its controller has given it up"):
+    with pytest.raises(LeaseLost, match="its controller has given up control"):
         journal.heartbeat(id_, fence=fence)
     with pytest.raises(LeaseLost):
         journal.leave(id_)

@@ -38,8 +38,9 @@ def test_every_controller_sees_it_until_it_is_ended() -> None:
     assert "new memory" in (maintenance.closed("alpha") or "")
     assert maintenance.closed("beta") is None
     maintenance.refuse("beta")
-    with pytest.raises(Blocked, match=r"alpha: it is in maintenance .*new memory"):
+    with pytest.raises(Blocked, match=r"alpha: it is in maintenance .*new memory") as caught:
         maintenance.refuse("alpha")
+    assert caught.value.host == "alpha"
     assert maintenance.leave("alpha") == held
     assert maintenance.held() == {}
     with pytest.raises(BadInput, match="not in maintenance"):

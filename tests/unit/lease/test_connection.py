@@ -88,7 +88,7 @@ def test_a_standby_that_is_not_valid_or_has_an_old_token_is_denied(protection: P
     assert alpha.take_over(newer) == Denied("alpha already holds the lease")
     assert alpha.renew(token) is None
     for call in (alpha.validate, alpha.release, protection.client("alpha").invalidate):
-        with pytest.raises(LeaseLost, match=f"token {token} is not the current token"):
+        with pytest.raises(LeaseLost, match=f"token {token} is not current; the current token is"):
             call(token)
 
 
@@ -186,7 +186,7 @@ def test_a_hand_over_that_arrives_late_is_overtaken_by_invalidate(protection: Pr
     alpha, beta, token = protected(protection)
     newer = alpha.invalidate(token)
 
-    with pytest.raises(LeaseLost, match="is not the current token"):
+    with pytest.raises(LeaseLost, match="is not current; the current token is"):
         alpha.hand_over(token, "beta")
     assert alpha.renew(newer)
     assert beta.renew(newer) is None
@@ -233,7 +233,8 @@ def test_a_restarted_holder_makes_its_standby_worthless(protection: Protection) 
 def test_tokens_of_a_guest_grow_over_all_its_protections(protection: Protection) -> None:
     url = protection.server.url()
     alpha, _, token = protected(protection)
-    with pytest.raises(LeaseRefused, match="already has a lease; end its protection first"):
+    why = "has a lease; run vmckpt unprotect for this guest first"
+    with pytest.raises(LeaseRefused, match=why):
         lease_client.issue(url, protection.guest, TERMS, "s-2")
     with pytest.raises(LeaseRefused, match="and renewed it just now"):
         lease_client.revoke(url, protection.guest)

@@ -35,7 +35,7 @@ STORIES = [
     ("one server", seen(), INFO, "it has no replicas and is a single point of failure"),
     ("one that is asynchronous", seen("async"), WARNING, "of its replicas is synchronous (r0)"),
     ("two that are", seen("async", "async"), WARNING, "replicas is synchronous (r0, r1)"),
-    ("one that is synchronous", seen("sync", names="*"), OK, "1 of 1 replicas synchronous: r0"),
+    ("one that is synchronous", seen("sync", names="*"), OK, "1 of 1 replica synchronous: r0"),
     ("a quorum", seen("quorum", "quorum", names="ANY 1 (*)"), OK, "2 of 2 replicas synchronous"),
     (
         "one of each", seen("async", "sync", names="r1"), OK,
@@ -47,7 +47,7 @@ STORIES = [
     ),
     (
         "no leave to see", seen(None, None), WARNING,
-        "unknown whether its 2 replicas are synchronous: vm",
+        "unknown which of its replicas are synchronous: vm is not",
     ),
     ("another name", seen("async", names="r9"), WARNING, "synchronous_standby_names (r9): every"),
     ("none is connected", seen(names="r9"), WARNING, "_standby_names (r9): every change"),
@@ -124,7 +124,7 @@ def test_an_asynchronous_replica_is_found_and_mended_by_what_is_said(
     until(lambda: primary.sql("SELECT sync_state FROM pg_stat_replication") == "quorum")
     # Whatever the default of others is: what is written about leases waits.
     found = replicas.examine(primary.url(synchronous_commit="off"))
-    assert (found.severity, found.text) == (OK, "1 of 1 replicas synchronous: second")
+    assert (found.severity, found.text) == (OK, "1 of 1 replica synchronous: second")
     assert replicas.examine(replica.url()).text.startswith("it is itself a replica")
     replica.stop()
     until(lambda: primary.sql("SELECT count(*) FROM pg_stat_replication") == "0")
@@ -150,8 +150,8 @@ def test_without_leave_to_see_it_is_unknown(
         found = replicas.examine(login)
         assert (
             found.severity,
-            "it is unknown whether its 1 replicas are synchronous: carl may not read their state"
-            in found.text,
+            "it is unknown which of its replicas are synchronous: carl is not allowed to read their"
+            " state" in found.text,
         ) == (WARNING, True)
         carry_out(primary, found)
         assert "none of its replicas is synchronous (second)" in replicas.examine(login).text

@@ -54,8 +54,8 @@ def test_the_guest_runs_until_its_lease_ends_and_others_wait_longer() -> None:
         pytest.param(4000, 1, "between 1.0 s and an hour", id="too long"),
         pytest.param(float("nan"), 1, "invalid lease lifetime", id="no number"),
         pytest.param(5, 0.1, "invalid margin 100 ms", id="no time to kill"),
-        pytest.param(5, 3, "for a lease lifetime of 5.0 s; choose between 155 ms", id="too wide"),
-        pytest.param(3600, 1, "choose between 3.8 s", id="the clocks drift"),
+        pytest.param(5, 3, "lifetime of 5.0 s; choose a margin between 155 ms", id="too wide"),
+        pytest.param(3600, 1, "choose a margin between 3.8 s", id="the clocks drift"),
     ],
 )
 def test_terms_that_cannot_be_kept_are_refused(ttl: float, margin: float, told: str) -> None:

@@ -9,9 +9,9 @@ from tests.support.two_copies import TWICE, WEB
 from vmckpt.model.guest import (
     LOCKING,
     MEND,
-    OUTGOING,
     Copies,
     Guest,
+    GuestJob,
     GuestState,
     Presence,
     SnapshotNow,
@@ -64,9 +64,14 @@ def test_only_a_guest_with_a_process_runs(state: GuestState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "leaves", "locked"), [(None, False, False), (OUTGOING, True, OUTGOING in LOCKING)]
+    ("job", "leaves", "locked"),
+    [
+        (None, False, False),
+        (GuestJob.BACKUP, False, False),
+        *((one, one is GuestJob.OUTGOING, True) for one in LOCKING),
+    ],
 )
-def test_a_guest_on_its_way_out_leaves(job: str | None, leaves: bool, locked: bool) -> None:
+def test_a_guest_on_its_way_out_leaves(job: GuestJob | None, leaves: bool, locked: bool) -> None:
     one = replace(GUEST, job=job)
 
     assert (one.leaves, one.locked) == (leaves, locked)
@@ -77,4 +82,5 @@ def test_a_snapshot_that_cannot_be_read_or_was_found_damaged_is_not_good() -> No
 
     assert one.good
     assert not replace(one, wrong="it is signed by nobody we know").good
-    assert not replace(one, verified="bad: a chunk is missing").good
+    assert not replace(one, verified="a chunk is missing", damaged=True).good
+    assert replace(one, verified="bad weather").good, "the text is for display only"

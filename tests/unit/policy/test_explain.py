@@ -55,7 +55,7 @@ def test_explain_says_when_where_and_what_stays() -> None:
         " copied to far (keeps 12 monthly); copied to farther; verified every 7d (deep)"
     )
     assert rows["snapshots.1"].where == "mine.yaml:7"
-    assert "one failure in 10d assumed" in rows["snapshots.2"].value
+    assert "assuming one failure in 10d" in rows["snapshots.2"].value
     assert {one.key: one.value for one in explain.values(policy())}["snapshots"] == "none"
 
 

@@ -67,7 +67,7 @@ def test_a_less_specific_policy_is_passed_over_with_the_reason() -> None:
         "wan": "it is used only if requested by name",
     }
     assert why_not(chosen(*LADDER[10:]))["balanced"] == (
-        "own-default is the operator's own, and this policy is shipped with vmckpt"
+        "own-default is the operator's own policy, and this policy is shipped with vmckpt"
     )
 
 

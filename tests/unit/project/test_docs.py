@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+from tests.support.doc_commands import NOT_TYPED, TYPED, commands, essence, executed
 from tests.support.paths import ROOT
 from vmckpt.cli import app
 
@@ -16,30 +17,11 @@ PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("vagrant
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
-def lines(page: Path) -> Iterator[tuple[int, str]]:
-    """Commands in blocks of code, put together where they are continued."""
-    fenced, held, began = False, "", 0
-    for number, line in enumerate(page.read_text().split("\n"), start=1):
-        if line.startswith("```"):
-            fenced = not fenced
-        elif fenced or line.startswith("    "):
-            began = began if held else number
-            held += line.strip()
-            if held.endswith("\\"):
-                held = held[:-1]
-                continue
-            yield began, held
-            held = ""
-
-
-def commands() -> Iterator[Any]:
+def lines() -> Iterator[Any]:
     for page in PAGES:
-        for number, line in lines(page):
-            for one in line.partition("#")[0].split(";"):
-                words = one.strip().removeprefix("$ ").removeprefix(".venv/bin/")
-                # A synopsis has brackets; a pipe ends what is ours.
-                if words.startswith("vmckpt ") and not re.search(r"\[|…|\s\|\s\w+ \w", words):
-                    yield pytest.param(words, id=f"{page.name}:{number}")
+        for number, words in commands(page):
+            if "…" not in words:
+                yield pytest.param(words, id=f"{page.name}:{number}")
 
 
 def taken(words: list[str]) -> None:
@@ -53,12 +35,24 @@ def taken(words: list[str]) -> None:
         context = command.make_context(name, rest, parent=context)
 
 
-@pytest.mark.parametrize("line", list(commands()))
+@pytest.mark.parametrize("line", list(lines()))
 def test_the_program_takes_what_the_docs_tell(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     words = shlex.split(line, comments=True)
     words = words[: next((n for n, one in enumerate(words) if one in ("|", ">", "&&")), len(words))]
     taken(words[1:])
+
+
+def test_every_command_of_the_docs_is_run_by_a_test() -> None:
+    # Those of vagrant/README.md are for its virtual machine.
+    pages = [page for page in PAGES if page.parent.name != "vagrant"]
+    found = [(page.name, line) for page in pages for _, line in commands(page)]
+    typed = {line for page, line in found if page in TYPED} - set(NOT_TYPED)
+    run = [*executed(), *map(essence, typed)]
+    assert [line for _, line in found if not any(essence(line) <= words for words in run)] == []
+    assert set(NOT_TYPED) <= {line for _, line in found}
+    tests = [reason.rpartition(": ")[2] for reason in NOT_TYPED.values()]
+    assert [test for test in tests if not (ROOT / test).is_file()] == []
 
 
 def test_what_the_program_does_not_know_is_found() -> None:

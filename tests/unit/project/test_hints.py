@@ -51,6 +51,7 @@ def wrong(words: list[str]) -> str | None:
         command = command.get_command(context, words.pop(0))
         context = command.make_context(None, [], parent=context, resilient_parsing=True)
     options = {one for param in command.params for one in (*param.opts, *param.secondary_opts)}
+    words = words[: words.index("--")] if "--" in words else words
     asked = {word.rstrip(".") for word in words if word.startswith("--") and "X" not in word}
     return f"no option {asked - options}" if asked - options - {"--help"} else None
 

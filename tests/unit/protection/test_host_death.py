@@ -103,7 +103,7 @@ def test_what_makes_sure_of_it(seen: Case, why: Proof) -> None:
             "is not running on any host, and its standby on beta may be outdated: the guest had"
             " permission to run unprotected.*--host-is-off",
         ),
-        (case(theirs=HEARS), BadInput, "is not silent .beta still receives heartbeats"),
+        (case(theirs=HEARS), BadInput, "is not silent .beta still receives heartbeats from it"),
         (
             case(theirs=EMPTY),
             GuestLocked,
@@ -136,7 +136,8 @@ def test_nobody_is_powered_off_unasked_unless_all_are_silent_and_the_standby_is_
 
 
 def test_a_person_who_says_that_a_host_is_off_which_is_heard_is_not_believed() -> None:
-    with pytest.raises(GuestLocked, match="alpha is not off: beta still receives heartbeats"):
+    told = "alpha is not off: beta still receives heartbeats of web1"
+    with pytest.raises(GuestLocked, match=told):
         host_death.decide(case(ours=REFUSES, theirs=HEARS, word=True))
 
 

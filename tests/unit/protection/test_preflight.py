@@ -54,7 +54,12 @@ BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
     ("disk-unknown", "web1", disk(size=None), "size or node of web1's vda"),
     ("disk-kind", "web1", disk(kind="network"), "web1's vda is a network disk"),
     ("disk-format", "web1", disk(format="vmdk"), "web1's vda is vmdk"),
-    ("room-short", "beta", replace(FINE, room=room((1 << 30) - 1)), "the guest's disks need"),
+    ("room-short", "beta", replace(FINE, rooms=(room((1 << 30) - 1),)), "in /srv; the guest's"),
+    (
+        "room-short", "beta",
+        replace(FINE, rooms=(room(1 << 30), replace(room(0), device="2", folder="/data"))),
+        "0 B of free space for images in /data",
+    ),
     ("nbdkit-missing", "alpha", replace(FINE, disk_logs=False), "alpha lacks nbdkit"),
     ("no-lease", "web1", replace(FINE, has_lease=False), "vmckpt cannot know"),
     *((f"device-{kind}", "web1", with_device(kind), f"its {kind} device")
@@ -143,7 +148,7 @@ def test_blockers_come_first_and_all_are_told() -> None:
         replace(FINE, memory=[2 << 30]),
         free("alpha", 768 * MIB),
         free("beta", 768 * MIB),
-        replace(FINE, room=room(1 << 30)),
+        replace(FINE, rooms=(room(1 << 30),)),
         disk(source=None, node=None, format=None, read_only=True),
         disk(format="raw"),
         disk(kind="block"),
@@ -154,18 +159,3 @@ def test_blockers_come_first_and_all_are_told() -> None:
 )  # fmt: skip
 def test_what_is_just_enough_is_nothing_to_tell(seen: ProtectionFacts) -> None:
     assert check_protection(seen) == []
-
-
-def test_read_only_disks_take_no_room() -> None:
-    seen = replace(disk(read_only=True), room=room(0))
-
-    assert blockers(check_protection(seen)) == []
-
-
-def test_disks_whose_images_are_there_take_no_room() -> None:
-    seen = replace(FINE, room=room(0))
-
-    assert blockers(check_protection(replace(seen, taken={"vda": "/srv/web1.qcow2"}))) == []
-    assert [one.code for one in blockers(check_protection(replace(seen, taken={"vdb": "/x"})))] == [
-        "room-short"
-    ]

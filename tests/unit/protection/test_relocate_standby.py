@@ -76,7 +76,7 @@ async def test_what_the_present_standby_holds_is_free_by_then(
 def protected(findings: tuple[Finding, ...] = (), job: str | None = "p-2") -> Protected:
     return Protected(
         guest="web1", primary="alpha", backup="gamma", session="", job=job, automatic=True,
-        findings=findings, took=Seconds(1.0), status=None, room=ROOM,
+        findings=findings, took=Seconds(1.0), status=None, rooms=(ROOM,),
     )  # fmt: skip
 
 
@@ -165,4 +165,4 @@ def test_what_it_takes_of_its_host_is_known_and_not_told_as_an_answer() -> None:
     found = protected()
     assert found.disks_bytes == 5
     assert found.as_json()["disks_bytes"] == 5
-    assert "room" not in found.as_json()
+    assert "rooms" not in found.as_json()

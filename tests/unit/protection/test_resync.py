@@ -113,7 +113,7 @@ def test_images_that_fit_are_taken_and_named() -> None:
         (replace(A, user="db1"), "is used by guest db1"),
         (replace(A, size=None, says="no qcow2"), "cannot be read: no qcow2"),
         (replace(A, path="/new/b.raw"), "the guest is using /new/b.raw now"),
-        (None, "the journal records no former image"),
+        (None, "the journal has no record of a former image"),
     ],
 )
 def test_one_that_does_not_fit_is_named_and_the_others_are_taken(

@@ -56,7 +56,7 @@ async def test_it_is_noted_once_and_is_over_when_the_standby_is_whole(kept: Reco
     (first,) = await solo_permission.alone(job(kept))
     await solo_permission.note(kept, job(kept), "beta was away again")
     assert await solo_permission.alone(job(kept)) == (first,)
-    await solo_permission.has_permission(kept, job(kept))
+    await solo_permission.close(kept, job(kept))
     assert await solo_permission.alone(job(kept)) == ()
     await solo_permission.note(kept, job(kept), "beta was away a third time")
     (third,) = await solo_permission.alone(job(kept))

@@ -386,7 +386,7 @@ async def test_a_watched_guest_is_unprotected_though_its_backup_is_dead(one: Wor
     one.silent = {"beta"}
     await stop.unprotect(WATCHED, one.caller)
     # In this order: a standby that is left there is never failed over to.
-    assert one.did == ["noted: it is unprotected", "alpha end"]
+    assert one.did == ["noted: the guest is being unprotected", "alpha end"]
     assert one.finished == []
     assert "run vmckpt unprotect again" in one.warned[-1]
 

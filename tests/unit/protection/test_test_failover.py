@@ -111,7 +111,7 @@ async def test_a_copy_that_never_runs_is_taken_away(
 ) -> None:
     monkeypatch.setattr(test_failover, "_BEGINS", Seconds(0.01))
     agent.says = [COPIED]
-    with pytest.raises(VmckptError, match="was removed"):
+    with pytest.raises(VmckptError, match=r"did not start within 0\.01 s and was removed"):
         await test_failover.begin(KNOWN, agent.caller)
     assert agent.did == ["test", "end-test"]
 
@@ -131,7 +131,7 @@ async def test_what_does_not_end_is_unknown(agent: Agent, monkeypatch: pytest.Mo
         return {"agent": True, "test": RUNS}
 
     monkeypatch.setattr(agent_client, "order", stays)
-    with pytest.raises(OutcomeUnknown, match="web1-test is still running on beta"):
+    with pytest.raises(OutcomeUnknown, match="web1-test has not ended on beta yet"):
         await test_failover.end(KNOWN, agent.caller)
 
 

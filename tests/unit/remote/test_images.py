@@ -43,7 +43,7 @@ async def test_an_image_gets_its_path_last(tmp_path: Path) -> None:
     assert names(tmp_path) == ["vda.qcow2", "vdb.qcow2"]
     assert (tmp_path / "vda.qcow2").stat().st_mode & 0o777 == 0o640
     assert (tmp_path / "vda.qcow2").stat().st_nlink == 1
-    assert await images.remove(host, made) == ()
+    assert await images.remove(host, made) == {}
     assert names(tmp_path) == []
 
 
@@ -51,7 +51,7 @@ async def test_killed_before_the_marks_are_known(tmp_path: Path) -> None:
     host = Shell(tmp_path)
     made = await storage_copy.prepare(host, plan(tmp_path), SUFFIX)
     (tmp_path / "vda.qcow2").write_text("somebody else's")
-    assert await images.remove(host, unknown(made)) == ()
+    assert await images.remove(host, unknown(made)) == {}
     assert names(tmp_path) == ["vda.qcow2"]
 
 
@@ -59,7 +59,7 @@ async def test_killed_between_the_two_names(tmp_path: Path) -> None:
     host = Shell(tmp_path)
     made = await storage_copy.prepare(host, plan(tmp_path), SUFFIX)
     (tmp_path / "vda.qcow2").hardlink_to(tmp_path / "vda.qcow2.vmckpt-1")
-    assert await images.remove(host, made) == ()
+    assert await images.remove(host, made) == {}
     assert names(tmp_path) == []
 
 
@@ -67,9 +67,10 @@ async def test_a_file_that_came_meanwhile_stays(tmp_path: Path) -> None:
     host = Shell(tmp_path)
     made = await storage_copy.prepare(host, plan(tmp_path), SUFFIX)
     (tmp_path / "vdb.qcow2").write_text("somebody else's")
-    with pytest.raises(RemoteError, match=r"cannot create .*vdb\.qcow2: File exists"):
+    with pytest.raises(RemoteError, match=r"cannot create .*vdb\.qcow2: File exists") as caught:
         await images.publish(host, made)
-    assert await images.remove(host, made) == ()
+    assert caught.value.host == "alpha"
+    assert await images.remove(host, made) == {}
     assert names(tmp_path) == ["vdb.qcow2"]
     assert (tmp_path / "vdb.qcow2").read_text() == "somebody else's"
 
@@ -81,13 +82,14 @@ async def test_one_that_was_put_in_its_place_later_is_named(tmp_path: Path) -> N
     (tmp_path / "vda.qcow2").unlink()
     (tmp_path / "other").write_text("restored by hand")
     (tmp_path / "other").rename(tmp_path / "vda.qcow2")
-    left = await images.remove(host, made)
-    assert left == (f"{tmp_path}/vda.qcow2 (the file was replaced meanwhile)",)
+    path, why = f"{tmp_path}/vda.qcow2", "the file was replaced meanwhile"
+    assert await images.remove(host, made) == {path: why}
+    assert await storage_copy.remove(host, made) == (f"{path} ({why})",)
     assert names(tmp_path) == ["vda.qcow2"]
 
 
 async def test_none_stays_when_one_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "vdb.qcow2.vmckpt-1").mkdir()
-    with pytest.raises(RemoteError, match="cannot create"):
+    with pytest.raises(RemoteError, match=r"cannot create .*vdb\.qcow2: "):
         await storage_copy.prepare(Shell(tmp_path), plan(tmp_path), SUFFIX)
     assert names(tmp_path) == ["vdb.qcow2.vmckpt-1"]

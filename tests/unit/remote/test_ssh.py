@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.shell import HOSTILE
 from tests.support.ssh_servers import KEY, Behave, Sshd, sshd
-from vmckpt.errors import RemoteError
+from vmckpt.errors import HostKeyRefused, RemoteError
 from vmckpt.model.host import Host, SshAddress
 from vmckpt.remote import ssh
 from vmckpt.remote.ssh import Remote
@@ -40,6 +40,7 @@ async def told(remote: Remote, *, limit: float = 0.4, within: float = 3.0) -> st
     assert time.monotonic() - began < within
     line = str(caught.value)
     assert line.startswith("alpha: ")
+    assert caught.value.host == "alpha"
     assert "\n" not in line
     assert len(line) < 500
     return line
@@ -175,6 +176,19 @@ async def test_an_argument_that_no_line_carries_is_one_line(sshd: Sshd, remote: 
         with pytest.raises(RemoteError, match=r"alpha: cannot run 'rm ") as caught:
             await remote.run(["rm", name])
         assert "\0" not in str(caught.value)
+
+
+async def test_an_error_about_an_unknown_key_has_the_name_of_the_host(
+    sshd: Sshd, tmp_path: Path
+) -> None:
+    key, known = tmp_path / "key", tmp_path / "known"
+    KEY.write_private_key_file(str(key))
+    known.write_text("")
+    where = SshAddress(address="127.0.0.1", port=sshd.port, key_file=key, known_hosts=known)
+    async with Remote(Host(name="alpha", uri="qemu:///system", ssh=where)) as one:
+        with pytest.raises(HostKeyRefused, match="unknown ssh host key") as caught:
+            await one.run(["uname"])
+    assert caught.value.host == "alpha"
 
 
 async def test_a_hostile_known_hosts_file_is_passed_over(tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.support.schedules import BEGIN, DAY, DB, HOUR, WEB, World, order
+from vmckpt.errors import BadInput, CaptureFailed, GuestLocked, VmckptError
 from vmckpt.policy.model import Check, CopyTo, Keep, Proof
 from vmckpt.scheduler.agenda import (
     COLLECT,
     Held,
     Trouble,
     agenda,
+    needs_recovery,
+    troubled,
 )
 from vmckpt.scheduler.jobs import (
     CollectGarbage,
@@ -229,6 +232,30 @@ def test_a_wait_that_a_clock_put_back_made_endless_ends() -> None:
     world.troubles[key] = Trouble(times=3, until=BEGIN + DAY, why="no")
 
     assert any(isinstance(one, CreateSnapshot) for one in agenda(world.scene).work)
+
+
+def marked(error: VmckptError, **marks: bool) -> VmckptError:
+    """The error with these attributes."""
+    vars(error).update(marks)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "needed"),
+    [
+        (marked(GuestLocked("the job was interrupted"), interrupted=True), True),
+        (GuestLocked("a live job", hint="if its controller has died, run vmckpt recover"), False),
+        (marked(CaptureFailed("some changes remain"), undone=False), True),
+        (CaptureFailed("nothing was changed"), False),
+        (BadInput("no such guest", hint="run vmckpt recover"), False),
+        (RuntimeError("run vmckpt recover"), False),
+    ],
+)
+def test_only_an_interrupted_job_or_one_that_was_not_undone_is_recovered(
+    error: Exception, needed: bool
+) -> None:
+    assert needs_recovery(error) is needed
+    assert troubled(None, BEGIN, str(error), recover=needs_recovery(error)).recover is needed
 
 
 def test_a_group_is_one_cut_of_all_that_run_and_stays_or_goes_as_one() -> None:

@@ -12,6 +12,7 @@ from vmckpt.scheduler.executor import Did, Executor
 from vmckpt.scheduler.jobs import CollectGarbage, CopySnapshot, PruneSnapshots, VerifySnapshots
 from vmckpt.scheduler.store_cache import Shelves
 from vmckpt.snapshot.verify import results
+from vmckpt.units import show_count
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_good_snapshots_are_verified_and_that_is_written_down(stock: Stock) -> N
     did = verified(stock, one, "gone", depth=Check.DEEP)
 
     assert did.good
-    assert did.text == "verified 1 snapshots in near (deep): all intact"
+    assert did.text == "verified 1 snapshot in near (deep): all intact"
     assert [key.key for key in stock.store().backend.keys(results.PREFIX)] == [
         f"{results.PREFIX}{one}"
     ]
@@ -75,7 +76,7 @@ def test_damage_is_told_and_is_not_good(stock: Stock) -> None:
     did = verified(stock, one)
 
     assert not did.good
-    assert did.text.startswith("verified 1 snapshots in near (sealed): packs/")
+    assert did.text.startswith("verified 1 snapshot in near (sealed): packs/")
 
 
 def test_of_snapshots_that_are_all_gone_nothing_else_is_verified(stock: Stock) -> None:
@@ -92,7 +93,7 @@ def test_missing_chunks_are_told_by_a_collection(stock: Stock) -> None:
 
     assert not did.good
     assert did.values["missing_chunks"] > 0
-    assert f"; {did.values['missing_chunks']} missing chunks, " in did.text
+    assert f"; {show_count(did.values['missing_chunks'], 'missing chunk')}, " in did.text
 
 
 def test_work_that_is_stopped_ends_before_it_changes_more(stock: Stock) -> None:

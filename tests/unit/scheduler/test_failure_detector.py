@@ -104,7 +104,7 @@ class World:
         self.did.append(f"gave {name} to {guest} on {host.name}")
         self.guests = dict.fromkeys(self.guests, RUNS)
 
-    async def has_permission(self, _: object, job: str) -> None:
+    async def close(self, _: object, job: str) -> None:
         self.did.append(f"stands {job}")
         self.guests = dict.fromkeys(self.guests, RUNS)
 
@@ -123,7 +123,7 @@ def one(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(active, "unattended", made.unattended)
     monkeypatch.setattr(active, "known", made.known)
     for room, names in ((stop, ("seen", "failover", "attended")),
-                        (solo_permission, ("note", "grant", "has_permission"))):  # fmt: skip
+                        (solo_permission, ("note", "grant", "close"))):  # fmt: skip
         for name in names:
             monkeypatch.setattr(room, name, getattr(made, name))
     monkeypatch.setattr(failure_detector, "_LOOK", Seconds(0.01))

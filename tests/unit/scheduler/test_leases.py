@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.claims import journal, killed
-from vmckpt.errors import JournalError
+from vmckpt.errors import GuestLocked, JournalError
 from vmckpt.journal.recorder import Recorder
 from vmckpt.scheduler.leases import LeaseOwner, ScheduleLeases
 
@@ -34,3 +34,24 @@ async def test_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     second.settled()
     assert second.owner_of("pages") is LeaseOwner.OURS
     await second.end()
+
+
+@pytest.mark.parametrize(
+    ("interrupted", "owner"), [(True, LeaseOwner.UNSURE), (False, LeaseOwner.ANOTHERS)]
+)
+async def test_the_wording_of_a_hint_does_not_decide_whether_a_service_is_dead(
+    monkeypatch: pytest.MonkeyPatch, interrupted: bool, owner: LeaseOwner
+) -> None:
+    refused = GuestLocked(
+        "it is locked", hint="look at the job" if interrupted else "run vmckpt recover"
+    )
+    refused.interrupted = interrupted
+
+    def refuse(*_: object) -> None:
+        raise refused
+
+    service = ScheduleLeases("here", lambda _: None)
+    monkeypatch.setattr(Recorder, "acquire", refuse)
+    assert service.owner_of("mine/often") is owner
+    assert service.stale is interrupted
+    await service.end()

@@ -98,7 +98,7 @@ def test_only_those_asked_for_are_ordered_and_who_is_missing_is_said() -> None:
 
     found, wrong = ordered(made, wanted=ScheduleSelection(guests=("wbe1",)))
     assert found == []
-    assert wrong == ["no guest 'wbe1' on hosts that answer; did you mean 'web1'?"]
+    assert wrong == ["guest 'wbe1' was not found on any host that answered; did you mean 'web1'?"]
     found, wrong = ordered(made, wanted=ScheduleSelection(policy="nix"))
     assert found == []
     assert wrong[0].startswith("web1: no policy 'nix'")

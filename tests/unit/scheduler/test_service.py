@@ -9,6 +9,7 @@ import pytest
 from tests.support.builders import GUEST
 from tests.support.services import DB, POLICY, World, until, world
 from tests.support.stocking import flip
+from vmckpt import recovery
 from vmckpt.app import snapshots
 from vmckpt.app.controller import Controller
 from vmckpt.errors import Cancelled, GuestLocked, HypervisorError
@@ -122,7 +123,8 @@ async def test_damage_is_said_written_down_and_takes_no_place_from_a_good_one(
 
 async def test_a_guest_that_no_host_has_is_said(world: World) -> None:
     assert await world.run(guests=("wbe1",)) == 1
-    assert world.said("warning") == ["no guest 'wbe1' on hosts that answer; did you mean 'web1'?"]
+    [warning] = world.said("warning")
+    assert warning == "guest 'wbe1' was not found on any host that answered; did you mean 'web1'?"
     assert world.asked == []
 
 
@@ -141,6 +143,25 @@ async def test_a_busy_guest_is_tried_again(world: World) -> None:
     world.wrong = lambda _: GuestLocked("guest web1 is locked by job m-1")
     assert await world.run() == 1
     assert "is locked by job m-1 (retrying in" in world.said("failed")[0]
+
+
+@pytest.mark.parametrize(("interrupted", "recoveries"), [(True, 2), (False, 1)])
+async def test_a_recovery_follows_the_lock_of_an_interrupted_job_but_not_of_a_live_job(
+    world: World, monkeypatch: pytest.MonkeyPatch, interrupted: bool, recoveries: int
+) -> None:
+    """The first recovery is at the start of the service."""
+    recovered: list[bool] = []
+
+    async def recover(*_: object) -> bool:
+        recovered.append(True)
+        return True
+
+    monkeypatch.setattr(recovery, "recover_before", recover)
+    locked = GuestLocked("web1 is locked", hint="if its controller has died, run vmckpt recover")
+    locked.interrupted = interrupted
+    world.wrong = lambda _: locked
+    assert await world.run() == 1
+    assert len(recovered) == recoveries
 
 
 async def test_a_guest_of_a_silent_host_is_not_taken_for_gone(world: World) -> None:

@@ -94,7 +94,7 @@ def test_retries_are_bounded(tries: int) -> None:
     terms = replace(TERMS, patience=RetryLimits(tries=tries))
     sim = Sim(made, frozenset({"x"}), terms, luck=Luck(broken=frozenset("bc")), seed=1)
     sim.run(in_order)
+    times, last = ("1 time", "b") if tries == 1 else (f"{tries} times", "c")
     assert [one.why for one in sim.course.left] == [
-        f"tried {tries} times, most recently to {'b' if tries == 1 else 'c'}: "
-        f"{'b' if tries == 1 else 'c'} refuses"
+        f"tried {times}, most recently to {last}: {last} refuses"
     ]

@@ -44,7 +44,7 @@ def test_an_export_is_a_store_and_comes_back_whole(stock: Stock) -> None:
     code, _, wrong = stock("export", "one", "file")
     assert (code, "already exists" in wrong) == (2, True)
     code, told_, _ = stock("import", "file", "--store", "far")
-    assert (code, f"{id_} one: stored in far; 12 of 12 chunks were new" in told_) == (0, True)
+    assert (code, f"{id_} one: stored in far; 12 of 12 chunks new" in told_) == (0, True)
     assert stock("verify", "--deep", "--identity", key, "--store", "far")[0] == 0
     assert "already in near" in stock("import", "file")[1]
     (stock.folder / "unpacked").mkdir()
@@ -84,9 +84,10 @@ def test_one_flipped_bit_anywhere_in_an_export_is_refused(stock: Stock) -> None:
         with pytest.raises(StoreError) as caught:
             snapshot_archive.import_(far, file, trusted)
         assert "\n" not in str(caught.value)
+    cut = r"archive is truncated|the archive lacks \d+ of the snapshot's \d+ chunks?"
     for end in (0, 100, 512, 5000, len(data) - 1024, len(data) - 512, len(data) - 1):
         file.write_bytes(data[:end])
-        with pytest.raises(StoreError, match=r"truncated|missing"):
+        with pytest.raises(StoreError, match=cut):
             snapshot_archive.import_(far, file, trusted)
     file.write_bytes(data + b"\0")
     with pytest.raises(StoreError, match="trailing data"):

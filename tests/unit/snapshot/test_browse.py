@@ -20,5 +20,5 @@ def test_a_core_needs_memory_of_a_known_kind() -> None:
     ):
         with pytest.raises(BadInput, match=why):
             layout(wrong, private)
-    with pytest.raises(BadInput, match="no RAM block"):
+    with pytest.raises(BadInput, match="no RAM block recognised as main memory"):
         layout(public, bare([ram([1], "virt.flash0")], []))

@@ -1,12 +1,10 @@
 """Single files out of a disk that nobody mounts."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.partitioned import MIB, table
+from tests.support.partitioned import MIB, with_files
 from tests.support.stocking import page
 from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput
@@ -31,17 +29,12 @@ def test_a_part_is_chosen_or_all_are_named() -> None:
 @pytest.fixture
 def filled(tmp_path: Path) -> Export:
     """A disk whose second partition has some files."""
-    tree, disk = tmp_path / "tree", tmp_path / "disk.raw"
+    tree = tmp_path / "tree"
     (tree / "etc/deep").mkdir(parents=True)
     (tree / "etc/fstab").write_text("UUID=1 / ext4\n")
     (tree / "etc/deep/a b").write_bytes(page(1, 300_000))
     (tree / "etc/link").symlink_to("/etc/passwd")
-    with disk.open("wb") as file:
-        file.truncate(16 * MIB)
-        file.write(table([(0x83, 2048, 2048), (0x83, 4096, 24576)]))
-    make = ["mkfs.ext4", "-q", "-F", "-d", str(tree), "-E", f"offset={2 * MIB}", str(disk), "12m"]
-    subprocess.run(make, check=True, env={**os.environ, "PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
-    data = disk.read_bytes()
+    data = with_files(tree, tmp_path / "disk.raw")
     return Export(size=len(data), read=lambda at, length: data[at : at + length])
 
 

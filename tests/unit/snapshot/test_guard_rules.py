@@ -42,8 +42,8 @@ def test_its_end_takes_the_guest_back(status: int, stopped: bool, why: str) -> N
         ({"alpha": PAUSED}, [], False, "the guest is paused on alpha"),
         ({"alpha": PAUSED}, [], True, ""),
         ({"alpha": GuestState.CRASHED}, [], True, "the guest is crashed on alpha"),
-        ({}, [], False, "the guest is running on no host"),
-        ({}, ["beta"], False, "the guest is running on no host; beta does not answer"),
+        ({}, [], False, "the guest is not running on any host"),
+        ({}, ["beta"], False, "the guest is not running on any host; beta does not answer"),
     ],
 )
 def test_the_guest_must_still_run(

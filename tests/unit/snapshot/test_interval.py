@@ -104,7 +104,7 @@ def test_the_time_between_failures_is_told_from_few_of_them() -> None:
     assert between_failures(Seconds(60 * DAY), 2)[0] == 30 * DAY
     assert between_failures(Seconds(330 * DAY), 0)[0] == 360 * DAY
     assert between_failures(Seconds(60 * DAY), 1)[1] == (
-        "M = (60.0 days watched + 30.0 days) / (1 failure + 1) = 45.0 days"
+        "M = (60.0 days observed + 30.0 days) / (1 failure + 1) = 45.0 days"
     )
     with pytest.raises(ValueError, match="negative"):
         between_failures(Seconds(-1), 0)

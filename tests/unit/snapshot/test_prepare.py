@@ -14,7 +14,7 @@ from vmckpt.hypervisor.domains import Definition
 from vmckpt.inventory import Inventory
 from vmckpt.journal.recorder import OrphanedJob
 from vmckpt.journal.store import Journal
-from vmckpt.model.guest import OUTGOING, Guest
+from vmckpt.model.guest import Guest, GuestJob
 from vmckpt.model.migration import Outcome
 from vmckpt.snapshot import prepare
 from vmckpt.snapshot.prepare import Readiness
@@ -83,7 +83,7 @@ async def test_a_guest_that_runs_stays_as_it_is_until_it_is_started_anew(libvirt
 
 
 async def test_a_guest_that_is_away_or_busy_is_not_touched(libvirt: Libvirt) -> None:
-    libvirt.guest = replace(GUEST, job=OUTGOING)
+    libvirt.guest = replace(GUEST, job=GuestJob.OUTGOING)
     with pytest.raises(GuestLocked, match="nothing was changed"):
         await prepare.make_ready(HOST, "web1", CALLER)
     libvirt.guest = None

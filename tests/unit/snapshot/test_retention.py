@@ -72,7 +72,7 @@ def test_why_each_stays_or_goes_is_told() -> None:
         "the newest snapshot", "last 1 of 1", "daily 1 of 2: the newest of 2025-06-20",
     )  # fmt: skip
     assert found["b"].reasons == ("daily 2 of 2: the newest of 2025-06-19",)
-    assert found["c"] == RetentionDecision("c", stays=False, reasons=("kept by no rule",))
+    assert found["c"] == RetentionDecision("c", stays=False, reasons=("not kept by any rule",))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Chunks are written once, into packs, and an error reaches whoever writes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from tests.support.storing import (
     read,
     write,
 )
+from vmckpt.errors import StoreError
+from vmckpt.store.backend.base import Data
+from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format.sealing import Encrypted, Plain
+from vmckpt.store.pack_writer import Packing
 from vmckpt.units import Bytes
 
 
@@ -87,3 +92,25 @@ def test_an_error_in_a_thread_reaches_who_adds_and_who_finishes(tmp_path: Path) 
             writer.add(chunk(1))
         with pytest.raises(ValueError, match="too many for one chunk"):
             writer.finish()
+
+
+class FullFolder(LocalFolder):
+    """A folder in which there is no room for a pack."""
+
+    def put(self, key: str, data: Data, *, replace: bool = False) -> bool:
+        if key.startswith("packs/"):
+            raise StoreError("no space left on device")
+        return super().put(key, data, replace=replace)
+
+
+def test_packs_that_all_fail_end_in_errors_and_block_nothing(tmp_path: Path) -> None:
+    new_store(tmp_path / "s")
+    packing = Packing(FullFolder(tmp_path / "s"), lambda _info, _rows: None, size=70_000)
+    failed = 0
+    for number in range(20):
+        try:
+            packing.add(bytes([number]) * 32, os.urandom(60_000), 60_000)
+        except StoreError:
+            failed += 1
+    assert failed > 3
+    packing.close()

@@ -21,6 +21,7 @@ from tests.support.storing import (
 )
 from vmckpt.errors import BadInput, NotInStore, StoreDamaged, StoreError, StoreNewer
 from vmckpt.store import fault_injection, locks
+from vmckpt.store.backend.base import Data
 from vmckpt.store.backend.local import LocalFolder
 from vmckpt.store.format import manifest
 from vmckpt.store.gc import collect
@@ -60,6 +61,26 @@ def test_a_snapshot_is_deleted_unless_it_is_pinned(tmp_path: Path) -> None:
     assert list(store.backend.keys("packs/")) == []
 
 
+class UnpinnedMeanwhile(LocalFolder):
+    """A folder where another process removes the first pin right after it was written."""
+
+    removed = False
+
+    def put(self, key: str, data: Data, *, replace: bool = False) -> bool:
+        written = super().put(key, data, replace=replace)
+        if key.startswith("pins/") and not self.removed:
+            self.removed = True
+            self.delete(key)
+        return written
+
+
+def test_a_pin_that_another_process_removes_at_once_is_written_again(tmp_path: Path) -> None:
+    write(new_store(tmp_path / "s"), "one", chunks(1))
+    store = Store.open(UnpinnedMeanwhile(tmp_path / "s"))
+    store.pin("one")
+    assert store.pins() == {"one"}
+
+
 def test_a_published_id_is_never_written_over(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s")
     write(store, "one", chunks(1))
@@ -78,7 +99,7 @@ def test_an_id_is_one_word(tmp_path: Path, id_: str) -> None:
 
 def test_nothing_is_published_that_is_not_finished(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s")
-    with store.writer(SEALING) as writer, pytest.raises(ValueError, match="once its chunks"):
+    with store.writer(SEALING) as writer, pytest.raises(ValueError, match="after all its chunks"):
         store.publish("one", b"", None, writer=writer)
 
 

@@ -56,7 +56,7 @@ def test_what_it_has_lost_comes_from_the_next_one_and_that_is_said(
     assert reader.borrowed == len(NUMBERS)
     (warning,) = tiered_reader.warnings(reader, near)
     assert warning.startswith(
-        f"6 chunks could not be read from {near.backend.where} and were read from another store"
+        f"6 chunks unreadable in {near.backend.where}, but read from another store"
     )
 
 

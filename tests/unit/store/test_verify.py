@@ -94,7 +94,7 @@ def test_what_is_told_of_a_damaged_pack_is_who_needs_it(tmp_path: Path) -> None:
     told = {one.key: one for one in verify(store, references).wrong}
     assert told[first.key].snapshots == ("one", "two")
     assert re.fullmatch(r"chunk \w+ at offset \d+ is damaged", told[first.key].what)
-    assert told["snapshots/one"].what == "1 of its 2 chunks are in no intact pack"
+    assert told["snapshots/one"].what == "1 of its 2 chunks without an intact copy"
     assert set(told) == {first.key, "snapshots/one", "snapshots/two"}
 
     with pytest.raises(StoreDamaged, match=rf"{first.key}: chunk \w+ at offset \d+ is damaged"):

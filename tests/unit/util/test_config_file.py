@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from vmckpt.errors import BadInput, PolicyError
 from vmckpt.util import config_file
@@ -76,6 +76,24 @@ def test_all_mistakes_are_told_in_the_order_of_the_file() -> None:
     assert config_file.first(config_file.examine(text, Form).problems, PATH).endswith(
         "(and 2 more)"
     )
+
+
+class Pair(BaseModel):
+    left: str
+    right: str
+
+    @field_validator("right")
+    @classmethod
+    def refuse(cls, _: str) -> str:
+        raise ValueError("the other side is missing")
+
+
+def test_only_keys_that_are_missing_come_last() -> None:
+    found = config_file.examine("\nright: x", Pair).problems
+
+    assert [(one.text, one.missing) for one in found] == [
+        ("right: the other side is missing", False), ("left is missing", True),
+    ]  # fmt: skip
 
 
 def test_a_date_stays_the_text_that_was_written() -> None:

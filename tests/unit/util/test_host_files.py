@@ -73,7 +73,7 @@ def test_a_link_on_the_way_is_followed_only_if_it_is_ours(
     )  # fmt: skip
     for work in works:
         if refused:
-            with pytest.raises(FileRefused, match=f"symbolic link of user {THEM}: way"):
+            with pytest.raises(FileRefused, match=f"symbolic link owned by user {THEM}: way"):
                 work()
         else:
             work()

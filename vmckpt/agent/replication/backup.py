@@ -167,7 +167,7 @@ def _listening(session: Session, folder: Path) -> socket.socket:
         known = int((folder / PORT).read_text())
     family = socket.AF_INET6 if ":" in session.address else socket.AF_INET
     server = socket.create_server((session.address, known), family=family, backlog=128)
-    if (port := server.getsockname()[1]) != known:  # a full file system must not fail a restart
+    if (port := server.getsockname()[1]) != known:  # a full file system must not prevent a restart
         atomic_file.put(folder / PORT, str(port))
     return server
 

@@ -22,7 +22,7 @@ _FILE = "clock.json"
 
 
 class ClockKeeper:
-    """Checks the guest's clock at once, and then every ten seconds.
+    """Checks the guest's clock immediately, and then every ten seconds.
 
     Use as `with ClockKeeper(session, folder, status)`. The checks use a separate thread and
     libvirt connection, since a guest agent may hang.
@@ -39,7 +39,7 @@ class ClockKeeper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The thread is not joined, since a call to the guest agent may take long.
+        # The thread is not joined, since a call to the guest agent may take a long time.
         self._over.set()
 
     def _run(self) -> None:

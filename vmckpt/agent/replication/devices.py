@@ -1,8 +1,8 @@
 """Check whether a protected guest still has the same devices as its standby.
 
-libvirt reports a device right after it was plugged in. A separate thread then immediately sets the
-link of a new network card down. To find changes that no event reports, the agent also compares the
-devices' names in each epoch, and all their properties every few seconds.
+libvirt reports a device right after it was plugged in. A separate thread then immediately takes
+down the link of a new network card. To find changes that no event reports, the agent also compares
+the devices' names in each epoch, and all their properties every few seconds.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class Devices:
         return (self._names or frozenset()) - self._seen
 
     def same(self) -> bool:
-        """Compare the devices completely, and set the links of new network cards down.
+        """Compare the devices completely, and take down the links of new network cards.
 
         Returns whether the standby has the same devices. Raises HypervisorError, OSError.
         """
@@ -89,7 +89,7 @@ class Devices:
             return now
 
     def still(self) -> bool:
-        """Compare only the devices' names, with one query. Sets the links of new cards down.
+        """Compare only the devices' names, with one query. Takes down the links of new cards.
 
         Returns whether the standby has the same devices. Raises HypervisorError, OSError.
         """
@@ -114,7 +114,7 @@ class Devices:
             try:
                 self._new_cards.cut(device)
             except (HypervisorError, OSError) as exc:  # the next comparison tries again
-                log.warning("setting the link of %s down failed: %s", device, exc)
+                log.warning("taking down the link of %s failed: %s", device, exc)
 
 
 def device_facts(monitor: Commands) -> dict[str, Any]:

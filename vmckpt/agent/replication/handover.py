@@ -25,7 +25,7 @@ from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.primary.lease_holder import LeaseHolder
 from vmckpt.replication.protocol import connection as protocol_connection
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
-from vmckpt.replication.protocol.messages import End, WireError
+from vmckpt.replication.protocol.messages import HANDED_OVER, End, WireError
 from vmckpt.replication.session import Session
 from vmckpt.units import Seconds
 from vmckpt.util import atomic_file
@@ -58,7 +58,7 @@ def hand_over(
     """
     if not session.moves:
         teardown.give_away(session, lease_holder, process)
-        line.send(End(why="switched"))
+        line.send(End(why=HANDED_OVER))
         return
     _note(session, folder, stopped)
     give_up = time.monotonic() + _ARRIVES
@@ -82,7 +82,7 @@ def _said(line: PeerConnection, give_up: float) -> bool:
 
     Raises ConnectionLost, WireError.
     """
-    line.send(End(why="switched"))
+    line.send(End(why=HANDED_OVER))
     while time.monotonic() < give_up:
         if isinstance(line.receive(_TURN), End):
             return True

@@ -76,7 +76,7 @@ def _must_be_free(order: ReplicaOrder) -> None:
     session = Session.read(folder_of(order.guest))
     if session is not None and not (folder_of(order.guest) / teardown.OUTCOME).exists():
         raise BadInput(
-            f"{session.name} is already being protected or migrated, from or to {order.host}",
+            f"{order.host} already takes part in a protection or migration of {session.name}",
             hint=f"run vmckpt recover, or vmckpt unprotect {session.name} first; add"
             " --lost-journal if no journal contains the job",
         )
@@ -174,7 +174,7 @@ def _another_holds(session: Session) -> dict[str, Any]:
 
 
 def _heard(folder: Path, question: dict[str, Any], patience: Seconds) -> dict[str, Any]:
-    """Query an agent, with retries for up to `patience`. Raises RemoteError without an answer."""
+    """Query an agent, and retry for up to `patience`. Raises RemoteError if it does not answer."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -238,7 +238,7 @@ def _end_move(order: ReplicaOrder, session: Session) -> dict[str, Any]:
 
 
 def _known(order: ReplicaOrder) -> bool:
-    """Return whether libvirt on this host knows the guest."""
+    """Return whether the guest exists in libvirt on this host."""
     try:
         with QmpMonitor(order.guest, host=order.host, uri=order.uri):
             return True
@@ -249,7 +249,7 @@ def _known(order: ReplicaOrder) -> bool:
 
 
 def _may_know(order: ReplicaOrder) -> bool | None:
-    """Return whether libvirt on this host knows the guest; None if libvirt does not answer."""
+    """Return whether the guest exists in libvirt on this host; None if libvirt does not answer."""
     try:
         return _known(order)
     except HypervisorError:
@@ -261,7 +261,8 @@ def _end_backup(order: ReplicaOrder, session: Session) -> list[str]:
     if not order.define and _takes_over(folder, session):
         raise _by_now(order, session)
     _stop_agent(folder)
-    if not order.define and _takes_over(folder, session):  # began just before the agent stopped
+    if not order.define and _takes_over(folder, session):
+        # The takeover began just before the agent was stopped.
         (folder / watchdog_process.OVER).unlink(missing_ok=True)
         _start(folder)
         raise _by_now(order, session)
@@ -423,7 +424,7 @@ def _stop_safely(session: Session, folder: Path) -> None:
             (folder / watchdog_process.OVER).unlink()
             _start(folder)
             raise
-        teardown.disarm(session)  # now: if this process dies, no other process does it
+        teardown.disarm(session)  # immediately: no other process does it if this process dies
         # A repeated order needs the new token.
         (folder / "token").write_text(str(token))
 
@@ -453,7 +454,7 @@ def _revive(order: ReplicaOrder) -> dict[str, Any]:
         return {"did": []}
     if (folder / teardown.OUTCOME).exists():
         return {"did": []}
-    _end_agent(folder)  # the agent does not answer, but may be stopped by a signal
+    _end_agent(folder)  # the agent does not answer, but a signal may only have suspended it
     (folder / watchdog_process.OVER).unlink(
         missing_ok=True
     )  # an interrupted command may have left this file

@@ -113,7 +113,7 @@ class _Agent:
 
     def _lease_holder(self) -> LeaseHolder:
         session = self._session
-        # The kernel's timer inside QEMU, if there is a lease and QEMU can be traced.
+        # Use the kernel's timer inside QEMU if there is a lease and QEMU can be traced.
         by_kernel = self._kill_method is KillMethod.KERNEL
         return LeaseHolder(
             session.lease, self.folder, self._page, holder=session.host,
@@ -128,7 +128,7 @@ class _Agent:
         ).close()
 
     def _was_given_away(self, lease_holder: LeaseHolder) -> bool:
-        """Settle a switchover whose agent died.
+        """Resolve a switchover that a dead agent left unfinished.
 
         Returns whether the guest was handed over. If not, the switchover can no longer complete.
         """
@@ -172,7 +172,8 @@ class _Agent:
         teardown.keep_definition(session)
         libvirt_side.undefine(monitor)
         accelerator = "kvm" if monitor.ask("query-kvm")["enabled"] else "TCG"
-        # libvirt does not know our mirrors, so it does not refuse to save or migrate the guest.
+        # libvirt does not know about our mirrors, so it does not refuse to save or migrate the
+        # guest.
         choice = select.decide(accelerator, guarded=False, tried=None)
         assert choice is not None  # decide returns None only if guarded
         self._status.finds(choice.finder, choice.why)
@@ -191,7 +192,7 @@ class _Agent:
 
     def _still(self, on: bool) -> None:
         self._stopped = time.monotonic() if on else self._stopped
-        # A switchover may take long. The watchdog must not mistake the pause for a hang.
+        # A switchover may take a long time. The watchdog must not mistake the pause for a hang.
         switching = (self.folder / _SWITCHING).exists()
         self._page.stopped = boottime() if on and not switching else 0.0
 
@@ -248,11 +249,11 @@ class _Guest:
 def found_filters(
     session: Session, folder: Path, monitor: Commands, *, alone: bool
 ) -> tuple[Buffers, bool]:
-    """Take over the guest's network filters from an earlier agent, and create missing ones.
+    """Take over the guest's network filters from an earlier agent.
 
-    Returns the filters, and whether all of them have buffered output without a gap. If a filter was
-    missing, the others keep their output, since the standby may still take over. `alone`: the guest
-    is running unprotected, so the filters are removed. Raises HypervisorError.
+    Returns the filters, and whether all of them exist, so that all output is buffered. If a filter
+    is missing, the other filters release no output, since the standby may still take over. `alone`:
+    the guest is running unprotected, so the filters are removed. Raises HypervisorError.
     """
     filters = Buffers(monitor, session.cards, folder, session.owner)
     held = network_buffer.there(monitor, session.cards) and not alone

@@ -103,7 +103,7 @@ def rooms(order: ReplicaOrder) -> dict[str, Any]:
 
 
 def before(order: ReplicaOrder) -> dict[str, Any]:
-    """Return whether an earlier guest is still running here, and which of its images are left."""
+    """Return whether a guest that ran here before still has a QEMU here, and inspect its images."""
     users = backing_chain.of_others((Path(path) for path, _ in order.images.values()), order.users)
     found = {
         name: asdict(

@@ -40,7 +40,7 @@ def unprotect(
 ) -> None:
     """Let the guest run on this host as if it had never been protected; may be repeated.
 
-    `lease_holder`: None if the caller has invalidated the standby. Raises VmckptError if something
+    `lease_holder`: None if the standby is already invalid or gone. Raises VmckptError if something
     could not be undone.
     """
     if lease_holder is not None:
@@ -123,7 +123,7 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
     `wished`: the guest shut down, panicked or was stopped on request; otherwise the backup takes
     over. Raises VmckptError.
     """
-    wished = wished or ended_by_wish(folder)  # by an earlier agent
+    wished = wished or ended_by_wish(folder)  # as recorded by an earlier agent
     if wished:
         outcome(
             folder,
@@ -149,7 +149,7 @@ def guest_ended(session: Session, folder: Path, *, wished: bool) -> None:
 
 
 def ended_by_wish(folder: Path) -> bool:
-    """Return whether the recorded outcome is that the guest was stopped on request."""
+    """Return whether the recorded outcome is a shutdown, a panic or a stop on request."""
     with suppress(OSError, ValueError):
         return bool(
             json.loads((folder / OUTCOME).read_text()).get("outcome") == ProtectionOutcome.ENDED
@@ -184,7 +184,7 @@ def _lease_ended(folder: Path) -> str | None:
             return None
         return (
             "the guest's QEMU is gone, and its lease has expired: either the kernel killed QEMU, or"
-            " QEMU had died before"
+            " QEMU died before the lease expired"
         )
     finally:
         page.close()

@@ -1,7 +1,7 @@
 """Failover tests: run a copy of the standby beside the standby, while the protection continues.
 
 The standby itself never loads device state. Long steps run in a separate thread. The backup's loop
-pauses only for a moment, in which the copy is brought to the state of one epoch.
+pauses only for a moment, during which the copy is brought to the state of one epoch.
 """
 
 import itertools

@@ -126,10 +126,10 @@ class Images:
     def _run(
         self, image: Replacement, words: Sequence[str], trouble: Sequence[Exception], *more: str
     ) -> None:
-        """Create an image with the qemu-img command `words`, the image's path, and `more`.
+        """Create an image by running `words` (qemu-img), the image's path and `more` as a command.
 
-        `trouble`: errors of the server that provides the data. Raises the first of these errors;
-        BadInput, Cancelled.
+        `trouble`: errors of the server that provides the data. Raises the first of these errors,
+        BadInput, or Cancelled.
         """
         file = image.create()
         place = path_of(file)

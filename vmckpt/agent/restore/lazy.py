@@ -1,4 +1,4 @@
-"""Lazy restore: the guest starts at once on empty images, which are then filled from the store."""
+"""Lazy restore: the guest starts immediately on empty images, which the store then fills."""
 
 import json
 import subprocess
@@ -27,7 +27,8 @@ def restore_lazily(order: RestoreOrder, channel: ControllerChannel) -> dict[str,
 
     Once the guest is running, the disk server fills the disks even if the agent and the controller
     die. Returns a RestoreResult as JSON; "whole" is true if the disks are complete. If the guest
-    did not start, everything is undone, and VmckptError is raised.
+    did not start, everything is undone, and VmckptError is raised. If a disk cannot be filled
+    later, the raised error has `undone` false.
     """
     if order.xml is None:
         raise BadInput(
@@ -57,8 +58,14 @@ def finish(order: FinishOrder, channel: ControllerChannel) -> dict[str, Any]:
         return {"waits": False, "whole": True}
     if order.dry:
         return {"waits": True, "whole": False}
-    if _is_served(order.guest):
-        return {"waits": True, "whole": _wait(order.guest, channel)}
+    while _is_served(order.guest):
+        if channel.stop.wait(0.5):
+            return {"waits": True, "whole": False}
+    # A server that was killed or has failed leaves its order behind. A new server carries it out,
+    # or reports the error.
+    kept = lazy_server.kept(order.guest)
+    if kept is None:
+        return {"waits": True, "whole": True}
     with LazyServerClient(kept, order.host) as keeper:
         keeper.wait_ready()
         keeper.go()
@@ -71,17 +78,6 @@ def _is_served(guest: str) -> bool:
             return False
     except GuestLocked:
         return True
-
-
-def _wait(guest: str, channel: ControllerChannel) -> bool:
-    """Wait for a disk server that another process started.
-
-    Returns False if the controller asked to stop before the server was done.
-    """
-    while lazy_server.kept(guest) is not None:
-        if channel.stop.wait(0.5):
-            return False
-    return True
 
 
 class LazyServerClient:

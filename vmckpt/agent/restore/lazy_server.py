@@ -26,6 +26,7 @@ from vmckpt.capture.nbd.session import Export
 from vmckpt.errors import BadInput, Cancelled, HypervisorError, StoreError
 from vmckpt.hypervisor import block, connection, qemu_user
 from vmckpt.hypervisor.qmp import QmpMonitor
+from vmckpt.model.disk import is_locked
 from vmckpt.store.assemble import Assembly, Source
 from vmckpt.store.format.private_part import Private
 from vmckpt.store.repository import Store
@@ -64,7 +65,8 @@ def serve(order: RestoreOrder, channel: ControllerChannel) -> dict[str, Any]:
 
     Sends the request "ready" once the disks can be used. The answer means that the guest is
     running; without an answer, the server itself checks for the guest. Raises GuestLocked if
-    another process serves the disks, and VmckptError. Returns the duration in seconds, under
+    another process serves the disks, and VmckptError. After an error of `_Keeper.run`, the order is
+    kept, so that recovery can start another server. Returns the duration in seconds, under
     "pulled".
     """
     began = time.monotonic()
@@ -160,7 +162,10 @@ class _Keeper:
         return False
 
     def run(self) -> None:
-        """Fill the images one after the other, even if the guest stops meanwhile."""
+        """Fill the images one after the other, even if the guest stops meanwhile.
+
+        Raises HypervisorError if qemu-img cannot fill an image.
+        """
         done = 0
         for name, export in self._exports.items():
             while not self._is_whole(name):
@@ -194,11 +199,27 @@ class _Keeper:
             monitor.resume()
 
     def _finish_off(self, name: str) -> None:
-        """Fill the image with qemu-img, since the guest is no longer running."""
+        """Fill the image with qemu-img, since the guest is no longer running.
+
+        Raises HypervisorError, unless qemu-img fails because the image is in use.
+        """
         words = ["qemu-img", "rebase", "-q", "-f", "qcow2", "-b", "", self._order.images[name]]
-        done = subprocess.run(words, capture_output=True, check=False, text=True)
-        if done.returncode:
-            time.sleep(_AGAIN)  # the image is in use: the guest was probably started again
+        done = subprocess.run(words, capture_output=True, check=False, text=True, errors="replace")
+        if done.returncode == 0:
+            return
+        if not is_locked(done.stderr):
+            raise self._not_filled(name, done.stderr)
+        time.sleep(_AGAIN)  # the guest was probably started again
+
+    def _not_filled(self, name: str, said: str) -> HypervisorError:
+        why = " ".join(said.split())[:200] or "no error message"
+        error = HypervisorError(
+            f"{self._order.host}: the image of disk {name} cannot be filled: {why}",
+            host=self._order.host, hint="fix the cause, then run vmckpt recover",
+        )  # fmt: skip
+        # The guest was restored, so its job must stay open for recovery.
+        error.undone = False
+        return error
 
     def _is_whole(self, name: str) -> bool:
         words = ["qemu-img", "info", "-U", "--output=json", self._order.images[name]]

@@ -24,7 +24,7 @@ class LeftoverDecision(StrEnum):
     ARRIVED = "arrived"
     """The restore has succeeded: the previous images are removed."""
     BACK = "back"
-    """The restore has not succeeded: the previous images are moved back."""
+    """The restore did not complete: the previous images are moved back."""
     UNCLEAR = "unclear"
     """It is unknown which images are valid, so all files are kept."""
 

@@ -71,7 +71,10 @@ class Revival:
         chunks = [self._private.chunks[index] for index in part.chunks]
         blob = b"".join(self._reader.read_many(chunks))
         if len(blob) != part.size:
-            raise StoreDamaged(f"the snapshot's {name} has {len(blob)} bytes, not {part.size}")
+            raise StoreDamaged(
+                f'the snapshot\'s migration stream is damaged: part "{name}" has {len(blob)} bytes'
+                f" instead of {part.size}"
+            )
         return blob
 
     def fill(self, file: int) -> None:
@@ -214,7 +217,7 @@ def _patiently(
 
 def _unknown(order: RestoreOrder, what: str, why: str) -> OutcomeUnknown:
     error = OutcomeUnknown(
-        f"{order.host}: {what}; all images were left as they are: {why}",
+        f"{order.host}: {what}: {why}; all images were left as they are",
         host=order.host, hint="run vmckpt recover once libvirt on the host answers",
     )  # fmt: skip
     error.undone = False
@@ -292,7 +295,7 @@ def restore(
                 written = time.monotonic()
                 # The existing guest is destroyed only now, so that it keeps running if a disk
                 # cannot be written. In a group, no guest is destroyed before all are ready. The
-                # second request proves that the controller is still there.
+                # second request checks that the controller is still there.
                 channel.request("ready")
                 channel.request("make way", made=images.marks(), empty=_empty(order))
                 images.swap()
@@ -308,7 +311,7 @@ def restore(
                 images.keep()
                 files.keep()
             if order.follows:
-                with suppress(OSError):  # then the next snapshot only names another parent
+                with suppress(OSError):  # on failure, the next snapshot only names another parent
                     parent_state.went_back(order.state, order.guest, order.snapshot)
             # From here on the guest is restored, even if the controller disappears.
             ended = time.monotonic()
@@ -328,7 +331,7 @@ def _empty(order: RestoreOrder) -> list[str]:
 
 
 def _follow(order: RestoreOrder, channel: ControllerChannel) -> Iterator[str]:
-    """Wait until the controller has run its actions, then set the links up. Yields warnings."""
+    """Wait until the controller has run its actions, then bring up the links. Yields warnings."""
     try:
         told = channel.request("started")
         if order.links_down and isinstance(told, dict) and told.get("links_up"):

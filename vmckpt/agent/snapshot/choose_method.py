@@ -54,7 +54,10 @@ def choose(asked: MemoryMethod, seen: CaptureFacts) -> Choice:
     if asked is MemoryMethod.SHARED:
         return Choice(way=asked, why="requested", against=against)
     if seen.kept and against is None:
-        return Choice(way=MemoryMethod.SHARED, why="a last copy of its memory exists")
+        return Choice(
+            way=MemoryMethod.SHARED,
+            why="the host has a copy of its memory from an earlier snapshot",
+        )
     return Choice(way=MemoryMethod.BACKGROUND, why=_why_not(seen, against))
 
 

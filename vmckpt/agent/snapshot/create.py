@@ -112,8 +112,8 @@ class DiskRegion:
         return self._reader.read(start, count)
 
 
-# Longer than the controller waits for the other guests. Output can be buffered longer than their
-# sum.
+# Each limit is longer than the controller waits for the other guests. Output can be buffered for
+# longer than the last two limits together.
 PATIENCE = {Phase.READY: Seconds(90.0), Phase.STOPPED: Seconds(6.0), Phase.CAPTURED: Seconds(6.0)}
 
 
@@ -352,7 +352,7 @@ class SnapshotCreator:
         self._files = firmware.read(self._described, order.guest, order.host)
 
     def _intend(self, step: str, facts: str) -> None:
-        """Have the controller record how to undo a step, before the step."""
+        """Have the controller record how to undo a step before the step is taken."""
         self._channel.request("intend", step=step, facts=facts)
 
     def _capture(self, disks: Disks, stack: ExitStack) -> Memory:

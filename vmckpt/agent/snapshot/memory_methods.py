@@ -126,7 +126,7 @@ class _Capture:
 
     def done(self, choice: Choice, warnings: tuple[str, ...]) -> Memory:
         """Capture with the chosen method. Raises the same errors as `capture`."""
-        if choice.way is not MemoryMethod.BACKGROUND:  # a background snapshot closes no image
+        if choice.way is not MemoryMethod.BACKGROUND:  # a background snapshot keeps images open
             bitmaps.require_reopen(self._monitor)
         if choice.way is MemoryMethod.SHARED:
             return self._shared(choice, warnings)

@@ -1,4 +1,4 @@
-"""The parent state: a host's record of a snapshot, so that the next stores only changes."""
+"""The parent state: a host's record of a snapshot, so that the next one stores only changes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +24,14 @@ class End:
     epoch: int
     made_at: int
     checkpoint: str | None
-    """ID of the snapshot since which libvirt tracks disk writes; None: writes are not tracked."""
+    """ID of the snapshot since which libvirt has tracked disk writes; None: it tracks no writes."""
     memory: Memory | None
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Image path of each disk, by disk name."""
 
 
 def parent(past: ParentState | None) -> Parent | None:
-    """Return the snapshot since which libvirt tracks disk writes; None if it tracks no writes."""
+    """Return the snapshot since which libvirt has tracked disk writes; None if it tracks none."""
     if past is None or (since := checkpoint(past)) is None:
         return None
     sizes = {name: Bytes(size) for name, size in past.extra.get("disks", {}).items()}
@@ -41,7 +41,7 @@ def parent(past: ParentState | None) -> Parent | None:
 
 
 def checkpoint(past: ParentState) -> str | None:
-    """Return the ID of the snapshot since which libvirt tracks disk writes, or None.
+    """Return the ID of the snapshot since which libvirt has tracked disk writes, or None.
 
     A snapshot of a guest that is off creates no checkpoint. The previous checkpoint stays in use.
     """

@@ -6,8 +6,8 @@ backup must read all data.
 QEMU also inactivates a guest's images when the guest's state is captured, and reopens the images
 before the guest resumes. If QEMU lacks permission, the guest stays paused forever. This can happen
 if QEMU does not run as root: when a guest leaves a host, libvirt restores the original owner of its
-images, even if the guest uses them on its new host, unless libvirt knows that their file system is
-shared.
+images, even if the guest uses them on its new host. libvirt leaves the owner unchanged only if it
+knows that the file system is shared.
 """
 
 import re
@@ -71,7 +71,7 @@ def _exported(monitor: Commands, node: str) -> None:
 _ON_HOST = {"file", "host_device"}
 _HANDED = "/dev/fdset/"
 """Prefix of a file that libvirt has opened for QEMU, so that QEMU need not open it by name."""
-# Prints the files that cannot be read and written.
+# Prints the files that are not both readable and writable.
 _TRY = 'for one in "$@"; do [ -r "$one" ] && [ -w "$one" ] || printf "%s\\0" "$one"; done'
 
 
@@ -120,7 +120,10 @@ def _user(process: int) -> int:
 
 
 def _closed(process: int, paths: Sequence[str]) -> list[str]:
-    """Return the paths that a process cannot read and write; empty if this cannot be tested."""
+    """Return the paths that a process cannot both read and write.
+
+    Returns an empty list if this cannot be tested.
+    """
     if not paths:
         return []
     try:
@@ -129,7 +132,7 @@ def _closed(process: int, paths: Sequence[str]) -> list[str]:
             return []
         command = ["setpriv", *words, "sh", "-c", _TRY, "sh", *paths]
         if not _shares(process, "mnt"):  # the process may see other devices
-            if not _shares(process, "user"):  # its file systems may be mounted by another user
+            if not _shares(process, "user"):  # a user other than root may have made its mounts
                 return []
             command = ["nsenter", "--mount", "--target", str(process), "--", *command]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -138,7 +138,7 @@ class OffDisks:
         remove_left([str(self._socket(name)) for name in programs])
 
     def keep_bitmap(self, others: Collection[str] = ()) -> None:
-        """Do nothing: this capture creates no checkpoint."""
+        """Do nothing: this capture creates no checkpoint, and the previous one stays in use."""
 
     def _looked(self, disk: DiskFacts) -> DiskFacts:
         """Return a disk's facts, completed with facts from its image.
@@ -198,7 +198,7 @@ def read_info(disk: DiskFacts, told: Mapping[str, Any]) -> DiskFacts:
 
 
 def _listens(place: Path) -> bool:
-    """Return whether a process accepts connections on a socket; the path may exist earlier."""
+    """Return whether a process accepts connections on a socket. The path exists earlier."""
     with socket.socket(socket.AF_UNIX) as trial:
         try:
             trial.connect(str(place))

@@ -22,7 +22,7 @@ class How(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The guest's last snapshot in the store."""
+    """The snapshot since which libvirt tracks the guest's disk writes."""
 
     id: str
     made_at: int
@@ -97,7 +97,7 @@ class DiskPlan:
         )
 
     def whole(self, disk: str | None, reason: str) -> "DiskPlan":
-        """Return the plan with a full read of a disk after all; `disk` None: of all disks."""
+        """Return the plan with a full instead of an incremental read of `disk`; None: all disks."""
         return replace(
             self,
             choices=tuple(
@@ -164,7 +164,10 @@ def _choose(disk: DiskFacts, parent: Parent | None) -> Choice:
 
 
 def _out(disk: DiskFacts) -> Choice | None:
-    """Leave out a disk that is not part of the guest's own state or cannot be read."""
+    """Choose to leave out a disk that is not part of the guest's own state or cannot be read.
+
+    Returns None for all other disks.
+    """
 
     def out(reason: str, *, expected: bool, hint: str | None = None) -> Choice:
         return Choice(
@@ -183,12 +186,12 @@ def _out(disk: DiskFacts) -> Choice | None:
     if disk.device == "lun":
         return out("its SCSI commands bypass QEMU", expected=False)
     if disk.kind not in _READABLE:
-        return out(f"QEMU does not access the disk itself ({disk.kind})", expected=False)
+        return out(f"its data does not pass through QEMU ({disk.kind})", expected=False)
     return None
 
 
 def _without_bitmaps(disk: DiskFacts) -> Choice | None:
-    """Read a disk fully if its image cannot have bitmaps."""
+    """Choose a full read if the disk's image cannot have bitmaps. Returns None otherwise."""
     if disk.format != "qcow2":
         return Choice(
             name=disk.name, how=How.FULL, reason=f"{disk.format} images cannot hold a bitmap"
@@ -203,7 +206,7 @@ def _without_bitmaps(disk: DiskFacts) -> Choice | None:
 
 
 def _followed(disk: DiskFacts, parent: Parent | None) -> Choice:
-    """Read a disk with bitmaps incrementally if the parent's bitmap is valid."""
+    """Choose an incremental read if the parent's bitmap is valid, otherwise a full read."""
 
     def full(reason: str, *, expected: bool, code: str = "disk-read") -> Choice:
         return Choice(

@@ -53,7 +53,8 @@ class Hooks:
     barrier: Callable[[], None] | None = None
     """Captures the disks; called while the guest is paused, right before its state is captured."""
     captured: Callable[[], None] = _nothing
-    """Called once the state is captured and the guest is running again; memory is still written."""
+    """Called once the state is captured and the guest is running again, while its memory is still
+    being transferred."""
     progress: Progress = _nothing
     given_up: Callable[[], None] = _nothing
     """Called when the capture has failed, before the rest of QEMU's stream is read, which may take
@@ -239,7 +240,7 @@ class _Run:
             time.sleep(0.002)
 
     def _refused(self, exc: HypervisorError) -> Exception:
-        """Return CannotCapture if QEMU can never capture this guest; otherwise `exc`."""
+        """Return CannotCapture if QEMU reports that it cannot capture this guest, or `exc`."""
         words = exc.message.lower()
         reasons = {
             "not supported by host kernel": "the host's kernel does not let QEMU use userfaultfd",
@@ -253,7 +254,7 @@ class _Run:
                 return CannotCapture(
                     f"{self._monitor.name} on {self._monitor.host}: "
                     f"a background snapshot is not possible: {reason or exc.message}",
-                    hint="use another capture method",
+                    hint="use another capture method: --way shared or --way libvirt",
                 )
         return exc
 

@@ -162,7 +162,8 @@ class FrozenImage:
         known = [(block.name, block.size) for block in head.blocks]
         if told != known or sizes != [size for _, size in known]:
             raise CaptureFailed(
-                f"{folder}: the memory files do not match the head", hint="capture the guest again"
+                f"{folder}: the memory files do not match the stream's header",
+                hint="capture the guest again",
             )
         return cls(folder, head, files)
 

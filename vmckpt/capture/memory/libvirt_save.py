@@ -53,7 +53,7 @@ def capture(
         raise CannotCapture(
             f"{monitor.name} on {monitor.host} is paused; after libvirt's snapshot, QEMU would"
             " refuse to save or migrate the guest",
-            hint="use the background snapshot",
+            hint="use another capture method: --way background",
         )
     undo = migration_settings.settings_facts(monitor, want=None, runs=True, folder=folder)
     hooks.note(undo)

@@ -28,7 +28,7 @@ from vmckpt.util import host_directories
 _PREPARE = "run vmckpt prepare, or use another capture method"
 _REASONS = {
     "memory-backend-ram": "is private to QEMU",
-    "memory-backend-memfd": "is a memfd, which QEMU versions treat differently in a capture",
+    "memory-backend-memfd": "is a memfd, and QEMU versions differ in how they capture it",
 }
 _FILE = "memory-backend-file"
 
@@ -83,10 +83,10 @@ def _file(monitor: Commands, process: HeldProcess, backend: dict[str, Any]) -> M
         )
     except OSError as exc:
         raise _cannot(
-            monitor, f"the file of its memory {name!r}", f"cannot be read: {exc}"
+            monitor, f"the backing file of its memory {name!r}", f"cannot be read: {exc}"
         ) from exc
     if opened is None:
-        raise _cannot(monitor, f"the file of its memory {name!r}", "is not mapped by QEMU")
+        raise _cannot(monitor, f"the backing file of its memory {name!r}", "is not mapped by QEMU")
     kind = file_system(Path(f"/proc/{process.pid}/mountinfo").read_text(), opened.stat().st_dev)
     if kind != "tmpfs":
         raise _cannot(
@@ -108,7 +108,7 @@ def _mapped(process: int, size: int, path: str) -> Path | None:
     best = None
     for line in Path(f"/proc/{process}/maps").read_text().splitlines():
         words = line.split(maxsplit=5)
-        # Only mappings that are writable by QEMU, so that our writes give QEMU no new access.
+        # Only mappings that QEMU can write to are used, so that our writes give QEMU no new access.
         if len(words) < 6 or not words[1].startswith("rw") or "s" not in words[1]:
             continue
         start, end = (int(word, 16) for word in words[0].split("-"))
@@ -128,7 +128,7 @@ def file_system(mountinfo: str, device: int) -> str:
 
 
 def start_time(process: int) -> str:
-    """Return a process's start time in clock ticks; it detects reuse of the process ID."""
+    """Return a process's start time in clock ticks, which shows whether its ID was reused."""
     text = Path(f"/proc/{process}/stat").read_text()
     return text.rpartition(")")[2].split()[19]
 
@@ -146,7 +146,11 @@ def root() -> Path:
 
 
 def place(guest: str, process: int) -> Path:
-    """Return the directory of the last copy for a guest's QEMU process; `.lock` is its lock."""
+    """Return the directory of the last copy for a guest's QEMU process.
+
+    `guest`: a UUID. The directory's lock is the file with the same path and the suffix `.lock`.
+    Raises RemoteError, OSError.
+    """
     return root() / f"{guest}-{process}-{start_time(process)}"
 
 
@@ -159,7 +163,10 @@ def room() -> Bytes:
 
 
 def watch(folder: Path, process: int) -> None:
-    """Start a process that removes a directory once a QEMU process has ended. Raises OSError."""
+    """Start a process that removes a directory once a QEMU process has ended.
+
+    Does nothing if such a process is already running. Raises OSError.
+    """
     mark = folder.with_suffix(_MARK)
     with suppress(OSError, ValueError):
         if b"--pid=" in Path(f"/proc/{int(mark.read_text())}/cmdline").read_bytes():

@@ -43,7 +43,7 @@ class Mapping:
         self.address = int(words.ctypes.data)
         self.pages: NDArray[np.uint64] = words.reshape(-1, _WORDS)
         self.written = self.held() if write else np.zeros(0, dtype=np.bool_)
-        """If `write`, the pages that may have data; only this process writes to the file then."""
+        """If `write` is set, the pages that may have data: no other process writes to the file."""
 
     def populate(self, held: Flags) -> None:
         """Map the pages in `held`, so that a comparison causes no page faults."""
@@ -93,7 +93,7 @@ def bring_up(
     Raises ValueError if the sizes differ.
     """
     if live.size != last.size:
-        raise ValueError(f"{live.size} bytes cannot be compared with {last.size}")
+        raise ValueError(f"cannot compare {live.size} bytes of memory with {last.size} bytes")
     begun = np.zeros(live.size // PAGE, dtype=np.bool_) if expected is None else expected
     work = _submit(live, last, pool, begun)
     held = live.held()

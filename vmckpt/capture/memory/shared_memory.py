@@ -188,11 +188,12 @@ class DeviceStateSink:
         if len(self.shared) != len(self._files) or not head.without_shared:
             raise CaptureFailed(
                 "the memory blocks in QEMU's stream do not match the guest's memory files",
-                hint="use another capture method",
+                hint="use another capture method: --way background",
             )
         if sum(len(data) for data in self.private.values()) * PAGE > _MOST_PRIVATE:
             raise CaptureFailed(
-                "too much of the guest's memory is not in files", hint="use another capture method"
+                "too much of the guest's memory is not in files",
+                hint="use another capture method: --way background",
             )
 
     def pages(self, block: int, addresses: Addresses, data: Pages) -> None:
@@ -207,14 +208,14 @@ class DeviceStateSink:
 
     def taken(self) -> Head:
         if self._head is None:
-            raise CaptureFailed("QEMU's stream has no head", hint="capture the guest again")
+            raise CaptureFailed("QEMU's stream has no header", hint="capture the guest again")
         return self._head
 
     def _private(self, block: int) -> Pages:
         if block not in self.private:
             raise CaptureFailed(
                 "QEMU sent shared memory, which should not be in its stream",
-                hint="use another capture method",
+                hint="use another capture method: --way background",
             )
         return self.private[block]
 
@@ -314,7 +315,7 @@ class PausedCapture:
             if state == "running":
                 raise self._resumed()
             if state not in ("paused", "finish-migrate") or now - began > _PATIENCE:
-                raise self._failed(f"its run state is {state}")
+                raise self._failed(f"the guest's run state is {state}")
             if now - looked < _LOOK:
                 continue  # each query would prolong the pause
             looked = now
@@ -414,7 +415,7 @@ class SharedMemory:
             raise CannotCapture(
                 f"{self._monitor.name} on {self._monitor.host}: its memory {file.names[0]!r}"
                 f" cannot be opened: {exc}",
-                hint="run as root on that host",
+                hint="log in to that host as root",
             ) from exc
         try:
             return Mapping(opened, file.size)
@@ -452,7 +453,7 @@ class SharedMemory:
             raise CannotCapture(
                 f"{monitor.name} on {monitor.host} is paused; after this kind of capture, QEMU"
                 " would refuse to save or migrate the guest",
-                hint="use the background snapshot",
+                hint="use another capture method: --way background",
             )
         undo = migration_settings.settings_facts(
             monitor, want=IGNORE_SHARED, runs=True, folder=None

@@ -1,4 +1,4 @@
-"""The undo process of a capture: undoes the capture if the process that captures is killed.
+"""The undo process of a capture, which undoes the capture if the capturing process is killed.
 
 It runs in its own session and keeps the reading end of QEMU's stream open: a background snapshot
 whose pipe breaks leaves the guest hanging until its memory is unprotected (see `userfaultfd`). It

@@ -20,7 +20,7 @@ _PIDFD_GETFD = 438
 _UNREGISTER = 0x8010AA01
 _WRITEPROTECT = 0xC018AA06
 _KIND = "anon_inode:[userfaultfd]"
-# The kernel's flag of write-protected memory (userfaultfd).
+# The flag in VmFlags of memory that is write-protected by a userfaultfd.
 _WATCHED = "uw"
 _RANGE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 
@@ -39,7 +39,7 @@ def watched(smaps: str) -> list[tuple[int, int]]:
 def free(process: HeldProcess) -> int:
     """Remove the write protection of a process's memory. Returns the number of protected ranges.
 
-    No snapshot may be running. Raises OSError, also if permission is denied.
+    Do not call this while a snapshot is running. Raises OSError, also if permission is denied.
     """
     ranges = watched(Path(f"/proc/{process.pid}/smaps").read_text())
     if not ranges:

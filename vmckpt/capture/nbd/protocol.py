@@ -1,7 +1,7 @@
 """The NBD protocol: constants, one end of a connection, and the client's half of the handshake.
 
-Fixed newstyle negotiation, structured replies and block status are supported, but no 64-bit
-headers. The constants are from the NBD project's doc/proto.md.
+Fixed newstyle negotiation, structured replies and block status are supported; 64-bit headers are
+not. The constants are from the NBD project's doc/proto.md.
 """
 
 import socket
@@ -137,7 +137,10 @@ class NbdSocket:
         return bytes(whole)
 
     def fill(self, room: memoryview, *, begun: bool = True) -> None:
-        """Fill a buffer with received bytes. `begun`: False if the peer has already closed."""
+        """Fill a buffer with received bytes.
+
+        `begun`: False if the peer has already closed the connection.
+        """
         if not begun:
             raise Gone
         filled = 0

@@ -1,7 +1,7 @@
 """The head of QEMU's migration stream: everything before the first page. Pure.
 
 The head consists of the magic number, the version, the configuration section with subsections, and
-the setup of the memory section with the list of blocks. When the head is written again, the markers
+the setup of the memory section, which lists the blocks. When the head is written again, the markers
 of COLO and, by default, of a stream without shared memory are left out.
 """
 

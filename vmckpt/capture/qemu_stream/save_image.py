@@ -1,7 +1,7 @@
 """libvirt's save image: a header, the guest's XML, and QEMU's stream.
 
 `virsh restore` reads these images. If the image is a FIFO, libvirt can start a guest from a stream
-that is generated while QEMU reads it, without a file on disk.
+that is generated while QEMU reads it. No file on disk is needed.
 """
 
 import errno
@@ -58,7 +58,7 @@ def read_header(file: BinaryIO | FileIO) -> SaveHeader:
     raw = _exactly(file, HEADER)
     magic, fields = raw[: len(MAGIC)], raw[len(MAGIC) :]
     if magic == _PARTIAL:
-        raise _wrong("it is incomplete")
+        raise _wrong("the file is incomplete")
     # Images of machines with another byte order are not supported.
     version, length, running, compression, offset = _FIELDS.unpack(fields)
     if magic != MAGIC or not 1 <= version <= 3:
@@ -82,7 +82,7 @@ def read_header(file: BinaryIO | FileIO) -> SaveHeader:
 def _exactly(file: BinaryIO | FileIO, length: int) -> bytes:
     data = file.read(length)
     if len(data) != length:
-        raise _wrong("it is truncated")
+        raise _wrong("the file is truncated")
     return data
 
 
@@ -97,9 +97,9 @@ Fill = Callable[[int], None]
 class Fifo:
     """A FIFO that is filled while it is read. Use as `with Fifo(folder, fill) as path`.
 
-    `fill(file)` writes the complete content, in a thread. If the reader reads only the header and
-    then reopens the FIFO, as newer versions of libvirt do, `fill` is called again and must start
-    from the beginning. Leaving the block waits for the thread, removes the FIFO, and raises the
+    `fill(file)` writes the complete content, in a thread. Newer versions of libvirt read only the
+    header and then reopen the FIFO. `fill` is then called again, and must start from the
+    beginning. Leaving the block waits for the thread, removes the FIFO, and raises the
     exception of `fill`, unless the block has raised another exception.
     """
 
@@ -144,8 +144,8 @@ class Fifo:
     def _opened(self) -> int | None:
         """Open the writing end. Returns its descriptor; None if there is no reader yet.
 
-        After the open, the path is given a new FIFO, so that a second reader does not read the rest
-        of the old one.
+        Once the writing end is open, a new FIFO replaces the path. So a second reader does not read
+        the rest of the old FIFO.
         """
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)

@@ -104,7 +104,7 @@ class StreamParser:
     def finish(self) -> Head:
         """End the stream, and return its head. Raises StreamDamaged if the stream is incomplete."""
         if self.head is None or not self.in_tail or self._rest:
-            what = "head" if self.head is None else "memory"
+            what = "header" if self.head is None else "memory"
             raise damaged(self._offset + len(self._rest), f"the stream ends within its {what}")
         return self.head
 
@@ -129,7 +129,7 @@ class StreamParser:
         except NeedMore:
             if len(view) < headers.LONGEST_HEAD:
                 raise
-            raise damaged(0, f"the head is longer than {headers.LONGEST_HEAD} bytes") from None
+            raise damaged(0, f"the header is longer than {headers.LONGEST_HEAD} bytes") from None
         self.head = head
         self._names = {block.name.encode("ascii"): i for i, block in enumerate(head.blocks)}
         self._sizes = [block.size for block in head.blocks]
@@ -209,7 +209,7 @@ class StreamParser:
         name = bytes(view[9:body])
         if name not in self._names:
             shown = readable(name, self._offset)
-            raise damaged(self._offset, f"page of block {shown!r}, which the head does not list")
+            raise damaged(self._offset, f"page of block {shown!r}, which the header does not list")
         end = body + (PAGE if flags == FULL_PAGE else 1)
         if len(view) < end:
             raise NeedMore

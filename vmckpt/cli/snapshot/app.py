@@ -46,7 +46,9 @@ def init(store: STORE = None, inventory: INVENTORY = None) -> None:
 
 @app.command("list")
 def list_(
-    guest: Annotated[str | None, typer.Argument(help="Only snapshots of this guest.")] = None,
+    guest: Annotated[
+        str | None, typer.Argument(metavar="GUEST", help="Only snapshots of this guest.")
+    ] = None,
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,

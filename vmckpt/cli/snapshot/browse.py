@@ -16,7 +16,7 @@ from vmckpt.cli import output
 from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORES, Ticker, identity_of
 from vmckpt.errors import BadInput
-from vmckpt.units import Bytes, show_bytes
+from vmckpt.units import Bytes, show_bytes, show_count
 from vmckpt.util import stop_signals
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def open_(
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="[ADDRESS:]PORT", help="Serve disks on a loopback port, with a key."),
+        typer.Option(
+            metavar="[ADDRESS:]PORT", help="Serve disks on a loopback port; clients need a key."
+        ),
     ] = None,
     files: Annotated[str | None, typer.Option(metavar="PATH", help="List a directory.")] = None,
     get: Annotated[
@@ -76,7 +78,7 @@ def open_(
 
     --files and --get read files from ext2, ext3 and ext4, on a disk or in a partition, without
     mounting the file system. They ignore data that is only in the file system's journal, and do not
-    preserve owners and links. --core writes a sparse ELF core for gdb and crash.
+    preserve owners or links. --core writes a sparse ELF core for gdb and crash.
 
     Examples:
 
@@ -88,7 +90,7 @@ def open_(
 
         vmckpt snapshot open before-upgrade --disk vda:1 --get /etc/fstab --to -
 
-        vmckpt snapshot open before-upgrade --core web1.core && crash vmlinux web1.core
+        vmckpt snapshot open before-upgrade --core web1.core
     """
     from vmckpt.app import controller, snapshot_store
 
@@ -261,5 +263,4 @@ def _core(browse: "Browse", path: Path, *, json: bool) -> None:
         told = {"path": str(path), "bytes": size, "processors": processors}
         output.print_json({"snapshot": browse.public.id, **told})
     else:
-        noun = "processor" if processors == 1 else "processors"
-        output.say(f"{path}: {show_bytes(size)} of memory, {processors} {noun}")
+        output.say(f"{path}: {show_bytes(size)} of memory, {show_count(processors, 'processor')}")

@@ -11,7 +11,7 @@ from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.output import stop_on_signals
 from vmckpt.cli.snapshot.options import STORE, Ticker
 from vmckpt.errors import BadInput
-from vmckpt.units import Seconds, show_bytes, show_seconds
+from vmckpt.units import Seconds, show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
@@ -27,10 +27,12 @@ def add_to(app: typer.Typer) -> None:
 def create(
     guest: Annotated[
         str | None,
-        typer.Argument(help="Name or UUID of the guest.", autocompletion=arguments.guests),
+        typer.Argument(
+            metavar="GUEST", help="Name or UUID of the guest.", autocompletion=arguments.guests
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the snapshot. Default: the time.")
+        str | None, typer.Option(metavar="NAME", help="Name of the snapshot. Default: the time.")
     ] = None,
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Include the memory, or only the disks.")
@@ -123,8 +125,8 @@ def _show_group(cut: "GroupTaken") -> None:
         _show_taken(one)
     held = max(one.held or 0.0 for one in cut.members)
     output.out.print(
-        f"{cut.id}: {len(cut.members)} guests captured at one instant; their output was buffered"
-        f" for at most {show_seconds(Seconds(held))}"
+        f"{cut.id}: {show_count(len(cut.members), 'guest')} captured at one instant;"
+        f" output was buffered for at most {show_seconds(Seconds(held))}"
     )
 
 

@@ -1,4 +1,4 @@
-"""vmckpt snapshot show, diff and verify; and boot tests."""
+"""vmckpt snapshot show, diff and verify, and boot tests."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from vmckpt.cli.arguments import INVENTORY, JSON, seconds
 from vmckpt.cli.output import stop_on_signals
 from vmckpt.cli.snapshot.options import IDENTITY, SNAPSHOT, STORE, STORES, Ticker, identity_of
 from vmckpt.errors import BadInput, StoreDamaged, StoreError
-from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
+from vmckpt.units import Bytes, Seconds, show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
     from vmckpt.app import controller
@@ -37,7 +37,8 @@ ON = Annotated[
 SCRATCH = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="Directory there for test disks. Default: beside the guest's disks."
+        metavar="DIR",
+        help="Directory on the host for test disks. Default: next to the guest's disks.",
     ),
 ]
 FOR = Annotated[
@@ -175,7 +176,7 @@ def diff(
 
         vmckpt snapshot diff s-k3fq s-m2aa --identity ~/vmckpt.key
 
-        vmckpt snapshot diff monday tuesday --json
+        vmckpt snapshot diff before after --json
     """
     from vmckpt.app import controller, snapshot_store
 
@@ -192,17 +193,19 @@ def diff(
 def verify(
     snapshots: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SNAPSHOT...]", help="IDs or names. Default: the complete store."),
+        typer.Argument(metavar="SNAPSHOT", help="IDs or names. Default: the complete store."),
     ] = None,
     sealed: Annotated[
         bool, typer.Option("--sealed", help="Use no private key, even if --identity is given.")
     ] = False,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also read every chunk and compare it with the maps.")
+        bool, typer.Option("--deep", help="Also read every chunk and verify its contents.")
     ] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="First remove damaged objects, but save intact chunks."),
+        typer.Option(
+            "--repair", help="Before verifying, remove damaged objects, but save intact chunks."
+        ),
     ] = False,
     from_: Annotated[
         list[str] | None,
@@ -237,7 +240,7 @@ def verify(
 
         vmckpt snapshot verify --repair --from far
 
-        vmckpt snapshot verify before-upgrade --boot --on beta --scratch /srv/scratch
+        vmckpt snapshot verify before --boot --on beta --scratch /srv/scratch
     """
     from vmckpt.app import controller, snapshot_store
     from vmckpt.snapshot.verify.verify import Depth
@@ -278,15 +281,16 @@ def verify(
 
 def _print_repaired(mended: "Repaired") -> None:
     output.out.print(
-        f"repaired: {len(mended.removed)} damaged objects removed, {mended.saved} chunks saved from"
-        f" them, {mended.brought} fetched from other stores ({show_bytes(mended.brought_bytes)})",
+        f"repaired: {show_count(len(mended.removed), 'damaged object')} removed,"
+        f" {show_count(mended.saved, 'chunk')} saved from them,"
+        f" {mended.brought} fetched from other stores ({show_bytes(mended.brought_bytes)})",
         soft_wrap=True,
     )
     for id_ in mended.snapshots:
         output.out.print(f"{id_}: restored to the store", soft_wrap=True)
     for id_, count in mended.lost.items():
         output.out.print(
-            f"{id_}: {count} chunks are missing; use --from with a store that has them",
+            f"{id_}: {show_count(count, 'chunk')} still missing; use --from with another store",
             soft_wrap=True,
         )
 
@@ -297,15 +301,16 @@ def _print_proof(found: "Proved") -> None:
     for flaw in found.flaws:
         output.out.print(str(flaw), soft_wrap=True)
     opened = f", {found.opened} of them opened" if found.depth is not Depth.SEALED else ""
-    read = f", {found.chunks} chunks read" if found.depth is Depth.DEEP else ""
+    read = f", {show_count(found.chunks, 'chunk')} read" if found.depth is Depth.DEEP else ""
     state = f"{len(found.flaws)} failed" if found.flaws else "all intact"
     output.out.print(
-        f"{found.where}: {found.snapshots} snapshots{opened}, {found.objects} objects,"
+        f"{found.where}: {show_count(found.snapshots, 'snapshot')}{opened},"
+        f" {show_count(found.objects, 'object')},"
         f" {show_bytes(found.bytes)}{read}: {state}",
         soft_wrap=True,
     )
     if found.closed and found.depth is Depth.OPENED:
-        output.say(f"not opened: {len(found.closed)} snapshots, no matching key")
+        output.say(f"not opened: {show_count(len(found.closed), 'snapshot')}, no matching key")
 
 
 def _print_rows(rows: list[tuple[str, str]]) -> None:
@@ -320,7 +325,7 @@ def _public_rows(found: "Shown") -> list[tuple[str, str]]:
     from vmckpt.snapshot.catalog import time_text
     from vmckpt.store.keys.key_files import fingerprint
 
-    told = found.looked.public
+    told, chunks = found.looked.public, len(found.looked.found.names)
     names = {one.fingerprint: one.name for one in found.admins}
     if found.looked.wrong is not None:
         keys = f"unknown: {found.looked.wrong}"
@@ -342,7 +347,7 @@ def _public_rows(found: "Shown") -> list[tuple[str, str]]:
         ("group", told.group or ""),
         ("memory", show_bytes(told.memory)),
         ("disks", show_bytes(told.disks)),
-        ("new", f"at most {show_bytes(told.new)} in {len(found.looked.found.names)} chunks"),
+        ("new", f"at most {show_bytes(told.new)} in {show_count(chunks, 'chunk')}"),
         ("runs on", f"QEMU {told.qemu}, {told.machine}, {told.accelerator}, {told.arch}"),
         ("tags", ", ".join(f"{name}={value}" for name, value in told.tags.items())),
         ("opened by", keys if told.data_key_id else "no key needed: not encrypted"),

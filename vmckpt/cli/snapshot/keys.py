@@ -18,13 +18,14 @@ from vmckpt.cli.snapshot.options import (
     sure,
 )
 from vmckpt.errors import KeyRefused, StoreDamaged
+from vmckpt.units import show_count
 
 if TYPE_CHECKING:
     from vmckpt.app.snapshot_store import Keys
     from vmckpt.snapshot.rekey import Rotated
     from vmckpt.store.keys.keyring import Named
 
-FILE = Annotated[Path, typer.Argument(help="File with the salt.")]
+FILE = Annotated[Path, typer.Argument(metavar="FILE", help="File with the salt.")]
 
 
 def add_salt_to(keys: typer.Typer) -> None:
@@ -40,7 +41,7 @@ def export_salt(
     ] = False,
     json: JSON = False,
 ) -> None:
-    """Write the domain's salt to a new file, for another controller.
+    """Write the domain's salt to a new file for another controller.
 
     Controllers with the same salt store identical data only once. The salt does not open snapshots.
     However, with the salt and read access to a store, an attacker can check whether the store
@@ -87,7 +88,9 @@ def import_salt(file: FILE, json: JSON = False) -> None:
 
 
 keys = typer.Typer(name="keys", invoke_without_command=True, rich_markup_mode=None)
-NAME = Annotated[str, typer.Argument(help="Name of the key; any name when you add a key.")]
+NAME = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the key; any name when you add a key.")
+]
 
 
 @keys.callback()
@@ -151,7 +154,9 @@ def _print_keys(found: "Keys") -> None:
 
 @keys.command()
 def new(
-    file: Annotated[Path, typer.Argument(help="New file, preferably not on a host.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="New file, preferably not on a host.")
+    ],
     no_passphrase: Annotated[
         bool, typer.Option("--no-passphrase", help="Do not protect the file with a passphrase.")
     ] = False,
@@ -166,7 +171,7 @@ def new(
 
         vmckpt snapshot keys new ~/vmckpt.key
 
-        VMCKPT_PASSPHRASE_FILE=/run/secret vmckpt snapshot keys new vmckpt.key --json
+        VMCKPT_PASSPHRASE_FILE=/run/secret vmckpt snapshot keys new vmckpt.key
     """
     from vmckpt.app import snapshot_store
     from vmckpt.store.keys.key_files import KeyKind, key_text
@@ -183,7 +188,7 @@ def new(
 @keys.command()
 def add(
     name: NAME,
-    key: Annotated[str, typer.Argument(help="Public key of an administrator.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Public key of an administrator.")],
     json: JSON = False,
 ) -> None:
     """Encrypt new snapshots for an additional key.
@@ -206,7 +211,10 @@ def add(
     if first:
         output.say("encryption is on; existing snapshots stay unencrypted")
     else:
-        output.say("for existing snapshots, run vmckpt snapshot keys rotate --identity FILE")
+        output.say(
+            "to let the key open existing snapshots, run vmckpt snapshot keys rotate"
+            " --identity FILE"
+        )
 
 
 @keys.command()
@@ -223,14 +231,20 @@ def remove(name: NAME, json: JSON = False) -> None:
 
     snapshot_store.remove_key(name)
     _told(name, f"new snapshots are no longer encrypted for {name}", json=json)
-    output.say("for existing snapshots, run vmckpt snapshot keys rotate --identity FILE")
+    output.say(
+        "the key still opens existing snapshots; to prevent this, run vmckpt snapshot keys rotate"
+        " --identity FILE"
+    )
 
 
 @keys.command()
 def trust(
     name: NAME,
     key: Annotated[
-        str, typer.Argument(help="Public key of the writer, from `keys list` on its controller.")
+        str,
+        typer.Argument(
+            metavar="KEY", help="Public key of the writer, from `keys list` on its controller."
+        ),
     ],
     json: JSON = False,
 ) -> None:
@@ -279,7 +293,7 @@ def rotate(
         str | None, typer.Option(metavar="NAME", help="First remove this key, as `remove` does.")
     ] = None,
     store: Annotated[
-        list[str] | None, typer.Option(help="Only these stores. Default: all.")
+        list[str] | None, typer.Option(metavar="STORE", help="Only these stores. Default: all.")
     ] = None,
     dry_run: DRY_RUN = False,
     yes: YES = False,
@@ -328,10 +342,11 @@ def rotate(
 
 
 def _print_rotated(one: "Rotated", names: str, *, dry_run: bool) -> None:
-    would = "would be" if dry_run else "are"
-    beside = f"; {len(one.open)} are not encrypted" if one.open else ""
+    would = "would be " if dry_run else ""
+    beside = f"; {len(one.open)} not encrypted" if one.open else ""
     output.out.print(
-        f"{one.store}: {len(one.rewrapped)} snapshots {would} encrypted for {names}{beside}",
+        f"{one.store}: {show_count(len(one.rewrapped), 'snapshot')}"
+        f" {would}encrypted for {names}{beside}",
         soft_wrap=True,
     )
     for id_, why in {**one.refused, **one.damaged}.items():
@@ -344,12 +359,12 @@ def _check(done: "list[Rotated]") -> None:
     refused = sum(len(one.refused) for one in done)
     if damaged:
         raise StoreDamaged(
-            f"{damaged} damaged snapshots were not changed",
+            f"{show_count(damaged, 'damaged snapshot')} left unchanged",
             hint="run vmckpt snapshot verify for details",
         )
     if refused:
         raise KeyRefused(
-            f"{refused} snapshots were not changed: this identity does not open the snapshots, or"
-            " their writer is not trusted",
+            f"{show_count(refused, 'snapshot')} left unchanged: this identity does not open the"
+            " snapshots, or their writer is not trusted",
             hint="run rotate again with an identity that opens these snapshots",
         )

@@ -11,7 +11,7 @@ from vmckpt.cli.arguments import INVENTORY, JSON
 from vmckpt.cli.snapshot import inspect
 from vmckpt.cli.snapshot.options import DRY_RUN, SNAPSHOT, SNAPSHOTS, STORE, YES, Ticker, sure
 from vmckpt.errors import StoreDamaged
-from vmckpt.units import Seconds, show_bytes
+from vmckpt.units import Seconds, show_bytes, show_count
 
 if TYPE_CHECKING:
     from vmckpt.app.snapshot_store import Pruning
@@ -32,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 def pin(
     snapshot: SNAPSHOT,
-    why: Annotated[str, typer.Option(help="Reason, to inform other users.")] = "",
+    why: Annotated[str, typer.Option(metavar="TEXT", help="Reason, to inform other users.")] = "",
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -79,7 +79,7 @@ def delete(
 
         vmckpt snapshot delete s-k3fq
 
-        vmckpt snapshot delete monday tuesday --yes --json
+        vmckpt snapshot delete before after --yes --json
     """
     from vmckpt.app import controller, snapshot_store
 
@@ -118,7 +118,9 @@ def prune(
     ] = 0,
     schedule: Annotated[
         str | None,
-        typer.Option(help="Schedule to prune; required if the store has several schedules."),
+        typer.Option(
+            metavar="NAME", help="Schedule to prune; required if the store has several schedules."
+        ),
     ] = None,
     dry_run: DRY_RUN = False,
     yes: YES = False,
@@ -136,7 +138,7 @@ def prune(
 
         vmckpt snapshot prune --keep-last 7 --keep-daily 14 --dry-run
 
-        vmckpt snapshot prune --schedule nightly --keep-daily 7 --keep-monthly 12 --yes
+        vmckpt snapshot prune --schedule nightly --keep-daily 7 --yes
     """
     from vmckpt.app import controller, snapshot_store
     from vmckpt.policy.model import Keep
@@ -158,7 +160,8 @@ def prune(
         _print_fates(found)
     done: dict[str, PruneDecision] = {}
     if going and not dry_run:
-        sure(f"permanently delete {len(going)} of {len(found.fates)} snapshots?", yes=yes)
+        count = show_count(len(found.fates), "snapshot")
+        sure(f"permanently delete {len(going)} of {count}?", yes=yes)
         for one in found.carry_out():
             done[one.id] = one
             output.say(f"{one.id} {'was deleted' if one.deleted else one.reasons[0]}")
@@ -236,8 +239,8 @@ def gc(
         _print_collected(where, done, dry_run=dry_run)
     if done.missing or done.unreadable:
         raise StoreDamaged(
-            f"{where}: {done.missing} chunks needed by snapshots are missing, and"
-            f" {len(done.unreadable)} packs cannot be read",
+            f"{where}: {show_count(done.missing, 'missing chunk')} that snapshots need,"
+            f" {show_count(len(done.unreadable), 'unreadable pack')}",
             hint="run vmckpt snapshot verify for details",
         )
 
@@ -264,14 +267,16 @@ def _collected_json(where: str, done: "Collected", *, dry_run: bool) -> dict[str
 def _print_collected(where: str, done: "Collected", *, dry_run: bool) -> None:
     would = "would be " if dry_run else ""
     output.out.print(
-        f"{where}: {done.removed} objects {would}removed ({show_bytes(done.removed_bytes)}),"
+        f"{where}: {show_count(done.removed, 'object')} {would}removed"
+        f" ({show_bytes(done.removed_bytes)}),"
         f" {done.condemned} {would}marked for deletion ({show_bytes(done.condemned_bytes)}),"
-        f" {done.rewritten} packs {would}rewritten",
+        f" {show_count(done.rewritten, 'pack')} {would}rewritten",
         soft_wrap=True,
     )
     if done.dead_locks or done.leftovers:
         output.out.print(
-            f"left behind by killed commands: {done.dead_locks} locks, {done.leftovers} files"
+            f"left behind by killed commands: {show_count(done.dead_locks, 'lock')},"
+            f" {show_count(done.leftovers, 'file')}"
         )
     for why in done.waiting:
         output.out.print(f"postponed: {why}", soft_wrap=True)
@@ -309,7 +314,7 @@ def copy(
 
 def export(
     snapshot: SNAPSHOT,
-    file: Annotated[Path, typer.Argument(help="New file to write.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file to write.")],
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -342,7 +347,9 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="File written by vmckpt snapshot export.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File written by vmckpt snapshot export.")
+    ],
     store: STORE = None,
     inventory: INVENTORY = None,
     json: JSON = False,
@@ -367,13 +374,14 @@ def import_(
 
 
 def _print_moved(moved: "Moved", place: str) -> None:
+    new = moved.chunks_new
     if moved.already:
-        back = f"; {moved.chunks_new} missing chunks were restored" if moved.chunks_new else ""
+        back = f"; restored {show_count(new, 'missing chunk')}" if new else ""
         output.out.print(f"{moved.id} {moved.name}: already in {place}{back}")
         return
     output.out.print(
-        f"{moved.id} {moved.name}: stored in {place}; {moved.chunks_new} of {moved.chunks} chunks"
-        f" were new, {show_bytes(moved.bytes_new)}"
+        f"{moved.id} {moved.name}: stored in {place};"
+        f" {new} of {show_count(moved.chunks, 'chunk')} new, {show_bytes(moved.bytes_new)}"
     )
 
 

@@ -23,17 +23,21 @@ _TELLING = Seconds(0.5)
 """Minimum time over which a rate is computed; shorter measurements are unreliable."""
 
 STORE = Annotated[
-    str | None, typer.Option(help="Name of a store in the inventory. Default: the first one.")
+    str | None,
+    typer.Option(metavar="STORE", help="Name of a store in the inventory. Default: the first one."),
 ]
 STORES = Annotated[
-    str | None, typer.Option("--store", help="Name of a store in the inventory. Default: all.")
+    str | None,
+    typer.Option(
+        "--store", metavar="STORE", help="Name of a store in the inventory. Default: all."
+    ),
 ]
 SNAPSHOT = Annotated[
     str, typer.Argument(metavar="SNAPSHOT", help="ID, ID prefix or name of a snapshot.")
 ]
 SNAPSHOTS = Annotated[
     list[str],
-    typer.Argument(metavar="SNAPSHOT...", help="IDs, ID prefixes or names of snapshots."),
+    typer.Argument(metavar="SNAPSHOT", help="IDs, ID prefixes or names of snapshots."),
 ]
 IDENTITY = Annotated[
     Path | None,
@@ -109,7 +113,7 @@ def identity_of(path: Path | None) -> "Identity | None":
 def asked_passphrase(path: Path) -> str:
     """Return the passphrase of a file, from VMCKPT_PASSPHRASE_FILE or by asking for it.
 
-    Raises KeyRefused if stdin is not a terminal, and as `given_passphrase` does.
+    Raises KeyRefused if stdin is not a terminal, and the errors of `given_passphrase`.
     """
     given = given_passphrase()
     if given is not None:
@@ -141,8 +145,8 @@ def given_passphrase() -> str | None:
 def chosen_passphrase() -> str:
     """Return a new passphrase, from VMCKPT_PASSPHRASE_FILE or by asking for it twice.
 
-    Raises KeyRefused if the two passphrases differ or stdin is not a terminal, and as
-    `given_passphrase` does.
+    Raises KeyRefused if the two passphrases differ or stdin is not a terminal, and the errors of
+    `given_passphrase`.
     """
     given = given_passphrase()
     if given is not None:

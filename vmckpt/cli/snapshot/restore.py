@@ -25,7 +25,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def restore(
-    snapshot: Annotated[str, typer.Argument(help="ID or name of a snapshot, or ID of a group.")],
+    snapshot: Annotated[
+        str, typer.Argument(metavar="SNAPSHOT", help="ID or name of a snapshot, or ID of a group.")
+    ],
     on: Annotated[
         str | None,
         typer.Option(
@@ -81,8 +83,8 @@ def restore(
 
     --lazy is for large qcow2 disks: the guest resumes as soon as its memory is loaded, and waits
     for disk data that it reads before the data is copied. A keeper process on the guest's host
-    continues if this command or the host's agent is killed. If the keeper is killed, the guest is
-    paused until you run vmckpt recover; nothing is lost.
+    serves the data, and continues if this command or the host's agent is killed. If the keeper is
+    killed, the guest is paused until you run vmckpt recover; nothing is lost.
 
     --on-restore runs a command that adapts other systems when a guest goes back in time: a queue, a
     lock, a cluster. The command runs as soon as the guest is restored, and before a fork's links

@@ -15,14 +15,15 @@ from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
 from vmckpt.units import Seconds
 
 LEAST = 0.002
-"""Minimum reduction of the sum of squares by a move. For example, a guest of 3 % is moved between
-two hosts of equal size that are 58 % and 50 % full."""
+"""Minimum reduction of the sum of squares by a move. For example, a guest that uses 3 % of a host's
+memory is moved between two hosts of equal size that are 58 % and 50 % full."""
 _HOUR = Seconds(3600.0)
 _COST = 0.1
-"""Load that a move adds to both of its hosts and their links while it runs."""
+"""Cost of a running move for its hosts and links, in the same unit as the sum of squares."""
 _MOST = 1000
 _FULLEST = 10
-"""Number of fullest hosts whose guests are considered: leaving an emptier host gains nothing."""
+"""Number of fullest hosts whose guests are considered: moving guests off emptier hosts gains
+nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

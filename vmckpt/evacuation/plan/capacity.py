@@ -1,5 +1,6 @@
-"""Memory and CPUs of hosts while a plan is made: used capacity, and whether and at what cost a
-guest fits. Pure.
+"""Track the used memory and CPUs of hosts while a plan is made. Pure.
+
+The model determines whether a guest fits on a host, and the cost of placing it there.
 
 The values of all hosts are kept in arrays, so that a guest is compared with a thousand hosts in
 microseconds.
@@ -142,11 +143,14 @@ class CapacityModel:
         return found
 
     def shortage(self, tenant: Tenant, at: int) -> float:
-        """Return how many bytes of memory the guest lacks on a host; 0 or less if it has room."""
+        """Return how many bytes of memory a host lacks for the guest; 0 or less if it fits."""
         return float(self.used[at] + tenant.memory - self._room[at])
 
-    def reasons_against(self, tenant: Tenant, at: int) -> str | None:
-        """Return the first reason why the guest may not move to a host now; None if it may."""
+    def reasons_against(self, tenant: Tenant, at: int, *, exact: bool = True) -> str | None:
+        """Return the first reason why the guest may not move to a host now; None if it may.
+
+        `exact`: whether the reason contains the missing amount, which differs from host to host.
+        """
         place = self.places[at]
         if place.name == tenant.host:
             return "the guest is already there"
@@ -158,9 +162,10 @@ class CapacityModel:
             if self._apart.get(group, {}).get(at, 0) > 0:
                 return f"another guest of group {group} is there"
         if (short := self.shortage(tenant, at)) > _EPS:
-            return f"{show_bytes(round(short))} of memory short"
+            return f"{show_bytes(round(short))} of memory short" if exact else "too little memory"
         if self.cpus_used[at] + tenant.cpus > self._cpus[at] + _EPS:
-            return f"{self.cpus_used[at] + tenant.cpus - self._cpus[at]:g} cores short"
+            cores = self.cpus_used[at] + tenant.cpus - self._cpus[at]
+            return f"{cores:g} cores short" if exact else "too little CPU"
         return None
 
     def alike(self, at: int) -> Hashable:

@@ -104,7 +104,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All hosts and guests at one point in time."""
+    """All hosts and guests at one instant."""
 
     places: tuple[Place, ...]
     tenants: tuple[Tenant, ...]

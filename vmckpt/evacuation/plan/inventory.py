@@ -33,8 +33,8 @@ def fixed(guest: Guest) -> str | None:
 def immovable(guest: Guest) -> str | None:
     """Return why a guest that is off cannot be defined on another host; None if it can.
 
-    The move does not test whether the guest starts there, and libvirt moves the definition without
-    its data.
+    The move does not test whether the guest starts there, and libvirt moves only the definition,
+    without the guest's data.
     """
     if guest.snapshots:
         return _snapshots(guest)
@@ -168,7 +168,7 @@ class FleetView:
     silent: Mapping[str, str]
     """Hosts that do not answer, with the reason."""
     stuck: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Names in the fleet of guests that cannot be moved in their current state, by UUID."""
+    """Guests that cannot be moved in their current state: their names in the fleet, by UUID."""
 
 
 def cpu(guest: Guest) -> str:
@@ -221,7 +221,7 @@ def fleet_view(
     """Return the fleet. `policies`: by host and UUID of each guest; `run`: the policy's evacuation
     settings; `emptied`: the host whose standbys are to move, too.
 
-    A guest that is active on two hosts is already being moved, so no other move of it begins.
+    A guest that is active on two hosts is already being moved, so it is not moved again.
     """
     called = names(answers.looks)
     running, off = _count(answers, active=True), _count(answers, active=False)
@@ -361,7 +361,7 @@ def _tenant(one: Known, answers: Answers, stays: str | None) -> Tenant:
 
 
 def started(tenant: Tenant, guest: Guest) -> Tenant:
-    """Return the tenant of a guest that is off, with the memory and CPUs for when it is started."""
+    """Return the tenant of a guest that is off, with the memory and CPUs of the running guest."""
     return replace(tenant, memory=Bytes(guest.memory + OVERHEAD), cpus=float(guest.vcpus))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from vmckpt.evacuation.plan.capacity import NO_STORAGE, CapacityModel, lacks
 from vmckpt.evacuation.plan.fleet import Fleet, Rules, Tenant
-from vmckpt.units import Bytes, show_bytes
+from vmckpt.units import Bytes, show_bytes, show_count
 
 _MOST = 20_000
 """Maximum number of nodes of the search."""
@@ -247,28 +247,22 @@ def cheapest(capacity: CapacityModel, tenant: Tenant, *, never: int | None = Non
 
 def explain(capacity: CapacityModel, tenant: Tenant) -> Unplaced:
     """Return why no host can take the guest, with a hint on what would help."""
-    reasons = {
-        place.name: capacity.reasons_against(tenant, at) or "possible" for at, place in
-        enumerate(capacity.places) if place.name != tenant.host
-    }  # fmt: skip
-    if not reasons:
+    others = [at for at, place in enumerate(capacity.places) if place.name != tenant.host]
+    if not others:
         return Unplaced(
             tenant=tenant, why="there is no other host", hint="add a host to the inventory"
         )
-    if len(reasons) <= _NAMED:
+    few = len(others) <= _NAMED
+    reasons = {
+        capacity.places[at].name: capacity.reasons_against(tenant, at, exact=few) or "possible"
+        for at in others
+    }
+    if few:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     else:
-        told = Counter(_kind(reason) for reason in reasons.values()).most_common(4)
-        why = "; ".join(f"{count} hosts: {reason}" for reason, count in told)
+        told = Counter(reasons.values()).most_common(4)
+        why = "; ".join(f"{show_count(count, 'host')}: {reason}" for reason, count in told)
     return Unplaced(tenant=tenant, why=why, hint=_hint(capacity, tenant))
-
-
-def _kind(reason: str) -> str:
-    """Return the reason without numbers, which differ from host to host."""
-    for kind in ("of memory short", "cores short"):
-        if reason.endswith(kind):
-            return f"too little {'memory' if 'memory' in kind else 'CPU'}"
-    return reason
 
 
 def _hint(capacity: CapacityModel, tenant: Tenant) -> str:

@@ -33,7 +33,7 @@ from vmckpt.policy.model import OnFailure, Policy
 from vmckpt.policy.select import Subject
 from vmckpt.protection import active, relocate_standby
 from vmckpt.protection.relocate_standby import Relocation
-from vmckpt.units import Seconds
+from vmckpt.units import Seconds, show_count
 
 DEFAULT = "maintenance"
 """The policy for evacuating hosts, which also applies to guests that no policy selects."""
@@ -123,7 +123,7 @@ def _protected() -> Mapping[str, Protected]:
 
 
 async def plan(hosts: Hosts, scope: Scope, task: Task, caller: Caller) -> Plan:
-    """Make a plan. Its moves are checked as `vmckpt migrate` checks them, and forecast.
+    """Make a plan. Checks and forecasts each move, as `vmckpt migrate` does.
 
     Raises HypervisorError if the host itself does not answer, PolicyError, JournalError.
     """
@@ -173,7 +173,7 @@ def _looked_at(found: Placement, checks: Checks) -> Placement:
         if check is not None and not check.blockers:
             going.append(one)
             continue
-        why = "preflight has not checked this" if check is None else check.blockers[0].text
+        why = "preflight has not checked this move" if check is None else check.blockers[0].text
         hint = None if check is None else check.blockers[0].hint
         left.append(
             Unplaced(tenant=one.tenant, why=f"{one.target}: {why}", hint=hint or "see vmckpt plan")
@@ -206,7 +206,7 @@ class _Looking:
             done += 1
             if (now := asyncio.get_running_loop().time()) - told > _TELL:
                 told = now
-                caller.emit(_looked(f"{done} of {len(going)} moves", now))
+                caller.emit(_looked(f"{done} of {show_count(len(going), 'move')}", now))
 
         await asyncio.gather(*(one(move) for move in going))
 
@@ -263,7 +263,7 @@ async def _standing(scope: Scope, known: sights.Known, target: str, caller: Call
     return Checked(
         policy=known.policy.name, mode=str(known.way), blockers=preflight.blockers(findings),
         warnings=tuple(one for one in findings if one.severity is Severity.WARNING),
-        sent=Range(memory, memory + found.disks_bytes), rooms=(found.room,),
+        sent=Range(memory, memory + found.disks_bytes), rooms=found.rooms,
     )  # fmt: skip
 
 

@@ -127,8 +127,8 @@ def hold(guest: str) -> HeldProcess | None:
     The caller must close the result. A process unknown to libvirt may also run the guest, for
     example after libvirt lost its files, so each call searches all processes. The search takes
     20 µs per process. It runs once per action, and never while a guest is paused or a lease is
-    renewed. Raises QemuUnclear if several processes may be the guest's QEMU, or if libvirt does
-    not know the process.
+    renewed. Raises QemuUnclear if several processes may be the guest's QEMU, or if the
+    process is unknown to libvirt.
     """
     found = [one for known in _recorded(guest) if (one := _verified(known)) is not None]
     try:
@@ -145,10 +145,10 @@ def hold(guest: str) -> HeldProcess | None:
     if found:
         raise _unclear(
             f"more than one process may be the QEMU of guest {guest}: {ids}",
-            hint=f"kill the process that is not in {STATUS_FILES}/*.pid, then try again",
+            hint=f"kill the process whose ID is not in {STATUS_FILES}/*.pid, then try again",
         )
     raise _unclear(
-        f"guest {guest} is running in process {ids}, which libvirt does not know",
+        f"guest {guest} is running in process {ids}, which is unknown to libvirt",
         hint="kill that process if it is not needed, then try again",
     )
 

@@ -1,8 +1,8 @@
 """Make system calls in the context of another process's main thread, with ptrace(2).
 
-QEMU keeps running even if the tracer dies. The tracer sets QEMU's registers only to a detour that
-returns by itself: the system call, then rt_sigreturn(2) with a frame of the original registers. If
-the tracer is killed at any moment, the process therefore continues as after a signal.
+QEMU keeps running even if the tracer dies. The tracer sets QEMU's registers only to enter a detour
+that returns by itself: the system call, then rt_sigreturn(2) with a frame of the original
+registers. If the tracer is killed at any moment, the process therefore continues as after a signal.
 
 The thread must be waiting in a system call, as QEMU's main thread nearly always is. That call is
 interrupted, and the kernel restarts it afterwards. This works only on x86-64.
@@ -148,7 +148,7 @@ def run(process: HeldProcess, work: Callable[[Stopped], T], limit: Seconds = LIM
     """
     if platform.machine() != "x86_64":
         raise CannotInject(process.pid, Why.UNSUPPORTED, platform.machine())
-    # The kernel detaches from a traced process when the tracing thread ends.
+    # A thread of its own does the tracing: when it ends, the kernel detaches it from the process.
     done: list[T] = []
     failed: list[BaseException] = []
 
@@ -191,7 +191,7 @@ class _Tracer:
             stopped = Stopped(self, registers)
             return work(stopped)
         finally:
-            with suppress(OSError):  # in the detour, which returns by itself, or terminated
+            with suppress(OSError):  # the thread is in the detour, which returns, or has ended
                 # With the old registers, the kernel restarts the interrupted call.
                 _ptrace(_SETREGS, self.pid, ctypes.addressof(registers))
                 self._let_go()

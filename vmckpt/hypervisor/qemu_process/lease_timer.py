@@ -1,4 +1,4 @@
-"""A lease enforced by the kernel: a timer inside QEMU that kills it unless it is renewed.
+"""A lease enforced by the kernel: a timer in the QEMU process kills QEMU unless rearmed in time.
 
 The timer belongs to QEMU (timer_create(2) with SIGKILL), so it works even if no vmckpt process is
 alive or scheduled. It uses CLOCK_BOOTTIME, as leases do, and expires at an absolute time, so a late

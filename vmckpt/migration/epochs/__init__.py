@@ -1,1 +1,1 @@
-"""Migrate a guest in mode checkpoint: by epochs, as replication does."""
+"""Migrate a guest in mode checkpoint, which copies it in epochs, as replication does."""

@@ -44,7 +44,7 @@ from vmckpt.units import Bytes, Seconds
 _TURN = 0.5
 """Seconds between two queries of the source's agent; each query starts a process there."""
 _SILENT = Seconds(30.0)
-"""How long the source's agent may not answer, e.g. while the watchdog starts a new agent."""
+"""How long the source's agent may be silent, for example while the watchdog restarts the agent."""
 
 
 class _Stopped(Exception):
@@ -148,7 +148,9 @@ class _Attempt:
         why = ours.why or ours.says or ours.error or "no reason reported"
         ended = ours.outcome is not None or ours.knows_nothing
         if ended or _now() - self._heard > _SILENT:
-            raise VmckptError(f"the guest's agent on {pair.source.name} has stopped: {why}")
+            raise VmckptError(
+                f"the guest's agent on {pair.source.name} has stopped, or does not answer: {why}"
+            )
 
     def _seen(self, ours: ProtectionStatus) -> SwitchoverFacts:
         costs = tuple(

@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from vmckpt.errors import VmckptError
 from vmckpt.hypervisor.connection import Hypervisor
-from vmckpt.migration.plan.preflight import Facts
+from vmckpt.migration.plan.preflight import LIBVIRT_DECIDES, Facts
 from vmckpt.model.disk import CopyPlan
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.guest import Guest
@@ -74,8 +74,10 @@ def _stricter(one: Finding) -> Finding:
     """
     if one.code != "storage-unproven":
         return one
-    text = one.text.replace("; libvirt decides", "; mode checkpoint does not check this")
-    return replace(one, severity=Severity.BLOCKER, text=text)
+    text = one.text.removesuffix(LIBVIRT_DECIDES)
+    return replace(
+        one, severity=Severity.BLOCKER, text=f"{text}; mode checkpoint does not check this"
+    )
 
 
 def _blocker(where: str, text: str, hint: str) -> Finding:

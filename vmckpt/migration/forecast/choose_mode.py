@@ -10,7 +10,7 @@ from vmckpt.model.migration import Mode
 from vmckpt.policy.model import Policy, StartPostcopy
 from vmckpt.units import Bytes, Seconds, show_seconds
 
-# QEMU keeps only the sending of memory within the limit. Pages that the guest writes meanwhile,
+# QEMU applies the limit only to the sending of memory. Pages that the guest writes meanwhile,
 # data in sockets and handshakes add to the downtime. Measured: 30 to 120 ms.
 _WRITES, _CONTROL = 1.2, Seconds(0.15)
 # Among modes of about the same duration, the one with the least impact and risk wins.
@@ -58,7 +58,7 @@ def _fits(one: Forecast, limit: Seconds) -> bool:
 
 
 def _way_out(usable: Sequence[Forecast], limit: Seconds, *, switches: bool) -> tuple[Mode, str]:
-    """Return the mode to use if none fits, with the reason; the policy's rules then decide."""
+    """Return the mode to use if no mode fits, with the reason; the policy's rules then decide."""
     mode = Mode.HYBRID if switches else Mode.PRECOPY
     words = []
     for one in usable:

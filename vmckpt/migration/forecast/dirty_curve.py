@@ -1,7 +1,7 @@
 """How much memory a guest dirties over time, and how pre-copy proceeds from that. Pure.
 
 The curve U(t) is the number of *different* bytes a guest writes within t seconds. It is concave: a
-page that was written counts once, so the curve of a guest that keeps rewriting one region levels
+page that was written counts once. So the curve of a guest that keeps rewriting one region levels
 off at that region's size, its writable working set (Clark et al., Live Migration of Virtual
 Machines, NSDI 2005, section 2.2). A rate alone would predict convergence that never happens, or
 miss convergence that does.

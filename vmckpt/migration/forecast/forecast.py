@@ -1,7 +1,7 @@
 """Forecast a migration as ranges, and record what these are based on. Pure.
 
 Every fact is a range. The migration is simulated (`simulator`) at the corners of all ranges, where
-each fact has its best or its worst value, and once in the middle. The forecast is the hull of the
+each fact has its best or worst value, and once in the middle. The forecast is the hull of the
 results. A range should include the measured value nine times out of ten.
 """
 
@@ -287,7 +287,7 @@ def _verdict(found: Sequence[Simulated]) -> str:
     if done == len(found):
         return f"completes in all {done} simulated cases"
     if done == 0:
-        return "completes in no simulated case"
+        return f"completes in none of {len(found)} simulated cases"
     return f"completes in {done} of {len(found)} simulated cases"
 
 

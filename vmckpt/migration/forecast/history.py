@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vmckpt.journal.migration_history import PastMove
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.migration import LinkSeen, Mode, Outcome
-from vmckpt.units import MIB, show_rate, show_seconds
+from vmckpt.units import MIB, show_count, show_rate, show_seconds
 
 # One stream of QEMU keeps a CPU busy on each side. Measured over an unlimited link, QEMU 7.2 with
 # guests under TCG on two shared cores: 165 to 950 MiB/s.
@@ -60,8 +60,9 @@ def stream(past: Sequence[PastMove], *, encrypted: bool, connections: int) -> tu
         # Few moves show less of the possible range than many.
         margin = 0.2 + 0.4 / len(seen)
         found = Range(min(seen) * (1 - margin), max(seen) * (1 + margin))
-        return found, f"{len(seen)} past moves reached {show_rate(min(seen))} to " + show_rate(
-            max(seen)
+        return found, (
+            f"{show_count(len(seen), 'past move')} reached"
+            f" {show_rate(min(seen))} to {show_rate(max(seen))}"
         )
     found = STREAM
     if encrypted:

@@ -1,8 +1,8 @@
 """Measure what a forecast needs, on both hosts concurrently. A failed measurement is not an error.
 
-The first measurement takes about a second. If the guest writes so much that a longer measurement
-would change the forecast, the guest's writes are measured again, for at most the duration of the
-first pass.
+The first measurement takes about a second. The guest may write so much that a longer measurement
+would change the forecast. Its writes are then measured again, for at most the duration of the first
+pass.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _LONGER = (0.12, 0.25, 0.45, 0.7, 1.0)
 # measurement is enough.
 _MATTERS = 0.15
 _LINK_LIMIT, _MEMORY_LIMIT, _LATE = Seconds(8.0), Seconds(12.0), Seconds(12.0)
-# Counts by libvirt and the kernel include zero pages. Measured: 0.83 to 0.97 is in use.
+# Counts by libvirt and the kernel include zero pages. Measured: 83 to 97 % are in use.
 _RESIDENT = (0.7, 1.0)
 _PROCESS = (0.4, 1.0)
 
@@ -168,7 +168,7 @@ async def _memory(
     source: Hypervisor, guest: Guest, remotes: Remotes | None, probe: Seconds
 ) -> _Memory:
     """Measure memory by sampling its pages; if that fails, use counts of the kernel and libvirt."""
-    error: str | None = "no ssh logins to both hosts"
+    error: str | None = "ssh logins to both hosts are required"
     if remotes is not None:
         times = [one for one in _FIRST if one <= probe]
         seen, error = await _try(remote.memory(remotes[0], guest, times), _MEMORY_LIMIT)

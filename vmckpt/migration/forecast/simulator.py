@@ -66,7 +66,7 @@ class World:
     zero_scan: float = 0.0
     """Seconds for scanning zero pages."""
     differences: float = 1.0
-    """Share of a resent page that must be sent with XBZRLE."""
+    """Share of a resent page that XBZRLE sends, 0 to 1."""
     faults: float = 1.0
     """Factor by which the rest takes longer in post-copy than in one stream."""
     waits: float = 10.0
@@ -254,7 +254,7 @@ class _Run:
         return self.world.curve.within(time * (1 - self.throttle.share))
 
     def _joined(self, left: float, dirtied: float) -> float:
-        """Return the size of both sets together; pages that are in both by chance count once."""
+        """Return the bytes of left and dirtied pages; pages in both sets by chance count once."""
         written = max((u for _, u in self.world.curve.points), default=0.0)
         both = max(left, dirtied, written)
         return left + dirtied - (left * dirtied / both if both else 0.0)

@@ -1,1 +1,1 @@
-"""Plan a migration, and find every reason against it before it begins."""
+"""Plan a migration, and find all obstacles before it begins."""

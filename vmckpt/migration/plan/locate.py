@@ -33,7 +33,7 @@ def one_guest(name: str, found: Sequence[GuestAt], *, to: str) -> dict[str, Gues
 
 
 def holder(name: str, states: Mapping[str, GuestState], *, to: str) -> str | None:
-    """Return the host that has the guest, given its state on each host; None if no host knows it.
+    """Return the host that has the guest, given its state on each host; None if no host has it.
 
     If one copy is running, a paused copy is the target's end of a migration. Raises OutcomeUnknown
     if two copies are running, or if none is running and several are paused: the operator must

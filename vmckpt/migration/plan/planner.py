@@ -43,7 +43,7 @@ class Plan:
     facts: Facts
     findings: tuple[Finding, ...]
     chosen: Chosen | None = None
-    """The choice of a policy; None if no host knows the guest. The fields below are then unset,
+    """The choice of a policy; None if the guest was not found. The fields below are then unset,
     too."""
     policy: Policy | None = None
     """The chosen policy with the operator's overrides applied."""
@@ -328,7 +328,7 @@ def _why_no_post_copy(policy: Policy, facts: Facts) -> tuple[Finding, ...]:
     if not policy.may_switch_early:
         return ()
     if not facts.post_copy_asked and facts.target_error is None:
-        text = "whether this host can receive guests in post-copy is unknown"
+        text = "it is unknown whether this host can receive guests in post-copy"
         what = (
             "post-copy is tried anyway" if policy.mode is Mode.POSTCOPY else "post-copy is not used"
         )

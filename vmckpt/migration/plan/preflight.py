@@ -12,7 +12,8 @@ from vmckpt.units import MIB, show_bytes
 _OVERHEAD = 128 * MIB
 # First major version of QEMU in which TCG tracks every write during a migration.
 _TCG_NOTES_WRITES = 9
-_LEAVING = "outgoing migration"
+LIBVIRT_DECIDES = "; libvirt decides whether to migrate the guest"
+"""End of the text of a finding "storage-unproven"."""
 IN_MAINTENANCE = "host-in-maintenance"
 """Code of the finding about a target in maintenance."""
 
@@ -26,7 +27,7 @@ class Facts:
     source: str
     target: str
     guest: Guest | None = None
-    """None if no host that answers knows the guest."""
+    """None if the guest was not found on any host that answered."""
     source_facts: HostFacts | None = None
     source_error: str | None = None
     target_facts: HostFacts | None = None
@@ -160,7 +161,7 @@ def _hosts(facts: Facts) -> Iterator[Finding]:
         )
     for error in facts.ssh_errors:
         yield _warning(
-            "ssh", facts.name, error, "run vmckpt doctor; libvirt makes some checks itself"
+            "ssh", facts.name, error, "run vmckpt doctor; libvirt makes some of the checks itself"
         )
 
 
@@ -179,9 +180,9 @@ def _guest(facts: Facts, guest: Guest) -> Iterator[Finding]:
             "job-in-progress",
             guest.name,
             f"has a job in progress: {guest.job}",
-            "wait until the job ends; if its controller is gone, run vmckpt recover; abort a job"
-            f" of another tool on {facts.source} with virsh domjobabort {guest.name}, or virsh"
-            " blockjob --abort",
+            "wait until the job ends; if its controller is gone, run vmckpt recover; to abort a"
+            f" job that another tool started, run virsh domjobabort {guest.name} or virsh blockjob"
+            f" {guest.name} DISK --abort on {facts.source}",
         )
     if guest.snapshots:
         yield _blocker(
@@ -279,8 +280,8 @@ def _disk(facts: Facts, guest: Guest, disk: Disk) -> Iterator[Finding]:
         yield _warning(
             "storage-unproven",
             guest.name,
-            f"{what} is not confirmed to be the same file on both hosts; libvirt decides",
-            "add ssh logins with write access to its directory to the inventory",
+            f"{what} is not confirmed to be the same file on both hosts{LIBVIRT_DECIDES}",
+            "in the inventory, add ssh logins that can write to the disk's directory",
         )
 
 
@@ -357,7 +358,7 @@ def _target(facts: Facts, guest: Guest) -> Iterator[Finding]:
                 facts.target,
                 f"an inactive {guest.name} is defined there; its definition will be replaced",
             )
-        elif same == (True, True) and guest.job == _LEAVING:
+        elif same == (True, True) and guest.leaves:
             continue  # the target's end of the guest's own migration
         elif same[1]:
             yield _uuid_taken(facts, guest, other)

@@ -114,7 +114,7 @@ async def finish(
                 continue
             made = Made(host=here.host.name, suffix=storage_copy.new_suffix(), marks={path: mark})
             if left := await images.remove(remotes[0], made):
-                stays[path] = left[0].removeprefix(f"{path} (").removesuffix(")")
+                stays |= left
             else:
                 removed.append(path)
     except VmckptError as exc:

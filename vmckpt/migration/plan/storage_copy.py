@@ -33,7 +33,7 @@ from vmckpt.model.finding import Finding, Severity
 from vmckpt.policy.model import CopyKind, LeftBehind, Storage
 from vmckpt.remote import images as remote_images
 from vmckpt.remote.ssh import Remote
-from vmckpt.units import MIB, Bytes, show_bytes
+from vmckpt.units import MIB, Bytes, show_bytes, show_count
 
 FORMATS = ("raw", "qcow2")
 # A guest keeps writing while a thin image is copied.
@@ -138,7 +138,7 @@ def _overrides(
         if drive is None:
             yield _blocker(
                 "disk-unknown", source, f"the guest has no disk {name!r}",
-                f"the guest's disks are: {', '.join(known) or 'none'}",
+                f"choose from the guest's disks: {', '.join(known) or 'none'}",
             )  # fmt: skip
         elif drive.path is None or drive.read_only:
             yield _blocker(
@@ -151,7 +151,7 @@ def _overrides(
             yield _blocker(
                 "disk-shared", source,
                 f"{_named(drive)} is the same file on both hosts: it would be copied onto itself",
-                "leave out this disk",
+                "leave this disk out",
             )  # fmt: skip
 
 
@@ -212,16 +212,17 @@ def _image(source: str, drive: Drive, image: Image, wish: CopyOptions) -> Iterat
         text=f"{_named(drive)} is copied; the source's image {after}",
         hint=None if wish.remove else f"remove {drive.path} when it is no longer needed",
     )  # fmt: skip
+    internal = show_count(image.snapshots, "internal snapshot")
     if image.snapshots and wish.remove:
         yield _blocker(
             "disk-snapshots", source,
-            f"{_named(drive)} has {image.snapshots} internal snapshots, which are removed, too",
-            "delete the snapshots, or leave out left_behind: remove",
+            f"removing {_named(drive)} also removes {internal}",
+            "delete the snapshots, or set left_behind: keep in the policy",
         )  # fmt: skip
     elif image.snapshots:
         yield Finding(
             code="disk-snapshots", severity=Severity.WARNING, where=source,
-            text=f"{_named(drive)} has {image.snapshots} internal snapshots, which are not copied",
+            text=f"{_named(drive)} is copied without its {internal}",
             hint="keep the image on the source",
         )  # fmt: skip
 
@@ -365,7 +366,8 @@ async def remove(target: Remote, made: Made) -> tuple[str, ...]:
 
     Returns the images that could not be removed, each with the reason. Raises RemoteError.
     """
-    return await remote_images.remove(target, made)
+    left = await remote_images.remove(target, made)
+    return tuple(f"{path} ({why})" for path, why in left.items())
 
 
 async def unmade(remotes: Remotes | None, step: StoredStep | None) -> list[str]:

@@ -44,10 +44,10 @@ from vmckpt.units import Bytes, Seconds
 async def source_never_completed(
     source: Hypervisor, uuid: str, remotes: Remotes | None, *, since: float
 ) -> bool:
-    """Return whether the source proves that at least one page never reached the target.
+    """Return whether QEMU on the source reports that it never sent the complete guest.
 
     The guest must be running on the source; the migration began at `since` (Unix time). An
-    incomplete copy cannot run on any host. Returns False if the source proves nothing.
+    incomplete copy cannot run on any host. Returns False if this is unknown.
 
     If the source booted after `since`, autostart may have started another QEMU process of the
     guest. The statistics of that process do not belong to this migration, so they are not used.
@@ -184,7 +184,7 @@ class Recovery:
         """Return the other hosts that have a process of the guest.
 
         Hosts that do not answer are left out. The guest can be on another host only if an operator
-        moved it by hand, because this job's lock prevents a move by another vmckpt.
+        moved it by hand, because this job's lock prevents a move by another vmckpt process.
         """
 
         async def has(host: Host) -> bool:

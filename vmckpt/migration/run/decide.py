@@ -233,7 +233,7 @@ def _act(
 
 
 def excess(track: PassHistory, done: AppliedActions) -> float | None:
-    """Return how much more data pre-copy would send until it completes than a switch now.
+    """Return how much more data is sent by completing pre-copy than by switching now.
 
     As a fraction of the first pass; None before the second pass, infinite if pre-copy does not
     converge.

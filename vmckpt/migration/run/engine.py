@@ -163,7 +163,7 @@ class Migration:
         """Determine the outcome and clean up. Returns the result."""
         outcome, began = await self._outcome(), self._progress.track.began
         if self._told_no_way_back and outcome is not Outcome.COMPLETED:
-            self._stop.set()  # no further attempt may follow
+            self._stop.set()  # there must be no further attempt
         elapsed = Seconds(_now() - began)
         totals = await self._settled(outcome, order)
         self._tell.enter(JobPhase.DONE)

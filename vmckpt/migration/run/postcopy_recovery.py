@@ -163,7 +163,7 @@ class PostcopyRecovery:
     def attempted(self, now: Seconds, error: VmckptError | None) -> None:
         """Record that an attempt to resume has ended, with `error` if it failed."""
         self._attempted_at = now
-        # libvirt 9.0 may report an attempt's previous error even though QEMU has continued.
+        # libvirt 9.0 may report the error that preceded the attempt even though QEMU has continued.
         if error is not None and self.broken:
             self._warn(f"post-copy could not be resumed: {error.message}")
 

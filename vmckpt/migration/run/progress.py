@@ -117,7 +117,8 @@ class PassHistory:
 def seen(track: PassHistory, sample: JobSample, stall: Stall) -> PassHistory:
     """Return the track with one more sample."""
     before = track.last
-    # The first sample of a stream of another controller does not show whether data is moving.
+    # The first sample of a stream that another controller started does not show whether data is
+    # moving.
     first = before is None and sample.phase is not JobPhase.POST_COPY
     moved = first or (before is not None and sample.transferred > before.transferred)
     track = replace(

@@ -94,7 +94,8 @@ async def finish(pair: Pair, say: Callable[[str], None]) -> ProtectionStatus | N
         if time.monotonic() > give_up or told.knows_nothing:
             why = told.says or told.error or "the host has no record of it"
             raise OutcomeUnknown(
-                f"{pair.guest} was handed over to {pair.target.name} but is not running: {why}",
+                f"{pair.guest} was handed over to {pair.target.name}, which does not report it as"
+                f" running: {why}",
                 host=pair.target.name,
                 hint="fix that host, then run vmckpt recover",
             )

@@ -1,7 +1,7 @@
-"""Decide when to pause a guest for the last epoch of its migration by epochs. Pure.
+"""Decide when to pause a guest for the final epoch of its migration by epochs. Pure.
 
-The cost of the last epoch is estimated from earlier epochs: their pauses, and the time until the
-target had received them. The guest stays paused while the last epoch is sent.
+The cost of the final epoch is estimated from earlier epochs: their pauses, and the time until the
+target had received them. The guest stays paused while the final epoch is sent.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from vmckpt.units import Seconds, show_seconds
 _LOADS = Seconds(0.05)
 """Time to load the device state and resume the guest; docs/replication.md has measurements."""
 _ENOUGH = 3
-"""Number of consecutive epochs that must fit, since the cost of a single epoch varies."""
+"""Number of consecutive epochs that must be within the limit, since the cost of epochs varies."""
 
 
 class SwitchoverAction(StrEnum):
@@ -41,7 +41,7 @@ class SwitchoverFacts:
     ready: bool
     """The target has a complete epoch, and the guest's agent is running."""
     recent: Sequence[Cost] = field(default=())
-    """The costs of the last epochs, the newest last."""
+    """The costs of the latest epochs, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,14 @@ def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
     downtime = expected(seen.recent) if seen.ready else None
     allowed = show_seconds(limits.max_downtime)
     if downtime is not None and len(seen.recent) >= _ENOUGH and downtime <= limits.max_downtime:
-        why = f"the last epoch is expected to take {show_seconds(downtime)}; {allowed} is allowed"
+        why = (
+            f"the final epoch is expected to take {show_seconds(downtime)}; the limit is {allowed}"
+        )
         return SwitchoverDecision(do=SwitchoverAction.SWITCH, why=why, downtime=downtime)
     if limits.time is not None and seen.elapsed >= limits.time:
         why = "the first copy was not complete"
         if downtime is not None:
-            why = f"a switchover would take {show_seconds(downtime)}; {allowed} is allowed"
+            why = f"a switchover would take {show_seconds(downtime)}; the limit is {allowed}"
         return SwitchoverDecision(
             do=SwitchoverAction.GIVE_UP, why=f"time limit reached: {why}", downtime=downtime
         )
@@ -80,8 +82,10 @@ def decide(seen: SwitchoverFacts, limits: Limits) -> SwitchoverDecision:
 
 
 def expected(recent: Sequence[Cost]) -> Seconds | None:
-    """Return the expected downtime of a switchover now: the cost of the most expensive of the last
-    epochs, plus the time to load it. Returns None if there are no epochs."""
+    """Return the expected downtime of a switchover now; None if there are no epochs.
+
+    This is the highest cost among the latest epochs, plus the time to load an epoch.
+    """
     last = recent[-_ENOUGH:]
     if not last:
         return None

@@ -41,7 +41,10 @@ class InstallRefused(Exception):
 
 
 def install(folder: Path, name: str, digest: str, size: int, program: str) -> None:
-    """Install the version `name`. If it raises InstallRefused or OSError, nothing is installed."""
+    """Install the version `name`.
+
+    After InstallRefused or OSError, the version is not installed, or it is complete and usable.
+    """
     make(folder)
     room = os.statvfs(folder)
     if room.f_bavail * room.f_frsize < size:
@@ -50,11 +53,12 @@ def install(folder: Path, name: str, digest: str, size: int, program: str) -> No
         site = new / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         found = unpack(new, site)
         if found != digest:
-            raise InstallRefused("the bundle arrived incomplete")
+            raise InstallRefused("the bundle did not arrive intact")
         furnish(new)
         trial(new, program)
         sync(new)
         put(new, folder / name, program)
+    # If this fails, the version is kept: it is complete, and another controller may already use it.
     durable(folder)
     with suppress(OSError):
         remove_old(folder, name)
@@ -274,7 +278,7 @@ def main() -> None:
     try:
         install(Path(folder), name, digest, int(size), program)
     except (tarfile.TarError, EOFError) as exc:
-        sys.exit(f"the bundle arrived incomplete: {exc}")
+        sys.exit(f"the bundle did not arrive intact: {exc}")
     except (InstallRefused, OSError) as exc:
         sys.exit(str(exc))
 

@@ -39,7 +39,7 @@ class MeasureRefused(Exception):
 
 
 def process_of(uuid: str, name: str) -> int:
-    """Return the guest's QEMU process: the one that libvirt recorded, if it names the guest.
+    """Return the process that libvirt recorded as the guest's QEMU, after checking its arguments.
 
     Other processes are not considered: any user can start one with the same command line. Raises
     MeasureRefused.
@@ -149,8 +149,8 @@ class Sampler:
         for i, address in enumerate(self._at):
             if not self.changed[i] and self._look(address) != self.first[i]:
                 self.changed[i] = True
-        # The time between two reads of a page is about the same for all pages, as both passes go
-        # through them in the same order and at about the same speed.
+        # Both passes read the pages in the same order and at about the same speed. So the time
+        # between two reads of a page is about the same for all pages.
         middle = begun - self.begun + (time.monotonic() - begun - self.took) / 2
         return middle, sum(self.changed), flips(self.changed)
 

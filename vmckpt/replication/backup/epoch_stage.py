@@ -276,13 +276,15 @@ class Stage:
 
     def _decoded(self, part: Pages) -> tuple[NDArray[np.intp], NDArray[np.uint64]]:
         if part.file >= len(self._memory):
-            raise damaged(f"pages of memory file {part.file}, of {len(self._memory)} files")
+            raise damaged(
+                f"pages of memory file {part.file}; the number of files is {len(self._memory)}"
+            )
         pages = self._memory[part.file].pages
         return page_codec.decode(part.data, lambda numbers: pages[numbers], pages=len(pages))
 
     def _unpacked(self, part: Writes) -> bytes:
         if part.disk >= len(self._disks):
-            raise damaged(f"writes to disk {part.disk}, of {len(self._disks)} disks")
+            raise damaged(f"writes to disk {part.disk}; the number of disks is {len(self._disks)}")
         try:
             size = zstandard.frame_content_size(part.data)
             if not 0 <= size <= LARGEST_WRITES:

@@ -115,7 +115,7 @@ class LeaseClaim(ManualClaim):
                 self.says = f"the lease cannot be taken over: {why}"
                 return self._handed_over()
             case _:
-                self.says = f"the primary's lease ends in {told.rest:.2f} s"
+                self.says = f"the lease cannot be taken over for another {told.rest:.2f} s"
                 self._next = time.monotonic() + min(self._every, max(_TURN, told.rest))
         return None
 
@@ -125,7 +125,7 @@ class LeaseClaim(ManualClaim):
             found = self._client.look()
         if found.holder != self._host:
             return None
-        # This host holds the lease only after a hand-over with a complete standby, or because an
+        # This host holds the lease only after a handover with a complete standby, or because an
         # earlier agent took the lease.
         self.token = found.token
         return f"the lease was handed over with token {found.token}"

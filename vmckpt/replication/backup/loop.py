@@ -27,6 +27,7 @@ from vmckpt.replication.primary import memory
 from vmckpt.replication.protocol import connection
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import (  # fmt: skip
+    HANDED_OVER,
     Ack,
     DeviceState,
     End,
@@ -86,7 +87,7 @@ class Backup:
         self._stage, self._standby, self._claim, self._requests = stage, standby, claim, requests
         self._between, self._lives = between, lives
         self._asked: float | None = None
-        """Since when the primary has been answering although a failover request is pending."""
+        """When the primary began to answer although a failover request was pending."""
         self._newest: PeerConnection | None = None
         self._lock = threading.Lock()
         self._heard = time.monotonic()
@@ -188,8 +189,9 @@ class Backup:
     def _turn(self, line: PeerConnection) -> None:
         """Handle one message.
 
-        Drop a connection that is lost, or that delivers an epoch for which there is no space: the
-        primary reconnects. Raises StageError, and any error of the standby.
+        Drop a connection that is lost, that delivers invalid data, or that delivers an epoch for
+        which there is no space: the primary reconnects. Raises StageError, and any error of the
+        standby.
         """
         try:
             message = line.receive(_TURN)
@@ -236,7 +238,7 @@ class Backup:
             case Heartbeat():
                 self._peer = json.loads(message.note or b"{}")
             case End():
-                self._handed_over = message.why == "switched"
+                self._handed_over = message.why == HANDED_OVER
                 if not self._handed_over:
                     self._over = message.why
                     with suppress(ConnectionLost):

@@ -172,7 +172,7 @@ def explained(what: str) -> Iterator[None]:
     except OSError as exc:
         why = os.strerror(exc.errno or errno.EIO)
         if exc.errno in _FULL:
-            raise StageFull(f"{what}: {why}", hint="free space on the standby's host") from exc
+            raise StageFull(f"{what}: {why}", hint="free some space on the standby's host") from exc
         raise StageError(f"{what}: {why}", hint="see the log of the standby's host") from exc
 
 
@@ -256,12 +256,12 @@ class DiskLog(StagedFile):
         super().__init__(path, begin=BODY)
         head = self.head()
         self.sealed = head[0] if head is not None else 0
-        """The epoch in the header, since which the disks are consistent; 0: no epoch."""
+        """The epoch in the header; the disks have been consistent since then. 0: no epoch."""
 
     def head(self) -> tuple[int, Content] | None:
         """Read the epoch and its content from the header.
 
-        Returns None if no epoch has been sealed since the last first copy of the disks.
+        Returns None if no epoch has been sealed since the most recent first copy of the disks.
         """
         data = os.pread(self.file, _HEAD.size, 0)
         if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:

@@ -51,8 +51,8 @@ _WORDS = {
 class NbdWriter(Client):
     """A connection to one writable NBD export. Use as `with NbdWriter(...) as disk`.
 
-    If a request fails, a later call raises the error, at the latest `flush`. After `flush`, all
-    earlier writes are on the disk. Reading waits for all requests in flight.
+    If a request fails, `flush` or a call before it raises the error. After `flush`, all earlier
+    writes are on the disk. Reading waits for all requests in flight.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ _WAITS = "inmigrate"
 
 def socket_of(folder: Path) -> Path:
     """Return the path of the socket on which QEMU serves a standby's disks to the agent and to a
-    test failover."""
+    failover test."""
     return folder / "served" / "disks.sock"
 
 
@@ -222,8 +222,8 @@ class Standby:
             )
         self._map()
         self._export()
-        # Not a pipe: once QEMU has begun to load the state, it must get the complete state, even if
-        # this agent dies.
+        # This is not a pipe: once QEMU has begun to load the state, it must get the complete state,
+        # even if this agent dies.
         self._state = os.memfd_create(_STATE, os.MFD_CLOEXEC)
         self._stack.callback(os.close, self._state)
         with suppress(HypervisorError):  # an earlier agent may have passed a file
@@ -258,7 +258,7 @@ class Standby:
         qemu_user.make_folder(self._socket.parent, self._owner)
         self._socket.unlink(missing_ok=True)
         place = {"type": "unix", "data": {"path": str(self._socket)}}
-        # For the connections of the agent and of a test failover that reads the disks.
+        # For the connections of the agent and of a failover test that reads the disks.
         most = 2 * len(self._disks) + 4
         monitor.tell("nbd-server-start", {"addr": place, "max-connections": most})
         for number, disk in enumerate(self._disks):
@@ -307,7 +307,7 @@ class Standby:
             told = self._monitor.ask("query-migrate")
             if told.get("status") == "failed" or time.monotonic() > give_up:
                 raise CaptureFailed(
-                    f"{self._monitor.name} on {self._monitor.host} cannot load the device state:"
+                    f"{self._monitor.name} on {self._monitor.host} did not load the device state:"
                     f" {told.get('error-desc', told.get('status', 'no reason reported'))}",
                     hint="see QEMU's log there",
                 )
@@ -324,7 +324,7 @@ def go_on(monitor: QmpMonitor) -> None:
 
 
 def announce(monitor: QmpMonitor, cards: list[str]) -> None:
-    """Set the links of the network cards up and announce the guest to switches.
+    """Bring up the links of the network cards, and announce the guest to switches.
 
     Raises HypervisorError.
     """

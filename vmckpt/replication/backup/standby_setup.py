@@ -54,7 +54,7 @@ def inspect_image(path: str, format_: str) -> Image:
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_LIMIT)
         if done.returncode != 0:
-            return Image(path=path, says=" ".join(done.stderr.split())[:200] or "no error reported")
+            return Image(path=path, says=" ".join(done.stderr.split())[:200] or "no error message")
         told = json.loads(done.stdout)
         if told.get("format-specific", {}).get("data", {}).get("corrupt"):
             return Image(path=path, says="it is marked as corrupt")
@@ -141,14 +141,14 @@ def _image(session: Session, disk: Disk) -> Path:
         os.close(file)
     if done.returncode != 0:
         _forget(path)
-        why = done.stderr.strip().splitlines()[-1:] or ["no error reported"]
+        why = done.stderr.strip().splitlines()[-1:] or ["no error message"]
         raise BadInput(f"{session.host}: {path} cannot be created: {why[0]}")
     return path
 
 
 def _mark(path: Path) -> Path:
-    """Return the path of the marker file beside an image. The file marks the image as that of a
-    standby that never ran."""
+    """Return the path of the marker file beside an image. The file shows that the image belongs to
+    a standby that never ran."""
     return path.with_name(f".{path.name}.{_MADE}")
 
 
@@ -264,13 +264,14 @@ def waits(session: Session) -> bool:
 def remove(session: Session, folder: Path) -> tuple[str, ...]:
     """Remove the standby. Returns what was done, for display.
 
-    Raises VmckptError, also if the guest was started on this host or was about to be.
+    Raises VmckptError, also if the guest was started on this host or was about to be, unless its
+    QEMU is gone and never ran the guest.
     """
     did = []
     dead = never_came_to_life(session, folder)
     if is_ours(folder) and not dead:
         raise VmckptError(
-            f"{session.name} was about to run on {session.host}; it is not removed as a standby",
+            f"{session.name} was about to run on {session.host}, so it was not removed",
             hint="run vmckpt recover",
         )
     if waits(session):
@@ -279,7 +280,7 @@ def remove(session: Session, folder: Path) -> tuple[str, ...]:
         did.append("stopped the standby")
     if _runs_here(session):
         raise VmckptError(
-            f"{session.name} is running on {session.host}; it is not removed as a standby",
+            f"{session.name} is running on {session.host}, so it was not removed",
             hint="run vmckpt recover",
         )
     for disk in session.disks:

@@ -44,7 +44,10 @@ def wait(root: ET.Element) -> None:
 
 
 def clean(xml: str, images: Mapping[str, str]) -> str:
-    """Return the definition to store once the guest is running on the backup."""
+    """Return the definition to store once the guest is running on the backup.
+
+    A guest that is started again from this definition boots, and does not wait for memory.
+    """
     root = plain(xml)
     place(root, images)
     ET.register_namespace("qemu", QEMU)

@@ -1,7 +1,7 @@
 """Decide when the backup may run the guest. Pure.
 
-Silence of the primary is never enough: the lease decides, or the operator. Silence only determines
-when to ask the lease store.
+Silence of the primary is never enough: either the lease or a failover request decides. Silence only
+determines when to ask the lease store.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,10 @@ class Decision:
 
 
 def decide(seen: Seen, *, patience: Seconds) -> Decision:
-    """Choose the next step. `patience`: how long the primary may be silent without any reaction."""
+    """Choose the next step.
+
+    `patience`: how long the primary may be silent before the backup reacts.
+    """
     if seen.committed == 0:
         return Decision(step=Step.WAIT, why="the standby has no complete epoch yet")
     if seen.handed_over and seen.final:
@@ -62,8 +65,8 @@ def decide(seen: Seen, *, patience: Seconds) -> Decision:
     if seen.has_lease:
         return _by_lease(seen, patience)
     if seen.person and seen.silent > patience:
-        return Decision(step=Step.RUN, why="the operator declared the primary dead")
-    return Decision(step=Step.WAIT, why="without a lease store, only the operator can fail over")
+        return Decision(step=Step.RUN, why="the controller declared the primary dead")
+    return Decision(step=Step.WAIT, why="without a lease store, a failover must be requested")
 
 
 def _by_lease(seen: Seen, patience: Seconds) -> Decision:
@@ -78,7 +81,7 @@ def _by_lease(seen: Seen, patience: Seconds) -> Decision:
 
 
 def _move(seen: Seen) -> Decision:
-    """Decide for a guest that is being migrated, whose source has not reported the hand-over."""
+    """Decide for a guest that is being migrated, whose source has not reported the handover."""
     if seen.final and seen.person:
-        return Decision(step=Step.RUN, why="the controller confirmed the source's hand-over")
+        return Decision(step=Step.RUN, why="the controller confirmed the source's handover")
     return Decision(step=Step.WAIT, why="only the source can hand over a guest in migration")

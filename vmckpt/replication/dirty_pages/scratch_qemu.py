@@ -34,8 +34,8 @@ _PROGRAM = bytes.fromhex(
     "2666ff060000"  # inc dword es:[0]
     "81c30001"  # bx += 0x100, a page
     "81fb0090"  # bx < 0x9000?
-    "72ee"  # then on with es = bx
-    "ebe4"  # else count
+    "72ee"  # then continue with es = bx
+    "ebe4"  # otherwise count again
 )
 _ROM = _PROGRAM.ljust(0xFFF0, b"\0") + bytes.fromhex("ea000000f0").ljust(16, b"\0")
 _WITH_US = ("setpriv", "--pdeathsig", "KILL")
@@ -159,5 +159,5 @@ class Scratch:
         return str(self.ask("query-status")["status"])
 
     def paused_by_user(self) -> bool:
-        """Return False: libvirt does not know the guest, so no user can pause it."""
+        """Return False: the guest does not exist in libvirt, so no user can pause it."""
         return False

@@ -24,6 +24,7 @@ from vmckpt.replication.dirty_pages.colo_dirty_log import DirtyLog
 from vmckpt.replication.dirty_pages.finder import Pages
 from vmckpt.replication.dirty_pages.scratch_qemu import Scratch
 from vmckpt.replication.primary.epoch_capture import Epoch
+from vmckpt.units import show_count
 
 CHECKPOINTS = 20
 _APART = 0.01
@@ -74,10 +75,11 @@ def decide(accelerator: str, *, guarded: bool, tried: Tried | None) -> Choice | 
     if tried.broke:
         why = f"QEMU's dirty log failed on a scratch guest: {tried.broke}"
         return Choice(finder=Finder.COMPARE, why=why)
+    count = show_count(tried.checkpoints, "time")
     if tried.checkpoints < CHECKPOINTS:
-        why = f"QEMU's dirty log was correct only {tried.checkpoints} times on a scratch guest"
+        why = f"QEMU's dirty log was correct only {count} on a scratch guest"
         return Choice(finder=Finder.COMPARE, why=why)
-    why = f"QEMU's dirty log was correct {tried.checkpoints} times on a scratch guest"
+    why = f"QEMU's dirty log was correct {count} on a scratch guest"
     return Choice(finder=Finder.DIRTY_LOG, why=why)
 
 

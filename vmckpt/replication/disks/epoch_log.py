@@ -101,8 +101,8 @@ class WriteLog:
     def set_open(self, on: bool) -> None:
         """Set whether writes continue even if too much of the log is not consumed.
 
-        Switch this on before the guest is paused, since pausing waits for the writes in flight, and
-        off again afterwards.
+        Switch this on before the guest is paused, since pausing waits for the writes in flight.
+        Switch it off again afterwards.
         """
         self._control.never_wait = on
 

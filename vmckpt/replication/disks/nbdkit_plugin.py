@@ -160,4 +160,4 @@ def trim(_handle: int, count: int, offset: int, _flags: int) -> None:
 
 
 def flush(_handle: int, _flags: int) -> None:
-    """Do nothing: output waits until the epoch is committed, which makes flushed data safe."""
+    """Do nothing: flushed data is safe once its epoch is committed, and output waits for that."""

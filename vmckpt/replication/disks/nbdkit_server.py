@@ -34,7 +34,7 @@ _ENDS = Seconds(5.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Socket:
-    """The socket on which QEMU finds the server, and its permissions.
+    """The socket through which QEMU connects to the server, and its permissions.
 
     Setting another owner needs root.
     """
@@ -172,6 +172,6 @@ def _kill(place: LogPlace) -> None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             if not select.select([handle], [], [], _ENDS)[0]:
-                raise DiskLogError(f"nbdkit {process} of {place.log} does not exit")
+                raise DiskLogError(f"nbdkit (process {process}) of {place.log} did not exit")
     finally:
         os.close(handle)

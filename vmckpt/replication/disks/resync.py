@@ -1,7 +1,7 @@
 """Synchronise a standby's disks. Pieces that are equal on both sides are not sent.
 
-The guest keeps writing meanwhile, and its writes are logged. A piece must be sent before the part
-of the log that was written after the piece was read: this part is as new as the piece or newer.
+The guest keeps writing meanwhile, and its writes are logged. Once a piece was read, it must be sent
+before any more of the log: what the log still contains is newer, or is already in the piece.
 
 The running guest's own QEMU serves the disks. QEMU has only one NBD server. A socket in one of
 vmckpt's directories marks the server as vmckpt's. So if an agent dies, the next agent can stop this
@@ -77,7 +77,7 @@ class _Content:
         return _zeros(self.length) if self.data is None else _short(self.data)
 
     def record(self, digest: bytes) -> list[write_log.Buffer]:
-        """Return the record that makes this piece of another disk equal."""
+        """Return the record that copies this piece to the other disk."""
         if self.data is None or digest == _zeros(self.length):
             return [write_log.header(self.offset, self.length, write_log.ZEROS)]
         return [write_log.header(self.offset, self.length), self.data]

@@ -1,6 +1,6 @@
 """Capture an epoch of a running guest: its memory, device state, disk writes and network output.
 
-All of these are captured at one point in time: the guest is paused from the first step to the last.
+All of these are captured at one instant: the guest is paused from the first step to the last.
 """
 
 from collections.abc import Callable, Sequence

@@ -130,7 +130,7 @@ class LeaseHolder:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Mark a call to QEMU. If the call hangs, the guest serves no client, and renewals stop."""
+        """Mark a call to QEMU. If it hangs, the guest cannot serve clients, and renewals stop."""
         before = self._busy
         self._busy = time.monotonic() if before is None else before
         try:

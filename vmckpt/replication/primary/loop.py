@@ -71,7 +71,7 @@ class Devices(Protocol):
         """Names of devices that were missing at the last check."""
 
     def same(self) -> bool:
-        """Return whether the devices still match the standby's. Sets new cards' links down."""
+        """Return whether the devices still match the standby's. Takes down new cards' links."""
 
     def still(self) -> bool:
         """Return whether the device names match those of the standby: a quick check."""
@@ -136,8 +136,8 @@ def await_ack(
 ) -> None:  # fmt: skip
     """Wait for the acknowledgement of an epoch while the backup receives data, however slowly.
 
-    `patience`: how long the backup may receive nothing. `meanwhile` is called at least every 0.1 s.
-    Raises ConnectionLost, WireError, and any exception that `meanwhile` raises.
+    `patience`: how long to wait while the backup receives nothing. `meanwhile` is called at least
+    every 0.1 s. Raises ConnectionLost, WireError, and any exception that `meanwhile` raises.
     """
     taken, since = -1, time.monotonic()
     while True:
@@ -199,7 +199,7 @@ class Switched(Exception):
 
 
 class _Replugged(Exception):
-    """A device was plugged or unplugged before an epoch was sealed: the epoch fits no standby."""
+    """A device was plugged or unplugged before an epoch was sealed: the standby cannot use it."""
 
 
 class Primary:
@@ -271,8 +271,8 @@ class Primary:
         session = self._session
         made = connection.connect(self._folder, (session.address, session.port), limit=_CONNECT)
         lease_holder = self._parts.lease_holder
-        # The backup learns new tokens only from the primary's messages, so its token is never newer
-        # than the primary's.
+        # The backup learns new tokens only from the primary's messages. So a message whose token is
+        # newer than the primary's is not from the backup, and is rejected.
         line = PeerConnection(
             made, lambda: lease_holder.token, takes=lambda told: told <= lease_holder.token
         )
@@ -280,7 +280,7 @@ class Primary:
         return line
 
     def _cut(self, why: Exception) -> None:
-        """Handle a lost connection: how much of the epoch arrived is unknown, so output waits."""
+        """Handle a lost connection. Output waits, since part of the epoch may not have arrived."""
         parts = self._parts
         parts.status.cut(str(why))
         parts.lease_holder.line = None
@@ -434,7 +434,7 @@ class Primary:
         parts = self._parts
         began = time.monotonic()
         with parts.lease_holder.busy():
-            self._check_disks()  # with a broken disk, QEMU's flush would fail in the pause
+            self._check_disks()  # with a broken mirror, QEMU's flush would fail in the pause
             epoch = parts.capturer.take(goes_on=not final)
         captured = time.monotonic()
         self._number += 1
@@ -503,7 +503,7 @@ class Primary:
         parts = self._parts
         while not parts.requests.any:
             left = self._due - time.monotonic()
-            with parts.lease_holder.busy():  # a hung call delays output here as in an epoch
+            with parts.lease_holder.busy():  # a call that hangs here delays output, too
                 if (left <= 0 or self._is_full()) and self._may_be_stopped():
                     return True
                 same = self._same_devices()

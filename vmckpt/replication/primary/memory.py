@@ -36,7 +36,7 @@ class Memory:
         """For each file, the pages whose content on the backup is unknown."""
 
     def doubt(self, flags: Sequence[Flags]) -> None:
-        """Mark pages that the backup may not have received as stale."""
+        """Mark the pages in `flags` as stale, since the backup may not have received them."""
         for stale, one in zip(self.stale, flags, strict=True):
             np.logical_or(stale, one, out=stale)
 

@@ -57,7 +57,7 @@ class Buffers:
         self._now: dict[tuple[Kind, str], Filter] = {}
         """The current filter of each kind at each card."""
         self._armed = {Kind.HOLDING: 0.0, Kind.COLLECTING: 0.0}
-        """Earliest time at which the interval of the current buffers of each kind began in QEMU."""
+        """Earliest possible start of the interval of the current buffers in QEMU, by kind."""
         self._waits = False
         """A closed epoch is not released yet, and the open epoch is in `collecting`."""
         self._mixed = False
@@ -65,7 +65,7 @@ class Buffers:
         self._held = dict.fromkeys(self._cards, 0)
         """Number of packets, for each card, of epochs that are closed and not released yet."""
         self.lost = 0
-        """Total number of packets that QEMU dropped: beyond MOST in an epoch, or in the buffer."""
+        """Total number of packets that QEMU dropped: beyond MOST in an epoch or in a buffer."""
         self._there = False
         self.new_cards = NewCards(monitor, folder)
         """Network cards plugged in while output was being buffered."""
@@ -226,7 +226,7 @@ class Buffers:
         self.new_cards.connect()
 
     def _add_buffer(self, one: Filter, *, on: bool, before: Filter | None = None) -> None:
-        """Add a buffer that packets pass right after `before`. None: packets pass it first."""
+        """Add a buffer that packets pass right after `before`; None: before all other filters."""
         what: dict[str, object] = {
             "qom-type": "filter-buffer", "interval": round(self._interval * 1e6),
             "status": "on" if on else "off",
@@ -271,7 +271,7 @@ class Buffers:
 
 
 def remove(monitor: Commands, folder: Path) -> None:
-    """Remove all filters that exist, release their output, and set the links of new cards up.
+    """Remove all filters that exist, release their output, and bring up the links of new cards.
 
     Raises HypervisorError.
     """

@@ -1,7 +1,7 @@
 """Network cards that are plugged in while a standby may take over.
 
-No filter buffers the output of these cards, and for cards that use vhost none can. So their links
-are kept down, and QEMU discards their packets, until the standby is invalid; then the links are set
+No filter buffers the output of these cards, and filters do not work with vhost. So their links are
+kept down, and QEMU discards their packets, until the standby is invalid. Then the links are brought
 up. A file lists the cards, so that their links are restored even if the agent dies.
 """
 
@@ -37,12 +37,12 @@ class NewCards:
         self._holds = False
 
     def hold(self) -> None:
-        """Record that output is buffered from now on: `cut` then sets links of new cards down."""
+        """Record that output is buffered from now on: `cut` then takes down links of new cards."""
         with self._lock:
             self._holds = True
 
     def cut(self, device: str) -> None:
-        """Set the link of a new device down while output is buffered.
+        """Take down the link of a new device while output is buffered.
 
         Does nothing if the device has no link. Raises HypervisorError.
         """
@@ -60,14 +60,14 @@ class NewCards:
                             device)  # fmt: skip
 
     def connect(self) -> None:
-        """Set the links of new cards up. The standby must be invalid. Raises HypervisorError."""
+        """Bring up the links of new cards. The standby must be invalid. Raises HypervisorError."""
         with self._lock:
             self._holds = False
             connect(self._monitor, self._folder)
 
 
 def connect(monitor: Commands, folder: Path) -> None:
-    """Set the links of all cards in the file up, except those that are down in libvirt.
+    """Bring up the links of all cards in the file, except those that are down in libvirt.
 
     May be repeated. Raises HypervisorError.
     """

@@ -7,7 +7,7 @@ then reduced gradually, but output never waits longer than necessary.
 import math
 from dataclasses import dataclass, replace
 
-from vmckpt.units import Bytes, Seconds, show_bytes, show_seconds
+from vmckpt.units import Bytes, Seconds, show_bytes, show_count, show_seconds
 
 # The interval is longer than an epoch takes by this factor, so that epochs are rarely late.
 _HEADROOM = 1.2
@@ -118,8 +118,7 @@ def _auto(now: Pace, cycle: Cycle, terms: PacingTerms) -> Pace:
         share = f"{100 * terms.slowdown:g} %"
         because = f"pauses of {show_seconds(now.pause or 0.0)} may take {share} of the time"
     if cycle.output_waited:
-        packets = "packet" if cycle.output_waited == 1 else "packets"
-        because = f"{cycle.output_waited} {packets} waited, and {because}"
+        because = f"{show_count(cycle.output_waited, 'packet')} waited, and {because}"
         return replace(now, interval=shortest, why=f"{because}: {_told(shortest, least)}")
     # Only the pauses set the limit: an epoch takes longer after a longer interval, so using its
     # duration would push the interval up to the ceiling.
@@ -143,7 +142,7 @@ def _within(interval: float, terms: PacingTerms) -> Seconds:
 
 def _told(interval: Seconds, wanted: float) -> str:
     if interval > wanted:
-        return f"{show_seconds(interval)}, the minimum"
+        return f"{show_seconds(interval)} (the minimum)"
     if interval < wanted:
-        return f"{show_seconds(interval)}, the maximum"
+        return f"{show_seconds(interval)} (the maximum)"
     return show_seconds(interval)

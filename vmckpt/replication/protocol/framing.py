@@ -107,7 +107,8 @@ class Reader:
         _, version = _BEGINNING.unpack_from(self._data)
         if version > VERSION:
             raise TooNew(
-                f"the agent at the other end uses protocol version {version}, this agent {VERSION}",
+                f"the agent at the other end uses protocol version {version}, but this agent uses"
+                f" version {VERSION}",
                 hint="upgrade vmckpt on this host",
             )
         if version < VERSION:

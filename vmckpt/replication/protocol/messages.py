@@ -18,6 +18,8 @@ DIGEST = 16
 
 _PART = struct.Struct(">HQ")
 AGAIN = "the agents reconnect; if this happens again, check the network between the hosts"
+HANDED_OVER = "switched"
+"""The `why` of an End message that hands the guest over; agents of all versions use this word."""
 
 
 class WireError(VmckptError):
@@ -25,7 +27,7 @@ class WireError(VmckptError):
 
 
 class Damaged(WireError):
-    """The data was damaged on the way: wrong magic, digest or body."""
+    """The data is not a valid message: wrong magic, digest or body."""
 
 
 class CutOff(WireError):
@@ -174,7 +176,10 @@ class PeerRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The protection has ended. The backup confirms with the same message and stops the standby."""
+    """The protection has ended; the backup confirms with the same message, and removes the standby.
+
+    If `why` is HANDED_OVER, the guest was handed over, and the backup runs it instead.
+    """
 
     kind: ClassVar[int] = 12
     why: str

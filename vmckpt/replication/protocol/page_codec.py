@@ -50,10 +50,11 @@ def encode(numbers: Numbers, new: Whole, old: Whole | None, *, level: int = 1) -
     left_out = np.diff(numbers, prepend=-1) - 1
     if len(numbers) > MOST_PAGES or new.shape != (len(numbers), _WORDS):
         raise ValueError(
-            f"{len(numbers)} numbers for pages of shape {new.shape}; at most {MOST_PAGES} pages"
+            f"invalid batch: {len(numbers)} page numbers, but pages of shape {new.shape}; at most"
+            f" {MOST_PAGES} pages are allowed"
         )
     if old is not None and old.shape != new.shape:
-        raise ValueError(f"old pages have shape {old.shape}, new pages {new.shape}")
+        raise ValueError(f"old pages have shape {old.shape}, but new pages have {new.shape}")
     if len(numbers) and not 0 <= left_out.min() <= left_out.max() < 1 << 32:
         raise ValueError("the page numbers do not increase, or increase by too much")
     packed = [
@@ -100,7 +101,9 @@ def decode(data: bytes, previous: Previous, *, pages: int) -> tuple[Numbers, Who
     kinds = np.frombuffer(told, np.uint8, count, _COUNT.size + 4 * count)
     numbers = np.cumsum(left_out.astype(np.intp) + 1) - 1
     if count and (numbers[-1] >= pages or kinds.max() > _XOR):
-        raise damaged(f"page {numbers[-1]} of {pages}, or pages of an unknown kind")
+        raise damaged(
+            f"pages of an unknown kind, or page {numbers[-1]} of a file with {pages} pages"
+        )
     mapped = np.flatnonzero(kinds)
     words_at = at + len(mapped) * _MAP
     if len(told) < words_at:
@@ -145,7 +148,7 @@ def encode_state(state: bytes, previous: bytes | None) -> bytes:
     end has no state. Raises ValueError for a state above `MOST_STATE`.
     """
     if len(state) > MOST_STATE:
-        raise ValueError(f"a device state of {len(state)} bytes, but at most {MOST_STATE}")
+        raise ValueError(f"a device state has {len(state)} bytes; the maximum is {MOST_STATE}")
     # With its standard settings, zstd finds few matches in a previous state above 1 MiB: it
     # remembers 64 Ki positions and forgets distant ones. With these settings, it finds almost all
     # matches, in less time.

@@ -1,1 +1,1 @@
-"""Test failover: run a copy of a standby while the protection continues."""
+"""Failover test: run a copy of a standby while the protection continues."""

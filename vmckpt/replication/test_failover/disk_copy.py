@@ -1,4 +1,4 @@
-"""Serve the standby's disks as of one point in time, while later epochs are written to them.
+"""Serve the standby's disks as of one instant, while later epochs are written to them.
 
 Before QEMU overwrites data, it copies the data to an overlay image whose backing file is the disk.
 QEMU serves the overlay over the socket that the agent also uses for writing. Jobs, exports and
@@ -105,7 +105,7 @@ def _ours(told: Sequence[dict[str, Any]], key: str) -> list[str]:
 def _wait(monitor: Commands, give_up: float) -> None:
     if time.monotonic() > give_up:
         raise HypervisorError(
-            f"{monitor.name} on {monitor.host}: disk jobs or exports of a test failover did not"
+            f"{monitor.name} on {monitor.host}: disk jobs or exports of a failover test did not"
             " stop",
             host=monitor.host,
         )

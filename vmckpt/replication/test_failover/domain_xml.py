@@ -1,4 +1,4 @@
-"""The libvirt XML of the copy that a test failover runs. Pure.
+"""The libvirt XML of the copy that a failover test runs. Pure.
 
 The copy is the same machine under a different name, without a connection to any network.
 """
@@ -28,7 +28,7 @@ def copy(
     disks: Mapping[str, tuple[str, str]],
     nvram: str | None = None,
 ) -> str:
-    """Return the XML of the copy. `xml`: the standby's XML; `name`, `uuid`: of the copy.
+    """Return the XML of the copy, which gets `name` and `uuid`. `xml`: the standby's XML.
 
     `disks`: for each replicated disk, by name, an image for the copy, and the socket that serves
     the disk's content under this name. `nvram`: the copy's NVRAM file, which replaces the
@@ -64,7 +64,7 @@ def firmware(xml: str) -> str | None:
 
 
 def _unplug(card: ET.Element) -> None:
-    """Disconnect a network card from its bridge and set its link down."""
+    """Disconnect a network card from its bridge, and take down its link."""
     card.set("type", "ethernet")
     for node in list(card):
         if node.tag not in _OF_CARDS:

@@ -41,7 +41,7 @@ def why_not(room: Room) -> str | None:
             )
     if room.disks is not None and room.disks < KEPT:
         return (
-            f"has {show_bytes(room.disks)} free beside the standby's images;"
+            f"has {show_bytes(room.disks)} free on the file system of the standby's images;"
             f" {show_bytes(KEPT)} must stay free"
         )
     return None

@@ -74,8 +74,8 @@ class LoopPause:
                 self._become(_State.IDLE)
         if overdue:
             raise Missed(
-                f"the work was not done within {self._longest:g} s, the longest time for which"
-                " updates of the standby may be paused",
+                "the test would have paused updates of the standby for more than"
+                f" {self._longest:g} s",
                 hint="try again when the standby's host is less busy",
             )
 

@@ -1,1 +1,1 @@
-"""The watchdog of a protected guest: it kills a guest without a lease and restarts its agent."""
+"""The watchdog: kills a protected guest when its lease ends, and restarts the guest's agent."""

@@ -39,7 +39,8 @@ OVER, KILLED, LOG, AGENT_LOG, LOCK = "over", "killed", "guard.log", "agent.log",
 PAGE = "page"
 _STAY = "--stay"
 _CURRENT, _FUTURE, _ON_FAULT = 1, 2, 4  # MCL_*, for mlockall(2)
-# If a turn is later than this, in seconds, the agent could not run in the meantime either.
+# If a turn is later than this, in seconds, load alone does not explain the delay: the agent could
+# not run meanwhile either.
 _GAP = 0.5
 _ARMED = b"."
 _ARMING = 10.0
@@ -305,7 +306,7 @@ class Watchdog:
             self.log("the guest is running" if done else "a working agent will resume the guest")
 
     def _load(self) -> None:
-        """Import the module that resumes a guest early: it is three times the watchdog's size."""
+        """Import `resume` before it is needed, since it is three times as large as the watchdog."""
         if not self._loaded and self._facts.resumable is not None:
             self._loaded = True
             import vmckpt.replication.watchdog.resume  # noqa: F401, PLC0415

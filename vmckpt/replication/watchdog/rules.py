@@ -143,7 +143,7 @@ def decide(seen: WatchdogFacts, now: float, rules: Rules) -> Action:
         return _without_agent(seen, now, rules)
     if (why := _hangs(seen, now, rules)) is not None:
         return KillAgent(why)
-    # A working agent resumes the guest itself; an agent that is starting may take long.
+    # A working agent resumes the guest itself; an agent that is starting may take too long.
     if seen.came == 0 and _may_resume(seen, now, rules):
         return ResumeGuest()
     return _wait(seen.renewed, seen.lasts, now)

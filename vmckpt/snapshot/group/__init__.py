@@ -1,1 +1,1 @@
-"""Snapshots of several guests at one point in time."""
+"""Snapshots of several guests at one instant."""

@@ -1,4 +1,4 @@
-"""Create snapshots of a group of guests, on any hosts, at one point in time.
+"""Create snapshots of a group of guests, on any hosts, at one instant.
 
 Each guest has its own operation in the journal and its own lease, so it is recovered independently:
 its output is released and it resumes. As long as the controller is alive, either all snapshots are
@@ -216,10 +216,12 @@ class _Group:
         for member in self._members:
             if member.name not in unknown:
                 member.recorder.finish(outcome, {"error": str(error)})
-        return RemoteError(
+        left = RemoteError(
             f"{error.message}; the outcome for {' and '.join(unknown)} is unknown{note}",
             hint="run vmckpt recover",
         )
+        left.undone = False
+        return left
 
     def _unpublished(self, taken: Sequence[Taken]) -> list[str]:
         """Delete the snapshots that were published. Returns the IDs that could not be deleted."""

@@ -75,7 +75,7 @@ def _machine(public: Public, side: Side) -> Iterator[Finding]:
             "machine-missing",
             side,
             f"{side.host}'s QEMU does not support machine type {public.machine}",
-            "restore on a host that supports it; see vmckpt hosts",
+            "restore on a host that supports this machine type; see vmckpt hosts",
         )
     if public.accelerator not in side.facts.accelerators:
         offered = ", ".join(sorted(side.facts.accelerators)) or "none"

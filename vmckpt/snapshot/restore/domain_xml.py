@@ -6,8 +6,8 @@ that other guests use.
 
 A stored definition that describes the same hardware as the snapshot is kept, including everything
 that only a stored definition has. If the stored definition is missing or describes different
-hardware, the snapshot's definition replaces it, because the guest must find the same disks and
-devices at its next start.
+hardware, the snapshot's definition replaces it. The guest must find the same disks and devices at
+its next start.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -52,7 +52,7 @@ def xml_for_fork(
     root.attrib.pop("id", None)
     cards = root.findall("devices/interface")
     if len(cards) != len(macs):
-        raise ValueError(f"{len(cards)} network cards and {len(macs)} MACs")
+        raise ValueError(f"{len(cards)} network cards, but {len(macs)} MAC addresses")
     for card, mac in zip(cards, macs, strict=True):
         _card(card, mac, link_up=link_up)
     for console in root.findall("devices/*/source[@path]") + root.findall("devices/*/log[@file]"):
@@ -68,8 +68,8 @@ def cards(xml: str) -> int:
 def image_of(xml: str, disk: str) -> str:
     """Return the path of a disk's image.
 
-    Raises ValueError if the disk has no image, and BadInput if the image is of a kind that vmckpt
-    cannot create, so that it is not overwritten.
+    Raises ValueError if the disk has no image. Raises BadInput if vmckpt cannot create an image of
+    this kind, so that the image is not overwritten.
     """
     for node in domain_xml.tree(xml, "domain").findall("devices/disk"):
         target, source = node.find("target"), node.find("source")

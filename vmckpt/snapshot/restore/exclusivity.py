@@ -1,4 +1,4 @@
-"""Check that a guest is running on no other host, and that no other guest uses its images."""
+"""Check that no other host runs a guest, and that no other guest uses its images."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -58,7 +58,7 @@ def require_exclusive(
             user = (one.users or {})[path].guest
             raise GuestLocked(
                 f"{path} is also an image of guest {user} on {one.host}; nothing was changed",
-                hint="restore it as another guest with --as",
+                hint="restore the snapshot as another guest with --as",
             )
     silent = next((one for one in heard if one.error is not None), None)
     if silent is not None:

@@ -89,7 +89,7 @@ _KINDS: Mapping[str, frozenset[str]] = {
 """Allowed values of an element's `type`."""
 _READ = ("/usr/share/", "/usr/lib/ipxe/", "/dev/dri/render", "/dev/pts/", "/machine")
 """Paths that every guest may use: firmware and ROMs of the host, render nodes of graphics cards,
-pseudo-terminals, which are created for each guest, and libvirt's resource partition."""
+pseudo-terminals (created for each guest), and libvirt's resource partition."""
 _DEVICES = frozenset({
     "/dev/urandom", "/dev/random", "/dev/hwrng", "/dev/net/tun", "/dev/vhost-net",
 })  # fmt: skip
@@ -110,7 +110,7 @@ def unknown(root: ET.Element, *, but: frozenset[str]) -> Iterator[str]:
 
 
 def paths(root: ET.Element) -> Iterator[tuple[str, str]]:
-    """Yield the host's paths in a definition that need a check: element and path."""
+    """Yield the element and the path for each path of the host that must be checked."""
     for name, node in _elements(root, ""):
         parts = name.split("/")
         if not _NO_PATHS.isdisjoint("/".join(parts[:end]) for end in range(1, len(parts) + 1)):

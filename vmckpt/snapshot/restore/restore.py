@@ -104,9 +104,10 @@ async def restore(
 ) -> Restored:  # fmt: skip
     """Restore a snapshot on a host.
 
-    The original guest is restored only if it is running on no other of `hosts` and no other guest
-    on them uses its images; for a fork, the hosts are not queried. With a gate, the guest waits for
-    the other guests of its group before it is stopped, before it is restored, and before it runs.
+    The original guest is restored only if it is not running on another of `hosts` and no other
+    guest on them uses its images; for a fork, the hosts are not queried. With a gate, the guest
+    waits for the other guests of its group before it is stopped, before it is restored, and before
+    it runs.
 
     Setting `caller.stop` before the guest is started cancels the restore and raises Cancelled.
     Raises VmckptError. After an error, nothing of the restore is left, but a guest that was stopped
@@ -199,7 +200,8 @@ def _new_mac() -> str:
 async def _in_the_way(hypervisor: Hypervisor, plan: _Plan, request: RestoreRequest) -> bool:
     """Return whether a running guest must be stopped first.
 
-    Raises GuestLocked if it may not be stopped, and BadInput if a name or saved memory conflicts.
+    Raises GuestLocked if it may not be stopped, and BadInput if the name is taken or saved memory
+    is in the way.
     """
     guest = await domains.find_guest(hypervisor, plan.uuid)
     if request.fork is not None:
@@ -285,7 +287,7 @@ class _Restoring:
         self._ended = False
 
     async def alone(self, plan: _Plan, hosts: Mapping[str, Host]) -> dict[str, tuple[str, str]]:
-        """Check that the guest is running on no other host and no other guest uses its images.
+        """Check that no other host runs the guest and no other guest uses its images.
 
         Returns the owners and formats of the images of other guests, by path; empty for a fork.
         Raises GuestLocked, HostUnreachable.
@@ -409,8 +411,8 @@ class _Restoring:
             await domains.resume(self._hypervisor, plan.uuid)
         except HypervisorError as exc:
             return (
-                f"{plan.guest} was restored but may still be paused; run virsh resume"
-                f" {plan.guest}: {exc}"
+                f"{plan.guest} was restored but may still be paused: {exc}; run virsh resume"
+                f" {plan.guest}"
             )
         return None
 

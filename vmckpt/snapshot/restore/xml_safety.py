@@ -59,8 +59,8 @@ class Here:
     def holds(self, path: str) -> bool:
         """Return whether the guest may use a file at `path`.
 
-        It may use files in a storage directory, in one of libvirt's directories, or in the same
-        directory as a file that the guest already has on the host.
+        It may use files in a storage directory or in one of libvirt's directories. It may also use
+        files in the same directory as a file that the guest already has on the host.
         """
         if path in self.paths:
             return True

@@ -146,7 +146,7 @@ async def _watched(
         except TimeoutError:
             pass
         if stop.is_set():
-            raise Cancelled("stopped while watching the restored guest; it was removed")
+            raise Cancelled("stopped while watching the restored guest; the guest was removed")
         now = Seconds(time.monotonic() - began)
         pulses.append(await liveness.sample_liveness(hypervisor, uuid, now))
         over = now >= watch or bool(heartbeat.ended(pulses[-1]))

@@ -3,7 +3,7 @@
 Each check is signed by its writer and bound to its store, because these objects are writable by
 every client of the store. Checks without a trusted signature are ignored. Removing checks, or
 replacing them with older checks, makes a snapshot's state unknown or outdated, but never better
-than it was.
+than a check has found it.
 """
 
 import json

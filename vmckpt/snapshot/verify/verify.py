@@ -36,7 +36,7 @@ from vmckpt.store.keys.identity import public_of
 from vmckpt.store.keys.key_files import fingerprint
 from vmckpt.store.repository import Store, bare
 from vmckpt.store.verify import Verified, VerifyProgress, Wrong, lacking, unread
-from vmckpt.units import Bytes
+from vmckpt.units import Bytes, show_count
 
 Lengths = NDArray[np.uint32]
 """Lengths of chunks in bytes; 0: the chunk could not be read, or was not read yet."""
@@ -110,11 +110,12 @@ def misfits(private: Private, lengths: Lengths) -> Iterator[str]:
     for region in private.regions:
         count = _too_short(region, lengths)
         if count:
-            yield f"{count} units of {region.name} are not in the chunks to which its map refers"
+            units = show_count(count, "unit")
+            yield f"the map of {region.name} points outside the chunk for {units}"
     for part in private.facts.stream:
         sizes = lengths[np.array(part.chunks, dtype=np.int64)]
         if sizes.all() and int(sizes.sum(dtype=np.int64)) != part.size:
-            yield f"part {part.name} of the memory stream differs in length from its chunks"
+            yield f'part "{part.name}" of the migration stream differs in length from its chunks'
 
 
 def _too_short(region: RegionMap, lengths: Lengths) -> int:
@@ -142,7 +143,7 @@ def _unreadable(bad: "dict[int, str]", count: int) -> str:
     names = sorted(set(bad.values()))
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return (
-        f"{len(names)} of its {count} chunks are damaged or missing:"
+        f"{len(names)} of its {show_count(count, 'chunk')} damaged or missing:"
         f" {', '.join(names[:_MOST_NAMED])}{more}"
     )
 
@@ -346,7 +347,7 @@ _MENDS = {
     StoreDamaged: "to repair from another store, run vmckpt snapshot verify --repair --from STORE",
     StoreNewer: "use the vmckpt version that wrote the object, or a newer one",
     KeyRefused: "if you trust the writer, run vmckpt snapshot keys trust NAME KEY",
-    StoreError: "verify again once the store answers",
+    StoreError: "run vmckpt snapshot verify again when the store answers",
 }
 
 

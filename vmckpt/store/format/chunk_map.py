@@ -66,7 +66,7 @@ class Extent:
 
 
 class Region(Protocol):
-    """A RAM block or disk of a guest, as it was at one point in time."""
+    """A RAM block or disk of a guest, as it was at one instant."""
 
     @property
     def name(self) -> str: ...

@@ -96,7 +96,8 @@ class Manifest:
     def private(self, data_key: bytes | None = None) -> Private:
         """Return the private part.
 
-        Raises KeyRefused if the data key is missing or belongs to another snapshot, StoreDamaged.
+        Raises StoreDamaged, and KeyRefused if the data key is missing or belongs to another
+        snapshot.
         """
         return self.opened(data_key)[0]
 
@@ -117,7 +118,7 @@ class Manifest:
         if data_key is None:
             raise KeyRefused(
                 f"snapshot {self.public.id} is encrypted",
-                hint="specify an identity file with --identity",
+                hint="give an identity file with --identity or VMCKPT_IDENTITY",
             )
         if data_key_id(data_key) != self.public.data_key_id:
             raise KeyRefused(f"the data key in wraps/{self.public.id} belongs to another snapshot")

@@ -19,7 +19,7 @@ from vmckpt.store.format.chunk_map import Kind
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 Word = Annotated[str, Field(max_length=255, pattern=_PRINTABLE)]
-"""Text without control characters, which can safely be printed to a terminal."""
+"""Text that can safely be printed to a terminal, because it has no control characters."""
 FilePath = Annotated[str, Field(max_length=4096, pattern=_PRINTABLE)]
 Document = Annotated[str, Field(max_length=4 << 20)]
 SnapshotId = Annotated[str, Field(pattern=r"^s-[a-z2-7]{16}$")]
@@ -78,8 +78,8 @@ class Public:
     tags: Labels
     """The operator's tags, and `SCHEDULE`."""
     domain: Word = ""
-    """ID of the snapshot's domain; its snapshots share chunks. `manifest.encode` sets this and all
-    following fields."""
+    """ID of the snapshot's domain; the snapshots of a domain share chunks. `manifest.encode` sets
+    this and all following fields."""
     signer: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """The writer's public key."""
     private_hash: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""

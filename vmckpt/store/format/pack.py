@@ -136,7 +136,7 @@ def parse_tail(data: bytes, size: int) -> Index:
         or (rows["plain"] > MOST_PLAIN).any()
         or (lengths > MOST_BOX).any()
     ):
-        raise StoreDamaged("its index is invalid")
+        raise StoreDamaged("its index does not match its chunks")
     return Index(generation, rows, version == FOREIGN)
 
 

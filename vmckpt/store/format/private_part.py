@@ -158,9 +158,14 @@ def _check(told: Inside) -> None:
     _each_once("part", [part.name for part in told.facts.stream])
     for part in told.facts.stream:
         if any(index >= told.chunks for index in part.chunks):
-            raise ValueError(f"part {part.name} refers to a chunk that is not in the table")
+            raise ValueError(
+                f'part "{part.name}" of its migration stream refers to a chunk that is not in the'
+                " table"
+            )
         if part.size > len(part.chunks) * MOST:
-            raise ValueError(f"part {part.name} is larger than its chunks")
+            raise ValueError(
+                f'part "{part.name}" of its migration stream is larger than its chunks'
+            )
 
 
 def _each_once(what: str, names: Sequence[str]) -> None:

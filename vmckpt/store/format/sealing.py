@@ -53,7 +53,7 @@ def damaged(name: bytes, what: str) -> StoreDamaged:
     """Build the error for a damaged chunk. `name` is the chunk's public name."""
     return StoreDamaged(
         f"chunk {name.hex()[:16]}: {what}",
-        hint="run vmckpt snapshot verify to see which snapshots need it",
+        hint="run vmckpt snapshot verify to see which snapshots use this chunk",
     )
 
 

@@ -79,7 +79,7 @@ def text(private: X25519PrivateKey, passphrase: str | None, *, cost: int = COST)
     else:
         line = key_text(KeyKind.LOCKED, locked(private.private_bytes_raw(), passphrase, cost))
     return (
-        "# Keep this file secret: it opens the snapshots that are encrypted for this key:\n"
+        "# Keep this file secret. It opens the snapshots that are encrypted for this public key:\n"
         f"# {key_text(KeyKind.ADMIN, public_of(private))}\n{line}\n"
     )
 

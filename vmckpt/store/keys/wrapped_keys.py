@@ -68,7 +68,8 @@ def recipients(data: bytes, snapshot: str) -> tuple[str, ...]:
 def unwrap(data: bytes, snapshot: str, identity: X25519PrivateKey) -> bytes:
     """Unwrap a data key with an identity.
 
-    Raises KeyRefused if the data key is not wrapped for this identity, StoreDamaged, StoreNewer.
+    Raises StoreDamaged, StoreNewer, and KeyRefused if the data key is not wrapped for this identity
+    or the wrap belongs to another snapshot.
     """
     public = public_of(identity)
     boxes = [box for name, box in _parse(data, snapshot) if name == key_id(public)]

@@ -95,7 +95,7 @@ def test_of_a_guest_whose_lease_ended_it_is_not_said_what_ended_it(
     page.renewed = 0.0 if renewed is None else boottime() + renewed
     page.close()
     why = teardown.watchdog_kill_reason(tmp_path)
-    assert ("or QEMU had died before" in why if why is not None else False) is ended
+    assert ("or QEMU died before the lease expired" in why if why is not None else False) is ended
     (tmp_path / process.KILLED).write_text("2026-11-01T00:00:00Z the lease was lost\n")
     assert (
         teardown.watchdog_kill_reason(tmp_path)

@@ -225,13 +225,13 @@ def test_a_first_copy_that_begins_anew_fails_the_test_and_nothing_else(
 
 
 def test_a_copy_that_does_not_start_says_why_and_is_taken_away(scene: Scene) -> None:
-    scene.second.fails = "beta: cannot load the device state"
+    scene.second.fails = "beta: did not load the device state"
     scene.one.begin()
     line, _ = scene.one.hello()
     commit(line, ONE)
     scene.trials.begin()
     until(lambda: scene.told()["state"] == "failed" and scene.cleared == 2)
-    assert "cannot load the device state" in scene.told()["why"]
+    assert "did not load the device state" in scene.told()["why"]
     scene.second.fails = None
     scene.trials.begin()
     until(lambda: scene.told()["state"] == "runs")

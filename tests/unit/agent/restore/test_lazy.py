@@ -2,9 +2,12 @@
 
 import json
 import subprocess
+import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -15,8 +18,9 @@ from vmckpt.agent.orders import RestoreOrder
 from vmckpt.agent.restore import files, lazy, lazy_server
 from vmckpt.agent.restore.lazy import LazyServerClient
 from vmckpt.capture.nbd.session import Export
-from vmckpt.errors import BadInput, StoreDamaged
-from vmckpt.hypervisor import qemu_user
+from vmckpt.errors import BadInput, HypervisorError, StoreDamaged
+from vmckpt.hypervisor import connection, qemu_user
+from vmckpt.units import Seconds
 from vmckpt.util import host_directories
 
 CONTENT = page(3, 1 << 20) + bytes(1 << 20) + page(4, 1 << 20)
@@ -56,6 +60,68 @@ def test_an_image_is_completed_without_its_guest(tmp_path: Path, run: Path) -> N
     assert keeper._is_whole("vda"), "an image that was taken away is waited for by nobody"
 
 
+LOCKED = 'qemu-img: Failed to get "write" lock\nIs another process using the image?'
+FULL = "qemu-img: error while writing at offset 0: No space left on device\n"
+
+
+def test_only_an_image_in_use_is_tried_again(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure for another reason ends the server, and leaves the job to recovery."""
+    answers = [LOCKED, LOCKED, FULL]
+
+    def rebase(words: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(words, 1, "", answers.pop(0))
+
+    def off(_keeper: object, _name: str, _done: int) -> None:
+        raise HypervisorError("no domain", host="alpha", code=connection.NOT_HERE[0])
+
+    monkeypatch.setattr(subprocess, "run", rebase)
+    monkeypatch.setattr(lazy_server, "_AGAIN", Seconds(0.0))
+    monkeypatch.setattr(lazy_server._Keeper, "_pull", off)
+    monkeypatch.setattr(lazy_server._Keeper, "_is_whole", lambda _keeper, _name: not answers)
+    export = Export(size=1, read=lambda _at, _length: b"")
+    keeper = lazy_server._Keeper(order(tmp_path), channel(), {"vda": export})
+    with pytest.raises(HypervisorError, match=r"vda cannot be filled.*No space left") as raised:
+        keeper.run()
+    assert not answers
+    assert not raised.value.undone
+
+
+def test_an_image_whose_data_cannot_be_read_is_reported(tmp_path: Path, run: Path) -> None:
+    def unreadable(_at: int, _length: int) -> bytes:
+        raise OSError("the store is away")
+
+    told = order(tmp_path)
+    with ExitStack() as stack:
+        lazy_server._furnished(told)
+        export = Export(size=len(CONTENT), read=unreadable)
+        keeper = lazy_server._Keeper(told, channel(), {"vda": export})
+        keeper.listen(stack)
+        overlay(told, keeper.sockets["vda"])
+        with pytest.raises(HypervisorError, match="cannot be filled: qemu-img"):
+            keeper._finish_off("vda")
+
+
+def test_recovery_starts_another_server_after_a_server_has_failed(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(LazyServerClient):
+        def __enter__(self) -> NoReturn:
+            raise HypervisorError("disk vda cannot be filled", host="alpha")
+
+    served = [True, True, False]
+    monkeypatch.setattr(lazy, "_is_served", lambda _guest: served.pop(0))
+    monkeypatch.setattr(lazy, "LazyServerClient", Failing)
+    lazy_server._furnished(order(tmp_path))
+    heard = channel()
+    give_up = threading.Timer(10.0, heard.stop.set)
+    give_up.start()
+    with pytest.raises(HypervisorError, match="cannot be filled"):
+        lazy.finish(FinishOrder(guest="u-1", host="alpha"), heard)
+    give_up.cancel()
+
+
 def test_what_a_keeper_was_told_is_kept_for_the_next_one(tmp_path: Path, run: Path) -> None:
     assert lazy_server.kept("u-1") is None
     told = order(tmp_path)
@@ -67,7 +133,7 @@ def test_what_a_keeper_was_told_is_kept_for_the_next_one(tmp_path: Path, run: Pa
     assert lazy.finish(look, channel()) == {"waits": True, "whole": False}
     assert lazy.finish(replace(look, guest="u-2"), channel()) == {"waits": False, "whole": True}
     (folder / "order.json").write_text("{")
-    with pytest.raises(BadInput, match="is invalid"):
+    with pytest.raises(BadInput, match=r"order\.json is invalid"):
         lazy_server.kept("u-1")
 
 

@@ -30,7 +30,13 @@ PRIVATE = CaptureFacts(runs=True, private="its memory is private to QEMU")
     [
         (MemoryMethod.AUTO, PRIVATE, MemoryMethod.BACKGROUND, "any memory", None),
         (MemoryMethod.AUTO, SHARED, MemoryMethod.BACKGROUND, "--way shared creates a copy", None),
-        (MemoryMethod.AUTO, KEPT, MemoryMethod.SHARED, "copy of its memory exists", None),
+        (
+            MemoryMethod.AUTO,
+            KEPT,
+            MemoryMethod.SHARED,
+            "the host has a copy of its memory from an earlier snapshot",
+            None,
+        ),
         (
             MemoryMethod.AUTO,
             replace(KEPT, runs=False),

@@ -55,7 +55,10 @@ KNOWN = Checkpoint(name="vmckpt-s-1", parent=None, made_at=1700000000, disks={"v
         pytest.param({"read_only": True}, How.LEFT_OUT, False, False, "cannot write", id="ro"),
         pytest.param({"shareable": True}, How.LEFT_OUT, False, True, "other guests", id="shared"),
         pytest.param({"device": "lun"}, How.LEFT_OUT, False, True, "SCSI", id="lun"),
-        pytest.param({"kind": "vhostuser"}, How.LEFT_OUT, False, True, "itself", id="vhostuser"),
+        pytest.param(
+            {"kind": "vhostuser"}, How.LEFT_OUT, False, True, "does not pass through QEMU",
+            id="vhostuser",
+        ),
         pytest.param(
             {"kind": "network", "format": "raw"}, How.FULL, False, True,
             "raw images cannot hold a bitmap; a network disk cannot be restored", id="network",

@@ -80,7 +80,7 @@ def test_an_image_that_is_not_complete_is_none(tmp_path: Path) -> None:
 
     made = frozen(tmp_path / "other")
     os.truncate(made.file(0), PAGE)
-    with pytest.raises(CaptureFailed, match="do not match the head"):
+    with pytest.raises(CaptureFailed, match="do not match the stream's header"):
         FrozenImage.open(tmp_path / "other")
 
 

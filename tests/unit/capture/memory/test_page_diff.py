@@ -136,5 +136,6 @@ def test_runs(flags: list[int], expected: list[tuple[int, int]]) -> None:
 def test_memory_of_another_size_is_not_compared(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     with mapping(tmp_path / "a", {}) as a, mapping(tmp_path / "b", {}, write=True) as b:
         b.size = PAGE
-        with pytest.raises(ValueError, match="cannot be compared with 4096"):
+        message = f"cannot compare {COUNT * PAGE} bytes of memory with 4096 bytes"
+        with pytest.raises(ValueError, match=message):
             bring_up(a, b, pool)

@@ -57,8 +57,8 @@ def chatty(sock: socket.socket) -> None:
         pytest.param(chatty, "too many replies", id="endless"),
         pytest.param(info(), "size of the export is missing", id="no-size"),
         pytest.param(info(wire.EXPORT_INFO.pack(0, 1 << 63, 1)), "invalid disk size of", id="huge"),
-        pytest.param(info(b"\0\0\0"), "malformed", id="form"),
-        pytest.param(info(b"\0"), "malformed", id="no-kind"),
+        pytest.param(info(b"\0\0\0"), "malformed information", id="form"),
+        pytest.param(info(b"\0"), "malformed information", id="no-kind"),
         pytest.param(info(wire.BLOCK_INFO.pack(3, 0, 1, 1)), "block sizes of 0", id="blocks"),
     ],
 )  # fmt: skip

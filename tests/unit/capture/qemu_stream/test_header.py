@@ -66,7 +66,7 @@ def test_a_list_of_blocks_must_make_sense(data: bytes, message: str) -> None:
 def test_a_head_without_end_is_refused() -> None:
     uuid = b"\x05\x12configuration/uuid\0\0\0\x01" + bytes(16)
     begin = b"QEVM\0\0\0\x03\x07\0\0\0\x02pc"
-    with pytest.raises(StreamDamaged, match="head is longer than 1048576 bytes"):
+    with pytest.raises(StreamDamaged, match="header is longer than 1048576 bytes"):
         parsed(begin + uuid * 40000)
 
 

@@ -29,9 +29,9 @@ HEADER = save_image.header("<domain/>", running=True)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "it is truncated"),
-        (HEADER[:95], "it is truncated"),
-        (HEADER.replace(b"Save", b"Part"), "it is incomplete"),
+        (b"", "the file is truncated"),
+        (HEADER[:95], "the file is truncated"),
+        (HEADER.replace(b"Save", b"Part"), "the file is incomplete"),
         (b"QEVM" + bytes(200), "unknown format"),
         (HEADER[:16] + b"\x09" + HEADER[17:], "version 9"),
         (HEADER[:28] + b"\x02" + HEADER[29:], "compression method 2 is not supported"),

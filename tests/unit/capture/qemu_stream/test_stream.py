@@ -124,8 +124,11 @@ WRONG = {
     "multifd": (made(section(record(0, 0x200))), "flags 0x200"),
     "beyond": (made(section(NAMED, record(16 * PAGE, 0x28, bytes(PAGE)))), "at 0x10000, beyond"),
     "far": (made(section(record(1 << 62, 0x02, b"\x03rom\0"))), "beyond a block of 0x2000 bytes"),
-    "block": (made(section(record(0, 0x02, b"\x03foo\0"))), "block 'foo', which the head does not"),
-    "unprintable": (made(section(record(0, 0x02, b"\x03f\no\0"))), "invalid name"),
+    "block": (
+        made(section(record(0, 0x02, b"\x03foo\0"))),
+        "block 'foo', which the header does not list",
+    ),
+    "unprintable": (made(section(record(0, 0x02, b"\x03f\no\0"))), "invalid name b'f\\no'"),
     "goes on": (made(section(record(0, 0x28, bytes(PAGE)))), "before any block has started"),
     "filled": (made(section(record(0, 0x02, b"\x03rom\x07"))), "zero page filled with 0x07"),
     "section": (made(struct.pack(">BI", 2, 9) + section()), "part of section 9, which has not"),

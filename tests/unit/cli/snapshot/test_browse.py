@@ -13,7 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.support.partitioned import with_files
 from tests.support.stocking import Stock, page, stocked
+from vmckpt.capture.nbd.session import Export
+from vmckpt.snapshot.browse import Browse
 
 
 @pytest.fixture
@@ -119,7 +122,7 @@ def test_what_is_wanted_must_be_said_and_be_there(stock: Stock) -> None:
     for words, code, why in (
         (("--nbd", "x", "--listen", "0"), 2, "--core are mutually exclusive"),
         (("--nbd", "x", "--core", "y"), 2, "--core are mutually exclusive"),
-        (("--nbd", "x", "--disk", "vdz"), 2, "no disk 'vdz'; its disks are: vda"),
+        (("--nbd", "x", "--disk", "vdz"), 2, "no disk 'vdz'; choose one of its disks: vda"),
         (("--nbd", "x", "--disk", "vda:1"), 2, "only complete disks can be served; use --disk vda"),
         (("--listen", "0.0.0.0:0"), 2, "other machines could read"),
         (("--listen", "99999"), 2, "is not a port"),
@@ -131,6 +134,20 @@ def test_what_is_wanted_must_be_said_and_be_there(stock: Stock) -> None:
     stock.put("two", [1])
     got, _, told = stock("open", "two", "--nbd", "x")
     assert (got, "is encrypted" in told) == (43, True)
+
+
+def test_a_file_comes_out_of_a_partition(
+    stock: Stock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    (tree / "etc").mkdir(parents=True)
+    (tree / "etc/fstab").write_text("UUID=1 / ext4\n")
+    data = with_files(tree, tmp_path / "disk.raw")
+    export = Export(size=len(data), read=lambda at, length: data[at : at + length])
+    monkeypatch.setattr(Browse, "export", lambda _browse, _disk: export)
+    stock.put("one", [1])
+    done = stock("open", "one", "--disk", "vda:2", "--get", "/etc/fstab", "--to", "-")
+    assert done == (0, "UUID=1 / ext4\n", "")
 
 
 def test_memory_comes_out_as_a_core(stock: Stock) -> None:

@@ -192,7 +192,7 @@ def test_a_damaged_chunk_is_named_with_the_snapshots_that_need_it(stock: Stock) 
     assert " objects are damaged" in wrong
     assert stock("verify", "one", "--deep")[0] == 0
     code, told, _ = stock("verify", "two", "--deep")
-    assert (code, "of its 4 chunks are damaged or missing" in told) == (41, True)
+    assert (code, "of its 4 chunks damaged or missing" in told) == (41, True)
 
 
 def stock_pack(stock: Stock, path: Path) -> set[str]:
@@ -219,18 +219,18 @@ def test_a_missing_chunk_is_told_by_all_who_need_it(stock: Stock) -> None:
         path.unlink()
 
     code, told, wrong = stock("verify", "--identity", key)
-    assert (code, f"snapshots/{id_}: 3 of its 3 chunks are in no intact pack" in told) == (41, True)
+    what = f"snapshots/{id_}: 3 of its 3 chunks without an intact copy"
+    assert (code, what in told) == (41, True)
     assert len(wrong.splitlines()) == 1
     code, _, wrong = stock("copy", "one", "--to", "far")
-    assert (code, " and 2 more; run vmckpt snapshot verify" in wrong) == (
-        41,
-        True,
-    )
+    assert code == 41
+    why = r"no intact pack has chunk \w{16} and 2 more; run vmckpt snapshot verify"
+    assert re.search(why, wrong)
     assert stock("export", "one", "file")[0] == 41
     assert not (stock.folder / "file").exists()
     assert list(stock.folder.glob(".file*")) == []
     code, _, wrong = stock("gc")
-    assert (code, "3 chunks needed by snapshots are missing" in wrong) == (41, True)
+    assert (code, "3 missing chunks that snapshots need" in wrong) == (41, True)
 
 
 def test_a_newer_manifest_is_no_damage_but_stops_what_must_know_all(stock: Stock) -> None:

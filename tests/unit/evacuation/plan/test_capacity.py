@@ -46,6 +46,16 @@ def test_the_reason_is_said_in_words(tenant: Tenant, why: str | None) -> None:
     assert capacity.reasons_against(tenant, 1) == why
 
 
+def test_a_reason_without_the_amount_is_the_same_for_all_hosts() -> None:
+    capacity = model(fleet([OFF, host("b", 8), host("c", 9), host("d", 64)]))
+    big, many = guest("x", "a", 10), guest("x", "a", cpus=65.0)
+
+    assert [capacity.reasons_against(big, at, exact=False) for at in (1, 2, 3)] == [
+        "too little memory", "too little memory", None,
+    ]  # fmt: skip
+    assert capacity.reasons_against(many, 3, exact=False) == "too little CPU"
+
+
 def test_a_closed_host_takes_nobody() -> None:
     capacity = model(fleet([OFF, host("b")]))
 

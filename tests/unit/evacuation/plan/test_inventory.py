@@ -12,7 +12,7 @@ from vmckpt.evacuation.state import EvacuationTerms
 from vmckpt.evacuation.task import Kind, Task, terms
 from vmckpt.migration.forecast.forecast import Range
 from vmckpt.model.finding import Finding, Severity
-from vmckpt.model.guest import OUTGOING, Guest, GuestState, Nic
+from vmckpt.model.guest import Guest, GuestJob, GuestState, Nic
 from vmckpt.policy.model import CopyKind
 from vmckpt.units import GIB, MIB, Bytes
 
@@ -40,7 +40,7 @@ def test_a_share_of_each_host_stays_free() -> None:
     [
         (vm("a", host_devices=("a card",)), "device"),
         (vm("a", snapshots=2), "snapshots"),
-        (vm("a", job=OUTGOING), ON_ITS_WAY),
+        (vm("a", job=GuestJob.OUTGOING), ON_ITS_WAY),
         (vm("a", job="backup"), "backup"),
         (vm("a", state=GuestState.PAUSED), "paused"),
         (vm("a", state=GuestState.STANDBY), "standby"),
@@ -192,7 +192,7 @@ def test_who_is_to_be_suspended_stays_if_it_cannot_be_saved() -> None:
 
 def test_one_that_arrives_is_counted_on_both_hosts_and_is_nobodys_twice() -> None:
     there = vm("a", state=GuestState.PAUSED, job="incoming migration")
-    told = answers(at("alpha", vm("a", job=OUTGOING)), at("beta", there))
+    told = answers(at("alpha", vm("a", job=GuestJob.OUTGOING)), at("beta", there))
     found = seen(told)
     assert {(one.name, one.host, one.stays) for one in found.fleet.tenants} == {
         ("a", "alpha", ON_ITS_WAY), ("a on beta", "beta", ON_ITS_WAY),

@@ -57,6 +57,14 @@ def test_or_are_packed_on_few() -> None:
     assert set(targets(found).values()) == {"c"}
 
 
+def test_the_reasons_of_many_hosts_are_counted_without_amounts() -> None:
+    hosts = [host(f"h{number}", 8 + number) for number in range(8)]
+    hosts[7] = host("h7", closed="4 cores short")
+    leaving = guest("big", "a", 60)
+    (left,) = place(fleet([OFF, *hosts], leaving), [leaving], RULES).left
+    assert left.why == "7 hosts: too little memory; 1 host: 4 cores short"
+
+
 @pytest.mark.parametrize(
     ("wants", "why"),
     [

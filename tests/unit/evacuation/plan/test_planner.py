@@ -29,7 +29,7 @@ async def test_a_standby_that_is_made_anew_takes_room_beside_others(
     """Three of them had room there, each alone: the last one was refused when its turn came."""
     found = Protected(
         guest="a", primary="gamma", backup="beta", session="", job=None, automatic=True,
-        findings=(), took=Seconds(0.0), status=None, room=room(3, 8),
+        findings=(), took=Seconds(0.0), status=None, rooms=(room(3, 8),),
     )  # fmt: skip
 
     async def check(*_: object) -> Protected:

@@ -182,7 +182,7 @@ def test_without_a_recorded_user_it_must_be_one_as_whom_qemu_runs(
 def test_without_the_monitors_socket_it_is_another(start: Start, tmp_path: Path) -> None:
     process = start("m")
     record(tmp_path, "web1", process.pid, "elsewhere")
-    with pytest.raises(QemuUnclear, match=f"is running in process {process.pid}, which libvirt"):
+    with pytest.raises(QemuUnclear, match=f"is running in process {process.pid}, which is unknown"):
         identity.hold(GUEST)
 
 

@@ -378,7 +378,7 @@ async def test_a_decision_is_told_when_it_is_made(one: One) -> None:
     await one.move()
     (told,) = [event.decision for event in one.events if isinstance(event, Decided)]
 
-    assert told.reason == "the last epoch is expected to take 120 ms; 300 ms is allowed"
+    assert told.reason == "the final epoch is expected to take 120 ms; the limit is 300 ms"
 
 
 @pytest.mark.looptime

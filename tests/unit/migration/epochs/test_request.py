@@ -102,6 +102,18 @@ def test_a_disk_that_was_not_seen_to_be_the_same_there_is_a_reason_against_it(
     assert looks["asked"] == 0
 
 
+def test_the_wording_of_a_warning_does_not_decide_what_mode_checkpoint_adds(
+    looks: dict[str, Any],
+) -> None:
+    warning = Finding(
+        code="storage-unproven", severity=Severity.WARNING, where="web1", text="vda may differ"
+    )
+    (one,) = found((warning,))
+    assert one.severity is Severity.BLOCKER
+    assert one.text == "vda may differ; mode checkpoint does not check this"
+    assert looks["asked"] == 0
+
+
 def test_what_is_blocked_anyway_is_not_looked_at_further(looks: dict[str, Any]) -> None:
     blocked = replace(MINE, severity=Severity.BLOCKER)
     assert found((blocked,)) == [blocked]

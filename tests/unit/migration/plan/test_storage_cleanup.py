@@ -219,6 +219,17 @@ async def test_one_that_a_qemu_has_open_stays(scene: Scene, tmp_path: Path) -> N
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
 
 
+async def test_the_reason_why_an_image_stays_is_shown_unchanged(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def remove(*_: object) -> dict[str, str]:
+        return {str(scene.old): "cannot open (busy)"}
+
+    monkeypatch.setattr(images, "remove", remove)
+    done = await scene.finish()
+    assert done.stays == (f"{scene.old} is still on alpha: cannot open (busy)",)
+
+
 async def test_it_stays_while_its_copy_may_not_be_on_its_disk(scene: Scene) -> None:
     scene.new.unlink()
     await scene.keeps(f"cannot sync {scene.new} to disk: ")

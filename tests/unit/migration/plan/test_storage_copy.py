@@ -107,7 +107,7 @@ def test_what_cannot_be_copied_is_named(drive: Drive, image: Image | str, code: 
 @pytest.mark.parametrize(
     ("wish", "code", "words"),
     [
-        (CopyOptions(disks=("vdx",)), "disk-unknown", "the guest's disks are: vda, sda, sdb"),
+        (CopyOptions(disks=("vdx",)), "disk-unknown", "from the guest's disks: vda, sda, sdb"),
         (CopyOptions(disks=("sda",)), "disk-not-copied", "read-only"),
         (CopyOptions(disks=("sdb",)), "disk-not-copied", "read-only"),
         (CopyOptions(disks=("vda",)), "disk-shared", "onto itself"),

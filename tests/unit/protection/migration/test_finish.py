@@ -87,7 +87,8 @@ async def test_a_target_that_does_not_answer_leaves_it_open(hosts: Hosts) -> Non
     hosts.delivers = False
     hosts.give()
     hosts.silent = {"beta"}
-    with pytest.raises(OutcomeUnknown, match="but is not running: beta: no answer"):
+    told = "web1 was handed over to beta, which does not report it as running: beta: no answer"
+    with pytest.raises(OutcomeUnknown, match=told):
         await migration_finish.finish(PAIR, nothing)
     assert hosts.running == []
     hosts.silent = set()

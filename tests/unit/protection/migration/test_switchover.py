@@ -75,9 +75,9 @@ def test_without_a_time_limit_it_goes_on_for_ever() -> None:
 
 def test_what_is_decided_is_said_with_its_numbers() -> None:
     switch = decide(SwitchoverFacts(elapsed=Seconds(1.0), ready=True, recent=SMALL), LIMITS)
-    assert switch.why == "the last epoch is expected to take 130 ms; 300 ms is allowed"
+    assert switch.why == "the final epoch is expected to take 130 ms; the limit is 300 ms"
     assert switch.downtime == pytest.approx(0.13)
     late = decide(SwitchoverFacts(elapsed=Seconds(61.0), ready=True, recent=LARGE), LIMITS)
-    assert late.why == "time limit reached: a switchover would take 970 ms; 300 ms is allowed"
+    assert late.why == "time limit reached: a switchover would take 970 ms; the limit is 300 ms"
     copying = decide(SwitchoverFacts(elapsed=Seconds(61.0), ready=False), LIMITS)
     assert copying.why == "time limit reached: the first copy was not complete"

@@ -84,7 +84,7 @@ def test_a_bundle_that_is_cut_is_not_installed(versions: Path, tmp_path: Path, c
     done = install(versions, made, data=bundle.archive(made).read_bytes()[:cut])
 
     assert done.returncode == 1
-    assert done.stderr.startswith(b"the bundle arrived incomplete")
+    assert done.stderr.startswith(b"the bundle did not arrive intact")
     assert done.stderr.count(b"\n") == 1
     assert everything(versions) == []
 
@@ -94,7 +94,7 @@ def test_a_bundle_with_another_content_is_not_installed(versions: Path, tmp_path
 
     done = install(versions, small(tmp_path), data=other)
 
-    assert done.stderr == b"the bundle arrived incomplete\n"
+    assert done.stderr == b"the bundle did not arrive intact\n"
     assert everything(versions) == []
 
 

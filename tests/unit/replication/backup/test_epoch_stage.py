@@ -286,7 +286,7 @@ def test_a_disk_that_is_really_full_is_named(standby: Standby) -> None:
         run(stage, FIRST)
         os.close(stage._pages.file)
         stage._pages.file = os.open("/dev/full", os.O_RDWR)
-        with pytest.raises(StageFull, match=r"staging epoch 2: No space left.*free space"):
+        with pytest.raises(StageFull, match=r"staging epoch 2: No space left.*free some space"):
             send(stage, SECOND)
         assert (stage.committed, standby.world(stage)) == (1, FIRST.after)
 

@@ -153,7 +153,8 @@ def test_a_person_with_a_lease_store_has_it_asked(one: Following) -> None:
     line, _ = one.hello()
     commit(line, ONE)
     one.requests.add(Request.FAILOVER)
-    until(lambda: one.backup.as_json()["says"] == "the primary's lease ends in 1.00 s")
+    waits = "the lease cannot be taken over for another 1.00 s"
+    until(lambda: one.backup.as_json()["says"] == waits)
     one.claim.broken = True
     until(lambda: one.backup.as_json()["says"] == "the witness gave no answer")
     one.claim.broken, one.claim.free = False, True
@@ -183,7 +184,7 @@ def test_a_guest_that_moves_is_ours_when_its_controller_knows_that_it_was_given_
     one.requests.add(Request.FAILOVER)
     ours = one.came()
     assert ours is not None
-    assert ours.why == "the controller confirmed the source's hand-over"
+    assert ours.why == "the controller confirmed the source's handover"
     assert one.world() == TWO.after
 
 

@@ -44,13 +44,13 @@ def decided(seen: Seen) -> Decision:
         (replace(FOLLOWS, final=True), Step.ASK, "planned switchover"),
         (replace(FOLLOWS, final=True, handed_over=True), Step.RUN, "handed the guest over"),
         (replace(FOLLOWS, handed_over=True), Step.WAIT, "the primary is alive"),
-        (replace(NO_LEASE, silent=SILENT), Step.WAIT, "only the operator"),
-        (replace(NO_LEASE, automatic=True, silent=SILENT), Step.WAIT, "only the operator"),
-        (replace(NO_LEASE, final=True), Step.WAIT, "only the operator"),
-        (replace(NO_LEASE, handed_over=True), Step.WAIT, "only the operator"),
+        (replace(NO_LEASE, silent=SILENT), Step.WAIT, "must be requested"),
+        (replace(NO_LEASE, automatic=True, silent=SILENT), Step.WAIT, "must be requested"),
+        (replace(NO_LEASE, final=True), Step.WAIT, "must be requested"),
+        (replace(NO_LEASE, handed_over=True), Step.WAIT, "must be requested"),
         (replace(NO_LEASE, final=True, handed_over=True), Step.RUN, "handed the guest over"),
         (replace(NO_LEASE, person=True, silent=SILENT), Step.RUN, "declared the primary dead"),
-        (replace(NO_LEASE, person=True, silent=Seconds(0.26)), Step.RUN, "the operator declared"),
+        (replace(NO_LEASE, person=True, silent=Seconds(0.26)), Step.RUN, "the controller declared"),
         (replace(NO_LEASE, person=True, silent=PATIENCE), Step.WAIT, ""),
         (
             replace(NO_LEASE, person=True, silent=SILENT, committed=0),
@@ -109,4 +109,4 @@ def test_why_a_guest_that_moves_is_waited_for_is_said() -> None:
 
     assert decided(moves).why == "only the source can hand over a guest in migration"
     given = replace(moves, final=True, person=True)
-    assert decided(given).why == "the controller confirmed the source's hand-over"
+    assert decided(given).why == "the controller confirmed the source's handover"

@@ -148,7 +148,7 @@ def test_a_guest_that_outruns_the_link_ends_at_its_working_set_or_at_the_ceiling
     small = World(FIXED, dirties=200 * MIB, working_set=50 * MIB).run(100)
 
     assert [interval for interval, _ in large.last(30)] == [10.0] * 30
-    assert large.paces[-1].why.endswith("10.0 s, the maximum instead of 100 ms")
+    assert large.paces[-1].why.endswith("10.0 s (the maximum) instead of 100 ms")
     assert small.spread(30) < 1.01
     assert small.paces[-1].interval == pytest.approx(1.2 * 0.51, rel=0.05)
 
@@ -232,10 +232,10 @@ def test_the_link_counts_for_a_guest_that_sends_too() -> None:
 @pytest.mark.parametrize(
     ("interval", "pause", "expected", "why"),
     [
-        pytest.param(0.001, 0.0, 0.02, "as requested: 20 ms, the minimum", id="floor"),
-        pytest.param(60.0, 0.0, 10.0, "as requested: 10.0 s, the maximum", id="ceiling"),
-        pytest.param(None, 0.0001, 0.02, "20 ms, the minimum", id="auto floor"),
-        pytest.param(None, 5.0, 10.0, "10.0 s, the maximum", id="auto ceiling"),
+        pytest.param(0.001, 0.0, 0.02, "as requested: 20 ms (the minimum)", id="floor"),
+        pytest.param(60.0, 0.0, 10.0, "as requested: 10.0 s (the maximum)", id="ceiling"),
+        pytest.param(None, 0.0001, 0.02, "20 ms (the minimum)", id="auto floor"),
+        pytest.param(None, 5.0, 10.0, "10.0 s (the maximum)", id="auto ceiling"),
     ],
 )
 def test_what_is_not_allowed_is_told(

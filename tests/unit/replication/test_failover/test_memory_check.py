@@ -32,7 +32,10 @@ def test_with_room_there_can_be_a_test(room: Room) -> None:
     [
         (replace(ENOUGH, memory=Bytes(4 * GIB)), r"4\.0 GiB of free memory; .* need 4\.5 GiB"),
         (replace(ENOUGH, shared=Bytes(3 * GIB)), r"3\.0 GiB free on the tmpfs for memory"),
-        (replace(ENOUGH, disks=Bytes(100 * MIB)), "100 MiB free beside the standby's images"),
+        (
+            replace(ENOUGH, disks=Bytes(100 * MIB)),
+            "100 MiB free on the file system of the standby's images",
+        ),
     ],
 )
 def test_what_is_short_is_named(room: Room, why: str) -> None:

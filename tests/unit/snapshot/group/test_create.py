@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import GUEST, HOST
-from vmckpt.errors import BadInput
+from vmckpt.errors import BadInput, RemoteError
 from vmckpt.model.disk import StorePlace
 from vmckpt.model.events import Caller, Copied, Event, PhaseChanged
 from vmckpt.model.migration import JobPhase
@@ -52,3 +52,14 @@ async def test_what_no_group_can_have_is_refused_before_any_host_is_asked(
         await create.take(
             [(HOST, GUEST)], NEAR, nobody, request_, caller([]), hosts={"alpha": HOST}
         )
+
+
+async def test_a_group_whose_outcome_is_unknown_is_left_to_recovery() -> None:
+    nothing: Any = None
+    request_ = TakeRequest(guest=GUEST.uuid)
+    member = create._Member(host=HOST, guest=GUEST, request=request_, recorder=nothing)
+    group = create._Group([member], NEAR, nothing, caller([]))
+    failed = await group._failed([RemoteError("alpha: the agent exited")], ())
+    assert isinstance(failed, RemoteError)
+    assert "the outcome for web1 on alpha is unknown" in failed.message
+    assert not failed.undone

@@ -1,6 +1,7 @@
 """What is damaged in a store is taken away, what is whole is saved, the rest is brought back."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_damaged_pack_comes_back_from_another_store(stock: Stock, encrypted: b
     assert "vmckpt snapshot verify --repair --from STORE" in wrong
 
     code, said, _ = stock("verify", "--repair")
-    assert (code, "1 chunks are missing" in said, big.exists()) == (41, True, False)
+    assert (code, "1 chunk still missing" in said, big.exists()) == (41, True, False)
     code, said, _ = stock("verify", "--repair", "--from", "far", "--json")
     told = json.loads(said)["repaired"]
     assert (code, told["boxes_brought"], told["chunks_lost"]) == (0, 1, {})
@@ -102,7 +103,7 @@ def test_a_missing_pack_comes_back_by_a_copy_alone(stock: Stock) -> None:
     stock.packs()[0].unlink()
     assert stock("verify", "--sealed")[0] == 41
     code, said, _ = stock("copy", "one", "--store", "far", "--to", "near")
-    assert (code, "missing chunks were restored" in said) == (0, True)
+    assert (code, re.search(r"; restored \d+ missing chunks", said) is not None) == (0, True)
     assert deep(stock) == 0
 
 

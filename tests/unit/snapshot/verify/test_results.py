@@ -57,8 +57,8 @@ def test_a_damaged_chunk_comes_from_the_other_store_and_that_is_said(stock: Stoc
     again, borrowed, said = chunks(stock, id_)
     assert again == whole
     assert borrowed >= 1
-    assert " and were read from another store" in said[0]
-    assert "--repair to check and restore the chunks" in said[0]
+    assert ", but read from another store" in said[0]
+    assert "verify --repair --from STORE to restore the chunks" in said[0]
 
 
 def test_a_lost_pack_and_a_lost_index_do_no_harm_either(stock: Stock) -> None:
@@ -89,7 +89,7 @@ def test_a_snapshot_that_only_the_far_store_has_is_found_shown_and_proved(stock:
     shown = json.loads(stock("show", "old", "--json")[1])
     assert (shown["id"], shown["stores"]) == (id_, ["far"])
     code, told, _ = stock("verify", "old")
-    assert (code, f"{stock.folder}/far: 1 snapshots" in told) == (0, True)
+    assert (code, f"{stock.folder}/far: 1 snapshot," in told) == (0, True)
     code, _, wrong = stock("show", "none")
     assert (code, wrong.count("has no snapshot 'none'") == 2) == (45, True)
     assert stock("show", "old", "--store", "near")[0] == 45

@@ -21,15 +21,15 @@ def test_maps_that_do_not_fit_their_chunks_are_found() -> None:
     lengths = np.array([8192, 4096], dtype=np.uint32)
     assert list(misfits(kept, lengths)) == []
     assert list(misfits(kept, lengths // 2)) == [
-        "2 units of pc.ram are not in the chunks to which its map refers"
+        "the map of pc.ram points outside the chunk for 2 units"
     ]
     assert list(misfits(kept, np.array([8192, 5000], dtype=np.uint32))) == [
-        "1 units of pc.ram are not in the chunks to which its map refers"
+        "the map of pc.ram points outside the chunk for 1 unit"
     ]
     assert list(misfits(kept, np.array([8192, 0], dtype=np.uint32))) == []
     part = replace(kept.facts, stream=(Part(name="tail", size=4095, chunks=(1,)),))
     assert list(misfits(replace(kept, facts=part), lengths)) == [
-        "part tail of the memory stream differs in length from its chunks"
+        'part "tail" of the migration stream differs in length from its chunks'
     ]
 
 

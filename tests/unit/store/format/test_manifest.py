@@ -192,7 +192,7 @@ def test_a_manifest_in_anothers_place_is_refused() -> None:
 def test_without_its_data_key_the_private_part_stays_closed() -> None:
     told = decode(encode(PUBLIC, private(KEYS.sealing()), KEYS), ID, TRUSTED)
 
-    with pytest.raises(KeyRefused, match="is encrypted; specify an identity file with --identity"):
+    with pytest.raises(KeyRefused, match="is encrypted; give an identity file with --identity"):
         told.private()
     with pytest.raises(KeyRefused, match="belongs to another snapshot"):
         told.private(bytes(32))

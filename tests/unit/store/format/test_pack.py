@@ -33,7 +33,7 @@ def test_a_pack_with_any_bit_changed_is_refused() -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_nonsense_is_no_pack(data: bytes, size: int) -> None:
-    # Before the real end of a pack, any other number may be that of a newer version.
+    # Before the magic at the end of a pack, random bytes may be the number of a newer version.
     with pytest.raises((StoreDamaged, StoreNewer)):
         format_pack.parse_tail(data + PACK[-8:] * (size % 2), size)
     assert len(format_pack.salvage(data)[0]) == 0
