@@ -38,7 +38,7 @@ class Operation:
     fault: Fault
     moment: Moment
     delay: float
-    """Seconds between the beginning of the moment and the fault."""
+    """Delay from the start of the phase to the fault, in seconds."""
     inside: bool
     """Whether the moment is libvirt's cleanup instead of the controller's."""
     mode: str

@@ -64,7 +64,7 @@ def play(
 ) -> Told:
     """Run a migration with a fault, repair the fault, and wait until the controller exits.
 
-    `delay`: seconds between the beginning of the moment and the fault. `inside`: strike during
+    `delay`: seconds from the start of the phase to the fault. `inside`: strike during
     libvirt's cleanup instead of the controller's. `cancel`: the operator also cancels the
     migration. The caller prepares and clears the injury, as the journal may be on a disk that the
     injury created. Raises LabError if a controller does not exit within `PATIENCE`.

@@ -17,7 +17,7 @@ from vmckpt_tui.action_lists.all import TABLE
 from vmckpt_tui.actions import Action, Scene, Where
 
 GENERAL = (
-    ("1 … 7", "switch to a part (or click its name)"),
+    ("1 … 7", "switch to a view (or click its name)"),
     ("↑ ↓ PgUp PgDn", "move the cursor (or use k and j)"),
     ("Enter", "open the row under the cursor"),
     ("Space", "mark a row; actions apply to all marked rows"),

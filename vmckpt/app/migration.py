@@ -163,7 +163,10 @@ def of_whole_host(job: str) -> bool:
 
 
 def go_on(inventory: Callable[[], Inventory], job: str) -> Answer:
-    """Continue a paused job for all guests of a host. Raises BadInput, ReadOnly, OrphanedJobs."""
+    """Continue a paused job that moves all guests of a host.
+
+    Raises BadInput, ReadOnly, OrphanedJobs.
+    """
     _may_act(inventory)
     with jobs.open_journal() as journal:
         return jobs.control(journal, job, RequestKind.GO_ON, {})

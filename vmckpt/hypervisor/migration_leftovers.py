@@ -77,7 +77,7 @@ async def end_arriving(hypervisor: Hypervisor, uuid: str) -> None:
 
 
 async def end_leaving(hypervisor: Hypervisor, uuid: str) -> None:
-    """Destroy a copy that was handed over to the target. Keeps the definition.
+    """Destroy the source's paused copy of a guest that was handed over. Keeps the definition.
 
     Raises HypervisorError, including if the copy is not paused; OutcomeUnknown.
     """

@@ -90,7 +90,7 @@ def refuse(host: str) -> None:
 def enter(host: str, why: str) -> tuple[Held, bool]:
     """Put a host in maintenance. Does not change a host that is already in maintenance.
 
-    Returns the host's maintenance, and whether the maintenance is new. Raises JournalError.
+    Returns the record, and whether this call created it. Raises JournalError.
     """
     if location.default() == location.NONE:
         raise JournalError(

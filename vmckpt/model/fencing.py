@@ -202,9 +202,9 @@ def decide(topology: FenceTopology, tried: Sequence[Tried], waited: Seconds) -> 
 def _decide_level(topology: FenceTopology, level: int, tried: Tried, waited: Seconds) -> Decision:
     """Return the next step within one level; REFUSE if the level has failed.
 
-    All devices are switched off first. Then they are queried in rounds, and only a round in which
-    all report off counts. Each device was off when its `off` was answered and is off after the last
-    `off`, so there was a moment at which the host had no power.
+    All devices are switched off first. Then they are queried in rounds. A round counts only if
+    every device reports "off". Each device was off when it acknowledged `off`, and is still off
+    after the last `off`, so there was a moment at which the host had no power.
     """
     count = len(topology.levels[level])
     for number, ran in enumerate(tried.off):

@@ -187,7 +187,7 @@ def _every(value: object) -> Seconds | None:
     try:
         return None if value == "auto" else _period(value)
     except ValueError as exc:
-        raise ValueError(f"{exc}, or auto; for times of day write at: daily 03:00") from None
+        raise ValueError(f"{exc}, or auto; for a time of day, use 'at: daily 03:00'") from None
 
 
 def _at(value: object) -> Written:

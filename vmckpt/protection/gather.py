@@ -96,7 +96,7 @@ async def _asked(
 
 
 def _rooms(needed: Mapping[str, Bytes], answers: Sequence[Mapping[str, Any]]) -> tuple[Room, ...]:
-    """Return the space for new images on each of the backup's file systems. Pure.
+    """Return the needed and the free space on each of the backup's file systems. Pure.
 
     `answers`: the backup's answer for each directory of `needed`.
     """

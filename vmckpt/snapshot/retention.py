@@ -157,7 +157,7 @@ def _together(snapshots: Iterable[Kept], reasons: Mapping[str, list[str]]) -> No
         staying = [one.id for one in members if reasons[one.id]]
         for one in members:
             if staying and not reasons[one.id]:
-                reasons[one.id].append(f"part of group {group}, of which {staying[0]} is kept")
+                reasons[one.id].append(f"kept with group {group}: a rule keeps {staying[0]}")
 
 
 def _goes(one: Kept) -> str:

@@ -36,7 +36,7 @@ def test_schedules_are_read_whole() -> None:
         ("- {name: a}", 4, "write either every: 15min or at: daily 03:00"),
         ("- {name: a, every: 1h, at: hourly}", 4, "write either every"),
         ("- name: a\n    every: soon", 5, "'soon' is not a time; use a value like 15min"),
-        ("- name: a\n    every: daily 03:00", 5, "for times of day write at: daily 03:00"),
+        ("- name: a\n    every: daily 03:00", 5, "for a time of day, use 'at: daily 03:00'"),
         ("- name: a\n    at: 15m", 5, "write every: 15m"),
         ("- name: a\n    at: daily 25:00", 5, "is not a valid schedule; use a value like"),
         ("- name: a\n    every: 60", 5, "60 is not a time"),

@@ -80,7 +80,7 @@ def test_what_people_write_becomes_what_the_program_has(
         (values.PerCent, 0, "is not a percentage of CPU time"),
         (values.Probe, "61s", "1s and 60s; use off to disable"),
         (values.Period, "daily 03:00", "is not a time; use a value like 15min"),
-        (values.Often, "daily 03:00", "for times of day write at:"),
+        (values.Often, "daily 03:00", "for a time of day, use 'at: daily"),
         (values.Calendar, "6h", "write every: 6h"),
         (values.ModeWord, "hybird", "did you mean 'hybrid'?"),
         (values.PlainWord, "compress", "compress needs values, like {compress: {cache: 64MiB}}"),

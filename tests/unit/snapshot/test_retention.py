@@ -124,7 +124,7 @@ def test_a_cut_stays_whole() -> None:
     ]  # fmt: skip
     found = verdicts(snapshots, Keep(last=1))
 
-    assert found["c"].reasons == ("part of group g, of which d is kept",)
+    assert found["c"].reasons == ("kept with group g: a rule keeps d",)
 
 
 @pytest.mark.parametrize(("zone", "left"), [("Europe/Berlin", "ab"), ("UTC", "a")])

@@ -147,7 +147,7 @@ def _print_keys(found: "Keys") -> None:
         output.out.print(f"{name} {what} ({one.fingerprint}):", soft_wrap=True)
         output.out.print(f"    {one.text}", soft_wrap=True)
     if found.admins:
-        output.out.print(f"new snapshots are encrypted, in domain {found.domain}")
+        output.out.print(f"new snapshots are encrypted (deduplication domain {found.domain})")
     else:
         output.out.print("new snapshots are not encrypted; run vmckpt snapshot keys add NAME KEY")
 

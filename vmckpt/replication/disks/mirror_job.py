@@ -39,7 +39,7 @@ def unnoticed(_: bool) -> None:
 
 
 def name_of(disk: int) -> str:
-    """Return the name of a disk's job, and of the node to which it writes."""
+    """Return the name of a disk's mirror job; the node to which it writes has the same name."""
     return f"{MARK}{disk}"
 
 

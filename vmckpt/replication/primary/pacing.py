@@ -42,7 +42,9 @@ class PacingTerms:
         if self.interval is not None and not 0 < self.interval < math.inf:
             raise ValueError(f"invalid interval: {self.interval} s")
         if not 0 < self.slowdown < 1 <= self.relaxed < math.inf:
-            raise ValueError(f"invalid slowdown {self.slowdown} or factor {self.relaxed}")
+            raise ValueError(
+                f"invalid pacing: slowdown {self.slowdown}, interval growth factor {self.relaxed}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
