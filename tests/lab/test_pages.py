@@ -1,7 +1,7 @@
 """The commands of docs/snapshots.md and of the pages on moves, in their order, as they are typed.
 
-They are read from the pages. What an operator replaces by his own (names, files, ports) is replaced
-here. docs/start.md has its own test; tests/unit/project/test_docs.py holds that all are tried.
+They are read from the pages. Names, files and ports that operators choose themselves are replaced.
+docs/start.md has its own test; tests/unit/project/test_docs.py checks that no command is left out.
 """
 
 import shlex

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.bench import VMCKPT, Done, finish, first_line, traces
+from tests.support import doc_commands
 from tests.support.paths import ROOT
 from vmckpt_lab.plan import LABS
 
@@ -19,10 +20,14 @@ _BROKEN = "migrate web1 --to alpha --mode precopy"
 
 def commands() -> list[str]:
     """What is typed from the second step on, until one's own hosts."""
-    text = PAGE.read_text()
-    text = text[text.index("## 2.") : text.index("## And now")]
-    lines = [line.strip().partition("#")[0].strip() for line in text.split("\n")]
-    return [line.removeprefix("vmckpt ") for line in lines if line.startswith("vmckpt ")]
+    before, _, after = PAGE.read_text().partition("## 2.")
+    first = before.count("\n")
+    last = first + after[: after.index("## And now")].count("\n")
+    return [
+        line.removeprefix("vmckpt ")
+        for number, line in doc_commands.commands(PAGE)
+        if first < number <= last
+    ]
 
 
 @pytest.fixture

@@ -165,10 +165,10 @@ async def test_a_standby_that_is_moved_is_told_as_one_whatever_is_seen_meanwhile
     assert [(one.uuid, one.standby) for one in ended.arrived] == [("u-g", False), ("u-s", True)]
 
 
-@pytest.mark.parametrize("who", ["hoping", "on its way"])
-async def test_a_host_that_falls_silent_is_not_waited_for_for_ever(who: str) -> None:
+@pytest.mark.parametrize("guest", ["without a host", "on its way"])
+async def test_a_host_that_falls_silent_is_not_waited_for_forever(guest: str) -> None:
     leaves, big = vm("x", job=GuestJob.OUTGOING), vm("x", memory=Bytes(60 * GIB))
-    other = leaves if who == "on its way" else big
+    other = leaves if guest == "on its way" else big
     world = hosts(vm("a"), other)
 
     def falls_silent(one: Hosts) -> None:
@@ -181,7 +181,7 @@ async def test_a_host_that_falls_silent_is_not_waited_for_for_ever(who: str) -> 
     assert not ended.stopped
     assert asyncio.get_running_loop().time() - began < 400
     assert list(left(ended)) == ["x"]
-    if who == "on its way":
+    if guest == "on its way":
         assert left(ended) == {"x": "alpha no longer answers"}
 
 
