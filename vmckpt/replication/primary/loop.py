@@ -175,13 +175,21 @@ _ANSWER = Seconds(30.0)
 _AGAIN = Seconds(0.3)
 _RARELY = Seconds(30.0)
 """Longest delay between two attempts at a first copy, after repeated failures."""
-_TURN = Seconds(0.005)
+_POLL = Seconds(0.005)
 _DEVICES = Seconds(2.0)
 _UNPLUGS = Seconds(2.0)
 """After a network card is unplugged, libvirt removes its host interface within this time."""
 _ENDS = Seconds(3.0)
 _BUSY_LOG = 16 * MIB
 """An epoch ends early when the log of a disk exceeds this size."""
+
+
+def poll_interval(left: float) -> Seconds:
+    """Return how long to wait for a message when the next epoch is due in `left` seconds.
+
+    An epoch that is overdue, because the guest is paused, is tried again after `_POLL`.
+    """
+    return Seconds(left) if 0.0 < left < _POLL else _POLL
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,7 +518,7 @@ class Primary:
             if not same:
                 self._wait_alone()
             self._keep()
-            found = line.receive(Seconds(min(max(left, _TURN), _TURN)))
+            found = line.receive(poll_interval(left))
             if isinstance(found, PeerRefused | End):
                 raise ConnectionLost(f"the backup refused to continue: {found.why}")
             if isinstance(found, EpochEnd | Hello):
@@ -560,7 +568,7 @@ class Primary:
         while self._held and parts.buffers.hold_any_of(parts.devices.gone):
             if time.monotonic() > give_up:  # the card's host interface was not removed
                 return
-            time.sleep(_TURN)
+            time.sleep(_POLL)
 
     def _is_full(self) -> bool:
         parts = self._parts

@@ -381,6 +381,13 @@ def test_nothing_that_waits_ends_no_epoch_early() -> None:
         assert one.capturer.count == 1
 
 
+@pytest.mark.parametrize(
+    ("left", "waits"), [(1.0, 0.005), (0.005, 0.005), (0.002, 0.002), (0.0, 0.005), (-3.0, 0.005)]
+)
+def test_no_wait_for_a_message_delays_an_epoch_that_is_due(left: float, waits: float) -> None:
+    assert loop.poll_interval(left) == waits
+
+
 def test_a_new_agent_goes_on_with_what_the_backup_has(one: World) -> None:
     with one.run():
         one.epochs(2)
