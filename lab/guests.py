@@ -19,7 +19,7 @@ from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
 from vmckpt.units import MIB, Bytes, BytesPerSecond, parse_bytes, parse_rate
-from vmckpt_lab import guest_image, guest_templates, host
+from vmckpt_lab import guest_image, guest_templates, host, pace
 from vmckpt_lab.lab import Say, silent
 from vmckpt_lab.machine_speed import Deadline
 from vmckpt_lab.observer import client
@@ -68,11 +68,13 @@ def domain_xml(lab: LabPlan, guest: LabGuest, booted: guest_image.Image) -> str:
         f" VMC_ADDRESS={guest.address}/24"
         f" VMC_OBSERVER={lab.observer_address} VMC_MEMORY_MIB={guest.dirty // MIB}"
         f" VMC_DIRTY_KIB={guest.dirty_rate // 1024} VMC_MAC={mac} VMC_SEED={guest.seed}"
+        f" VMC_RECORDS={pace.RECORDS} VMC_PAUSE_MS={pace.PAUSE_MS}"
     )
     if guest.chat:
         first = lab.guest_address(0)
         own = int(guest.address.rpartition(".")[2]) - int(first.rpartition(".")[2])
         words += f" VMC_CHAT_FIRST={first} VMC_CHAT_PEERS={guest.chat} VMC_CHAT_SELF={own}"
+        words += f" VMC_CHAT_RATE={pace.CHATS}"
     backing = (
         "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>"
         if guest.shared_memory

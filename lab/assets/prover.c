@@ -41,12 +41,12 @@ enum { NUMBER = 1, PING = 2, PONG = 3, VERIFY = 4, VERIFIED = 5 };
 #define RECORD_MAGIC 0x31434552434d56ULL /* "VMCREC1" */
 
 struct message {
-    uint64_t magic, kind, token, run, number, ticks, clock_ns, pages_written, memory_errors,
-        disk_errors, pages_checked, records_checked;
+    uint64_t magic, kind, token, run, number, clock_ns, pages_written, memory_errors, disk_errors,
+        pages_checked, records_checked;
 };
 
 struct record {
-    uint64_t magic, run, number, ticks, pages_written, clock_ns, filler[57], checksum;
+    uint64_t magic, run, number, pages_written, clock_ns, filler[58], checksum;
 };
 
 static uint64_t *memory;
@@ -55,7 +55,7 @@ static pthread_mutex_t memory_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int disk = -1;
 static uint64_t slots, disk_errors;
-static volatile uint64_t number, ticks;
+static volatile uint64_t number;
 static uint64_t run_id;
 static int sock;
 static struct sockaddr_in observer;
@@ -152,9 +152,10 @@ static void memory_step(uint64_t count)
 static void *memory_main(void *unused)
 {
     uint64_t rate = setting("VMC_DIRTY_KIB", 0) / 4, last = now_ns(), owed = 0;
+    uint64_t pause = 1000000 * setting("VMC_PAUSE_MS", 10);
     (void)unused;
     while (pages && rate) {
-        sleep_ns(10000000);
+        sleep_ns(pause);
         uint64_t at = now_ns(), passed = at - last;
         last = at;
         if (passed > 100000000)
@@ -183,7 +184,7 @@ static uint64_t memory_check(void)
 static void send_message(uint64_t kind, uint64_t token, uint64_t checked_pages,
                          uint64_t checked_records, const struct sockaddr_in *to)
 {
-    struct message m = { MESSAGE_MAGIC, kind, token, run_id, number, ticks, now_ns(),
+    struct message m = { MESSAGE_MAGIC, kind, token, run_id, number, now_ns(),
                          pages_written, memory_errors, disk_errors, checked_pages,
                          checked_records };
     sendto(sock, &m, sizeof m, MSG_DONTWAIT, (const struct sockaddr *)to, sizeof *to);
@@ -205,7 +206,6 @@ static void record_write(struct record *r, uint64_t n)
     r->magic = RECORD_MAGIC;
     r->run = run_id;
     r->number = n;
-    r->ticks = ticks;
     r->pages_written = pages_written;
     r->clock_ns = now_ns();
     for (unsigned i = 0; i < sizeof r->filler / 8; i++)
@@ -287,16 +287,6 @@ static void *verify_main(void *unused)
         send_message(VERIFIED, token, checked_pages, checked_records, &verify_from);
         if (verify_token == token)
             verify_token = 0;
-    }
-    return NULL;
-}
-
-static void *tick_main(void *unused)
-{
-    (void)unused;
-    for (;;) {
-        sleep_ns(10000000);
-        ticks++;
     }
     return NULL;
 }
@@ -553,7 +543,6 @@ int main(void)
     printf("prover: %llu pages, %llu slots, run %016llx\n", (unsigned long long)pages,
            (unsigned long long)slots, (unsigned long long)run_id);
     fflush(stdout);
-    start(tick_main, 15);
     start(disk_main, 10);
     start(memory_main, 0);
     sem_init(&verify_asked, 0, 0);

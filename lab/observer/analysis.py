@@ -4,16 +4,12 @@ All times are in seconds on the observer's monotonic clock. A guest's clock stop
 it is not used for measurements.
 """
 
-import os
 from collections import deque
 from dataclasses import dataclass, field
 
 from vmckpt_lab.observer import messages
+from vmckpt_lab.pace import PROBE_INTERVAL
 
-PROBES = "VMCKPT_LAB_PROBES"
-"""Environment variable: number of probes per guest and second, by default 200. A probe costs a
-guest about 0.5 ms under TCG; use fewer probes for a large number of guests."""
-PROBE_INTERVAL = 1 / float(os.environ.get(PROBES, "200"))
 NOTABLE = 2.4 * PROBE_INTERVAL
 """Maximum normal time between two beats, in seconds."""
 _KEEP = 20_000
@@ -80,7 +76,6 @@ class View:
     """Number of runs of the guest from which the observer has received messages."""
     run: int
     """The ID of the newest run, a random number that the guest chose."""
-    ticks: int
     pages_written: int
     highest: int
     """The highest number that the newest run sent."""
@@ -181,7 +176,6 @@ class Sightings:
             answered_at=self.answers.last,
             runs=len(self.outputs),
             run=run,
-            ticks=self.latest.ticks if self.latest else 0,
             pages_written=self.latest.pages_written if self.latest else 0,
             highest=output.highest,
             heard=output.heard,

@@ -11,7 +11,7 @@ from vmckpt_lab.history.history import Input, Kind
 
 NUMBER, PING, PONG, VERIFY, VERIFIED = range(1, 6)
 MAGIC = int.from_bytes(b"VMCKP1", "little")
-_LAYOUT = struct.Struct("<12Q")
+_LAYOUT = struct.Struct("<11Q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,6 @@ class Message:
     """Random number chosen at the guest's start, to distinguish the numbers of different runs."""
     number: int = 0
     """The highest number whose record is on the guest's disk."""
-    ticks: int = 0
-    """The guest's count of 10 ms ticks, which stops while the guest is paused."""
     clock_ns: int = 0
     """The guest's monotonic clock."""
     pages_written: int = 0

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vmckpt_lab.observer import messages
-from vmckpt_lab.observer.analysis import PROBE_INTERVAL, Rhythm, Sightings
+from vmckpt_lab.observer.analysis import Rhythm, Sightings
+from vmckpt_lab.pace import PROBE_INTERVAL
 from vmckpt_lab.plan import GUEST_PORT, OBSERVER_PORT
 
 _SO_TIMESTAMPNS = 35

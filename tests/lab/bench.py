@@ -185,8 +185,18 @@ def until(condition: Callable[[], bool], *, limit: float = 30.0) -> None:
         began = time.monotonic()
         if condition():
             return
-        assert not give_up.passed(), "waited in vain"
+        assert not give_up.passed(), f"waited in vain; the machine meanwhile:\n{_busiest()}"
         time.sleep(max(0.02, time.monotonic() - began))
+
+
+def _busiest() -> str:
+    """The processes that use the most of this machine now: a wait in vain may be their fault."""
+    shown = subprocess.run(
+        ("top", "-b", "-n", "2", "-d", "1", "-w", "160", "-c", "-o", "%CPU"),
+        capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
+    second = shown[shown.rfind("top - ") :]
+    return "\n".join(second.splitlines()[:20])
 
 
 def answers(bench: Bench, name: str = "web1", *, limit: float = 60.0) -> None:

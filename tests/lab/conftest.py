@@ -4,11 +4,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.bench import Bench, traces
-from vmckpt_lab import guests, lab
-from vmckpt_lab.observer import analysis
+from vmckpt_lab import guests, lab, pace
 
-# A quarter of what measurements need: no test waits for a few milliseconds, and each probe costs.
-os.environ.setdefault(analysis.PROBES, "50")
+# No test waits for a few milliseconds, and guests at the full pace leave no core to the tests.
+os.environ.setdefault(pace.PACE, "0.25")
 
 LONGEST = (
     "test_migrate", "test_snapshots", "test_qemu_user", "test_evacuate_off", "test_ways",
