@@ -116,7 +116,7 @@ _ROWS: dict[Under, tuple[Group, ...]] = {
         (ALLOWED, 0, "done directly on alpha", GOES_ON, (Asked.SET,)),
         (ALLOWED, 0, "", GOES_ON, (Asked.DEFINE,)),
         (ALLOWED, 0, "done directly on alpha", STAYS, (Asked.CANCEL,)),
-        (ALLOWED, 0, "watch it to its end", ADOPTED, (Asked.RECOVER,)),
+        (ALLOWED, 0, "watch the migration until it ends", ADOPTED, (Asked.RECOVER,)),
         (HARMS, 0, "", STAYS, (Asked.ABORT, Asked.DESTROY_OTHER)),
         (HARMS, 0, "suspended", FORGOTTEN, (Asked.SUSPEND,)),
         (HARMS, 0, "destroyed", OFF, (Asked.DESTROY,)),

@@ -202,8 +202,11 @@ def show_report(report: "Report") -> None:
             )
         output.out.print(table)
     for uuid in report.shut_down:
-        how = "suspended" if uuid in report.suspended else "shut down"
-        output.out.print(f"{how}: {uuid}; vmckpt repopulate {report.task.host} starts it again")
+        how, then = "shut down", "starts it again"
+        if uuid in report.suspended:
+            how, then = "suspended", "resumes it"
+        name = report.names.get(uuid, uuid)
+        output.out.print(f"{how}: {name}; vmckpt repopulate {report.task.host} {then}")
     for name in report.started:
         output.out.print(f"started: {name}")
     for lost in report.bare:

@@ -1,7 +1,8 @@
 """Report the result of a run, for display and as JSON. Pure."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from vmckpt.evacuation.interfaces import Arrived, Moved, MoveEnd
@@ -43,6 +44,8 @@ class Report:
     """UUIDs of guests that were shut down or suspended, including by earlier controllers."""
     suspended: frozenset[str] = frozenset()
     """UUIDs of the guests in `shut_down` whose memory was saved."""
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Names of guests that were moved, shut down or suspended, by UUID."""
     started: tuple[str, ...] = ()
     """Names of guests that were started again."""
     bare: tuple[Bare, ...] = ()

@@ -89,7 +89,7 @@ async def carry_out(orders: Orders, hosts: Hosts, plan: Plan | None, recorder: R
     told = Report(
         task=task, job=recorder.id, ended=ended, earlier=found.moved,
         shut_down=found.shut or ended.shut_down, suspended=found.saved, started=started,
-        bare=found.bare,
+        bare=found.bare, names=found.called,
     )  # fmt: skip
     recorder.finish(told.outcome, told.as_json())
     return told

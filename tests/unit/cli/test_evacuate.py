@@ -1,4 +1,4 @@
-"""The question before a host is emptied: Ctrl-C leaves it, whatever it means later."""
+"""What is asked before a host is emptied, and what is said afterwards."""
 
 import io
 import signal
@@ -7,7 +7,10 @@ import sys
 import pytest
 
 from vmckpt.cli import evacuate
+from vmckpt.evacuation.interfaces import MoveEnd
+from vmckpt.evacuation.report import Report
 from vmckpt.evacuation.task import Kind, Task
+from vmckpt.units import Seconds
 
 ORDER = Task(kind=Kind.EVACUATE, host="alpha")
 
@@ -38,3 +41,20 @@ def test_who_does_not_say_yes_has_not_agreed(
         assert later == [signal.SIGINT], "it means again what it meant before"
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_guests_that_are_off_are_named_and_so_is_the_way_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ended = MoveEnd(arrived=(), shut_down=(), left=(), stopped=False, took=Seconds(5.0))
+    evacuate.show_report(
+        Report(
+            task=ORDER, job="e-1", ended=ended, shut_down=("u-1", "u-2", "u-3"),
+            suspended=frozenset({"u-2"}), names={"u-1": "web1", "u-2": "web2"},
+        )  # fmt: skip
+    )
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "shut down: web1; vmckpt repopulate alpha starts it again",
+        "suspended: web2; vmckpt repopulate alpha resumes it",
+        "shut down: u-3; vmckpt repopulate alpha starts it again",
+    ]

@@ -27,13 +27,13 @@ class HostView(StrEnum):
 class RecoveryAction(StrEnum):
     """An action of recovery. Actions are carried out in this order."""
 
-    ADOPT = "watch it to its end under its policy"
-    RESUME = "complete its post-copy"
-    END_TARGET = "end the copy on the target that never ran"
-    END_SOURCE = "end the copy on the source that was handed over"
+    ADOPT = "watch the migration until it ends, under its policy"
+    RESUME = "complete post-copy"
+    END_TARGET = "destroy the copy on the target, which never ran"
+    END_SOURCE = "destroy the paused copy on the source"
     START_SOURCE = "resume the guest on the source"
-    UNDO = "undo what was set and created for the move"
-    FINISH = "finish what follows an arrival"
+    UNDO = "undo the preparations for the move"
+    FINISH = "complete the steps after the switchover"
 
 
 STAYS = (Outcome.CANCELLED, Outcome.TIMED_OUT, Outcome.NOT_CONVERGED, Outcome.FAILED)

@@ -84,7 +84,7 @@ def test_a_decision_is_told_as_it_would_be_carried_out() -> None:
     adopts = recover.settled(replace(decide.NEVER, outcome=None, acts=(RecoveryAction.ADOPT,)))
 
     assert (never.outcome, never.goes_on) == (Outcome.FAILED, False)
-    assert never.did == ("undo what was set and created for the move",)
+    assert never.did == ("undo the preparations for the move",)
     assert (adopts.outcome, adopts.goes_on) == (None, True)
 
 
