@@ -49,9 +49,13 @@ def test_guests_that_are_off_are_named_and_so_is_the_way_back(
     ended = MoveEnd(arrived=(), shut_down=(), left=(), stopped=False, took=Seconds(5.0))
     evacuate.show_report(
         Report(
-            task=ORDER, job="e-1", ended=ended, shut_down=("u-1", "u-2", "u-3"),
-            suspended=frozenset({"u-2"}), names={"u-1": "web1", "u-2": "web2"},
-        )  # fmt: skip
+            task=ORDER,
+            job="e-1",
+            ended=ended,
+            shut_down=("u-1", "u-2", "u-3"),
+            suspended=frozenset({"u-2"}),
+            names={"u-1": "web1", "u-2": "web2"},
+        )
     )
     assert capsys.readouterr().out.splitlines()[:3] == [
         "shut down: web1; vmckpt repopulate alpha starts it again",
