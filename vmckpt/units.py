@@ -1,7 +1,8 @@
 """Types for sizes, times and rates; functions that parse and format them.
 
 Size units are powers of 1024 in every spelling: "64M", "64MiB" and "64MB" all mean 64 MiB. QEMU
-reads "64M" in the same way, but virsh reads "64MB" as 64 000 000 bytes. Link speeds are decimal bits, as in tc: "200mbit" is 25 000 000 bytes per second.
+reads "64M" in the same way, but virsh reads "64MB" as 64 000 000 bytes. Link speeds are decimal
+bits, as in tc: "200mbit" is 25 000 000 bytes per second.
 """
 
 import math

@@ -124,7 +124,7 @@ def _firmware(facts: PrivateFacts, files: Mapping[str, bytes], side: Side) -> It
                 code,
                 side,
                 f"the guest has {element.upper()} state, but the snapshot does not include it",
-                "expect the guest to use the host's current state, or an empty state if there is none",
+                "expect the guest to use the host's current state, if any, or an empty one",
             )
 
 
