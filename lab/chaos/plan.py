@@ -148,7 +148,10 @@ def _drawn(dice: random.Random, weights: Mapping[T, int]) -> T:
 
 
 def _delay(dice: random.Random, moment: Moment) -> float:
-    """Draw the delay of a fault, in seconds. The delay is shorter than the moment."""
+    """Draw the delay between the start of a phase and the fault, in seconds.
+
+    The delay is shorter than the phase, so that the fault strikes during the phase.
+    """
     longest = {Moment.PREFLIGHT: 0.5, Moment.FIRST: 0.8, Moment.SWITCHOVER: 0.6}
     return round(dice.choice((0.0, dice.uniform(0.0, longest.get(moment, 0.0)))), 2)
 

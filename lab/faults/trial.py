@@ -25,11 +25,11 @@ _COMMAND_LINE = (3, 4)
 class Ends(StrEnum):
     """How a trial may end."""
 
-    STAYS = "whole on the source"
-    MOVES = "whole on the target"
-    LIVES = "whole, on the source or a target"
-    GONE = "rightly gone; its disk is whole"
-    LIVES_OR_GONE = "one or the other"
+    STAYS = "intact on the source"
+    MOVES = "intact on the target"
+    LIVES = "intact, on the source or on a target"
+    GONE = "lost, as expected; its disk is intact"
+    LIVES_OR_GONE = "intact, or lost as expected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

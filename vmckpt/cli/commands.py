@@ -22,7 +22,7 @@ COMMANDS = {
     "hosts": Place("hosts", "hosts", "List hosts with their versions, memory and guests."),
     "guests": Place("hosts", "guests", "List the guests of all hosts."),
     "label": Place("hosts", "label", "Set or remove labels of a guest."),
-    "doctor": Place("hosts", "doctor", "Check that hosts meet the requirements of migrations."),
+    "doctor": Place("hosts", "doctor", "Check that hosts meet the requirements for migration."),
     "migrate": Place("migrate", "migrate", "Move a running guest to another host."),
     "plan": Place("plan", "plan", "Show what a migration would do, without changing anything."),
     "resume": Place(

@@ -180,9 +180,9 @@ def doctor(
         bool, typer.Option("--quiet", "-q", help="Show only warnings and blockers.")
     ] = False,
 ) -> None:
-    """Check that hosts meet the requirements of migrations.
+    """Check that hosts meet the requirements for migration.
 
-    The command also checks the requirements of snapshots and replication. Each warning and each
+    The command also checks the requirements for snapshots and replication. Each warning and each
     blocker has a hint that explains how to fix the problem. The exit code is 21 if there is a
     blocker.
 

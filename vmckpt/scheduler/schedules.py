@@ -168,8 +168,8 @@ def _unknown(schedule: Schedule, stores: Sequence[str]) -> str | None:
             return f"no store {name!r} in the inventory{likely(name, stores)}"
     if schedule.store is None and stores[0] in (one.store for one in schedule.copies):
         return (
-            f"snapshots are taken into the first store, {stores[0]}; they cannot be copied to the"
-            " same store"
+            f"without store, snapshots are written to the first store, {stores[0]}; they cannot be"
+            " copied to the same store"
         )
     return None
 

@@ -101,7 +101,7 @@ async def test_who_does_not_take_it_is_asked_again(receiver: Receiver, status: i
 
     assert [body["text"] for body, _ in receiver.taken] == ["first", "second"]
     assert receiver.asked == 4
-    assert warned == ["webhook 127.0.0.1 does not accept a page; retrying"]
+    assert warned == ["webhook 127.0.0.1: an alert could not be delivered; retrying"]
 
 
 async def test_a_name_that_is_none_is_told_and_ends_nothing(

@@ -88,7 +88,7 @@ class ColoParser(StreamParser):
 
     def _expect(self, stage: Stage) -> None:
         if self.stage is not stage:
-            raise damaged(self._offset, f"stage {self.stage!r} instead of {stage!r}")
+            raise damaged(self._offset, f"the stream is in stage {self.stage}, not {stage}")
 
     def _after_memory(self, kind: int) -> Callable[[memoryview], int]:
         if self.stage is Stage.FIRST:
@@ -118,7 +118,7 @@ class ColoParser(StreamParser):
         elif (self.stage, number) == (Stage.STATE, SIZE):
             return self._sized(view)
         else:
-            raise damaged(self._offset, f"message {number:#x} in stage {self.stage!r}")
+            raise damaged(self._offset, f"message {number:#x} in stage {self.stage}")
         return _WORD.size
 
     def _sized(self, view: memoryview) -> int:

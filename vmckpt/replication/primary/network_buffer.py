@@ -55,7 +55,7 @@ class Buffers:
         self._sizes = dict.fromkeys(self._cards, _FILE_HEAD)
         self._closed = dict(self._sizes)
         self._now: dict[tuple[Kind, str], Filter] = {}
-        """The current filter of each kind at each card."""
+        """The current filter of each kind on each network card."""
         self._armed = {Kind.HOLDING: 0.0, Kind.COLLECTING: 0.0}
         """Earliest possible start of the interval of the current buffers in QEMU, by kind."""
         self._waits = False
