@@ -35,7 +35,7 @@ async def doctor(inventory: Inventory, names: Sequence[str]) -> tuple[Finding, .
 
 
 async def findings(inventory: Inventory, hosts: Sequence[Host]) -> tuple[Finding, ...]:
-    """Check whether hosts and this controller meet the requirements of snapshots."""
+    """Check whether hosts and this controller meet the requirements for snapshots."""
     folders = {
         name: place.url for name, place in inventory.stores.items() if "://" not in place.url
     }
