@@ -216,10 +216,18 @@ _LEASE = (
     ),
     Mutation(
         name="renewal-with-old-token", area=Area.LEASE, file="vmckpt/lease/schema.py",
-        old="     WHERE role = session_user AND token = p_token AND holder = p_holder;",
-        new="     WHERE role = session_user;",
+        old="     WHERE role = session_user AND token = p_token AND holder = p_holder\n"
+            "     RETURNING",
+        new="     WHERE role = session_user\n     RETURNING",
         suite=unit("lease/connection", keyword="silent_holder or planned_switch"),
         breaks="A host that lost the lease renews the other's and runs on.",
+    ),
+    Mutation(
+        name="old-agent-renews-with-old-token", area=Area.LEASE, file="vmckpt/lease/schema.py",
+        old="     WHERE role = session_user AND token = p_token AND holder = p_holder;",
+        new="     WHERE role = session_user;",
+        suite=unit("lease/connection", keyword="older_version"),
+        breaks="The same, for an agent that was started before layout 2.",
     ),
     Mutation(
         name="others-lease-acquired", area=Area.LEASE, file="vmckpt/lease/schema.py",

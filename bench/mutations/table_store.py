@@ -205,7 +205,7 @@ _GARBAGE_COLLECTION = (
         file="vmckpt/store/pending_deletion.py",
         old="    return frozenset(pack for one in judged for pack in one.packs)",
         new="    return frozenset(pack for one in judged[:0] for pack in one.packs)",
-        suite=unit("store/gc", "store/repository"),
+        suite=unit("store/pack_writer"),
         breaks="A new snapshot counts on a pack that is about to be removed.",
     ),
 )  # fmt: skip
@@ -215,14 +215,14 @@ _DURABILITY = (
         name="object-not-on-disk", area=Area.DURABILITY, file="vmckpt/store/backend/local.py",
         old="            os.fsync(file)\n",
         new="",
-        suite=_BASICS,
+        suite=unit("store/backend/local"),
         breaks="After a loss of power a published object is empty.",
     ),
     Mutation(
         name="name-not-on-disk", area=Area.DURABILITY, file="vmckpt/store/backend/local.py",
         old="                if done:\n                    folder.sync()",
         new="                if done:\n                    pass",
-        suite=_BASICS,
+        suite=unit("store/backend/local"),
         breaks="After a loss of power a snapshot that was reported is gone.",
     ),
     Mutation(

@@ -158,6 +158,23 @@ def test_a_planned_switch_is_at_once_and_the_other_holds_it_then(protection: Pro
         beta.hand_over(token + 2, "alpha")
 
 
+def test_an_agent_of_an_older_version_does_not_renew_a_lease_that_it_lost(
+    protection: Protection,
+) -> None:
+    alpha, _, token = protected(protection)
+    with psycopg.connect(protection.dsn(), autocommit=True) as connection:
+
+        def renewed(by: int) -> object:
+            asked = "SELECT vmckpt_lease.renew(%s, 'alpha')"
+            (told,) = connection.execute(asked, (by,)).fetchone() or (None,)
+            return told
+
+        assert renewed(token) == {"said": "done"}
+        alpha.hand_over(token, "beta")
+        assert renewed(token) == {"said": "lost"}
+        assert renewed(token + 1) == {"said": "lost"}
+
+
 def test_a_call_that_is_repeated_because_its_answer_was_lost_has_its_first_outcome(
     protection: Protection,
 ) -> None:
