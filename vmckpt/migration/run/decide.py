@@ -255,7 +255,9 @@ def _holds(
         if holds is None:
             return None
         words.append(holds)
-    return ", ".join(words) or "the rule has no conditions"
+    if len(words) < 2:
+        return words[0] if words else "the rule has no conditions"
+    return f"{', '.join(words[:-1])}, and {words[-1]}"
 
 
 def _conditions(
@@ -264,7 +266,7 @@ def _conditions(
     """Return, for each condition in `when`, a description if it holds, otherwise None."""
     found: list[str | None] = []
     if when.iteration is not None:
-        found.append(_least(track.iteration, when.iteration, f"pass {track.iteration}"))
+        found.append(_least(track.iteration, when.iteration, f"pass {track.iteration} has begun"))
     if when.stalled_for is not None:
         stood = track.stalled_for(now, terms.policy.stall)
         held = stood > 0 and stood >= when.stalled_for

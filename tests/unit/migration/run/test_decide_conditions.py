@@ -92,8 +92,8 @@ def test_all_that_held_is_said() -> None:
     )  # fmt: skip
 
     assert why(when, FOUR, now=30.0) == (
-        "pass 4, no progress for 26.0 s, a pass leaves 50% of what it sent, 30.0 s elapsed,"
-        " 50 MiB left"
+        "pass 4 has begun, no progress for 26.0 s, a pass leaves 50% of what it sent, 30.0 s"
+        " elapsed, and 50 MiB left"
     )
     assert why(RuleCondition(precopy_excess=0.1), LEVEL) == (
         "pre-copy never reaches a downtime of 100 ms"
