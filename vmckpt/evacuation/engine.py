@@ -367,7 +367,10 @@ class Run:
     def _stopped_before(self) -> list[Unplaced]:
         """Return the guests that the run has not yet moved, shut down or suspended."""
         hint = _again(self._task)
-        late = [(one.tenant, "the run stopped before the guest was moved") for one in self._state.waiting]
+        late = [
+            (one.tenant, "the run stopped before the guest was moved")
+            for one in self._state.waiting
+        ]
         if self._stop.is_set() and self._seen is not None:
             late += [(_tenant(self._seen, name), ON_ITS_WAY) for name in sorted(self._foreign)]
             told = {one.tenant.name for one in self._state.left}

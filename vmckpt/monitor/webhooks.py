@@ -96,7 +96,9 @@ class Poster:
                 with attempt:
                     if attempt.retry_state.attempt_number > 1 and not said:
                         said = True
-                        self._warn(f"webhook {self._hook.shown}: an alert could not be delivered; retrying")
+                        self._warn(
+                            f"webhook {self._hook.shown}: an alert could not be delivered; retrying"
+                        )
                     await self._post(session, body)
         except RetryError as exc:
             why = exc.last_attempt.exception()
