@@ -143,8 +143,8 @@ def test_controller_target_and_link_die_and_everybody_runs_once(three: Bench) ->
     running = three.start("evacuate", "alpha", "--yes", "--json")
     said = first_line(running, "→ gamma: begins")
     host.power_off(three.plan.host("gamma"))
-    # Two guests may be on their way there. If the controller died before it had noted the second
-    # failure, nobody could know whether gamma had got all of that guest's memory.
+    # Two guests may be on their way there. If the controller died before it recorded the second
+    # failure, it would be unknown whether gamma had received all of that guest's memory.
     while not 0 < count(said, "→ gamma: begins") == count(said, "→ gamma: failed"):
         said += first_line(running, "→ gamma: ")
     running.send_signal(signal.SIGKILL)
