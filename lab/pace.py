@@ -6,9 +6,24 @@ then uses 30 % of a core; at a quarter of the pace, 12 %.
 
 import os
 
+from vmckpt.errors import BadInput
+
 PACE = "VMCKPT_LAB_PACE"
 """Environment variable: the pace relative to the full pace, by default 1."""
-_PACE = float(os.environ.get(PACE, "1"))
+
+
+def parse(text: str) -> float:
+    """Parse a pace. Raises BadInput."""
+    try:
+        pace = float(text)
+    except ValueError:
+        pace = 0.0
+    if not 0.01 <= pace <= 1.0:
+        raise BadInput(f"{PACE}={text} is not a pace", hint="use a number from 0.01 to 1")
+    return pace
+
+
+_PACE = parse(os.environ.get(PACE, "1"))
 PROBE_INTERVAL = 1 / (200 * _PACE)
 """Seconds between two probes of a guest."""
 RECORDS = max(1, round(50 * _PACE))
