@@ -8,9 +8,10 @@ import json
 import math
 import re
 import secrets
+import statistics
 from collections.abc import Sequence
 from importlib import resources
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 from vmckpt.errors import RemoteError
@@ -27,6 +28,8 @@ _NONSENSE = (ValueError, TypeError, LookupError, ArithmeticError)
 # Initial fraction of the time to ignore: buffers, a token bucket's burst and slow start distort the
 # result.
 _BEGINNING = 0.4
+# At most this many marks are compared in pairs, whatever a host sends.
+_MARKS = 60
 
 
 async def memory(remote: Remote, guest: Guest, times: Sequence[float]) -> MemorySeen:
@@ -175,15 +178,25 @@ async def link(
 def link_seen(marks: Sequence[tuple[float, int]]) -> LinkSeen | None:
     """Compute the throughput from the receiver's marks: (time, bytes so far).
 
+    The result is the median of the slopes between all pairs of marks (Theil-Sen estimator; Sen,
+    1968). A receiver that waited for a CPU finds a backlog in the kernel's buffers; this raises
+    the slope of the pairs on both sides of it, but not the median.
+
     Returns None if too little data arrived for a result.
     """
     if len(marks) < 3 or marks[-1][0] <= 0:
         return None
     lasted, received = marks[-1]
-    begin = next(one for one in marks if one[0] >= _BEGINNING * lasted)
-    if begin[0] >= lasted or begin[1] >= received:
+    steady = [one for one in marks if one[0] >= _BEGINNING * lasted]
+    steady = steady[:: len(steady) // _MARKS + 1]
+    slopes = [
+        (later[1] - earlier[1]) / (later[0] - earlier[0])
+        for earlier, later in combinations(steady, 2)
+        if later[0] > earlier[0]
+    ]
+    rate = statistics.median(slopes) if slopes else 0.0
+    if rate <= 0:
         return None
-    rate = (received - begin[1]) / (lasted - begin[0])
     return LinkSeen(
         rate=BytesPerSecond(round(rate)), received=Bytes(received), lasted=Seconds(lasted)
     )

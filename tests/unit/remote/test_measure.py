@@ -1,5 +1,7 @@
 """What a forecast needs is read out of what was measured on a host."""
 
+import pytest
+
 from vmckpt.remote import measure
 from vmckpt.units import MIB, Bytes
 
@@ -31,6 +33,23 @@ def test_the_beginning_of_a_link_is_left_out() -> None:
     assert measure.link_seen([(0.0, 1)]) is None
     # It stalled, and all that was left came in one piece right before the end.
     assert measure.link_seen([(0.0, 65536), (0.05, 3000), (0.60, 4000), (0.61, 4000)]) is None
+
+
+@pytest.mark.parametrize("when", [0.19, 0.25, 0.4, 0.49])
+def test_a_backlog_of_a_receiver_that_waited_for_a_cpu_is_not_the_links_rate(when: float) -> None:
+    marks = [(0.01 * i, 120_000 * i + (700_000 if 0.01 * i > when else 0)) for i in range(51)]
+
+    seen = measure.link_seen(marks)
+
+    assert seen is not None
+    assert seen.rate == pytest.approx(12_000_000, rel=0.03)
+
+
+def test_many_marks_take_no_longer() -> None:
+    seen = measure.link_seen([(1e-6 * i, i) for i in range(500_000)])
+
+    assert seen is not None
+    assert seen.rate == pytest.approx(1_000_000)
 
 
 def test_the_kernels_count_is_of_the_mapping_that_holds_the_guest() -> None:
