@@ -3,8 +3,8 @@
     python -m bench.replication_inside GUEST FOLDER TURNS
 
 Epochs of a guest that is not protected, 100 ms apart, with all that an epoch does but its disks'
-logs: in turns with the comparison of memory beside it, as without QEMU's dirty log, and with
-nothing in its place. What the guest sends is let out at once.
+logs: in turns with the comparison of memory beside it, and with nothing in its place. What the
+guest sends is let out at once.
 """
 
 import json

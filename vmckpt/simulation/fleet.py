@@ -356,7 +356,7 @@ def _protecting(one: SimulatedProtection, since: float) -> dict[str, Any]:
     why = "an epoch of 168 MiB took 3.5 s: 4.2 s" if one.far else "12 packets waited, and pauses"
     return {
         "phase": "protecting", "epoch": epoch, "finder": "compare",
-        "finder_why": "nothing prevents saving or migrating the guest while QEMU's dirty log is on",
+        "finder_why": "it works on every host",
         "interval_s": interval,
         "interval_why": why if one.far else f"{why} of 13 ms may take 10 % of the time: 160 ms",
         "rpo_s": busy + since % interval, "rpo_worst_s": busy + 2.3 * interval,

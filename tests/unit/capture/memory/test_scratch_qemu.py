@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scratch_qemu import PAGES, SIZE, Scratch
 from vmckpt.errors import HypervisorError
-from vmckpt.replication.dirty_pages.scratch_qemu import PAGES, SIZE, Scratch
 
 
 def left() -> list[str]:
