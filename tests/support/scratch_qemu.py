@@ -110,6 +110,11 @@ class Scratch:
         return self._last_words
 
     @property
+    def pid(self) -> int:
+        """QEMU's process."""
+        return self._process.pid
+
+    @property
     def files(self) -> tuple[MemoryFile, ...]:
         """The guest's memory, as `memory_files.files` returns it."""
         return (MemoryFile(("pc.ram",), SIZE, Path(f"/proc/self/fd/{self.file}")),)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from vmckpt.capture.memory import userfaultfd
+from vmckpt.capture.memory import unblock_writes
 from vmckpt.errors import CannotCapture, CaptureFailed, HypervisorError
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.units import Seconds
@@ -270,7 +270,7 @@ class Rescue:
 
     def _free(self) -> None:
         if self._process is not None and self._process.lives():
-            userfaultfd.free(self._process)
+            unblock_writes.free(self._process)
 
 
 def wait_for_end(monitor: Commands) -> None:

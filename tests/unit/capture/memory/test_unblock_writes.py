@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from vmckpt.capture.memory import userfaultfd
+from vmckpt.capture.memory import unblock_writes
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
 SMAPS = """7f0000000000-7f0000400000 rw-p 00000000 00:00 0
@@ -34,11 +34,11 @@ input()
 
 
 def test_watched_memory_is_told_by_its_flags() -> None:
-    assert userfaultfd.watched(SMAPS) == [
+    assert unblock_writes.watched(SMAPS) == [
         (0x7F0000000000, 0x400000),
         (0xFFFFFFFFFF600000, 0x1000),
     ]
-    assert userfaultfd.watched("") == []
+    assert unblock_writes.watched("") == []
 
 
 def test_a_hanging_process_is_freed() -> None:
@@ -50,8 +50,8 @@ def test_a_hanging_process_is_freed() -> None:
         try:
             assert process.stdout.readline() == "hangs\n"
             with HeldProcess(process.pid) as held:
-                assert userfaultfd.free(held) == 1
+                assert unblock_writes.free(held) == 1
                 assert process.stdout.readline() == "free\n"
-                assert userfaultfd.free(held) == 0
+                assert unblock_writes.free(held) == 0
         finally:
             process.kill()

@@ -5,21 +5,18 @@ the guest hangs forever at its next write. The protection belongs to a file desc
 a privileged process on the host can use as well.
 """
 
-import ctypes
 import fcntl
 import os
 import re
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from vmckpt.hypervisor.qemu_process import userfaultfd
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 
-_PIDFD_GETFD = 438
 _UNREGISTER = 0x8010AA01
 _WRITEPROTECT = 0xC018AA06
-_KIND = "anon_inode:[userfaultfd]"
 # The flag in VmFlags of memory that is write-protected by a userfaultfd.
 _WATCHED = "uw"
 _RANGE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
@@ -44,7 +41,7 @@ def free(process: HeldProcess) -> int:
     ranges = watched(Path(f"/proc/{process.pid}/smaps").read_text())
     if not ranges:
         return 0
-    files = list(_files(process))
+    files = [userfaultfd.duplicate(process, one) for one in userfaultfd.opened(process)]
     if not files:
         raise OSError(f"process {process.pid} no longer has a userfaultfd")
     left = set(ranges)
@@ -62,22 +59,3 @@ def free(process: HeldProcess) -> int:
     if left:
         raise OSError(f"{len(left)} ranges of process {process.pid} are still write-protected")
     return len(ranges)
-
-
-def _files(process: HeldProcess) -> Iterator[int]:
-    """Yield copies of a process's userfaultfds, to be closed by the caller. Raises OSError."""
-    library = ctypes.CDLL(None, use_errno=True)
-    for link in Path(f"/proc/{process.pid}/fd").iterdir():
-        if not _is_userfaultfd(link):
-            continue
-        copy = library.syscall(_PIDFD_GETFD, process.pidfd, int(link.name), 0)
-        if copy < 0:
-            raise OSError(ctypes.get_errno(), "cannot duplicate QEMU's userfaultfd")
-        yield copy
-
-
-def _is_userfaultfd(link: Path) -> bool:
-    try:
-        return str(link.readlink()) == _KIND
-    except OSError:  # closed meanwhile
-        return False

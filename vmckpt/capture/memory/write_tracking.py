@@ -1,0 +1,217 @@
+"""Find the pages that a running guest has written, without a copy of its memory or a restart.
+
+A userfaultfd write-protects ranges of QEMU's memory. The first write to a protected page is
+resolved in the kernel, which only marks the page as written (UFFD_FEATURE_WP_ASYNC). ioctl
+PAGEMAP_SCAN on /proc/PID/pagemap returns the marked pages as runs, in about 1 ms per GiB of memory.
+Both need Linux 6.7. Writes by KVM and by vhost go through QEMU's page tables and are found; writes
+by a vhost-user process or a passed-through device are not.
+
+The protection exists only while this process holds the descriptor: if the process dies, the kernel
+removes it, and QEMU keeps running. See the kernel's Documentation/admin-guide/mm/userfaultfd.rst
+and pagemap.rst.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.capture.qemu_stream.header import PAGE
+from vmckpt.errors import VmckptError
+from vmckpt.hypervisor.qemu_process import userfaultfd
+from vmckpt.hypervisor.qemu_process.injection import CannotInject
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+
+Runs = NDArray[np.intp]
+"""Runs of pages: shape (n, 2), the first page and the end (exclusive), in ascending order."""
+
+_API, _REGISTER, _WRITEPROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
+_VERSION = 0xAA
+# UFFD_FEATURE_WP_ASYNC, WP_UNPOPULATED, WP_HUGETLBFS_SHMEM
+_FEATURES = 1 << 15 | 1 << 13 | 1 << 12
+_MODE_WP, _PROTECT = 2, 1
+_SCAN = 0xC0606610
+_WRITTEN = 2
+_SCAN_PROTECT, _SCAN_ASYNC_ONLY = 1, 2
+_SCAN_ARGUMENTS = struct.Struct("<12Q")
+_END_AT = 4
+_FOUND = 1 << 16
+"""Maximum number of runs that one call returns."""
+_NO_RUNS: Runs = np.zeros((0, 2), dtype=np.intp)
+
+
+class Why(Enum):
+    """Why a guest's writes cannot be tracked."""
+
+    OLD_KERNEL = "the kernel does not support it; Linux 6.7 or later is needed"
+    NOT_PERMITTED = "QEMU must not create a userfaultfd"
+    CONFLICT = "another userfaultfd is tracking its memory, as for a snapshot or post-copy"
+    NO_CALL = "no system call could be made in QEMU"
+    GONE = "QEMU's memory has changed"
+    ENDED = "QEMU has ended"
+
+
+class CannotTrack(VmckptError):
+    """The guest's writes are not tracked. QEMU runs as before."""
+
+    exit_code = 10
+
+    def __init__(self, process: int, why: Why, detail: str = "") -> None:
+        super().__init__(f"process {process}: {why.value}{detail and f' ({detail})'}")
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRange:
+    """A range of a process's memory, by virtual address. Both must be multiples of 4096."""
+
+    start: int
+    size: int
+
+
+class WriteTracking:
+    """Tracks the writes to ranges of a process's memory. Use as `with WriteTracking(…) as writes`.
+
+    At first, all pages count as written.
+    """
+
+    def __init__(self, process: HeldProcess, ranges: Sequence[MemoryRange]) -> None:
+        """Raises CannotTrack."""
+        self._process = process
+        self._ranges = tuple(ranges)
+        self._found = np.zeros((_FOUND, 3), dtype=np.uint64)
+        self._descriptor = self._pagemap = -1
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop tracking: the kernel removes the protection of all pages."""
+        for descriptor in (self._descriptor, self._pagemap):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptor = self._pagemap = -1
+
+    def scan(self) -> list[Runs]:
+        """Return, for each range, the pages that were written since they were last protected.
+
+        The pages stay marked as written. Raises CannotTrack.
+        """
+        return [self._scan(one, 0) for one in self._ranges]
+
+    def scan_and_protect(self) -> list[Runs]:
+        """Like `scan`, but also protect the pages that are returned, in the same step.
+
+        Under KVM, this discards the guest's second-level page tables of all ranges, so `scan`
+        followed by `protect` is cheaper there for a large guest that writes little.
+        """
+        return [self._scan(one, _SCAN_PROTECT) for one in self._ranges]
+
+    def protect(self, index: int, runs: Iterable[tuple[int, int]]) -> None:
+        """Protect runs of pages of the range with this index.
+
+        To lose no write while the guest is running: scan, then protect, then read the pages. Raises
+        CannotTrack.
+        """
+        start = self._ranges[index].start
+        for first, end in runs:
+            try:
+                _protect(self._descriptor, start + first * PAGE, (end - first) * PAGE)
+            except OSError as exc:
+                raise self._failed(exc) from exc
+
+    def _begin(self) -> None:
+        pid = self._process.pid
+        try:
+            self._descriptor = userfaultfd.create(self._process)
+            self._pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        except CannotInject as exc:
+            raise CannotTrack(pid, Why.NO_CALL, exc.why.value) from exc
+        except OSError as exc:
+            if not self._process.lives():
+                raise CannotTrack(pid, Why.ENDED) from exc
+            old = exc.errno == errno.ENOSYS
+            raise CannotTrack(
+                pid, Why.OLD_KERNEL if old else Why.NOT_PERMITTED, exc.strerror or ""
+            ) from exc
+        try:
+            enable(self._descriptor)
+        except OSError as exc:  # EINVAL: an unknown feature
+            raise CannotTrack(pid, Why.OLD_KERNEL, exc.strerror or "") from exc
+        try:
+            for one in self._ranges:
+                whole = struct.pack("<QQQQ", one.start, one.size, _MODE_WP, 0)
+                fcntl.ioctl(self._descriptor, _REGISTER, whole)
+        except OSError as exc:
+            raise self._failed(exc) from exc
+
+    def _scan(self, one: MemoryRange, how: int) -> Runs:
+        found: list[Runs] = []
+        at, end = one.start, one.start + one.size
+        while at < end:
+            asked = bytearray(_SCAN_ARGUMENTS.pack(
+                _SCAN_ARGUMENTS.size, how | _SCAN_ASYNC_ONLY, at, end, 0, self._found.ctypes.data,
+                _FOUND, 0, 0, _WRITTEN, 0, _WRITTEN,
+            ))  # fmt: skip
+            try:
+                count = fcntl.ioctl(self._pagemap, _SCAN, asked)
+            except OSError as exc:
+                raise self._failed(exc) from exc
+            addresses = self._found[:count, :2].astype(np.intp)
+            found.append((addresses - one.start) // PAGE)
+            at = _SCAN_ARGUMENTS.unpack(asked)[_END_AT]
+        return _joined(found)
+
+    def _failed(self, error: OSError) -> CannotTrack:
+        pid = self._process.pid
+        if not self._process.lives():
+            return CannotTrack(pid, Why.ENDED)
+        why = {
+            errno.EBUSY: Why.CONFLICT, errno.ENOTTY: Why.OLD_KERNEL, errno.EPERM: Why.GONE,
+        }.get(error.errno or 0, Why.GONE)  # fmt: skip
+        return CannotTrack(pid, why, error.strerror or "")
+
+
+def enable(descriptor: int) -> None:
+    """Enable a userfaultfd for write tracking. Raises OSError if the kernel lacks a feature."""
+    fcntl.ioctl(descriptor, _API, struct.pack("<QQQ", _VERSION, _FEATURES, 0))
+
+
+def _protect(descriptor: int, start: int, size: int) -> None:
+    asked = struct.pack("<QQQ", start, size, _PROTECT)
+    while True:
+        try:
+            fcntl.ioctl(descriptor, _WRITEPROTECT, asked)
+        except OSError as exc:
+            if exc.errno != errno.EAGAIN:  # QEMU is changing its mappings
+                raise
+        else:
+            return
+
+
+def _joined(found: list[Runs]) -> Runs:
+    return np.concatenate(found) if found else _NO_RUNS
+
+
+def numbers(runs: Runs) -> NDArray[np.intp]:
+    """Return the numbers of all pages in runs, in ascending order."""
+    lengths = runs[:, 1] - runs[:, 0]
+    total = int(lengths.sum())
+    before = np.cumsum(lengths) - lengths
+    found: NDArray[np.intp] = np.arange(total) + np.repeat(runs[:, 0] - before, lengths)
+    return found

@@ -1,0 +1,97 @@
+"""Create a userfaultfd(2) for the memory of another process, by a system call in that process.
+
+A userfaultfd belongs to the memory of the process that created it. The process creates it, this
+process duplicates it with pidfd_getfd(2), and the process closes its own descriptor. If this
+process dies, the kernel closes the last descriptor and removes every registration.
+"""
+
+import ctypes
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vmckpt.hypervisor.qemu_process import injection
+from vmckpt.hypervisor.qemu_process.injection import Stopped
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.units import Seconds
+
+_USERFAULTFD, _CLOSE, _PIDFD_GETFD = 323, 3, 438
+_USER_MODE_ONLY = 1
+_KIND = "anon_inode:[userfaultfd]"
+# `API: version:features:known features`, hexadecimal. The features are zero until UFFDIO_API.
+_UNUSED = re.compile(r"^API:\s+[0-9a-f]+:0:", re.MULTILINE)
+_OPENING = Seconds(0.02)
+"""QEMU enables a userfaultfd within this time after creating it."""
+
+
+def create(process: HeldProcess) -> int:
+    """Create a userfaultfd for a process's memory. Returns this process's descriptor of it.
+
+    The userfaultfd reports only faults in user mode, so that the process needs no privileges. The
+    kernel resolves write-protection faults itself, in both modes, if WP_ASYNC is enabled.
+
+    Raises CannotInject; OSError if the kernel refuses the userfaultfd, or its duplication.
+    """
+
+    def work(stopped: Stopped) -> int:
+        inside = stopped.call(_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY)
+        try:
+            return duplicate(process, inside)
+        finally:
+            stopped.call(_CLOSE, inside)
+
+    close_unused(process)
+    return injection.run(process, work)
+
+
+def close_unused(process: HeldProcess) -> int:
+    """Close userfaultfds that `create` left in the process when it was killed. Returns how many.
+
+    Such a userfaultfd has not been enabled by UFFDIO_API, and so has no effect. QEMU's own are
+    enabled immediately after they are created. Raises CannotInject, OSError.
+    """
+    before = set(_unused(process))
+    if not before:
+        return 0
+    time.sleep(_OPENING)
+
+    def work(stopped: Stopped) -> int:
+        found = before & set(_unused(process))
+        for number in found:
+            stopped.call(_CLOSE, number)
+        return len(found)
+
+    return injection.run(process, work)
+
+
+def opened(process: HeldProcess) -> Iterator[int]:
+    """Yield the numbers of a process's userfaultfds in that process. Raises OSError."""
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        try:
+            kind = str(link.readlink())
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if kind == _KIND:
+            yield int(link.name)
+
+
+def duplicate(process: HeldProcess, number: int) -> int:
+    """Return a duplicate of a process's descriptor, to be closed by the caller. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    copy = library.syscall(_PIDFD_GETFD, process.pidfd, number, 0)
+    if copy < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"pidfd_getfd: {os.strerror(error)}")
+    return int(copy)
+
+
+def _unused(process: HeldProcess) -> Iterator[int]:
+    for number in opened(process):
+        try:
+            text = Path(f"/proc/{process.pid}/fdinfo/{number}").read_text()
+        except FileNotFoundError:
+            continue
+        if _UNUSED.search(text):
+            yield number
