@@ -3,8 +3,8 @@
     python -m bench.replication_inside GUEST FOLDER TURNS
 
 Epochs of a guest that is not protected, 100 ms apart, with all that an epoch does but its disks'
-logs: in turns with the comparison of memory beside it, and with nothing in its place. What the
-guest sends is let out at once.
+logs: in turns with write tracking, with the comparison of memory, and with nothing in their place.
+What the guest sends is let out at once.
 """
 
 import json
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,20 +21,24 @@ from typing import Any
 
 from vmckpt.capture import migration_settings, network_hold
 from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory.page_diff import Flags, Numbers
 from vmckpt.capture.migration_settings import IGNORE_SHARED
 from vmckpt.hypervisor import qemu_user
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import QmpMonitor
-from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder
+from vmckpt.replication.dirty_pages.finder import Changed, Pages
+from vmckpt.replication.primary.copied_memory import CopiedMemory
 from vmckpt.replication.primary.epoch_capture import Capturer
-from vmckpt.replication.primary.memory import Memory
+from vmckpt.replication.primary.memory import Piece, ProtectedMemory
 from vmckpt.replication.primary.network_buffer import Buffers
+from vmckpt.replication.primary.tracked_memory import MemoryBlock, TrackedMemory
+from vmckpt.replication.protocol.connection import PeerConnection
 
 _APART = 0.1
 
 
-class _Nothing:
-    """Finds no change, at once."""
+class Nothing:
+    """Finds no change, at once: `memory.ProtectedMemory`."""
 
     def prepare(self) -> None:
         pass
@@ -44,14 +48,36 @@ class _Nothing:
         found.set_result([])
         return found
 
-    def settle(self, found: Sequence[Changed]) -> None:
+    def changes(self) -> list[Changed]:
+        return []
+
+    def pieces(self, _block: int, _changed: Changed) -> Iterator[Piece]:
+        return iter(())
+
+    def sent(self, block: int, numbers: Numbers, pages: Pages) -> None:
         pass
+
+    def flags(self, _changed: Sequence[Changed]) -> list[Flags]:
+        return []
+
+    def doubt(self, flags: Sequence[Flags]) -> None:
+        pass
+
+    def compare(self, _line: PeerConnection) -> int:
+        return 0
+
+
+def send(memory: ProtectedMemory, changed: Sequence[Changed]) -> None:
+    """As if all of the epoch was sent."""
+    for block, one in enumerate(changed):
+        for numbers, pages, _ in memory.pieces(block, one):
+            memory.sent(block, numbers, pages)
 
 
 def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
     """Pauses in milliseconds, by what finds changed pages, and what they are made of."""
     folder.mkdir()
-    found: dict[str, list[dict[str, float]]] = {"compare": [], "none": []}
+    found: dict[str, list[dict[str, float]]] = {}
     told = subprocess.run(["virsh", "domuuid", guest], check=True, capture_output=True, text=True)
     uuid = told.stdout.strip()
     with QmpMonitor(uuid, host=os.uname().nodename) as monitor, ExitStack() as stack:
@@ -61,24 +87,29 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
         migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
         stack.callback(migration_settings.break_off, monitor, undo)
         process = stack.enter_context(identity.require(uuid, guest, monitor.host))
-        memory = Memory(memory_files.files(monitor, process), folder, stack)
-        compares = stack.enter_context(CompareFinder(memory.live, memory.last, most=16384))
+        files = memory_files.files(monitor, process)
+        blocks = [MemoryBlock(one.range, one) for one in files if one.range is not None]
+        methods: dict[str, ProtectedMemory] = {
+            "write tracking": TrackedMemory(process, blocks, stack),
+            "compare": CopiedMemory(files, folder, stack),
+            "none": Nothing(),
+        }
         owner = qemu_user.owner("qemu:///system", "")
         buffers = Buffers(monitor, network_hold.hold_facts(monitor).cards, folder, owner)
         buffers.add()
         stack.callback(buffers.remove)
         for turn in range(turns):
-            for name, finder in (("compare", compares), ("none", _Nothing())):
+            for name, finder in methods.items():
                 capturer = Capturer(
                     monitor, undo, finder=finder, output=buffers, logs=(), still=lambda _: None
                 )
                 began = time.monotonic()
                 epoch = capturer.take()
                 buffers.release()
-                finder.settle(epoch.changed)
-                if turn:  # the first comparison copies all
+                send(finder, epoch.changed)
+                if turn:  # the first epoch copies all
                     phases = {key: 1e3 * took for key, took in epoch.phases.items()}
-                    found[name].append({"pause": 1e3 * epoch.pause, **phases})
+                    found.setdefault(name, []).append({"pause": 1e3 * epoch.pause, **phases})
                 time.sleep(max(0.0, began + _APART - time.monotonic()))
     return {
         name: {key: statistics.median(row[key] for row in rows) for key in rows[0]}

@@ -14,12 +14,12 @@ from tests.support.staging import Disk, Ram
 from vmckpt.errors import HypervisorError, LeaseLost, VmckptError
 from vmckpt.replication.backup.epoch_stage import Stage
 from vmckpt.replication.control_socket import Request, Requests
-from vmckpt.replication.dirty_pages.finder import CompareFinder
 from vmckpt.replication.disks import mirror_job, resync
 from vmckpt.replication.primary import memory as memories
+from vmckpt.replication.primary.copied_memory import CopiedMemory
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.loop import Parts, Primary
-from vmckpt.replication.primary.memory import Memory
+from vmckpt.replication.primary.memory import ProtectedMemory
 from vmckpt.replication.primary.solo_permission import SoloPermission
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import (
@@ -155,7 +155,7 @@ class Peer:
 class Capturer:
     """Takes epochs of a guest that is files; what it does meanwhile is `before`."""
 
-    def __init__(self, finder: CompareFinder, disk: GuestDisk, events: list[str]) -> None:
+    def __init__(self, finder: ProtectedMemory, disk: GuestDisk, events: list[str]) -> None:
         self._finder, self._disk, self._events = finder, disk, events
         self.count = 0
         self.packets = 0
@@ -323,11 +323,10 @@ class World:
         self.requests, self.status = Requests(), PrimaryStatus()
         self.leave = SoloPermission(needed=terms.needs_leave)
         self.devices = Devices()
-        seen = Memory(self.memory.files, folder, stack)
-        finder = stack.enter_context(CompareFinder(seen.live, seen.last, most=20))
-        self.capturer = Capturer(finder, self.disk, self.events)
+        seen = CopiedMemory(self.memory.files, folder, stack, aside=20)
+        self.capturer = Capturer(seen, self.disk, self.events)
         self.parts: dict[str, Any] = {
-            "monitor": self.qemu, "memory": seen, "finder": finder, "capturer": self.capturer,
+            "monitor": self.qemu, "memory": seen, "capturer": self.capturer,
             "logs": [self.disk.log], "buffers": self.held, "lease_holder": self.lease_holder,
             "requests": self.requests, "leave": self.leave, "status": self.status, "begun": True,
             "held": False, "whole": False, "mirrors": Mirrors(self.qemu, self.events),

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from vmckpt.agent.replication.devices import Devices
 from vmckpt.agent.replication.mirrors import Mirrors
 from vmckpt.capture import migration_settings
 from vmckpt.capture.memory import memory_files
+from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.capture.memory.write_tracking import CannotTrack
 from vmckpt.capture.migration_settings import Undo
 from vmckpt.errors import LeaseLost, VmckptError
 from vmckpt.hypervisor import standby_domain as libvirt_side
@@ -24,25 +26,25 @@ from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.lease.clock import boottime
 from vmckpt.replication.control_socket import Control, Request, Requests
-from vmckpt.replication.dirty_pages.finder import CompareFinder
+from vmckpt.replication.dirty_pages.finder import Finder
 from vmckpt.replication.primary import network_buffer
+from vmckpt.replication.primary.copied_memory import CopiedMemory
 from vmckpt.replication.primary.epoch_capture import Capturer
 from vmckpt.replication.primary.lease_holder import LeaseHolder
 from vmckpt.replication.primary.loop import Parts, Primary, Switched
-from vmckpt.replication.primary.memory import Memory
+from vmckpt.replication.primary.memory import ProtectedMemory
 from vmckpt.replication.primary.network_buffer import Buffers
 from vmckpt.replication.primary.new_nics import Commands
 from vmckpt.replication.primary.solo_permission import SoloPermission
+from vmckpt.replication.primary.tracked_memory import MemoryBlock, TrackedMemory
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.session import Session, memory_of
 from vmckpt.replication.status import PrimaryStatus
 from vmckpt.replication.watchdog.rules import KillMethod
-from vmckpt.units import MIB, Seconds
+from vmckpt.units import Seconds
 
 log = logging.getLogger("vmckpt.replica")
 
-_ASIDE = 64 * MIB >> 12
-"""Maximum number of pages per epoch whose old contents are kept to send only differences."""
 _TELLS = Seconds(2.0)
 _SWITCHING = "switching"
 
@@ -154,8 +156,7 @@ class _Agent:
     def _parts(self, monitor: QmpMonitor, lease_holder: LeaseHolder, stack: ExitStack) -> Parts:
         session, folder = self._session, self.folder
         migration_settings.set_bandwidth(monitor, migration_settings.NO_LIMIT)
-        memory = Memory(memory_files.files(monitor, self._process), memory_of(folder), stack)
-        finder = stack.enter_context(CompareFinder(memory.live, memory.last, most=_ASIDE))
+        memory = self._memory(memory_files.files(monitor, self._process), stack)
         mirrors = Mirrors(session, folder, monitor, self._still)
         begun = mirrors.begin()
         logs = [stack.enter_context(one) for one in mirrors.logs()]
@@ -170,12 +171,11 @@ class _Agent:
         # The definition must be on disk before libvirt removes it.
         teardown.keep_definition(session)
         libvirt_side.undefine(monitor)
-        self._status.finds("compare", "it works on every host")
         capturer = Capturer(
-            monitor, self._undo, finder=finder, output=filters, logs=logs, still=self._still
+            monitor, self._undo, finder=memory, output=filters, logs=logs, still=self._still
         )
         return Parts(
-            monitor=monitor, memory=memory, finder=finder, capturer=capturer, logs=logs,
+            monitor=monitor, memory=memory, capturer=capturer, logs=logs,
             buffers=filters, lease_holder=lease_holder, requests=self._requests,
             leave=self._leave, status=self._status,
             mirrors=mirrors, guest=_Guest(self, monitor, lease_holder, mirrors),
@@ -183,6 +183,20 @@ class _Agent:
             whole=held and not begun and not lease_holder.acquired,
             devices=devices,
         )  # fmt: skip
+
+    def _memory(self, files: Sequence[MemoryFile], stack: ExitStack) -> ProtectedMemory:
+        """Return the guest's memory, with the best method to find changed pages."""
+        folder = memory_of(self.folder)
+        blocks = [MemoryBlock(one.range, one) for one in files if one.range is not None]
+        try:
+            tracked = TrackedMemory(self._process, blocks, stack)
+        except CannotTrack as exc:
+            self._status.finds(Finder.COMPARE, exc.message)
+            return CopiedMemory(files, folder, stack)
+        for copy in folder.glob("last-*"):
+            copy.unlink()
+        self._status.finds(Finder.WRITE_TRACKING, "the kernel reports the pages that QEMU writes")
+        return tracked
 
     def _still(self, on: bool) -> None:
         self._stopped = time.monotonic() if on else self._stopped

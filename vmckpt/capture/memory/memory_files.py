@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vmckpt.capture.memory.write_tracking import MemoryRange
 from vmckpt.capture.migration_settings import Commands
 from vmckpt.errors import CannotCapture
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
@@ -44,6 +45,14 @@ class MemoryFile:
     """Path that is valid outside QEMU's mount namespace."""
     qemu: HeldProcess | None = None
     """The QEMU process to which the path refers; None if the file belongs to vmckpt."""
+
+    @property
+    def range(self) -> MemoryRange | None:
+        """Where QEMU has mapped the file; None if the file belongs to vmckpt."""
+        if self.qemu is None:
+            return None
+        start, end = (int(one, 16) for one in self.path.name.split("-"))
+        return MemoryRange(start, end - start)
 
     def open(self, flags: int) -> int:
         """Open the file as `os.open` does.

@@ -52,17 +52,8 @@ class Mapping:
                 self._map.madvise(_MADV_POPULATE_READ, first * PAGE, (last - first) * PAGE)
 
     def held(self) -> Flags:
-        """Return, for each page, whether the file has data for it; holes read as zeros."""
-        flags = np.zeros(self.size // PAGE, dtype=np.bool_)
-        at = 0
-        while at < self.size:
-            try:
-                first = os.lseek(self.file, at, os.SEEK_DATA)
-            except OSError:  # the rest of the file is a hole
-                break
-            at = os.lseek(self.file, first, os.SEEK_HOLE)
-            flags[first // PAGE : -(-at // PAGE)] = True
-        return flags
+        """Like the function `held`."""
+        return held(self.file, self.size)
 
     def __enter__(self) -> "Mapping":
         return self
@@ -75,6 +66,20 @@ class Mapping:
         with suppress(BufferError):  # an array of the mapped pages is still in use
             self._map.close()
         os.close(self.file)
+
+
+def held(file: int, size: int) -> Flags:
+    """Return, for each page of a file, whether the file has data for it; holes read as zeros."""
+    flags = np.zeros(size // PAGE, dtype=np.bool_)
+    at = 0
+    while at < size:
+        try:
+            first = os.lseek(file, at, os.SEEK_DATA)
+        except OSError:  # the rest of the file is a hole
+            break
+        at = os.lseek(file, first, os.SEEK_HOLE)
+        flags[first // PAGE : -(-at // PAGE)] = True
+    return flags
 
 
 def runs(flags: Flags) -> list[tuple[int, int]]:

@@ -114,6 +114,10 @@ class WriteTracking:
         """
         return [self._scan(one, 0) for one in self._ranges]
 
+    def scan_one(self, index: int) -> Runs:
+        """Like `scan`, for the range with this index."""
+        return self._scan(self._ranges[index], 0)
+
     def scan_and_protect(self) -> list[Runs]:
         """Like `scan`, but also protect the pages that are returned, in the same step.
 

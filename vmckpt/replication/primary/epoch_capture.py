@@ -19,7 +19,7 @@ from vmckpt.units import Seconds
 
 
 class Finder(Protocol):
-    """A method to find changed pages, for example `dirty_pages.finder.CompareFinder`."""
+    """A method to find changed pages, for example a `memory.ProtectedMemory`."""
 
     def prepare(self) -> None: ...
     def begin(self) -> Comparison[list[Changed]]: ...

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from vmckpt.capture.migration_settings import Commands
 from vmckpt.replication.control_socket import Request, Requests
-from vmckpt.replication.dirty_pages.finder import CompareFinder
 from vmckpt.replication.disks import mirror_job, resync
 from vmckpt.replication.disks.epoch_log import WriteLog
 from vmckpt.replication.disks.resync import Readable
+from vmckpt.replication.primary.memory import ProtectedMemory
 from vmckpt.replication.primary.sender import Sender
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.status import PrimaryStatus
@@ -27,7 +27,7 @@ class FirstCopy:
     """The first copy of a guest. Attributes: see `loop.Parts`."""
 
     monitor: Commands
-    finder: CompareFinder
+    memory: ProtectedMemory
     logs: Sequence[WriteLog]
     disks: Callable[[], AbstractContextManager[Sequence[Readable]]]
     requests: Requests
@@ -45,8 +45,7 @@ class FirstCopy:
         passes, ready = 0, False
         while not self._ends and not (ready and (left < _FEW or passes > _PASSES)):
             self._drain(sender)
-            self.finder.prepare()
-            changed = self.finder.begin().result()
+            changed = self.memory.changes()
             left = sum(one.count for one in changed)
             sender.memory(0, changed)
             passes += 1

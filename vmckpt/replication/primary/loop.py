@@ -19,7 +19,7 @@ from vmckpt.capture.migration_settings import ACTIVE, Commands
 from vmckpt.errors import HypervisorError, VmckptError
 from vmckpt.lease.connection import LeaseUnreachable
 from vmckpt.replication.control_socket import Request, Requests
-from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder
+from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.disks import mirror_job
 from vmckpt.replication.disks.epoch_log import WriteLog
 from vmckpt.replication.disks.resync import Readable
@@ -27,7 +27,7 @@ from vmckpt.replication.primary import pacing
 from vmckpt.replication.primary.epoch_capture import Capturer, Epoch
 from vmckpt.replication.primary.first_copy import FirstCopy
 from vmckpt.replication.primary.lease_holder import LeaseHolder
-from vmckpt.replication.primary.memory import Memory
+from vmckpt.replication.primary.memory import ProtectedMemory
 from vmckpt.replication.primary.network_buffer import EARLY, Buffers
 from vmckpt.replication.primary.pacing import Cycle
 from vmckpt.replication.primary.sender import Sender
@@ -104,8 +104,7 @@ class Parts:
     """The objects that the loop works with."""
 
     monitor: Commands
-    memory: Memory
-    finder: CompareFinder
+    memory: ProtectedMemory
     capturer: Capturer
     logs: Sequence[WriteLog]
     buffers: Buffers
@@ -237,7 +236,7 @@ class Primary:
         """Delay before reconnecting after a lost connection, while output is not buffered."""
         self._look_at_devices = 0.0
         self._first_copy = FirstCopy(
-            monitor=parts.monitor, finder=parts.finder, logs=parts.logs, disks=parts.guest.disks,
+            monitor=parts.monitor, memory=parts.memory, logs=parts.logs, disks=parts.guest.disks,
             requests=parts.requests, status=parts.status,
         )  # fmt: skip
         self.standby_ended = False
@@ -394,7 +393,7 @@ class Primary:
             self._begin_anew()
         left = parts.memory.compare(line)
         limit = self._session.terms.bandwidth
-        sender = Sender(line, parts.memory.last, parts.logs, parts.memory.stale, limit)
+        sender = Sender(line, parts.memory, parts.logs, limit)
         if welcome.committed == 0:
             self._first_copy.run(line, sender, left)
         if not self._held:

@@ -1,69 +1,94 @@
-"""A protected guest's memory, its last copy, and the pages that the backup may lack."""
+"""A protected guest's memory, and the pages that the backup may lack, for any method of finding
+changed pages."""
 
-import os
-from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vmckpt.capture.memory.memory_files import MemoryFile
-from vmckpt.capture.memory.page_diff import Flags, Mapping
-from vmckpt.capture.qemu_stream.header import PAGE
-from vmckpt.replication.dirty_pages.finder import Changed
+from vmckpt.capture.memory.page_diff import Flags, Mapping, Numbers
+from vmckpt.capture.memory.shared_memory import Comparison
+from vmckpt.replication.dirty_pages.finder import Changed, Pages
 from vmckpt.replication.protocol import page_codec
 from vmckpt.replication.protocol.connection import PeerConnection
 from vmckpt.replication.protocol.messages import Digests, PageRequest
 from vmckpt.units import Seconds
 
-_ASKED = 1 << 16
+ASKED = 1 << 16
 """Pages whose digests are requested at once."""
+MOST_PAGES = 2048
+"""Maximum number of pages in one message: 8 MiB before compression."""
 _ANSWER = Seconds(30.0)
 
+Piece = tuple[Numbers, Pages, Pages | None]
+"""Page numbers, the pages' content, and the backup's content; None: the backup's is not known."""
 
-class Memory:
-    """A guest's memory files and the last copy of each, which is kept for the next agent."""
 
-    def __init__(self, files: Sequence[MemoryFile], folder: Path, stack: ExitStack) -> None:
-        """Map the files and the copies in `folder` until `stack` is closed. Raises OSError."""
-        self.live: list[Mapping] = []
-        self.last: list[Mapping] = []
-        for number, file in enumerate(files):
-            self.live.append(_live(file, stack))
-            copy = folder / f"last-{number}"
-            self.last.append(_copy(copy, file.size, stack))
-        self.stale: list[Flags] = [np.zeros(len(one.pages), dtype=np.bool_) for one in self.last]
-        """For each file, the pages whose content on the backup is unknown."""
+class ProtectedMemory(Protocol):
+    """A guest's memory, in one or more blocks: `CopiedMemory` or `TrackedMemory`.
+
+    For each epoch, call `prepare` while the guest is running, and `begin` once it is paused. Then
+    send each piece of `pieces`, and report it to `sent`.
+    """
+
+    def prepare(self) -> None:
+        """Do what can be done before the pause."""
+
+    def begin(self) -> Comparison[list[Changed]]:
+        """Start the search for changed pages of the paused guest, one entry for each block.
+
+        The memory must not change until the result is available.
+        """
+
+    def changes(self) -> list[Changed]:
+        """Return the changed pages of the running guest, for a pass of the first copy.
+
+        A page that the guest writes meanwhile is found again by the next search.
+        """
+
+    def pieces(self, block: int, changed: Changed) -> Iterator[Piece]:
+        """Yield what must be sent, in pieces of at most `MOST_PAGES` pages."""
+
+    def sent(self, block: int, numbers: Numbers, pages: Pages) -> None:
+        """Record that these pages were sent."""
+
+    def flags(self, changed: Sequence[Changed]) -> list[Flags]:
+        """Return the pages that an epoch sends, for each block."""
 
     def doubt(self, flags: Sequence[Flags]) -> None:
         """Mark the pages in `flags` as stale, since the backup may not have received them."""
-        for stale, one in zip(self.stale, flags, strict=True):
-            np.logical_or(stale, one, out=stale)
-
-    def flags(self, changed: Sequence[Changed]) -> list[Flags]:
-        """Return the pages that an epoch sends, for each file."""
-        found = [stale.copy() for stale in self.stale]
-        for flags, one in zip(found, changed, strict=True):
-            flags[one.numbers] = True
-            flags[one.whole] = True
-        return found
 
     def compare(self, line: PeerConnection) -> int:
-        """Compare the last copies with the backup's pages, and mark differing pages as stale.
+        """Compare the memory with the backup's pages, and mark differing pages as stale.
 
         Returns the number of stale pages. Raises ConnectionLost, WireError.
         """
-        for file, (last, stale) in enumerate(zip(self.last, self.stale, strict=True)):
-            for first in range(0, len(stale), _ASKED):
-                count = min(_ASKED, len(stale) - first)
-                line.send(PageRequest(file=file, first=first, count=count))
-                told = line.expect(Digests, _ANSWER)
-                theirs = np.frombuffer(told.data, dtype=">u8")
-                if (told.file, told.first, len(theirs)) != (file, first, count):
-                    theirs = np.zeros(0, dtype=">u8")
-                ours = page_codec.digests(last.pages[first : first + count])
-                stale[first : first + count] = True if len(theirs) != count else ours != theirs
-        return int(sum(stale.sum() for stale in self.stale))
+
+
+def cut(numbers: Numbers) -> Iterator[Numbers]:
+    """Yield `numbers` in pieces of at most `MOST_PAGES`."""
+    for begin in range(0, len(numbers), MOST_PAGES):
+        yield numbers[begin : begin + MOST_PAGES]
+
+
+def differing(
+    line: PeerConnection, block: int, size: int, ours: Callable[[int, int], NDArray[np.uint64]]
+) -> Flags:
+    """Compare the digests of a block's pages with the backup's. Returns the pages that differ.
+
+    `size`: in pages. `ours` returns our digests of the pages from the first to the second number
+    (exclusive). Raises ConnectionLost, WireError.
+    """
+    found = np.ones(size, dtype=np.bool_)
+    for first in range(0, size, ASKED):
+        end = min(first + ASKED, size)
+        line.send(PageRequest(file=block, first=first, count=end - first))
+        told = line.expect(Digests, _ANSWER)
+        theirs = np.frombuffer(told.data, dtype=">u8")
+        if (told.file, told.first, len(theirs)) == (block, first, end - first):
+            found[first:end] = ours(first, end) != theirs
+    return found
 
 
 def answer(wanted: PageRequest, memory: Sequence[Mapping]) -> Digests:
@@ -74,35 +99,7 @@ def answer(wanted: PageRequest, memory: Sequence[Mapping]) -> Digests:
     if wanted.file < 0:
         raise ValueError("the request is for a disk, not for a memory file")
     pages = memory[wanted.file].pages
-    if wanted.count > _ASKED or wanted.first + wanted.count > len(pages):
+    if wanted.count > ASKED or wanted.first + wanted.count > len(pages):
         raise ValueError(f"invalid request for {wanted.count} pages from page {wanted.first}")
     found = page_codec.digests(pages[wanted.first : wanted.first + wanted.count])
     return Digests(file=wanted.file, first=wanted.first, data=found.astype(">u8").tobytes())
-
-
-def _not_zero(mapping: Mapping) -> Flags:
-    found = np.zeros(len(mapping.pages), dtype=np.bool_)
-    for first in range(0, len(found), _ASKED):
-        found[first : first + _ASKED] = mapping.pages[first : first + _ASKED].any(axis=1)
-    return found
-
-
-def _live(file: MemoryFile, stack: ExitStack) -> Mapping:
-    opened = file.open(os.O_RDONLY)
-    try:
-        return stack.enter_context(Mapping(opened, file.size))
-    finally:
-        os.close(opened)
-
-
-def _copy(path: Path, size: int, stack: ExitStack) -> Mapping:
-    opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        before = os.fstat(opened).st_size
-        # On a full tmpfs, writing to a hole would kill this process during an epoch.
-        os.posix_fallocate(opened, 0, size)
-        made = stack.enter_context(Mapping(opened, size, write=True))
-        made.written = _not_zero(made) if before == size else np.zeros(size // PAGE, dtype=np.bool_)
-        return made
-    finally:
-        os.close(opened)

@@ -205,7 +205,7 @@ def digests(pages: Whole) -> NDArray[np.uint64]:
     expected in 2**40 comparisons. A guest that creates a collision on purpose harms only its own
     memory.
     """
-    found = np.full(len(pages), _ZERO_DIGEST, dtype=np.uint64)
+    found = np.full(len(pages), ZERO_DIGEST, dtype=np.uint64)
     for at in np.flatnonzero(pages.any(axis=1)).tolist():
         found[at] = _short(pages[at].tobytes())
     return found
@@ -215,4 +215,5 @@ def _short(page: bytes) -> int:
     return int.from_bytes(blake3(page).digest(8), "little")
 
 
-_ZERO_DIGEST = _short(bytes(PAGE))
+ZERO_DIGEST = _short(bytes(PAGE))
+"""The digest of a page of zeros; see `digests`."""

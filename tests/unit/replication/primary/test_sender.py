@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.replicas import SHORT, GuestDisk, GuestMemory, mapped, two_ends
+from tests.support.replicas import SHORT, GuestDisk, GuestMemory, two_ends
 from tests.support.staging import Disk, Ram
-from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.replication.backup.epoch_stage import Stage
-from vmckpt.replication.dirty_pages.finder import Changed, CompareFinder
-from vmckpt.replication.primary import sender as senders
+from vmckpt.replication.dirty_pages.finder import Changed
+from vmckpt.replication.primary import memory as memories
+from vmckpt.replication.primary.copied_memory import CopiedMemory
 from vmckpt.replication.primary.epoch_capture import Epoch
 from vmckpt.replication.primary.sender import Sender
 from vmckpt.replication.protocol.connection import PeerConnection
@@ -33,7 +33,7 @@ class Both:
     """A guest with its last copy, and a standby."""
 
     memory: GuestMemory
-    last: list[Mapping]
+    copied: CopiedMemory
     disks: list[GuestDisk]
     near: PeerConnection
     far: PeerConnection
@@ -42,18 +42,17 @@ class Both:
     sinks: list[Disk]
 
     def __post_init__(self) -> None:
-        self.stale = [np.zeros(size, dtype=np.bool_) for size in SIZES]
+        self.stale = self.copied.stale
         self.number = 0
         self.state: bytes | None = None
         self.sender = self.connected()
 
     def connected(self) -> Sender:
-        return Sender(self.near, self.last, [disk.log for disk in self.disks], self.stale)
+        return Sender(self.near, self.copied, [disk.log for disk in self.disks])
 
     def find(self, most: int = 100) -> list[Changed]:
-        with CompareFinder(self.memory.mapped, self.last, most=most) as finder:
-            finder.prepare()
-            return finder.begin().result()
+        self.copied._finder._most = most
+        return self.copied.changes()
 
     def epoch(self, *, most: int = 100, final: bool = False) -> list[object]:
         """Send one, and take it at the other end; what came."""
@@ -95,7 +94,7 @@ class Both:
 
     def known(self) -> bool:
         """Whether the last copy is what the standby has."""
-        together = zip(self.last, self.ram, strict=True)
+        together = zip(self.copied.last, self.ram, strict=True)
         return all(np.array_equal(one.pages, other.content) for one, other in together)
 
 
@@ -109,13 +108,12 @@ def both() -> Iterator[Both]:
 
 def made(folder: Path, lines: tuple[PeerConnection, PeerConnection], stack: ExitStack) -> Both:
     memory = GuestMemory(folder, SIZES, stack)
-    together = list(enumerate(SIZES))
-    last = [mapped(folder / f"last{number}", size, stack) for number, size in together]
+    copied = CopiedMemory(memory.files, folder, stack)
     disks = [GuestDisk(folder, number, size, stack) for number, size in enumerate(DISKS)]
     ram = [Ram(np.zeros((size, 512), dtype=np.uint64)) for size in SIZES]
     sinks = [Disk(bytearray(size)) for size in DISKS]
     stage = stack.enter_context(Stage(folder / "stage", folder / "log", ram, sinks))
-    return Both(memory, last, disks, *lines, stage, ram, sinks)
+    return Both(memory, copied, disks, *lines, stage, ram, sinks)
 
 
 def test_what_changed_arrives_in_all_files_and_disks(both: Both) -> None:
@@ -172,7 +170,7 @@ def test_pages_beyond_what_is_kept_aside_arrive_whole(both: Both) -> None:
 
 
 def test_many_pages_are_cut_into_messages(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(senders, "_MOST_PAGES", 4)
+    monkeypatch.setattr(memories, "MOST_PAGES", 4)
     for number in range(10):
         both.memory.write(0, number, number + 1)
     assert len(pages(both.epoch())) == 3

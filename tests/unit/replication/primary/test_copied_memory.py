@@ -13,7 +13,8 @@ from tests.support.replicas import SHORT, GuestMemory, mapped, two_ends
 from vmckpt.capture.memory.page_diff import Mapping
 from vmckpt.replication.dirty_pages.finder import Changed
 from vmckpt.replication.primary import memory as memories
-from vmckpt.replication.primary.memory import Memory, answer
+from vmckpt.replication.primary.copied_memory import CopiedMemory
+from vmckpt.replication.primary.memory import answer
 from vmckpt.replication.protocol.connection import ConnectionLost, PeerConnection
 from vmckpt.replication.protocol.messages import Digests, PageRequest
 
@@ -29,7 +30,7 @@ class Both:
         self.folder, self.stack = folder, stack
         self.near, self.far = lines
         self.guest = GuestMemory(folder, SIZES, stack)
-        self.memory = Memory(self.guest.files, folder, stack)
+        self.memory = CopiedMemory(self.guest.files, folder, stack)
         sizes = list(enumerate(SIZES))
         self.theirs: list[Mapping] = [
             mapped(folder / f"standby{number}", size, stack) for number, size in sizes
@@ -84,7 +85,7 @@ def test_what_was_doubted_before_is_known_once_it_is_the_same(both: Both) -> Non
 
 
 def test_a_large_file_is_asked_for_in_pieces(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memories, "_ASKED", 20)
+    monkeypatch.setattr(memories, "ASKED", 20)
     both.memory.last[0].pages[41, 5] = 9
     assert both.compare() == 1
     assert [(one.first, one.count) for one in both.asked] == [(0, 20), (20, 20), (40, 10), (0, 7)]
@@ -125,7 +126,7 @@ def test_an_epoch_sends_what_changed_and_what_is_stale(both: Both) -> None:
 
 def test_a_new_agent_finds_the_last_copy_as_it_was(both: Both) -> None:
     both.memory.last[0].pages[3] = 77
-    again = Memory(both.guest.files, both.folder, both.stack)
+    again = CopiedMemory(both.guest.files, both.folder, both.stack)
     assert again.last[0].pages[3].tolist() == [77] * 512
     assert bool(again.last[0].written[3])
     assert oct((both.folder / "last-0").stat().st_mode & 0o777) == "0o600"

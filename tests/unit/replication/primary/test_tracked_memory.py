@@ -1,0 +1,193 @@
+"""The memory of a real process, tracked from outside, arrives in a standby's memory."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from tests.support.replicas import SHORT, mapped, two_ends
+from tests.support.written_process import WrittenProcess
+from vmckpt.capture.memory.process_memory import ProcessMemory
+from vmckpt.replication.dirty_pages.finder import Changed
+from vmckpt.replication.primary import tracked_memory
+from vmckpt.replication.primary.memory import answer
+from vmckpt.replication.primary.tracked_memory import (
+    MemoryBlock,
+    TrackedMemory,
+    merged,
+    runs_with,
+)
+from vmckpt.replication.protocol import page_codec
+from vmckpt.replication.protocol.connection import PeerConnection
+from vmckpt.replication.protocol.messages import Digests, PageRequest
+
+SIZE = 256
+
+
+class Both:
+    """A process, and what a standby has of its memory."""
+
+    def __init__(self, process: WrittenProcess, stack: ExitStack, hot: int) -> None:
+        self.process = process
+        self.memory = TrackedMemory(
+            process.held, [MemoryBlock(process.range)], stack, hot=hot
+        )  # fmt: skip
+        self.theirs = np.zeros((SIZE, 512), dtype=np.uint64)
+
+    def pass_over(self) -> None:
+        """A pass of the first copy."""
+        self.receive(self.memory.changes())
+
+    def epoch(self, *, arrives: bool = True) -> int:
+        """How many pages were sent. The process is not asked to write meanwhile."""
+        changed = self.memory.begin().result()
+        flags = self.memory.flags(changed)
+        before = self.theirs.copy()
+        count = self.receive(changed)
+        assert np.count_nonzero(flags[0]) == count
+        if not arrives:
+            self.theirs = before
+            self.memory.doubt(flags)
+        return count
+
+    def receive(self, changed: list[Changed]) -> int:
+        count = 0
+        for numbers, new, old in self.memory.pieces(0, changed[0]):
+            data = page_codec.encode(numbers, new, old)
+            came, pages = page_codec.decode(data, lambda some: self.theirs[some], pages=SIZE)
+            self.theirs[came] = pages
+            self.memory.sent(0, numbers, new)
+            count += len(numbers)
+        return count
+
+    def follows(self) -> bool:
+        memory = ProcessMemory(self.process.held, [self.process.range])
+        return np.array_equal(memory.read(0, np.array([[0, SIZE]])), self.theirs)
+
+
+@pytest.fixture(params=[0, 20, SIZE])
+def both(request: pytest.FixtureRequest) -> Iterator[Both]:
+    with WrittenProcess(SIZE) as process, ExitStack() as stack:
+        yield Both(process, stack, request.param)
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracked_memory, "_EARLY", 10)
+
+
+def test_an_epoch_has_what_was_written_since_the_last_one(both: Both) -> None:
+    both.process.write(range(100))
+    both.pass_over()
+    assert both.follows()
+    for pages in ([3], [3, 99, 200], range(5, 60, 2), []):
+        both.process.write(pages)
+        both.memory.prepare()
+        assert both.epoch() == len(pages)
+        assert both.follows()
+
+
+@pytest.mark.usefixtures("early")
+def test_pages_that_are_written_early_are_copied_early(both: Both) -> None:
+    both.pass_over()
+    both.process.write(range(50))
+    both.memory.prepare()
+    both.process.write([7, 8, 120])
+    changed = both.memory.begin().result()
+    assert changed[0].numbers.tolist() == [7, 8, 120]
+    assert changed[0].count == 51
+    assert both.receive(changed) == 51
+    assert both.follows()
+    both.memory.prepare()
+    assert both.epoch() == 0
+
+
+@pytest.mark.usefixtures("early")
+def test_a_capture_that_failed_loses_nothing(both: Both) -> None:
+    both.pass_over()
+    both.process.write(range(40))
+    both.memory.prepare()
+    both.process.write([3, 100])
+    both.memory.begin().result()  # nothing of it is sent
+    both.process.write([5])
+    both.memory.prepare()
+    assert both.epoch() == 41
+    assert both.follows()
+
+
+@pytest.mark.usefixtures("early")
+def test_any_order_of_writes_and_lost_epochs(both: Both) -> None:
+    dice = random.Random(11)
+    both.pass_over()
+    for _ in range(300):
+        both.process.write(sorted(dice.sample(range(SIZE), dice.choice([0, 3, 40]))))
+        if dice.random() < 0.8:
+            both.memory.prepare()
+        both.process.write(sorted(dice.sample(range(SIZE), dice.choice([0, 5]))))
+        if dice.random() < 0.1:
+            both.pass_over()
+        arrives = dice.random() < 0.8
+        both.epoch(arrives=arrives)
+        assert both.follows() or not arrives
+    both.epoch()
+    assert both.follows()
+
+
+def test_a_hot_page_travels_as_a_difference() -> None:
+    with WrittenProcess(SIZE) as process, ExitStack() as stack:
+        both = Both(process, stack, 10)
+        both.pass_over()
+        kinds = []
+        for arrives in (True, True, False, True):
+            process.write([4])
+            changed = both.memory.begin().result()
+            (piece,) = both.memory.pieces(0, changed[0])
+            kinds.append(piece[2] is not None)
+            both.memory.sent(0, piece[0], piece[1])
+            if not arrives:
+                both.memory.doubt(both.memory.flags(changed))
+        assert kinds == [False, True, True, False]
+
+
+def test_what_the_backup_has_already_is_not_sent() -> None:
+    with two_ends() as ends, WrittenProcess(SIZE) as process, ExitStack() as stack:
+        process.write(range(0, SIZE, 2))
+        near, far = ends.lines(stack)
+        both = Both(process, stack, 10)
+        there = mapped(ends.backup / "standby", SIZE, stack)
+        there.pages[:] = ProcessMemory(process.held, [process.range]).read(0, np.array([[0, SIZE]]))
+        there.pages[[10, 11]] = 9
+        process.write([20])
+        compared = compare(both.memory, near, far, lambda asked: answer(asked, [there]))
+        assert compared == 3
+        (changed,) = both.memory.changes()
+        assert changed.whole.tolist() == [10, 11, 20]
+
+
+def compare(memory: TrackedMemory, near: PeerConnection, far: PeerConnection, tell: object) -> int:
+    def respond() -> None:
+        while isinstance(asked := far.receive(SHORT), PageRequest):
+            far.send(tell(asked))  # type: ignore[operator]
+
+    teller = threading.Thread(target=respond, daemon=True)
+    teller.start()
+    try:
+        return memory.compare(near)
+    finally:
+        near.send(Digests(file=0, first=0, data=b""))
+        teller.join()
+
+
+def test_runs_that_are_near_each_other_are_merged() -> None:
+    runs = np.array([[0, 1], [3, 5], [30, 31], [48, 50]])
+    assert merged(runs, 2).tolist() == [[0, 5], [30, 31], [48, 50]]
+    assert merged(runs, 17).tolist() == [[0, 5], [30, 50]]
+    assert merged(runs[:0], 2).tolist() == []
+
+
+def test_runs_consist_of_the_pages() -> None:
+    assert runs_with(np.array([1, 2, 3, 7, 9, 10])).tolist() == [[1, 4], [7, 8], [9, 11]]
+    assert runs_with(np.zeros(0, dtype=np.intp)).tolist() == []

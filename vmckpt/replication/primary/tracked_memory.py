@@ -1,0 +1,245 @@
+"""A protected guest's memory, whose changes are found by write tracking.
+
+Neither a copy of the memory nor shared memory is needed, and the pause does not depend on the size
+of the memory: pages that were written early are copied while the guest is running, so that only the
+pages written since then are copied in the pause.
+
+A page is *stale* from the moment in which a scan finds it written until it is sent. A failed
+capture therefore loses nothing: the next one copies all stale pages.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vmckpt.capture.memory.memory_files import MemoryFile
+from vmckpt.capture.memory.page_diff import Flags, Numbers, held
+from vmckpt.capture.memory.process_memory import ProcessMemory
+from vmckpt.capture.memory.write_tracking import MemoryRange, Runs, WriteTracking, numbers
+from vmckpt.capture.qemu_stream.header import PAGE
+from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
+from vmckpt.replication.dirty_pages.finder import Changed, Pages
+from vmckpt.replication.dirty_pages.hot_pages import HotPages
+from vmckpt.replication.primary.memory import Piece, cut, differing
+from vmckpt.replication.protocol import page_codec
+from vmckpt.replication.protocol.connection import PeerConnection
+from vmckpt.units import MIB
+
+HOT = 64 * MIB >> 12
+"""Default maximum number of pages whose last sent content is kept, so that only differences are
+sent."""
+_EARLY = 4 * MIB >> 12
+"""Pages are copied before the pause if there are more than this. A page that the guest writes again
+is then copied twice, and its write is slowed down twice."""
+_NEAR = 16
+"""Runs of pages are protected together if at most this many pages are between them, since a call
+costs as much as several pages."""
+_MANY = 4096
+"""With more runs than this, the whole block is protected in one call."""
+_ARENA = 64 * MIB >> 12
+"""Pages for which memory is kept from one epoch to the next."""
+_NONE: Numbers = np.zeros(0, dtype=np.intp)
+_NO_PAGES: Pages = np.zeros((0, PAGE // 8), dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBlock:
+    """A block of the guest's memory in QEMU's address space."""
+
+    range: MemoryRange
+    file: MemoryFile | None = None
+    """The shared file that backs the block; None if the memory is private to QEMU."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """What is known of one block."""
+
+    stale: Flags
+    """Pages that were written since they were last sent, or that the backup may lack."""
+    hot: HotPages
+    arena: Pages
+    """Memory for the pages that are copied in the pause."""
+    early: Numbers
+    """Pages that were copied before the pause of the current epoch."""
+    early_pages: Pages
+
+
+class TrackedMemory:
+    """A guest's memory, tracked until `stack` is closed. See `memory.ProtectedMemory`."""
+
+    def __init__(
+        self, process: HeldProcess, blocks: Sequence[MemoryBlock], stack: ExitStack, *,
+        hot: int = HOT,
+    ) -> None:  # fmt: skip
+        """`hot`: see `HOT`. Raises CannotTrack."""
+        ranges = [one.range for one in blocks]
+        self._memory = ProcessMemory(process, ranges)
+        self._files = [one.file for one in blocks]
+        self._writes = stack.enter_context(WriteTracking(process, ranges))
+        # Every page counts as written until it is protected. What the backup has is not known.
+        self._writes.scan_and_protect()
+        total = sum(one.size for one in ranges)
+        self._blocks = [_block(one, hot * one.size // total) for one in ranges]
+
+    def prepare(self) -> None:
+        found = self._writes.scan()
+        for index, (block, runs) in enumerate(zip(self._blocks, found, strict=True)):
+            block.early, block.early_pages = _NONE, _NO_PAGES
+            written = numbers(runs)
+            if np.count_nonzero(block.stale) + len(written) <= _EARLY:
+                continue
+            self._protect(index, runs)
+            block.stale[written] = True
+            early = np.flatnonzero(block.stale)
+            block.early, block.early_pages = early, self._read(index, early)
+
+    def begin(self) -> "Future[list[Changed]]":
+        future: Future[list[Changed]] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result([self._changed(index) for index in range(len(self._blocks))])
+            except Exception as exc:  # noqa: BLE001 - raised in the thread that waits
+                future.set_exception(exc)
+
+        threading.Thread(target=run, name="scanning", daemon=True).start()
+        return future
+
+    def changes(self) -> list[Changed]:
+        found = []
+        for index, block in enumerate(self._blocks):
+            block.early, block.early_pages = _NONE, _NO_PAGES
+            self._mark_written(index)
+            found.append(Changed(numbers=_NONE, pages=_NO_PAGES, whole=np.flatnonzero(block.stale)))
+        return found
+
+    def pieces(self, block: int, changed: Changed) -> Iterator[Piece]:
+        one = self._blocks[block]
+        yield from _differences(one.hot, changed.early, changed.early_pages, changed.early_rows)
+        rows = np.arange(len(changed.numbers))
+        yield from _differences(one.hot, changed.numbers, changed.pages, rows)
+        for some in cut(changed.whole):
+            yield some, self._read(block, some), None
+
+    def sent(self, block: int, numbers: Numbers, pages: Pages) -> None:
+        self._blocks[block].stale[numbers] = False
+
+    def flags(self, changed: Sequence[Changed]) -> list[Flags]:
+        found = [one.stale.copy() for one in self._blocks]
+        for flags, one in zip(found, changed, strict=True):
+            flags[one.numbers] = True
+        return found
+
+    def doubt(self, flags: Sequence[Flags]) -> None:
+        for block, one in zip(self._blocks, flags, strict=True):
+            block.stale |= one
+            block.hot.forget(one)
+
+    def compare(self, line: PeerConnection) -> int:
+        for index, block in enumerate(self._blocks):
+            # What is written after this is found by the next scan.
+            self._mark_written(index)
+            ours = partial(self._digests, index, self._populated(index))
+            block.stale = differing(line, index, len(block.stale), ours)
+            block.hot.forget(np.ones(len(block.stale), dtype=np.bool_))
+        return int(sum(np.count_nonzero(one.stale) for one in self._blocks))
+
+    def _changed(self, index: int) -> Changed:
+        """Copy the pages of the paused guest that were not copied early, or written since."""
+        block = self._blocks[index]
+        runs = self._writes.scan_one(index)
+        self._protect(index, runs)
+        wanted = block.stale.copy()
+        wanted[block.early] = False
+        written = numbers(runs)
+        block.stale[written] = True
+        wanted[written] = True
+        found = np.flatnonzero(wanted)
+        if len(block.arena) < len(found) <= _ARENA:
+            block.arena = np.empty((len(found) * 5 // 4, PAGE // 8), dtype=np.uint64)
+        pages = self._read(index, found, block.arena)
+        rows = np.flatnonzero(~wanted[block.early])
+        changed = Changed(
+            numbers=found, pages=pages, early=block.early[rows], early_rows=rows,
+            early_pages=block.early_pages,
+        )  # fmt: skip
+        block.early, block.early_pages = _NONE, _NO_PAGES
+        return changed
+
+    def _mark_written(self, index: int) -> None:
+        runs = self._writes.scan_one(index)
+        self._protect(index, runs)
+        self._blocks[index].stale[numbers(runs)] = True
+
+    def _protect(self, index: int, runs: Runs) -> None:
+        near = merged(runs, _NEAR)
+        if len(near) > _MANY:
+            near = np.array([[runs[0, 0], runs[-1, 1]]])
+        self._writes.protect(index, near.tolist())
+
+    def _read(self, index: int, some: Numbers, into: Pages | None = None) -> Pages:
+        return self._memory.read(index, runs_with(some), into)
+
+    def _populated(self, index: int) -> Flags:
+        file = self._files[index]
+        if file is None:
+            return self._memory.populated(index)
+        opened = file.open(os.O_RDONLY)
+        try:
+            return held(opened, file.size)
+        finally:
+            os.close(opened)
+
+    def _digests(self, index: int, populated: Flags, first: int, end: int) -> NDArray[np.uint64]:
+        found = np.full(end - first, page_codec.ZERO_DIGEST, dtype=np.uint64)
+        for some in cut(np.flatnonzero(populated[first:end])):
+            found[some] = page_codec.digests(self._read(index, some + first))
+        return found
+
+
+def _block(one: MemoryRange, hot: int) -> _Block:
+    size = one.size // PAGE
+    stale = np.ones(size, dtype=np.bool_)
+    return _Block(stale, HotPages(size, hot), _NO_PAGES, _NONE, _NO_PAGES)
+
+
+def _differences(hot: HotPages, found: Numbers, pages: Pages, rows: Numbers) -> Iterator[Piece]:
+    """Yield pages in pieces, and remember the content of each piece once it was sent.
+
+    `rows`: where the content of each page of `found` is in `pages`. Pages whose content on the
+    backup is known are in other pieces than the rest.
+    """
+    for some in cut(np.arange(len(found))):
+        # Looked up for each piece: remembering a page may displace another one.
+        known = hot.known(found[some])
+        for part, is_known in ((some[known], True), (some[~known], False)):
+            if len(part):
+                content = pages[rows[part]]
+                yield found[part], content, hot.content(found[part]) if is_known else None
+                hot.put(found[part], content)
+
+
+def merged(runs: Runs, near: int) -> Runs:
+    """Merge runs that have at most `near` pages between them."""
+    if not len(runs):
+        return runs
+    apart = np.flatnonzero(runs[1:, 0] - runs[:-1, 1] > near)
+    starts, ends = np.append(0, apart + 1), np.append(apart, len(runs) - 1)
+    return np.stack((runs[starts, 0], runs[ends, 1]), axis=1)
+
+
+def runs_with(some: Numbers) -> Runs:
+    """Return the runs that consist of these pages, which must be in ascending order."""
+    if not len(some):
+        return np.zeros((0, 2), dtype=np.intp)
+    apart = np.flatnonzero(np.diff(some) != 1)
+    starts, ends = np.append(0, apart + 1), np.append(apart, len(some) - 1)
+    return np.stack((some[starts], some[ends] + 1), axis=1)
