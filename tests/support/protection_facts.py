@@ -2,6 +2,7 @@
 
 from tests.support.builders import host_facts
 from vmckpt.model.disk import Room
+from vmckpt.model.epoch_cost import EpochCost, Finder
 from vmckpt.protection.preflight import ProtectionFacts
 from vmckpt.units import MIB, Bytes, Seconds
 
@@ -22,4 +23,7 @@ FINE = ProtectionFacts(
     devices=["disk", "interface"], primary_facts=host_facts("a"), backup_facts=host_facts("b"),
     name_taken=False, rooms=(room(1 << 30),), shared_room=(Bytes(8 << 30), Bytes(8 << 30)),
     has_lease=True, fence=None, automatic=True, max_pause=Seconds(0.5),
+    epoch_cost=EpochCost(
+        finder=Finder.WRITE_TRACKING, scan=Seconds(0.001), written=Bytes(2 * MIB)
+    ),
 )  # fmt: skip

@@ -218,6 +218,11 @@ def _show(done: "Protected") -> None:
                 f" {show_bytes(done.disks_bytes)} of disk data will be copied first; nothing was"
                 " changed"
             )
+            if done.expected_pause is not None:
+                output.out.print(
+                    f"each epoch is expected to pause {done.guest} for about"
+                    f" {show_seconds(done.expected_pause)}"
+                )
         return
     who = "automatically" if done.automatic else "when you run vmckpt failover"
     output.out.print(

@@ -90,6 +90,11 @@ def _count(field: str, value: object) -> None:
         raise _wrong(field, value)
 
 
+def _number(field: str, value: object) -> None:
+    if not _is_number(value):
+        raise _wrong(field, value)
+
+
 def _flag(field: str, value: object) -> None:
     if not isinstance(value, bool):
         raise _wrong(field, value)
@@ -151,6 +156,7 @@ _IMAGE = _fields(
 _ANSWERS: Mapping[str, Kind] = {
     "look": _fields(
         name=_text, undo=_text, cards=_each(_text), memory=_each(_count), xml=_definition,
+        epoch_cost=_fields(finder=_text, why=_text, scan=_or_nothing(_number), written=_count),
         devices=_fields(names=_each(_text), digest=_text),
         room=_count, disk_logs=_flag, definition=_or_nothing(_definition), autostart=_flag,
         qemu=_text, disks=_each(_DISK),

@@ -13,6 +13,7 @@ from vmckpt.hypervisor import storage as hypervisor_storage
 from vmckpt.hypervisor.connection import Hypervisor
 from vmckpt.lease import replicas
 from vmckpt.model.disk import Room
+from vmckpt.model.epoch_cost import EpochCost, Finder
 from vmckpt.model.finding import Finding
 from vmckpt.model.guest import Guest
 from vmckpt.model.host import Host
@@ -142,8 +143,16 @@ async def seen(
         max_pause=request.terms.max_pause, missing=tuple(answers[0]["missing"]),
         lease_store=await _lease_store(setting, request),
         standby_there=name_taken and await _has_standby(setting.backup, guest.uuid),
-        disk_logs=bool(looked["disk_logs"]),
+        disk_logs=bool(looked["disk_logs"]), epoch_cost=_epoch_cost(setting, looked["epoch_cost"]),
     )  # fmt: skip
+
+
+def _epoch_cost(setting: Setting, told: Mapping[str, Any]) -> EpochCost:
+    with client.sensible(setting.primary):
+        return EpochCost(
+            finder=Finder(told["finder"]), why=told["why"], scan=told["scan"],
+            written=told["written"],
+        )  # fmt: skip
 
 
 async def _has_standby(backup: Host, guest: str) -> bool:

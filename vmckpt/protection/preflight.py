@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmckpt.model.disk import Room
+from vmckpt.model.epoch_cost import EpochCost, Finder
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.model.host import HostFacts
 from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_seconds
@@ -12,7 +13,11 @@ from vmckpt.units import MIB, Bytes, Seconds, show_bytes, show_seconds
 _SPEED = 4 << 30
 """Bytes compared per second on a slow machine; docs/replication.md has measurements."""
 _ROOM = 512 * MIB
-"""Memory for epochs in flight, in addition to the guest's memory."""
+"""Memory for epochs in flight, in addition to a copy of the guest's memory."""
+_FIXED = Seconds(0.014)
+"""The part of an epoch's pause that does not depend on memory; measured by bench/replication.py."""
+_COPIED = 1 << 31
+"""Bytes of written pages copied per second."""
 _OUTSIDE = ("hostdev", "filesystem", "vsock", "shmem", "redirdev", "tpm")
 
 
@@ -50,6 +55,8 @@ class ProtectionFacts:
     """The backup has a standby of this guest from a protection without a journal record."""
     missing: tuple[str, ...] = ()
     """Files of the guest that are not copied and are missing on the backup."""
+    epoch_cost: EpochCost
+    """How changed pages are found, and what this costs."""
     disk_logs: bool = True
     """The primary has the tools that record the disk writes of an epoch."""
 
@@ -110,34 +117,58 @@ def _same_qemu(seen: ProtectionFacts) -> Iterator[Finding]:
 
 def _memory(seen: ProtectionFacts) -> Iterator[Finding]:
     whole = Bytes(sum(seen.memory))
-    for host, facts, times in (
-        (seen.primary, seen.primary_facts, 1),
-        (seen.backup, seen.backup_facts, 1),
-    ):
-        wanted = Bytes(whole * times + _ROOM)
+    compares = seen.epoch_cost.finder is Finder.COMPARE
+    needed = Bytes(whole + _ROOM if compares else _ROOM), Bytes(whole + _ROOM)
+    hosts = (seen.primary, seen.primary_facts), (seen.backup, seen.backup_facts)
+    for (host, facts), free, wanted in zip(hosts, seen.shared_room, needed, strict=True):
+        what = "epochs in flight" if wanted == _ROOM else _COPY
         if facts.memory_free < wanted:
             yield _blocker(
                 "memory-short", host,
-                f"{host} has {show_bytes(facts.memory_free)} of free memory; a copy of the guest's"
-                f" memory and epochs in flight need {show_bytes(wanted)}",
+                f"{host} has {show_bytes(facts.memory_free)} of free memory; {what} need"
+                f" {show_bytes(wanted)}",
                 "stop another guest there, or choose another host",
             )  # fmt: skip
-    for host, free in zip((seen.primary, seen.backup), seen.shared_room, strict=True):
-        if free < whole + _ROOM:
+        if free < wanted:
             yield _blocker(
                 "tmpfs-short", host,
-                f"/dev/shm on {host} has {show_bytes(free)} free; a copy of the guest's memory and"
-                f" epochs in flight need {show_bytes(Bytes(whole + _ROOM))}",
+                f"/dev/shm on {host} has {show_bytes(free)} free; {what} need"
+                f" {show_bytes(wanted)}",
                 "run mount -o remount,size=... /dev/shm there, or choose another host",
             )  # fmt: skip
-    pause = Seconds(whole / _SPEED)
-    if pause > seen.max_pause:
-        yield _blocker(
-            "pause-long", seen.guest,
-            f"comparing {show_bytes(whole)} of memory pauses the guest for about"
-            f" {show_seconds(pause)} per epoch; only {show_seconds(seen.max_pause)} is allowed",
-            "allow a longer pause, or give the guest less memory",
-        )  # fmt: skip
+    yield from _pause(seen, whole)
+
+
+_COPY = "a copy of the guest's memory and epochs in flight"
+
+
+def expected_pause(cost: EpochCost, memory: Bytes) -> Seconds | None:
+    """Return how long an epoch is expected to pause a guest. None: this was not measured."""
+    if cost.finder is Finder.COMPARE:
+        return Seconds(_FIXED + memory / _SPEED)
+    if cost.scan is None:
+        return None
+    return Seconds(_FIXED + cost.scan + cost.written / _COPIED)
+
+
+def _pause(seen: ProtectionFacts, whole: Bytes) -> Iterator[Finding]:
+    cost = seen.epoch_cost
+    pause = expected_pause(cost, whole)
+    if pause is None or pause <= seen.max_pause:
+        return
+    tracked = cost.finder is not Finder.COMPARE
+    how = (
+        f"a scan of {show_bytes(whole)} takes {show_seconds(cost.scan or 0.0)}, and the guest"
+        f" writes {show_bytes(cost.written)} in 0.1 s"
+        if tracked
+        else f"{show_bytes(whole)} of memory must be compared, because {cost.why}"
+    )
+    yield _blocker(
+        "pause-long", seen.guest,
+        f"an epoch would pause the guest for about {show_seconds(pause)}, but only"
+        f" {show_seconds(seen.max_pause)} is allowed: {how}",
+        "allow a longer pause: protect.max_pause in the policy",
+    )  # fmt: skip
 
 
 def _disk_logs(seen: ProtectionFacts) -> Iterator[Finding]:

@@ -85,6 +85,8 @@ class Protected:
     rooms: tuple[Room, ...]
     """Space for the copied disks, by their virtual size, on each of the backup's file systems;
     zeros are not sent."""
+    expected_pause: Seconds | None = None
+    """How long an epoch is expected to pause the guest; None: this was not measured."""
 
     @property
     def disks_bytes(self) -> Bytes:

@@ -32,7 +32,7 @@ from vmckpt.protection.resync import Earlier
 from vmckpt.protection.steps import READY, Step
 from vmckpt.replication.backup import standby_xml
 from vmckpt.replication.session import Disk, Lease, ProtectionOutcome, ProtectionTerms, Session
-from vmckpt.units import Seconds
+from vmckpt.units import Bytes, Seconds
 
 _TURN = 0.2
 _PATIENCE = 15.0
@@ -68,6 +68,7 @@ async def protect(
         guest=guest.name, primary=setting.primary.name, backup=setting.backup.name, session="",
         job=None, automatic=request.automatic, findings=tuple(found), took=Seconds(0.0),
         status=None, rooms=saw.rooms,
+        expected_pause=preflight.expected_pause(saw.epoch_cost, Bytes(sum(saw.memory))),
     )  # fmt: skip
     if request.dry_run or any(one.severity is Severity.BLOCKER for one in found):
         return plan

@@ -7,9 +7,10 @@ import pytest
 
 from tests.support.builders import host_facts
 from tests.support.protection_facts import DISK, FINE, room
+from vmckpt.model.epoch_cost import EpochCost, Finder
 from vmckpt.model.finding import Finding, Severity
 from vmckpt.protection.preflight import ProtectionFacts, check_protection
-from vmckpt.units import MIB, Bytes
+from vmckpt.units import MIB, Bytes, Seconds
 
 
 def disk(**changes: Any) -> ProtectionFacts:
@@ -31,6 +32,18 @@ def shared(ours: int, theirs: int) -> ProtectionFacts:
     return replace(FINE, shared_room=(Bytes(ours), Bytes(theirs)))
 
 
+def compared(seen: ProtectionFacts) -> ProtectionFacts:
+    return replace(seen, epoch_cost=EpochCost(finder=Finder.COMPARE, why="the kernel is old"))
+
+
+def tracked(scan: float | None, written: int) -> ProtectionFacts:
+    cost = EpochCost(
+        finder=Finder.WRITE_TRACKING, scan=None if scan is None else Seconds(scan),
+        written=Bytes(written),
+    )  # fmt: skip
+    return replace(FINE, epoch_cost=cost)
+
+
 OTHER = replace(host_facts("b"), qemu_version="10.0.2")
 NEXT = replace(host_facts("b"), qemu_version="7.3.22")
 BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
@@ -43,12 +56,15 @@ BLOCKERS: list[tuple[str, str, ProtectionFacts, str]] = [
     ("file-missing", "beta", replace(FINE, missing=("/srv/vmlinuz",)), "/srv/vmlinuz is missing"),
     ("qemu-version", "beta", replace(FINE, backup_facts=OTHER), "QEMU 7.2.22, but beta has 10.0.2"),
     ("qemu-version", "beta", replace(FINE, backup_facts=NEXT), "QEMU 7.2.22, but beta has 7.3.22"),
-    ("memory-short", "alpha", free("alpha", 767 * MIB), "alpha has 767"),
+    ("memory-short", "alpha", free("alpha", 511 * MIB), "epochs in flight need 512 MiB"),
+    ("memory-short", "alpha", compared(free("alpha", 767 * MIB)), "alpha has 767"),
     ("memory-short", "beta", free("beta", 767 * MIB), "beta has 767"),
-    ("tmpfs-short", "alpha", shared(767 * MIB, 768 * MIB), "/dev/shm on alpha has 767"),
+    ("tmpfs-short", "alpha", shared(511 * MIB, 768 * MIB), "/dev/shm on alpha has 511"),
+    ("tmpfs-short", "alpha", compared(shared(767 * MIB, 768 * MIB)), "/dev/shm on alpha has 767"),
     ("tmpfs-short", "beta", shared(768 * MIB, 767 * MIB), "/dev/shm on beta has 767"),
-    ("pause-long", "web1", replace(FINE, memory=[2 << 30, 2 << 30]),
-     "pauses the guest for about 1.0 s"),
+    ("pause-long", "web1", compared(replace(FINE, memory=[2 << 30, 2 << 30])),
+     "would pause the guest for about 1.0 s, but only 500 ms is allowed: 4.0 GiB of memory"),
+    ("pause-long", "web1", tracked(0.4, 2 << 30), "a scan of 256 MiB takes 400 ms"),
     ("disk-shared", "web1", disk(shareable=True), "web1's vda is shareable"),
     ("disk-unknown", "web1", disk(node=None), "size or node of web1's vda"),
     ("disk-unknown", "web1", disk(size=None), "size or node of web1's vda"),
@@ -145,16 +161,20 @@ def test_blockers_come_first_and_all_are_told() -> None:
     "seen",
     [
         replace(FINE, backup_facts=replace(host_facts("b"), qemu_version="7.2.7")),
-        replace(FINE, memory=[2 << 30]),
-        free("alpha", 768 * MIB),
+        compared(replace(FINE, memory=[31 << 26])),
+        tracked(0.1, 10 * MIB),
+        tracked(None, 0),
+        free("alpha", 512 * MIB),
+        compared(free("alpha", 768 * MIB)),
         free("beta", 768 * MIB),
         replace(FINE, rooms=(room(1 << 30),)),
         disk(source=None, node=None, format=None, read_only=True),
         disk(format="raw"),
         disk(kind="block"),
-        shared(768 * MIB, 768 * MIB),
+        shared(512 * MIB, 768 * MIB),
     ],
-    ids=["another patch of QEMU", "just short enough", "just room here", "just room there",
+    ids=["another patch of QEMU", "just short enough", "a short scan", "a cost that is not known",
+         "just room here", "just room here for a copy", "just room there",
          "just room on disk", "an empty drive", "raw", "a block device", "just room on tmpfs"],
 )  # fmt: skip
 def test_what_is_just_enough_is_nothing_to_tell(seen: ProtectionFacts) -> None:

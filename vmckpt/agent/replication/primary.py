@@ -25,8 +25,8 @@ from vmckpt.hypervisor.qemu_process.lease_timer import LeaseTimer
 from vmckpt.hypervisor.qemu_process.pidfd import HeldProcess
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.lease.clock import boottime
+from vmckpt.model.epoch_cost import Finder
 from vmckpt.replication.control_socket import Control, Request, Requests
-from vmckpt.replication.dirty_pages.finder import Finder
 from vmckpt.replication.primary import network_buffer
 from vmckpt.replication.primary.copied_memory import CopiedMemory
 from vmckpt.replication.primary.epoch_capture import Capturer

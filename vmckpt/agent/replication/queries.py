@@ -19,6 +19,7 @@ from vmckpt.hypervisor import standby_domain as libvirt_side
 from vmckpt.hypervisor.qemu_process import identity
 from vmckpt.hypervisor.qmp import QmpMonitor
 from vmckpt.replication.backup import standby_setup
+from vmckpt.replication.dirty_pages import epoch_cost
 from vmckpt.replication.disks import nbdkit_server
 from vmckpt.replication.session import Session, folder_of
 from vmckpt.units import Seconds
@@ -38,6 +39,8 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
     with QmpMonitor(order.guest, host=order.host, uri=order.uri) as monitor:
         with identity.require(order.guest, monitor.name, order.host) as process:
             files = memory_files.files(monitor, process)
+            ranges = [one.range for one in files if one.range is not None]
+            cost = epoch_cost.measure(process, ranges)
         bitmaps.require_reopen(monitor)
         # Read before the cards and the definition, to notice a device that is added meanwhile.
         seen = devices.device_facts(monitor)
@@ -49,8 +52,8 @@ def protection_facts(order: ReplicaOrder) -> dict[str, Any]:
         stored = libvirt_side.stored(monitor)
         return {
             "name": monitor.name, "undo": undo.to_json(), "cards": held.cards, "devices": seen,
-            "memory": [file.size for file in files], "xml": monitor.xml(),
-            "room": _room(host_directories.SHM), "disk_logs": nbdkit_server.installed(),
+            "memory": [file.size for file in files], "epoch_cost": asdict(cost),
+            "xml": monitor.xml(), "room": _room(host_directories.SHM), "disk_logs": nbdkit_server.installed(),
             "definition": stored[0] if stored else "", "autostart": bool(stored and stored[1]),
             "qemu": monitor.qemu_version(), "disks": [asdict(disk) for disk in disks],
         }  # fmt: skip

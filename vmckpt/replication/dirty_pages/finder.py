@@ -10,7 +10,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Self
 
 import numpy as np
@@ -25,13 +24,6 @@ Pages = NDArray[np.uint64]
 _THREADS = max(1, min(4, (os.cpu_count() or 1) - 1))
 _NONE: Numbers = np.zeros(0, dtype=np.intp)
 _NO_PAGES: Pages = np.zeros((0, PAGE // 8), dtype=np.uint64)
-
-
-class Finder(StrEnum):
-    """Methods to find changed pages."""
-
-    WRITE_TRACKING = "write-tracking"
-    COMPARE = "compare"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

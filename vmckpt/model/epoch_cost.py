@@ -1,0 +1,26 @@
+"""How the changed pages of a protected guest are found, and what this costs. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vmckpt.units import Bytes, Seconds
+
+
+class Finder(StrEnum):
+    """Methods to find changed pages."""
+
+    WRITE_TRACKING = "write-tracking"
+    COMPARE = "compare"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochCost:
+    """The method that finds a guest's changed pages, and its measured cost."""
+
+    finder: Finder
+    why: str = ""
+    """Why writes cannot be tracked; empty if they can."""
+    scan: Seconds | None = None
+    """Duration of a scan; None: not measured."""
+    written: Bytes = Bytes(0)
+    """Size of the pages that the guest wrote between two scans, 0.1 s apart."""
