@@ -80,7 +80,7 @@ class Tally:
                 self.ledgers_lost += 1
             elif "and so does" in one:
                 self.two_copies_seen += 1
-            elif "recover ended" in one or "still active" in one or "QEMU processes" in one:
+            elif "recover exited" in one or "still active" in one or "QEMU processes" in one:
                 self.unknown_states_left += 1
             else:
                 self.other_troubles += 1

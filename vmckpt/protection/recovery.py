@@ -139,7 +139,7 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
             truth=f"{guest} is protected: {_phase(ours)}",
             outcome=None,
             goes_on=True,
-            settle="its agents continue",
+            settle="its agents keep running; nothing to do",
         )
     if waits and not ours.runs:
         # Its host may have restarted: then the standby has the newest state of the guest.

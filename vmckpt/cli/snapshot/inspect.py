@@ -282,7 +282,7 @@ def verify(
 def _print_repaired(mended: "Repaired") -> None:
     output.out.print(
         f"repaired: {show_count(len(mended.removed), 'damaged object')} removed,"
-        f" {show_count(mended.saved, 'chunk')} saved from them,"
+        f" {show_count(mended.saved, 'chunk')} recovered,"
         f" {mended.brought} fetched from other stores ({show_bytes(mended.brought_bytes)})",
         soft_wrap=True,
     )

@@ -123,7 +123,7 @@ class Protected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """The answers of all hosts."""
+    """The answers from all hosts, and what the journal records about them."""
 
     looks: tuple[Look, ...]
     same: Mapping[tuple[str, str], Mapping[str, bool]] = field(

@@ -89,7 +89,10 @@ class LeaseHolder:
         ]
 
     def __enter__(self) -> Self:
-        """Continue or acquire the lease, and renew it. Raises LeaseLost, LeaseUnreachable."""
+        """Continue an earlier agent's lease, or acquire the lease, and start renewing it.
+
+        Raises LeaseLost, LeaseUnreachable.
+        """
         if self._client is not None:
             self._begin(self._client)
             if not self._page.renewed:
