@@ -76,7 +76,7 @@ class Tally:
         for one in troubles:
             if one.startswith("history: "):
                 self.histories_broken += 1
-            elif "ledger" in one or "records on its disk" in one or "its disk knows" in one:
+            elif "ledger" in one or "records on its disk" in one or "its disk contains" in one:
                 self.ledgers_lost += 1
             elif "and so does" in one:
                 self.two_copies_seen += 1

@@ -140,7 +140,7 @@ class Keep:
 
     @property
     def nothing_said(self) -> bool:
-        """Whether there is no rule, so that nothing may be deleted."""
+        """Whether there is no rule, so nothing may be deleted."""
         return all(getattr(self, one.name) <= 0 for one in fields(self))
 
     def __str__(self) -> str:

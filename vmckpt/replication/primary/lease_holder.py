@@ -159,7 +159,7 @@ class LeaseHolder:
         return self._client is None or self._validated
 
     def validate(self) -> None:
-        """Record that the backup has a complete epoch, so that it may take over.
+        """Record that the backup has a complete epoch, so it may take over.
 
         From then on, the watchdog kills the guest when this host's lease ends. May be repeated.
         Raises VmckptError.
