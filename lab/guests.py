@@ -49,7 +49,7 @@ class LabGuest:
     seed: int = 0
     """Gives guests from the same template different random numbers."""
     chat: int = 0
-    """Number of guests that exchange numbered messages, from the lab's first address; 0: none."""
+    """Number of guests, from the lab's first address, that exchange numbered messages; 0: none."""
 
 
 def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:
