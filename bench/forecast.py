@@ -90,7 +90,7 @@ def migrate(plan: LabPlan, name: str, to: str, policy: Path) -> dict[str, Any]:
         report: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         raise SystemExit(
-            f"{' '.join(command)} ended with {done.returncode}: {done.stderr}"
+            f"{' '.join(command)} exited with {done.returncode}: {done.stderr}"
         ) from None
     return report
 

@@ -68,7 +68,7 @@ def measure(plan: LabPlan, command: list[str], to: str) -> Figures:
     ended = time.monotonic()
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+        raise SystemExit(f"{' '.join(command)} exited with {process.returncode}")
     time.sleep(0.3)
     total, downtime = asyncio.run(_totals(plan, to))
     seen = client.status(plan.observer_socket, "web1", since=began, until=ended + 0.2)

@@ -52,7 +52,7 @@ def run(words: Sequence[str], folder: Path, more: Mapping[str, str], durable: Pa
         _, status, usage = os.wait4(program.pid, 0)
         program.returncode = os.waitstatus_to_exitcode(status)
     if program.returncode != 0:
-        raise Failed(f"{' '.join(words)} ended with {program.returncode}: {wrong[-500:]}")
+        raise Failed(f"{' '.join(words)} exited with {program.returncode}: {wrong[-500:]}")
     if durable is not None:
         fsync(durable)
     took = time.perf_counter() - began

@@ -49,7 +49,7 @@ class LabGuest:
     seed: int = 0
     """Gives guests from the same template different random numbers."""
     chat: int = 0
-    """How many guests, from the lab's first address on, exchange numbered messages; 0: none."""
+    """Number of guests, from the lab's first address, that exchange numbered messages; 0: none."""
 
 
 def parse_dirty(text: str) -> tuple[Bytes, BytesPerSecond]:

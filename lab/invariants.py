@@ -230,7 +230,7 @@ class Checker:
         records = ledger.read_records(path.read_bytes(), seen.run, seen.highest)
         wrong = [f"{records.broken} broken records on its disk"] if records.broken else []
         if records.highest < seen.highest:
-            wrong.append(f"it sent {seen.highest}, but its disk knows only {records.highest}")
+            wrong.append(f"it sent {seen.highest}, but its disk contains only {records.highest}")
         if seen.conflicts or seen.forgotten:
             wrong.append(f"output: {seen.conflicts} numbers sent twice, {seen.forgotten} forgotten")
         return wrong

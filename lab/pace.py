@@ -1,4 +1,6 @@
-"""How often lab guests write and are probed: under TCG, most of what an otherwise idle guest costs.
+"""The rate at which lab guests write and are probed.
+
+Under TCG, this causes most of the CPU time of an otherwise idle guest.
 
 Measurements need the full pace. With one vCPU under TCG, a guest of 192 MiB that rewrites 1 MiB/s
 then uses 30 % of a core; at a quarter of the pace, 12 %.
@@ -19,7 +21,7 @@ def parse(text: str) -> float:
     except ValueError:
         pace = 0.0
     if not 0.01 <= pace <= 1.0:
-        raise BadInput(f"{PACE}={text} is not a pace", hint="use a number from 0.01 to 1")
+        raise BadInput(f"{PACE}={text} is not a valid pace", hint="use a number from 0.01 to 1")
     return pace
 
 

@@ -155,7 +155,7 @@ class GuestLocked(VmckptError):
 
     exit_code = 18
     interrupted: bool = False
-    """Whether that operation has lost its controller, so that only recovery releases the lock."""
+    """Whether that operation has lost its controller, so only recovery releases the lock."""
 
 
 class LeaseLost(VmckptError):

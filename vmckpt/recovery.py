@@ -92,9 +92,11 @@ class Recovered:
     def in_words(self) -> str:
         """The state that was found, and what was done or remains to be done, in one line."""
         one = self.settled
-        more = "; ".join(one.did) if one.outcome is not None else one.settle
+        more = one.settle
         if one.goes_on:
             more = one.settle or "vmckpt recover monitors it until it ends"
+        elif one.outcome is not None:
+            return f"{one.truth}; done: {'; '.join(one.did)}" if one.did else one.truth
         return f"{one.truth}: {more}" if more else one.truth
 
     def as_json(self) -> dict[str, Any]:

@@ -76,11 +76,11 @@ class Tally:
         for one in troubles:
             if one.startswith("history: "):
                 self.histories_broken += 1
-            elif "ledger" in one or "records on its disk" in one or "its disk knows" in one:
+            elif "ledger" in one or "records on its disk" in one or "its disk contains" in one:
                 self.ledgers_lost += 1
             elif "and so does" in one:
                 self.two_copies_seen += 1
-            elif "recover ended" in one or "still active" in one or "QEMU processes" in one:
+            elif "recover exited" in one or "still active" in one or "QEMU processes" in one:
                 self.unknown_states_left += 1
             else:
                 self.other_troubles += 1

@@ -55,7 +55,7 @@ def run(target: str, seconds: int, *, seed: int = 1, keep: Path | None = None) -
     if not any(place.iterdir()):
         place.rmdir()
     if done.returncode != 0 and not found:
-        found = [f"ended with {done.returncode}"]
+        found = [f"exited with {done.returncode}"]
     return Result(
         target=target,
         seed=seed,

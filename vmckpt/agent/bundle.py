@@ -119,9 +119,9 @@ def _files() -> Iterator[tuple[str, Path]]:
         except metadata.PackageNotFoundError:
             if name not in _PERHAPS:
                 raise RemoteError(
-                    f"the agent cannot be sent to hosts: {name} is not installed here",
-                    hint="install vmckpt here with all its dependencies, or install vmckpt on"
-                    " the hosts",
+                    f"the agent cannot be sent to hosts: {name} is not installed on this machine",
+                    hint="install vmckpt with all its dependencies on this machine, or install"
+                    " vmckpt on the hosts",
                 ) from None
             continue
         if found.files is None:  # packages of Linux distributions may lack a list of files

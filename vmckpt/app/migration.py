@@ -54,8 +54,10 @@ async def migrate(controller: Controller, request: MigrateRequest) -> MigrationR
     except JournalError as exc:
         return replace(report, warnings=(*report.warnings, str(exc)))
     said = (
-        f"the outcome was unknown; recovery: {found.truth}", *found.did, *found.warnings,
-    )  # fmt: skip
+        f"the outcome was unknown; recovery: {found.truth}",
+        *(f"done: {did}" for did in found.did),
+        *found.warnings,
+    )
     outcome = found.outcome or report.outcome
     return replace(report, outcome=outcome, warnings=(*report.warnings, *said))
 

@@ -197,7 +197,7 @@ def _images(guest: str, disks: Sequence[DiskFacts]) -> Iterator[Finding]:
                 new = f"{disk.source}.qcow2"
                 hint = f"with {guest} off: qemu-img convert -O qcow2 {disk.source} {new}"
         elif disk.version == 2:
-            why = "its image has the old qcow2 version 2, so each snapshot reads the full disk"
+            why = "its image uses the old qcow2 version 2, so each snapshot reads the full disk"
             hint = f"with {guest} off: qemu-img amend -f qcow2 -o compat=1.1 {disk.source}"
         else:
             text = f"disk {disk.name}: snapshots read only changed data"

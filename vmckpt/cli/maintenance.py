@@ -141,7 +141,7 @@ def roll(
     healthy_in: Annotated[
         Seconds,
         typer.Option(
-            parser=seconds, metavar="TIME", help="Time limit for the host to be healthy again."
+            parser=seconds, metavar="TIME", help="Time limit for the host to become healthy again."
         ),
     ] = "15m",  # type: ignore[assignment]
     policy: Annotated[

@@ -176,7 +176,7 @@ def replay(
     """Show what a policy would have done in a recorded migration.
 
     The recording is followed for as long as the policy makes the recorded decisions. From the first
-    different decision on, the migration is simulated.
+    different decision onwards, the migration is simulated.
 
     Example:
 
@@ -197,7 +197,7 @@ def replay(
         say("all decisions match the recording")
         return
     did = told.result.recorded or "no decision"
-    say(f"decisions differ from {show_seconds(told.result.differs_at)} on; recorded: {did}")
+    say(f"decisions differ from {show_seconds(told.result.differs_at)} onwards; recorded: {did}")
     if (then := told.result.then) is not None:
         for one in then.planned:
             say(f"at about {show_seconds(one.at)}: {one.action}, because {one.reason}")

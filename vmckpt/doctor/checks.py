@@ -288,7 +288,7 @@ def _storage(host: Host, probe: HostProbe) -> Iterator[Finding]:
                 Severity.WARNING,
                 host.name,
                 f"{path} does not exist",
-                f"mount it, or remove it from the storage: list of {host.name} in the inventory",
+                f"mount it, or remove it from the list `storage` of {host.name} in the inventory",
             )
         else:
             short = room < 1024 * MIB

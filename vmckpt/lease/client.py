@@ -333,7 +333,7 @@ class LeaseClient:
         return _token_of(told)
 
     def release(self, token: int) -> None:
-        """Give up the lease after the protection has ended and its watchdog was removed.
+        """Give up the lease after the protection has ended and its watchdog has been removed.
 
         Raises LeaseLost if this host does not hold the lease with `token`.
         """
@@ -382,7 +382,7 @@ class LeaseClient:
     def _ask(self, call: str, *arguments: object) -> dict[str, Any]:
         told = self._line.ask(f"SELECT vmckpt_lease.{call}", arguments)
         if not isinstance(told, dict):
-            raise LeaseUnreachable("the lease store sent an invalid answer")
+            raise LeaseUnreachable("the lease store returned an invalid answer")
         self._timeline = str(told.get("timeline", self._timeline))
         return told
 

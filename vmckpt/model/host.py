@@ -28,7 +28,7 @@ class SshAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One entry of hosts.yaml."""
+    """A host: one entry in hosts.yaml."""
 
     name: str
     uri: str

@@ -133,7 +133,7 @@ def _next_hour(when: Hourly, after: float, zone: tzinfo) -> float:
 
 
 def _moments(when: Weekly | Monthly, first: date, zone: tzinfo) -> Iterator[float]:
-    """Yield all runs from the day before `first` on, in order."""
+    """Yield all runs, beginning on the day before `first`, in order."""
     day = first - timedelta(days=1)
     while True:
         if _has(when, day):

@@ -140,7 +140,7 @@ class Keep:
 
     @property
     def nothing_said(self) -> bool:
-        """Whether there is no rule, so that nothing may be deleted."""
+        """Whether there is no rule, so nothing may be deleted."""
         return all(getattr(self, one.name) <= 0 for one in fields(self))
 
     def __str__(self) -> str:
@@ -279,7 +279,7 @@ class Stall:
     """When a pre-copy counts as stalled, and how long a switchover waits for a good moment."""
 
     window: Seconds = Seconds(10.0)
-    """A pre-copy is stalled if the remaining memory had no new low for this long."""
+    """A pre-copy is stalled if the remaining memory has not reached a new low for this long."""
     margin: float = 0.04
     """A new low must be below the last low by at least this share."""
     smoothing: float = 0.4

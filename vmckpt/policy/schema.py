@@ -382,7 +382,8 @@ class StallForm(Section):
     """When a migration counts as stalled."""
 
     window: Time = Field(
-        _STALL.window, description="Stalled if the remaining memory had no new low for this long."
+        _STALL.window,
+        description="Stalled if the remaining memory has not reached a new low for this long.",
     )
     margin: Part = Field(
         _STALL.margin, description="A new low must be below the last low by at least this share."
@@ -402,7 +403,7 @@ class WhenForm(Section):
         None, description="The current pass over memory has at least this number."
     )
     stalled_for: Time | None = Field(
-        None, description="The remaining memory has had no new low for this long."
+        None, description="The remaining memory has not reached a new low for this long."
     )
     dirty_over_bandwidth: Ratio | None = Field(
         None, description="At least this share of what the last pass sent is dirty again."

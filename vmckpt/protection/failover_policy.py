@@ -21,7 +21,7 @@ class FailoverAction(StrEnum):
     GRANT_SOLO = "let alone"
     """Grant the primary's request to continue without its standby."""
     STANDBY_RESTORED = "stands"
-    """Record that the standby is complete again, so that a failover is possible."""
+    """Record that the standby is complete again, so a failover is possible."""
     FAIL_OVER = "fail over"
     """Fail over as `stop.failover` does: power the host off first, unless the guest is gone."""
 

@@ -163,7 +163,8 @@ def _must_be_ready(case: Case, now: str) -> None:
     if not case.theirs.ready or case.theirs.runs is False:
         why = case.theirs.error or case.theirs.says or "no reason reported"
         raise GuestLocked(
-            f"{now}: the standby on {case.backup} is not ready: {why}", hint="see vmckpt status"
+            f"{now}: the standby on {case.backup} is not ready: {why}",
+            hint=f"run vmckpt status {case.guest}",
         )
 
 

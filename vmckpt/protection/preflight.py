@@ -110,8 +110,8 @@ def _same_qemu(seen: ProtectionFacts) -> Iterator[Finding]:
         yield _blocker(
             "qemu-version", seen.backup,
             f"the guest is running in QEMU {seen.qemu}, but {seen.backup} has"
-            f" {seen.backup_facts.qemu_version}: both must read the same device state",
-            "install the same QEMU on both hosts",
+            f" {seen.backup_facts.qemu_version}: only the same version can load its device state",
+            "install the same version of QEMU on both hosts",
         )  # fmt: skip
 
 

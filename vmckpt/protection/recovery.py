@@ -109,7 +109,8 @@ async def _let_alone(known: Known, recorder: Recorder | None, name: str) -> Sett
     return Settled(
         truth=f"{backup} is unreachable; {guest}, whose output was waiting for it, now runs"
         " unprotected",
-        outcome=None, goes_on=True, settle="keep vmckpt run running; it permits this immediately",
+        outcome=None, goes_on=True,
+        settle="keep vmckpt run running: it grants this permission immediately",
     )  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
             truth=f"{guest} is protected: {_phase(ours)}",
             outcome=None,
             goes_on=True,
-            settle="its agents continue",
+            settle="its agents keep running; nothing to do",
         )
     if waits and not ours.runs:
         # Its host may have restarted: then the standby has the newest state of the guest.
@@ -160,12 +161,12 @@ def truth(known: Known, ours: ProtectionStatus, theirs: ProtectionStatus) -> Set
         why = ours.why or theirs.why or "the reason is unknown"
         return Settled(
             truth=f"{guest} no longer has agents or a standby: {why}",
-            outcome=Outcome.FAILED, did=("undo the settings of its protection",),
+            outcome=Outcome.FAILED, did=("restore the settings that its protection changed",),
         )  # fmt: skip
     return Settled(
         truth=f"{guest} is no longer protected: neither host has any part of the protection",
         outcome=Outcome.COMPLETED,
-        did=("undo the settings of its protection",),
+        did=("restore the settings that its protection changed",),
     )  # fmt: skip
 
 
@@ -175,7 +176,7 @@ def _with_second(known: Known, found: Settled | None, why: str) -> Settled:
     if found is None or found.outcome is None:
         return Settled(
             truth=f"{known.operation.guest} is running on {primary}, and {why}", outcome=None,
-            settle=f"fix {backup}, so that it can report whether the guest is running there",
+            settle=f"fix {backup} so that it can report whether the guest is running there",
             two_copies=True,
         )  # fmt: skip
     return replace(

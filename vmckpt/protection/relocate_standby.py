@@ -1,4 +1,4 @@
-"""Move a guest's standby to another host, so that the standby's present host becomes empty.
+"""Move a guest's standby to another host, so that the standby's current host becomes empty.
 
 A guest has only one standby at a time, so the old standby is removed before the new standby is
 created. Until the first copy is complete, no host can take over.
@@ -40,7 +40,7 @@ class Relocation:
     usual: Protection
     """Terms for a protection whose own terms are not in the journal or cannot be read."""
     memory: Bytes
-    """Size of the guest's memory. On the guest's host, the present protection uses the same amount
+    """Size of the guest's memory. On the guest's host, the current protection uses the same amount
     of memory again, and frees it when the protection ends."""
 
     @property
@@ -53,7 +53,7 @@ class Relocation:
 
     @property
     def terms(self) -> Protection:
-        """The terms of the present protection."""
+        """The terms of the current protection."""
         told = self.known.operation.detail
         with suppress(KeyError, TypeError, ValueError):
             return Protection.from_json(told["terms"])
@@ -86,7 +86,7 @@ async def require_relocatable(anew: Relocation, caller: Caller) -> Protected:
 
 
 async def move(anew: Relocation, caller: Caller) -> Protected:
-    """End the present protection and begin a new one. Returns when the new standby is ready.
+    """End the current protection and begin a new one. Returns when the new standby is ready.
 
     Raises VmckptError; the guest keeps running, but may have no standby.
     """

@@ -17,7 +17,7 @@ from vmckpt.replication.backup.standby_setup import Image
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """The protection whose failover brought the guest to its present host."""
+    """The protection whose failover brought the guest to its current host."""
 
     host: str
     """The host on which the guest ran before."""

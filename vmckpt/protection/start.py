@@ -272,7 +272,7 @@ class Beginning:
             try:
                 if not gone and _judge(self._setting, self._request) == Judge.WATCH:
                     # `vmckpt run` must not start the standby that is left.
-                    await self._step_log.intend(Step.ALONE, {"why": "it was given up"})
+                    await self._step_log.intend(Step.ALONE, {"why": "it was abandoned"})
                 await protection_agent_client.order(
                     host, self._guest.uuid, "end", standby_gone=gone, owner=self.session
                 )

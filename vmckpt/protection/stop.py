@@ -146,7 +146,10 @@ async def unprotect(known: Known, caller: Caller) -> StopResult:
         if done.standby_gone:
             recorder.finish(Outcome.COMPLETED, {"unprotected": True, "runs_on": runs_on.name})
         else:
-            caller.warn("run vmckpt unprotect again once that host is back")
+            caller.warn(
+                f"run vmckpt unprotect {known.operation.guest} again once {known.backup.name} is"
+                " back"
+            )
     return StopResult(guest=known.operation.guest, runs_on=runs_on.name, why="requested", took=took)
 
 
@@ -249,7 +252,7 @@ async def planned(known: Known, caller: Caller) -> StopResult:
         if told.phase != "protecting" or told.wants_leave:
             raise GuestLocked(
                 f"the standby of {known.operation.guest} is not ready: {_said(told)}",
-                hint="wait until vmckpt status shows it as ready",
+                hint=f"wait until vmckpt status {known.operation.guest} shows it as ready",
             )
         await agent_client.request(known.primary, known.uuid, wish="planned")
         found = await _until_runs(known, caller)
@@ -279,8 +282,8 @@ async def failover(
         age = case.theirs.epoch_age
         if why in (Proof.FENCE, Proof.GONE) and age is not None:
             caller.warn(
-                f"{case.guest} will resume from its state of {show_seconds(age)} ago; later changes"
-                " are lost"
+                f"{case.guest} will resume from the state it had {show_seconds(age)} ago; later"
+                " changes are lost"
             )
         if why is Proof.FENCE:
             fenced = await fence_host(known.primary, recorder, caller)
@@ -328,7 +331,7 @@ async def _until_runs(known: Known, caller: Caller) -> ProtectionStatus:
             raise OutcomeUnknown(
                 f"{known.operation.guest} is not running on {known.backup.name} yet: {says}",
                 host=known.backup.name,
-                hint="see vmckpt status",
+                hint=f"run vmckpt status {known.operation.guest}",
             )
         await asyncio.sleep(_TURN)
 

@@ -69,7 +69,7 @@ async def begin(known: Known, caller: Caller) -> TestedFailover:
         if found is None:
             raise VmckptError(
                 f"{known.backup.name}: the test ended before its copy was running",
-                hint="see vmckpt status",
+                hint=f"run vmckpt status {known.operation.guest}",
             )
         told = found
     if told["state"] != "runs":
@@ -91,9 +91,9 @@ async def end(known: Known, caller: Caller) -> TestedFailover:
             break
         if time.monotonic() - began > _ENDS:
             raise OutcomeUnknown(
-                f"{told['name']} has not ended on {known.backup.name} yet",
+                f"{told['name']} has not been removed from {known.backup.name} yet",
                 host=known.backup.name,
-                hint="see vmckpt status",
+                hint=f"run vmckpt status {known.operation.guest}",
             )
         await asyncio.sleep(_TURN)
     return _tested(known, told, Seconds(time.monotonic() - began))
@@ -113,7 +113,7 @@ async def _wish(
         raise GuestLocked(
             f"{known.operation.guest} has no standby on {known.backup.name}:"
             f" {answer.get('why') or answer.get('says') or 'the host has no record of one'}",
-            hint="see vmckpt status",
+            hint=f"run vmckpt status {known.operation.guest}",
         )
     found = _test(answer) or none
     if found is None:

@@ -72,7 +72,7 @@ def ask(folder: Path, what: Mapping[str, Any], limit: Seconds = _CLIENT) -> dict
         except (OSError, ValueError) as exc:
             raise RemoteError(f"no agent answers at {folder}: {exc}") from exc
     if not isinstance(told, dict):
-        raise RemoteError(f"the agent at {folder} sent an invalid answer")
+        raise RemoteError(f"the agent at {folder} returned an invalid answer")
     return told
 
 

@@ -68,7 +68,7 @@ class PrimaryStatus:
             self._phase, self._told["says"] = Phase.ALONE, why
 
     def devices_changed(self) -> None:
-        """Record that a device was plugged or unplugged, so that the standby no longer matches."""
+        """Record that a device was plugged or unplugged, so the standby no longer matches."""
         with self._lock:
             self._told["devices_changed"] = True
 

@@ -121,7 +121,7 @@ class Replayed:
         return Outcome(told) if told is not None and told in {*Outcome} else Outcome.UNKNOWN
 
     def _played(self) -> float:
-        """Read the trace up to the present time. Returns the seconds since the replay began."""
+        """Read the trace up to the current time. Returns the seconds since the replay began."""
         passed, samples = self._clock() - self._began, self._trace.samples
         while self._read < len(samples) and samples[self._read].at <= passed:
             raw = samples[self._read]

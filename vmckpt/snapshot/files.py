@@ -88,7 +88,7 @@ def opened(export: Export, disk: str, number: int | None) -> Iterator["Files"]:
     """Open the files on a disk or in one of its partitions. Raises BadInput, StoreError."""
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:
-            raise BadInput(f"{program} is not installed here", hint=f"install {package}")
+            raise BadInput(f"{program} is not installed on this machine", hint=f"install {package}")
     found = partitions.parts(lambda at, length: bytes(export.read(at, length)), export.size)
     part = chosen(disk, found, number)
     with tempfile.TemporaryDirectory(prefix="vmckpt-") as folder:

@@ -92,7 +92,7 @@ def served(exports: Mapping[str, Export], place: Tcp) -> Iterator[Port]:
     """
     for program, package in _PACKAGES.items():
         if shutil.which(program) is None:
-            raise BadInput(f"{program} is not installed here", hint=f"install {package}")
+            raise BadInput(f"{program} is not installed on this machine", hint=f"install {package}")
     with own_directory() as folder, _bound(place) as listener:
         _write_key(folder)
         at = Unix(str(folder / "nbd"))

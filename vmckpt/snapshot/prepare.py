@@ -120,6 +120,6 @@ async def settle(case: OrphanedJob, policies: Sequence[Policy]) -> Settled:
     told = (
         Settled(truth="the guest's definition was not changed", outcome=Outcome.FAILED)
         if found.lacks
-        else Settled(truth="the guest's definition is prepared", outcome=Outcome.COMPLETED)
+        else Settled(truth="the guest's definition was prepared", outcome=Outcome.COMPLETED)
     )
     return case.ended(told)

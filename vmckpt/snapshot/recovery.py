@@ -146,12 +146,12 @@ def snapshot_verdict(*, published: bool) -> Settled:
         return Settled(
             truth="the snapshot is in the store",
             outcome=Outcome.COMPLETED,
-            did=("undo the settings for the capture",),
+            did=("restore the settings that were changed for the capture",),
         )
     return Settled(
         truth="no snapshot was published",
         outcome=Outcome.FAILED,
-        did=("undo the settings for the capture", "remove the captured data"),
+        did=("restore the settings that were changed for the capture", "remove the captured data"),
     )
 
 

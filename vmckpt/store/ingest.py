@@ -44,7 +44,7 @@ _WINDOW = 16 << 20
 """Bytes per read: a multiple of the group sizes for memory and for disks."""
 _UNSEEN, _LOST = -1, -2
 _SELDOM = 64
-"""The pages of mapped files are released after this many windows: every 1 GiB of the guest."""
+"""The pages of mapped files are released after this many windows: after every 1 GiB read."""
 
 
 class Sink(Protocol):
@@ -78,7 +78,7 @@ class Counts:
 
 
 class Table:
-    """The chunk table of a snapshot that is being made."""
+    """The chunk table of a snapshot that is being created."""
 
     def __init__(self, past: Sequence[bytes] = ()) -> None:
         """Start an empty table. `past` is the chunk table of the parent snapshot."""

@@ -116,7 +116,7 @@ def test_what_is_not_installed_here_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(bundle, "DISTRIBUTIONS", ("no-such-thing",))
     bundle.current.cache_clear()
 
-    with pytest.raises(RemoteError, match="no-such-thing is not installed here"):
+    with pytest.raises(RemoteError, match="no-such-thing is not installed on this machine"):
         bundle.current()
 
 

@@ -103,7 +103,7 @@ def test_a_recorded_migration_is_replayed_as_far_as_a_policy_does_the_same(
     assert app.run(["policy", "replay", str(TRACE), "--policy", "never-postcopy"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].endswith("policy never-postcopy, mode precopy (recorded: balanced, completed)")
-    assert told[1] == "decisions differ from 19.9 s on; recorded: switch to post-copy"
+    assert told[1] == "decisions differ from 19.9 s onwards; recorded: switch to post-copy"
     assert told[2].startswith("at about 24.5 s: allow 200 ms of downtime, because ")
     assert told[-1].startswith("the migration completes after about ")
     assert app.run(["policy", "replay", str(TRACE), "--json"]) == 0

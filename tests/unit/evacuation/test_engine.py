@@ -250,5 +250,5 @@ async def test_with_nowhere_to_go_it_ends_at_once() -> None:
     world = hosts(vm("a"), free={"beta": 0, "gamma": 0})
     ended = await run(world)
     assert not ended.arrived
-    assert "memory short" in ended.left[0].why
+    assert "of memory" in ended.left[0].why
     assert ended.took < 5

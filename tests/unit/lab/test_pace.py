@@ -11,5 +11,5 @@ def test_a_pace_is_a_share_of_the_full_one(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["x", "", "0", "-1", "2", "nan"])
 def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="is not a pace"):
+    with pytest.raises(BadInput, match="is not a valid pace"):
         pace.parse(text)

@@ -95,7 +95,7 @@ def test_a_guest_that_runs_and_has_a_standby_is_left_to_its_agents(
 
     assert found.truth == f"web1 is protected: {how}"
     assert (found.outcome, found.did, found.goes_on) == (None, (), True)
-    assert found.settle == "its agents continue"
+    assert found.settle == "its agents keep running; nothing to do"
 
 
 @pytest.mark.parametrize("ours", [WORKS, STARTS])

@@ -168,7 +168,7 @@ async def test_a_silent_backup_is_left_behind_if_the_lease_keeps_it_from_running
     await stop.unprotect(KNOWN, one.caller)
     assert one.did == ["alpha end", "lease given back"]
     assert one.finished == []
-    assert "run vmckpt unprotect again" in one.warned[-1]
+    assert "run vmckpt unprotect web1 again once beta is back" in one.warned[-1]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,9 @@ async def test_a_silent_host_is_fenced_before_its_guest_is_asked_for(one: World)
     assert (done.runs_on, done.fenced) == ("beta", FENCED)
     assert done.why == "fence_fake reports that alpha is off; with epoch 7"
     assert done.as_json()["fenced"]["agent"] == "fence_fake"
-    assert one.warned == ["web1 will resume from its state of 12.0 s ago; later changes are lost"]
+    assert one.warned == [
+        "web1 will resume from the state it had 12.0 s ago; later changes are lost"
+    ]
     assert one.finished[0][1]["fenced"]["host"] == "alpha"
 
 
@@ -388,7 +390,7 @@ async def test_a_watched_guest_is_unprotected_though_its_backup_is_dead(one: Wor
     # In this order: a standby that is left there is never failed over to.
     assert one.did == ["noted: the guest is being unprotected", "alpha end"]
     assert one.finished == []
-    assert "run vmckpt unprotect again" in one.warned[-1]
+    assert "run vmckpt unprotect web1 again once beta is back" in one.warned[-1]
 
 
 async def test_a_watched_guest_that_may_run_on_a_silent_backup_is_not_unprotected(

@@ -131,7 +131,7 @@ async def test_what_does_not_end_is_unknown(agent: Agent, monkeypatch: pytest.Mo
         return {"agent": True, "test": RUNS}
 
     monkeypatch.setattr(agent_client, "order", stays)
-    with pytest.raises(OutcomeUnknown, match="web1-test has not ended on beta yet"):
+    with pytest.raises(OutcomeUnknown, match="web1-test has not been removed from beta yet"):
         await test_failover.end(KNOWN, agent.caller)
 
 

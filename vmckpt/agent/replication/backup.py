@@ -63,7 +63,7 @@ def _lost(session: Session, folder: Path) -> None:
             teardown.outcome(
                 folder,
                 ProtectionOutcome.FAILED_OVER,
-                "the guest ran here, and its QEMU terminated afterwards",
+                f"the guest ran on {session.host}, and its QEMU has exited since",
             )
     else:
         teardown.outcome(folder, ProtectionOutcome.LOST, "the standby's QEMU is gone")

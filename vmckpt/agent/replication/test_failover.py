@@ -88,7 +88,7 @@ class Trials:
         if not self._stage.committed:
             raise GuestLocked(
                 f"the standby of {name} on {self._session.host} has no complete epoch yet",
-                hint="wait until the standby is ready; see vmckpt status",
+                hint=f"wait until vmckpt status {name} shows the standby as ready",
             )
         if (why := memory_check.why_not(_room(self._session, self._standby))) is not None:
             raise BadInput(
@@ -226,7 +226,7 @@ class _Trial:
         """
         source, target = self._standby.memory, second.memory
         if [one.size for one in source] != [one.size for one in target]:
-            raise CaptureFailed("the memory sizes of the test and of the standby differ")
+            raise CaptureFailed("the memory sizes of the test guest and the standby differ")
         touched = Touched(source)
         try:
             with self._still.held():
@@ -264,7 +264,8 @@ class _Trial:
             if stage.noted is not touched or stage.last is None:
                 raise CaptureFailed(
                     f"{self._session.host} is receiving a full copy of {self._session.name}",
-                    hint="try again when the standby is ready; see vmckpt status",
+                    hint=f"try again when vmckpt status {self._session.name} shows the standby as"
+                    " ready",
                 )
             if touched.count > memory_copy.MOST:
                 return None

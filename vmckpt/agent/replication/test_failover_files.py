@@ -163,7 +163,10 @@ def forget_files(state: Path) -> bool:
 
 
 def _end(uuid: str, session: Session) -> None:
-    """Destroy the test through libvirt, which may be starting a QEMU that `kill` cannot see yet."""
+    """Destroy the test guest through libvirt.
+
+    libvirt may be starting a QEMU process that `kill` cannot see yet.
+    """
     try:
         with QmpMonitor(uuid, host=session.host, uri=session.uri) as monitor:
             monitor.end()

@@ -77,7 +77,7 @@ def capture(
     if choice.against is not None:
         raise CannotCapture(
             f"{monitor.name} on {monitor.host}: {choice.against}; nothing was captured",
-            hint="see vmckpt prepare, or omit --way",
+            hint=f"run vmckpt prepare {monitor.name}, or omit --way",
         )
     if wanted.way is MemoryMethod.BACKGROUND:
         memory_files.drop(monitor.guest)

@@ -1,7 +1,7 @@
 """The frozen image: a guest's memory and device state at one instant, as files on its host.
 
-An image is a directory with a sparse file for each memory block (holes are zeros), and the head and
-tail of QEMU's stream. The image is complete once `image.json` exists.
+An image is a directory with a sparse file for each memory block (holes are zeros), and the header
+and tail of QEMU's stream. The image is complete once `image.json` exists.
 """
 
 import json
@@ -104,7 +104,7 @@ def _file(block: int) -> str:
 def complete(
     folder: Path, head: Head, files: Sequence[str], present: Sequence[NDArray[np.bool_]]
 ) -> "FrozenImage":
-    """Complete an image whose directory has the head, the tail and a file for each block.
+    """Complete an image whose directory has the header, the tail and a file for each block.
 
     `present`: for each block, the pages that have data. Raises StreamDamaged if the tail is
     damaged.

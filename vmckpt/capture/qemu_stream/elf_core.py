@@ -105,7 +105,10 @@ class CoreWriter:
         write_all(self._file, memoryview(b"".join([*out, self._notes])), 0)
 
     def memory(self, block: str, offset: int, data: memoryview) -> None:
-        """Write bytes of a block at each guest address; bytes without an address are dropped."""
+        """Write part of a RAM block to every guest address at which it is mapped.
+
+        Bytes that are not mapped are dropped. `offset`: position of `data` in the block, in bytes.
+        """
         for stretch, place in zip(self._stretches, self._places, strict=True):
             first = max(offset, stretch.offset)
             last = min(offset + len(data), stretch.offset + stretch.size)

@@ -1,8 +1,8 @@
-"""The head of QEMU's migration stream: everything before the first page. Pure.
+"""The header of QEMU's migration stream: everything before the first page. Pure.
 
-The head consists of the magic number, the version, the configuration section with subsections, and
-the setup of the memory section, which lists the blocks. When the head is written again, the markers
-of COLO and, by default, of a stream without shared memory are left out.
+The header consists of the magic number, the version, the configuration section with subsections,
+and the setup of the memory section, which lists the blocks. When the header is written again, the
+markers of COLO and, by default, of a stream without shared memory are left out.
 """
 
 import struct
@@ -27,7 +27,7 @@ _ENABLE_COLO = struct.pack(">BHH", COMMAND, 8, 0)
 SWITCHOVER_START = struct.pack(">BHH", COMMAND, 11, 0)
 _CAPABILITIES = "configuration/capabilities"
 IGNORE_SHARED = "x-ignore-shared"
-# Longer than any head, even with hundreds of blocks with names of 255 bytes.
+# Longer than any header, even with hundreds of blocks with names of 255 bytes.
 LONGEST_HEAD = 1 << 20
 _LARGEST_BLOCK = 1 << 52
 
@@ -129,10 +129,10 @@ class Head:
         return IGNORE_SHARED in self.capabilities
 
     def written(self, *, without_shared: bool = False) -> bytes:
-        """Return the bytes of the head.
+        """Return the bytes of the header.
 
-        `without_shared`: write the head of a stream without shared memory. Raises ValueError if
-        this head was not read from such a stream.
+        `without_shared`: write the header of a stream without shared memory. Raises ValueError if
+        this header was not read from such a stream.
         """
         capabilities = [name for name in self.capabilities if name != IGNORE_SHARED]
         if without_shared:
@@ -174,9 +174,9 @@ def _short(name: str) -> bytes:
 
 
 def parse_head(data: bytes) -> tuple[Head, int]:
-    """Parse the head at the beginning of `data`. Returns the head and its length.
+    """Parse the header at the beginning of `data`. Returns the header and its length.
 
-    Raises NeedMore if `data` ends before the head does, and StreamDamaged if the head is invalid.
+    Raises NeedMore if `data` ends before the header does, and StreamDamaged if it is invalid.
     """
     reader = Reader(data)
     if (magic := reader.raw(4)) != MAGIC:

@@ -102,7 +102,7 @@ class StreamParser:
         self._rest = bytes(view[used:])
 
     def finish(self) -> Head:
-        """End the stream, and return its head. Raises StreamDamaged if the stream is incomplete."""
+        """End the stream and return its header. Raises StreamDamaged if it is incomplete."""
         if self.head is None or not self.in_tail or self._rest:
             what = "header" if self.head is None else "memory"
             raise damaged(self._offset + len(self._rest), f"the stream ends within its {what}")
@@ -293,7 +293,7 @@ class StreamWriter:
         self, block: str, addresses: Addresses, records: NDArray[np.uint8], flags: int
     ) -> None:
         if block not in self._names:
-            raise ValueError(f"no block {block!r} in this head")
+            raise ValueError(f"the stream's header has no block {block!r}")
         if not len(addresses):
             return
         words = addresses.astype(np.uint64) | np.uint64(flags | CONTINUE)

@@ -121,7 +121,10 @@ def _port(text: str) -> "Tcp":
 
     match = _PORT.fullmatch(text)
     if match is None or int(match[2]) > 65535:
-        raise BadInput(f"{text!r} is not a port", hint="use a value like 10809 or 127.0.0.1:10809")
+        raise BadInput(
+            f"{text!r} is not a valid port or address",
+            hint="use a value like 10809 or 127.0.0.1:10809",
+        )
     return Tcp((match[1] or "127.0.0.1").strip("[]"), int(match[2]))
 
 

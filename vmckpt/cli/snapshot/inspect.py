@@ -282,7 +282,7 @@ def verify(
 def _print_repaired(mended: "Repaired") -> None:
     output.out.print(
         f"repaired: {show_count(len(mended.removed), 'damaged object')} removed,"
-        f" {show_count(mended.saved, 'chunk')} saved from them,"
+        f" {show_count(mended.saved, 'chunk')} recovered,"
         f" {mended.brought} fetched from other stores ({show_bytes(mended.brought_bytes)})",
         soft_wrap=True,
     )
@@ -310,7 +310,7 @@ def _print_proof(found: "Proved") -> None:
         soft_wrap=True,
     )
     if found.closed and found.depth is Depth.OPENED:
-        output.say(f"not opened: {show_count(len(found.closed), 'snapshot')}, no matching key")
+        output.say(f"not opened: {show_count(len(found.closed), 'snapshot')} (no matching key)")
 
 
 def _print_rows(rows: list[tuple[str, str]]) -> None:
@@ -347,7 +347,7 @@ def _public_rows(found: "Shown") -> list[tuple[str, str]]:
         ("group", told.group or ""),
         ("memory", show_bytes(told.memory)),
         ("disks", show_bytes(told.disks)),
-        ("new", f"at most {show_bytes(told.new)} in {show_count(chunks, 'chunk')}"),
+        ("chunks", f"{chunks:,}, with at most {show_bytes(told.new)} that the store did not have"),
         ("runs on", f"QEMU {told.qemu}, {told.machine}, {told.accelerator}, {told.arch}"),
         ("tags", ", ".join(f"{name}={value}" for name, value in told.tags.items())),
         ("opened by", keys if told.data_key_id else "no key needed: not encrypted"),

@@ -149,7 +149,9 @@ def _print_keys(found: "Keys") -> None:
     if found.admins:
         output.out.print(f"new snapshots are encrypted (deduplication domain {found.domain})")
     else:
-        output.out.print("new snapshots are not encrypted; run vmckpt snapshot keys add NAME KEY")
+        output.out.print(
+            "new snapshots are not encrypted; to change this, run vmckpt snapshot keys add NAME KEY"
+        )
 
 
 @keys.command()

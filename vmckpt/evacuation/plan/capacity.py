@@ -162,10 +162,10 @@ class CapacityModel:
             if self._apart.get(group, {}).get(at, 0) > 0:
                 return f"another guest of group {group} is there"
         if (short := self.shortage(tenant, at)) > _EPS:
-            return f"{show_bytes(round(short))} of memory short" if exact else "too little memory"
+            return f"lacks {show_bytes(round(short))} of memory" if exact else "too little memory"
         if self.cpus_used[at] + tenant.cpus > self._cpus[at] + _EPS:
             cores = self.cpus_used[at] + tenant.cpus - self._cpus[at]
-            return f"{cores:g} cores short" if exact else "too little CPU"
+            return f"lacks {cores:g} cores" if exact else "too little CPU"
         return None
 
     def alike(self, at: int) -> Hashable:

@@ -88,7 +88,7 @@ class Weights:
     prefer: float = 1.0
     """Weight of the labels that a guest prefers."""
     stay_near: float = 0.2
-    """Weight of hosts that share storage with the guest's present host."""
+    """Weight of hosts that share storage with the guest's current host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ def immovable(guest: Guest) -> str | None:
         return why
     if guest.saved:
         return (
-            "its memory is saved on its host (managed save); on another host it would boot afresh"
+            "its memory is saved on its host (managed save); on another host it would boot instead"
         )
     if guest.tpm:
         return "its TPM state is on its host and can move only while the guest is running"
@@ -92,7 +92,7 @@ ON_ITS_WAY = "it is already being moved"
 _LAST = -1_000_000
 """The priority of standbys, so that no running guest waits for a standby."""
 # These texts contain no names, so that equal needs of many guests are examined only once.
-_ITSELF, _NAMESAKE = "the guest or its standby is there", "a guest of the same name is there"
+_ITSELF, _NAMESAKE = "the guest or its standby is there", "a guest with the same name is there"
 _SMALL = Bytes(1 * MIB)
 """Bytes to be sent for a guest whose memory is not sent."""
 UNKNOWN_LINK = BytesPerSecond(125_000_000)
@@ -123,7 +123,7 @@ class Protected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """The answers of all hosts."""
+    """The answers from all hosts, and what the journal records about them."""
 
     looks: tuple[Look, ...]
     same: Mapping[tuple[str, str], Mapping[str, bool]] = field(
@@ -390,7 +390,7 @@ def _seen_there(host: str, file: str) -> str:
     A live migration shows at once whether the target has the file. For a guest that is off, a
     missing disk would be noticed only when the guest is started, perhaps months later.
     """
-    return f"{host}:{file} (must be seen)"
+    return f"{host}:{file} (must be confirmed as shared)"
 
 
 def _place(look: Look, answers: Answers, run: Evacuation) -> Place:

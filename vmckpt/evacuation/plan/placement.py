@@ -117,7 +117,7 @@ def place(fleet: Fleet, leaving: Iterable[Tenant], rules: Rules) -> Placement:
 
 
 class _Planning:
-    """A plan that is being made."""
+    """A plan that is being created."""
 
     def __init__(self, fleet: Fleet, leaving: Sequence[Tenant], rules: Rules) -> None:
         self._rules = rules

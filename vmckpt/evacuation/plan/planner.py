@@ -63,7 +63,7 @@ class Scope:
         return terms(self.run(task).evacuation, task.kind)
 
     def once(self) -> tuple[Policy, ...]:
-        """Return the policies with a single attempt, since the evacuation itself retries."""
+        """Return the policies, limited to one attempt, since the evacuation itself retries."""
         return tuple(replace(one, on_failure=OnFailure.STOP) for one in self.policies)
 
 
@@ -175,9 +175,8 @@ def _looked_at(found: Placement, checks: Checks) -> Placement:
             continue
         why = "preflight has not checked this move" if check is None else check.blockers[0].text
         hint = None if check is None else check.blockers[0].hint
-        left.append(
-            Unplaced(tenant=one.tenant, why=f"{one.target}: {why}", hint=hint or "see vmckpt plan")
-        )
+        hint = hint or f"run vmckpt plan {one.tenant.name} --to {one.target}"
+        left.append(Unplaced(tenant=one.tenant, why=f"{one.target}: {why}", hint=hint))
     return Placement(tuple(going), tuple(left))
 
 

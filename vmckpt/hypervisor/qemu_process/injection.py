@@ -61,7 +61,7 @@ _FRAME_FLAGS = 6
 class Why(Enum):
     """Why a call could not be made."""
 
-    UNSUPPORTED = "this processor or this program is not supported"
+    UNSUPPORTED = "not supported"
     REFUSED = "the kernel does not permit tracing it"
     BUSY = "its main thread is not waiting in a system call"
     HANGS = "its main thread does not stop; it may be waiting for storage"
@@ -147,7 +147,7 @@ def run(process: HeldProcess, work: Callable[[Stopped], T], limit: Seconds = LIM
     thread and for all calls, in seconds. Raises CannotInject, and any error from `work`.
     """
     if platform.machine() != "x86_64":
-        raise CannotInject(process.pid, Why.UNSUPPORTED, platform.machine())
+        raise CannotInject(process.pid, Why.UNSUPPORTED, f"CPU architecture {platform.machine()}")
     # A thread of its own does the tracing: when it ends, the kernel detaches it from the process.
     done: list[T] = []
     failed: list[BaseException] = []

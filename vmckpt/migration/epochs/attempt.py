@@ -48,7 +48,7 @@ _SILENT = Seconds(30.0)
 
 
 class _Stopped(Exception):
-    """The migration was given up; the guest must keep running on the source."""
+    """The migration was aborted; the guest must keep running on the source."""
 
     def __init__(self, outcome: Outcome, why: str) -> None:
         super().__init__(why)
@@ -238,7 +238,7 @@ class _Attempt:
         except VmckptError as exc:
             return await self._unknown(exc, why)
         if arrived is not None:
-            self._tell.warn(f"the migration completed before it could be given up: {why}")
+            self._tell.warn(f"the migration completed before it could be aborted: {why}")
             return await self._ended(Outcome.COMPLETED, None)
         seen = await domains.presence(self._context.here, self._guest.uuid)
         if seen.reachable and not (seen.state is not None and seen.state.is_active):

@@ -23,7 +23,7 @@ shorter interval."""
 
 
 def request(policy: Policy, guest: Guest, target: str, copies: CopyPlan) -> ProtectRequest:
-    """Return the request to both agents."""
+    """Return the request to send to both agents."""
     usual = policy.protection
     terms = Protection(
         interval=min(usual.interval or _INTERVAL, _INTERVAL), failover=Failover.MANUAL,

@@ -48,7 +48,7 @@ class _Memory:
     dirty: tuple[DirtyPoint, ...]
     basis: tuple[str, ...]
     sampled: bool
-    """Whether the guest's pages could be sampled, so that they can be sampled again."""
+    """Whether the guest's pages could be sampled, and can therefore be sampled again."""
 
 
 class Links:

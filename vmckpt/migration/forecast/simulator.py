@@ -313,7 +313,7 @@ class _Run:
         return self._ended(completed=True, downtime=Seconds(downtime), passes=passes)
 
     def standing(self) -> Simulated:
-        """Simulate stop-and-copy: the guest is paused from the first byte on."""
+        """Simulate stop-and-copy: the guest is paused from the first byte."""
         world = self.world
         downtime = world.zero_scan + world.in_use / world.bandwidth + world.stop
         self.sent += world.in_use

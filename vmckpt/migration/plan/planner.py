@@ -369,7 +369,7 @@ def _as_findings(found: Sequence[Conflict], guest: str) -> tuple[Finding, ...]:
 
 
 async def order(plan: Plan, source: Hypervisor) -> MoveOrder:
-    """Return the order to libvirt for a plan that is not blocked."""
+    """Return the migration order to pass to libvirt. The plan must not be blocked."""
     assert plan.policy is not None
     assert plan.facts.guest is not None
     guest = plan.facts.guest

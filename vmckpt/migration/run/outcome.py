@@ -69,8 +69,10 @@ class PassCounter:
     offset: int | None = None
 
     def after(self, reading: int) -> "PassCounter":
-        """Return the counter to use from this reading on. A lower reading shows that QEMU reset
-        its counter."""
+        """Return the counter to use from this reading onwards.
+
+        A lower reading shows that QEMU reset its counter.
+        """
         if self.offset is None:
             return PassCounter(reading)
         return PassCounter(0) if reading < self.offset else self

@@ -9,7 +9,7 @@ waits, QEMU keeps both parts, and the stream is restored in one of two ways:
   long again as the outage. Giving up such a stream and resuming it would be faster, but is unsafe:
   QEMU's main loop on the target may itself be waiting for a page. libvirt sends its commands
   through that loop, so it could never order a resume (docs/adr/0010-post-copy-is-left-to-tcp.md).
-* A stream that QEMU has given up (the connection was reset, or TCP has given up) is resumed with
+* A stream that QEMU has given up on (the connection was reset, or TCP has given up) is resumed with
   the same parameters, repeatedly, with increasing waits.
 
 When the policy's time to recover has passed, the operator must decide; both parts are still kept.
@@ -36,7 +36,7 @@ class State:
     call_runs: bool
     """libvirt's migration call has not returned."""
     given_up: bool
-    """QEMU on the source has given up the stream; only then can the stream be resumed."""
+    """QEMU on the source has given up on the stream; only then can the stream be resumed."""
     target_answers: bool
     broken: bool
     broken_for: Seconds
@@ -84,7 +84,7 @@ def next_step(state: State, recover_for: Seconds) -> Step:
         return Wait()
     if not state.target_answers:
         return Wait()  # resuming to a host that does not answer would hang for minutes
-    return Resume(f"QEMU has given up the stream; attempt {state.attempts + 1}")
+    return Resume(f"QEMU has given up on the stream; attempt {state.attempts + 1}")
 
 
 Say = Callable[[str, str, str], None]
@@ -140,7 +140,7 @@ class PostcopyRecovery:
         """
         given_up = await self._migrations.is_postcopy_paused()
         if given_up and self._broken_since is None:
-            self._break(now, "QEMU has given up the stream")
+            self._break(now, "QEMU has given up on the stream")
         state = self._state(
             now, call_runs=False, given_up=given_up, target_answers=target.reachable
         )

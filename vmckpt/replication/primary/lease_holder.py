@@ -89,7 +89,10 @@ class LeaseHolder:
         ]
 
     def __enter__(self) -> Self:
-        """Continue or acquire the lease, and renew it. Raises LeaseLost, LeaseUnreachable."""
+        """Continue an earlier agent's lease, or acquire the lease, and start renewing it.
+
+        Raises LeaseLost, LeaseUnreachable.
+        """
         if self._client is not None:
             self._begin(self._client)
             if not self._page.renewed:
@@ -156,7 +159,7 @@ class LeaseHolder:
         return self._client is None or self._validated
 
     def validate(self) -> None:
-        """Record that the backup has a complete epoch, so that it may take over.
+        """Record that the backup has a complete epoch, so it may take over.
 
         From then on, the watchdog kills the guest when this host's lease ends. May be repeated.
         Raises VmckptError.

@@ -260,9 +260,9 @@ class Depth(StrEnum):
     SEALED = "sealed"
     """Everything that can be verified without a private key."""
     OPENED = "opened"
-    """Also that each snapshot's private part can be opened and matches its chunks."""
+    """In addition, that each snapshot's private part can be opened and matches its chunks."""
     DEEP = "deep"
-    """Also that every chunk can be read and matches the maps."""
+    """In addition, that every chunk can be read and matches the maps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +339,7 @@ class Proved:
 
 _WORDS = {
     StoreDamaged: "objects are damaged",
-    StoreNewer: "objects have a newer version",
+    StoreNewer: "objects were written by a newer version of vmckpt",
     KeyRefused: "snapshots were signed by untrusted writers",
     StoreError: "objects could not be read",
 }

@@ -128,7 +128,7 @@ class Part:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     name: Word
-    """"head" (everything before the memory) or "tail" (device state)."""
+    """"head" (the stream's header: everything before the memory) or "tail" (device state)."""
     size: Count
     """Total size of all chunks in bytes."""
     chunks: Annotated[tuple[Count, ...], Field(max_length=1 << 16)]

@@ -73,7 +73,7 @@ def test_libvirt_comes_in_where_the_background_does_not_work(
     ):  # fmt: skip
         with pytest.raises(CannotCapture, match="no userfaultfd"):
             captured(monkeypatch, way, *failing)
-    with pytest.raises(CannotCapture, match=r"nothing was captured; see vmckpt prepare"):
+    with pytest.raises(CannotCapture, match=r"nothing was captured; run vmckpt prepare"):
         captured(monkeypatch, MemoryMethod.SHARED)
 
 

@@ -125,7 +125,7 @@ def test_what_is_wanted_must_be_said_and_be_there(stock: Stock) -> None:
         (("--nbd", "x", "--disk", "vdz"), 2, "no disk 'vdz'; choose one of its disks: vda"),
         (("--nbd", "x", "--disk", "vda:1"), 2, "only complete disks can be served; use --disk vda"),
         (("--listen", "0.0.0.0:0"), 2, "other machines could read"),
-        (("--listen", "99999"), 2, "is not a port"),
+        (("--listen", "99999"), 2, "is not a valid port or address"),
         (("--files", "/"), 2, "only ext2, ext3 and ext4"),
     ):
         got, _, told = stock("open", "one", *words)

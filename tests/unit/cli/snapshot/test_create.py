@@ -46,7 +46,7 @@ def test_a_program_that_is_missing_is_named_with_what_to_do(
 
 
 def test_a_command_that_fails_says_why() -> None:
-    with pytest.raises(Failed, match="ended with 3: oh dear"):
+    with pytest.raises(Failed, match="exited with 3: oh dear"):
         run(["sh", "-c", "echo oh dear >&2; exit 3"], Path("/"), {}, None)
 
 

@@ -29,7 +29,8 @@ def recipients(stock: Stock, name: str, in_: str = "near") -> set[str]:
 
 
 def test_encryption_is_on_from_the_first_key(stock: Stock) -> None:
-    assert "are not encrypted; run vmckpt snapshot keys add" in stock("keys", "list")[1]
+    told = stock("keys", "list")[1]
+    assert "are not encrypted; to change this, run vmckpt snapshot keys add" in told
     assert not (stock.folder / "state" / "keys").exists()
     stock.put("open", [1])
 

@@ -32,8 +32,8 @@ def test_who_may_not_go_somewhere_is_told_why_and_nobody_else_is(seed: int, host
     ("tenant", "why"),
     [
         (guest("x", "b"), "the guest is already there"),
-        (guest("x", "a", 9), "1.0 GiB of memory short"),
-        (guest("x", "a", cpus=65.0), "3 cores short"),
+        (guest("x", "a", 9), "lacks 1.0 GiB of memory"),
+        (guest("x", "a", cpus=65.0), "lacks 3 cores"),
         (guest("x", "a", apart=frozenset({"db"})), "another guest of group db is there"),
         (guest("x", "a", needs=needs(machine="pc-9")), "no machine type pc-9"),
         (guest("x", "a"), None),

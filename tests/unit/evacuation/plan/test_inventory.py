@@ -26,7 +26,7 @@ def test_what_a_host_has_free_is_no_more_than_libvirt_says() -> None:
     told = answers(at("alpha", vm("a")), at("beta", free=300 * MIB))
     going, left = placed(told)
     assert not going
-    assert "MiB of memory short" in left["a"]
+    assert "MiB of memory" in left["a"]
 
 
 def test_a_share_of_each_host_stays_free() -> None:
@@ -259,7 +259,7 @@ DEVICE = replace(vm("a").disks[0], kind="block", source="/dev/vg0/a")
     [
         (replace(vm("a"), disks=(DEVICE,)), {}, "its disk vda (block)"),
         (replace(vm("a"), snapshots=2), {"/srv/a.raw": True}, "snapshots; this guest has 2"),
-        (vm("a"), {}, "no storage alpha:/srv/a.raw (must be seen)"),
+        (vm("a"), {}, "no storage alpha:/srv/a.raw (must be confirmed as shared)"),
     ],
 )
 def test_a_guest_that_is_off_goes_only_where_its_disks_are_surely_seen(

@@ -96,7 +96,7 @@ def test_memory_that_is_kept_free_stays_so() -> None:
     made = fleet([OFF, host("b", 10)], guest("there", "b", 5), *leaving)
     assert not place(made, leaving, Rules(keep_free=0.1)).left
     (left,) = place(made, leaving, Rules(keep_free=0.2)).left
-    assert left.why == "b: 1.0 GiB of memory short"
+    assert left.why == "b: lacks 1.0 GiB of memory"
     assert left.hint == "free 1.0 GiB on b, or lower keep_free"
 
 
