@@ -1,7 +1,7 @@
-"""How often lab guests write and are probed: under TCG, most of what an otherwise idle guest costs.
+"""The pace at which lab guests write and are probed: most of an idle guest's CPU time under TCG.
 
 Measurements need the full pace. With one vCPU under TCG, a guest of 192 MiB that rewrites 1 MiB/s
-then uses 30 % of a core; at a quarter of the pace, 12 %.
+then uses 30 % of a core. At a quarter of the pace, it uses 12 %.
 """
 
 import os
@@ -19,7 +19,7 @@ def parse(text: str) -> float:
     except ValueError:
         pace = 0.0
     if not 0.01 <= pace <= 1.0:
-        raise BadInput(f"{PACE}={text} is not a pace", hint="use a number from 0.01 to 1")
+        raise BadInput(f"{PACE}={text} is not a valid pace", hint="use a number from 0.01 to 1")
     return pace
 
 
