@@ -1,10 +1,10 @@
-"""The replication bench's part beside QEMU, inside a lab host; what it found is told as JSON.
+"""The part of the replication bench that runs next to QEMU on a lab host. Prints JSON.
 
     python -m bench.replication_inside GUEST FOLDER TURNS
 
-Epochs of a guest that is not protected, 100 ms apart, with all that an epoch does but its disks'
-logs: in turns with the comparison of memory beside it, as without QEMU's dirty log, and with
-nothing in its place. What the guest sends is let out at once.
+Captures epochs of an unprotected guest, 100 ms apart, with all parts of an epoch except the disks'
+write logs. Epochs alternate between comparing the guest's memory, as without QEMU's dirty log, and
+not comparing it. The guest's output is released at once.
 """
 
 import json
@@ -34,7 +34,7 @@ _APART = 0.1
 
 
 class _Nothing:
-    """Finds no change, at once."""
+    """A finder that finds no changed pages, and takes no time."""
 
     def prepare(self) -> None:
         pass
@@ -49,7 +49,7 @@ class _Nothing:
 
 
 def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
-    """Pauses in milliseconds, by what finds changed pages, and what they are made of."""
+    """Return the median pause and its parts for each finder of changed pages, in milliseconds."""
     folder.mkdir()
     found: dict[str, list[dict[str, float]]] = {"compare": [], "none": []}
     told = subprocess.run(["virsh", "domuuid", guest], check=True, capture_output=True, text=True)
@@ -76,7 +76,7 @@ def pauses(guest: str, folder: Path, turns: int) -> dict[str, Any]:
                 epoch = capturer.take()
                 buffers.release()
                 finder.settle(epoch.changed)
-                if turn:  # the first comparison copies all
+                if turn:  # the first comparison copies all pages
                     phases = {key: 1e3 * took for key, took in epoch.phases.items()}
                     found[name].append({"pause": 1e3 * epoch.pause, **phases})
                 time.sleep(max(0.0, began + _APART - time.monotonic()))
